@@ -3,7 +3,7 @@
 All figures are per *jax device*: on v3 that is a core, two per chip, so the figures of a chip are halved; on v4, v5p
 (two cores that act as one), v5e, v6e and GPUs it is the whole chip. This module does not import jax.
 
-The field `unconfirmed` lists the figures of a chip that are not on its manufacturer's page, with their estimates.
+Comments at the tables name the pages, and the figures that are not from them.
 """
 
 import math
@@ -90,16 +90,21 @@ class Chip:
     pass; half on GPUs, which use TF32."""
     efficiency: Efficiency
     """Assumed, or fitted by scripts/benchmarks/calibrate_roofline.py."""
-    source: str
-    """The manufacturer's page."""
-    unconfirmed: str = ""
-    """Figures that are not from that page, and how they were estimated."""
 
 
+_TPU_KINDS = {
+    "v3": ("TPU v3",),
+    "v4": ("TPU v4",),
+    "v5e": ("TPU v5 lite", "TPU v5e"),
+    "v5p": ("TPU v5", "TPU v5p"),
+    "v6e": ("TPU v6 lite", "TPU v6e"),
+}
 # fmt: off
-# Origin of the links: v3, 340 TB/s of all-reduce bandwidth per pod / 1,024 chips / 4 links = 83 GB/s, halved for a
-# core; v4, 1.1 PB/s per pod / 4,096 chips / 6; v5e and v5p, 400 and 1,200 GB/s both ways / 2 / 4 and 6; v6e, 3,200
-# Gbit/s one way / 4. Networks: v5e 6.4 and v6e 25.6 Tbit/s per pod of 256, v5p 50 Gbit/s per chip.
+# https://cloud.google.com/tpu/docs/v3 and so on. Links: v3, 340 TB/s of all-reduce bandwidth per pod / 1,024 chips / 4
+# links = 83 GB/s, halved for a core; v4, 1.1 PB/s per pod / 4,096 chips / 6; v5e and v5p, 400 and 1,200 GB/s both ways
+# / 2 / 4 and 6; v6e, 3,200 Gbit/s one way / 4. Networks: v5e 6.4 and v6e 25.6 Tbit/s per pod of 256, v5p 50 Gbit/s per
+# chip. Not on these pages: vector_ops, which are lanes x units x clock from papers, v6e's taken as v5e's; the networks
+# of v3 and v4, taken as v5e's; the ring_size of v3: only whole pods.
 _TPUS = (
     # name  peak_flops  vector_ops  memory B/s  memory      link B/s              network B/s        torus ring slice
     ("v3",  123e12 / 2, 1.9e12,     900e9 / 2, 15.48 * GIB, 340e12 / 1024 / 4 / 2, 3.125e9 / 2,        2, 32, 2048),
@@ -108,7 +113,10 @@ _TPUS = (
     ("v5p", 459e12,     14.3e12,    2765e9,    95.74 * GIB, 1200e9 / 2 / 6,        50e9 / 8,           3, 4, 6144),
     ("v6e", 918e12,     6.1e12,     1600e9,    31.25 * GIB, 3200e9 / 8 / 4,        25.6e12 / 8 / 256,  2, 16, 256),
 )
-# SXM boards of 8 with an NVSwitch. `network_bandwidth` is one InfiniBand card per GPU, as in NVIDIA's DGX.
+# https://www.nvidia.com/en-us/data-center/h100 and so on (b200: hgx). SXM boards of 8 with an NVSwitch; the network is
+# one InfiniBand card per GPU, as in NVIDIA's DGX. Not read on these pages: of a100 all but peak_flops and memory, which
+# are recalled from the data sheet; the others are from pages that quote the data sheets (b200: HGX, 1,000 W), and
+# their networks are recalled.
 _GPUS = (
     # name   peak_flops  vector_ops   memory B/s  memory        link B/s    network B/s
     ("a100", 312e12,     19.5e12 / 2, 2039e9,     0.75 * 80e9,  600e9 / 2,  200e9 / 8),
@@ -117,39 +125,9 @@ _GPUS = (
     ("b200", 2250e12,    80e12 / 2,   7700e9,     0.75 * 180e9, 1800e9 / 2, 400e9 / 8),
 )
 # fmt: on
-_DEVICE_KINDS = {
-    "v3": ("TPU v3",),
-    "v4": ("TPU v4",),
-    "v5e": ("TPU v5 lite", "TPU v5e"),
-    "v5p": ("TPU v5", "TPU v5p"),
-    "v6e": ("TPU v6 lite", "TPU v6e"),
-}
-_PAPERS = "vector_ops: lanes x units x clock, from papers, not from the page"
-_QUOTED = "from pages that quote the data sheet{}; network_bandwidth: recalled"
-_UNCONFIRMED = {
-    "v3": _PAPERS + "; network_bandwidth: taken as v5e's; ring_size: only whole pods",
-    "v4": _PAPERS + "; network_bandwidth: taken as v5e's",
-    "v5e": _PAPERS,
-    "v5p": _PAPERS,
-    "v6e": "vector_ops: taken as v5e's",
-    "a100": "all but peak_flops and memory: recalled from the data sheet, not read again",
-    "h100": _QUOTED.format(""),
-    "h200": _QUOTED.format(""),
-    "b200": _QUOTED.format(" (HGX, 1,000 W)"),
-}
-
-
-def _tpu(name: str, *figures) -> Chip:
-    efficiency, source = TPU_V6 if name == "v6e" else TPU, f"https://cloud.google.com/tpu/docs/{name}"
-    return Chip(name, _DEVICE_KINDS[name], *figures, 1.0, efficiency, source, _UNCONFIRMED[name])
-
-
-def _gpu(name: str, *figures) -> Chip:
-    source = f"https://www.nvidia.com/en-us/data-center/{'hgx' if name == 'b200' else name}"
-    return Chip(name, (f"NVIDIA {name.upper()}",), *figures, 0, 1, 8, 0.5, GPU, source, _UNCONFIRMED[name])
-
-
-CHIPS: dict[str, Chip] = {row[0]: _tpu(*row) for row in _TPUS} | {row[0]: _gpu(*row) for row in _GPUS}
+_CHIPS = [Chip(name, _TPU_KINDS[name], *rest, 1.0, TPU_V6 if name == "v6e" else TPU) for name, *rest in _TPUS]
+_CHIPS += [Chip(name, (f"NVIDIA {name.upper()}",), *rest, 0, 1, 8, 0.5, GPU) for name, *rest in _GPUS]
+CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
 """Chips by name, the first part of a topology's name: ``v5e`` of ``v5e:16x16``."""
 
 
@@ -161,6 +139,6 @@ def chip_of(device_kind: str) -> Chip | None:
     return CHIPS[max(matches)[1]] if matches else None
 
 
-def slices_for(chip: Chip, devices: int) -> int:
+def min_slices(chip: Chip, devices: int) -> int:
     """The minimum number of slices with this number of devices."""
     return math.ceil(devices / chip.slice_devices)

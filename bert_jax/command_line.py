@@ -22,7 +22,7 @@ MAX_LINE_LENGTH = 2000
 """Characters of an error's line; a longer line, which repeats a long value, loses its middle."""
 
 
-def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
+def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
     """Call a command; if it fails for a reason that is not a bug, print one line on stderr.
 
     Args:
@@ -68,7 +68,7 @@ def run(command: Callable[[], int | None], interrupted: str = "stopped") -> int:
     return code
 
 
-def start(
+def dispatch(
     program: str,
     commands: Mapping[str, object],
     call: Callable[[str, list[str]], int | None],

@@ -20,7 +20,7 @@ import fsspec
 
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
-from bert_jax.storage import StoredPath, is_remote, make_local_directory, parse_json, write_atomic
+from bert_jax.storage import StoredPath, is_remote, make_directory_if_local, parse_json, write_atomic
 
 LOCK_FILE = "run.lock"
 HEARTBEAT_SECONDS = 10.0
@@ -78,7 +78,7 @@ class DirectoryLock:
           UserError: a live process holds it, or the directory cannot be written.
         """
         try:
-            make_local_directory(self._directory)
+            make_directory_if_local(self._directory)
             while not self._try_acquire():
                 pass
         except OSError as error:

@@ -157,7 +157,7 @@ def parse(kind: type[T], arguments: Sequence[str], prog: str, default: T | None 
     flags = list(list_flags(kind, default))
     words = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if {"-h", "--help", "--help-all"} & set(words):
-        print(format_help(kind, flags, prog, show_all="--help-all" in words))
+        print(_format_help(kind, flags, prog, show_all="--help-all" in words))
         raise SystemExit(0)
     _refuse_contradictions(words, flags)
 
@@ -174,7 +174,7 @@ def parse(kind: type[T], arguments: Sequence[str], prog: str, default: T | None 
     return args
 
 
-def format_help(kind: type, flags: Sequence[Flag], prog: str, show_all: bool) -> str:
+def _format_help(kind: type, flags: Sequence[Flag], prog: str, show_all: bool) -> str:
     """Help of a command: all flags, or those of the command itself and the fields in COMMON_FIELDS."""
     width = min(shutil.get_terminal_size().columns, 100)
     positionals = [flag for flag in flags if not flag.names[0].startswith("--")]

@@ -5,7 +5,7 @@ import sys
 import tqdm
 
 
-def progress(description: str, total: float | None, unit: str, *, done: int = 0, shown: bool = True) -> tqdm.tqdm:
+def progress_bar(description: str, total: float | None, unit: str, *, done: int = 0, shown: bool = True) -> tqdm.tqdm:
     """Return a progress bar on stderr; call ``update(n)`` on it and close it, or use it in a ``with``.
 
     On a terminal the bar redraws itself; in a log file it writes one line about every 10 seconds instead.

@@ -48,11 +48,13 @@ for _scheme in ("gcs", "gs", "s3"):
 def to_path(text: str | os.PathLike) -> StoredPath:
     """Return a path on disk or in a bucket; pathlib would turn ``gs://bucket/corpus`` into ``gs:/bucket/corpus``.
 
+    A leading ``~`` is the home directory, as in shells, which do not replace it in ``--workdir=~/run``.
+
     Raises:
       UserError: a URL with an unsupported scheme.
     """
     if not is_remote(text):
-        return Path(text)
+        return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises for unknown users)
     scheme = os.fspath(text).partition("://")[0]
     if scheme not in ("az", *PACKAGES):
         raise UserError(f"{text}: {scheme}:// is not supported: write gs://BUCKET/... or s3://BUCKET/...")
@@ -94,23 +96,15 @@ def check_reachable(path: StoredPath) -> None:
         raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
 
 
-_RERUN = "and run the same command again"
 _FULL = {
-    errno.ENOSPC: f"free some space {_RERUN}",
-    errno.EDQUOT: f"free some space {_RERUN}",
+    errno.ENOSPC: "free some space and run the same command again",
+    errno.EDQUOT: "free some space and run the same command again",
     errno.EFBIG: "raise the limit of file sizes (`ulimit -f`)",
 }
-_REMEDIES = {
-    errno.EROFS: "choose a writable directory",
-    errno.EACCES: "change its permissions, or choose another path",
-    errno.EPERM: "change its permissions, or choose another path",
-    errno.ENOENT: "it does not exist, or cannot be created",
-    errno.ENOTDIR: "choose a path whose parents are directories",
-    errno.EISDIR: "choose a file, not a directory",
-    errno.ENAMETOOLONG: "choose a shorter name",
-    errno.ELOOP: "its symbolic links form a loop; remove it",
-    errno.EIO: f"the disk cannot be read or written; check it {_RERUN}",
-    errno.EMFILE: "too many open files; raise the limit with `ulimit -n` or use fewer processes",
+_LIMITS = {errno.EMFILE: "raise the limit of open files (`ulimit -n`)"}
+_NOT_BUGS = {
+    *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
+    *(errno.ENAMETOOLONG, errno.ELOOP, errno.EIO, *_LIMITS),
 }
 
 
@@ -118,9 +112,9 @@ def describe_error(error: BaseException) -> str | None:
     """Describe an error of a disk or of a store's library in one line; None for any other error."""
     if line := describe_full_disk(error):
         return line
-    if isinstance(error, OSError) and error.errno in _REMEDIES:
-        file = error.filename2 or error.filename
-        return f"{f'{file}: ' if file else ''}{error.strerror}; {_REMEDIES[error.errno]}"
+    if isinstance(error, OSError) and error.errno in _NOT_BUGS:
+        advice = _LIMITS.get(error.errno, "choose another path, or check its permissions and its disk")
+        return f"{_file_of(error)}{error.strerror}; {advice}"
     link: BaseException | None = error
     while link is not None:
         if type(link).__module__.startswith(STORE_LIBRARIES):
@@ -139,10 +133,14 @@ def describe_full_disk(error: BaseException) -> str | None:
         number = link.errno if isinstance(link, OSError) else None
         for full, remedy in _FULL.items():
             if number == full or os.strerror(full) in str(link):
-                file = getattr(link, "filename2", None) or getattr(link, "filename", None)
-                return f"{f'{file}: ' if file else ''}{os.strerror(full)}; {remedy}"
+                return f"{_file_of(link)}{os.strerror(full)}; {remedy}"
         link = link.__cause__ or link.__context__
     return None
+
+
+def _file_of(error: BaseException) -> str:
+    file = getattr(error, "filename2", None) or getattr(error, "filename", None)
+    return f"{file}: " if file else ""
 
 
 def _unreachable(target: object, error: BaseException) -> str:
@@ -176,7 +174,7 @@ class _Versioned(TypedDict):
     format_version: int
 
 
-def read_json(path: StoredPath, kind: Any, advice: str, version: int | None = None) -> Any:
+def read_json_as(path: StoredPath, kind: Any, advice: str, version: int | None = None) -> Any:
     """Read a file that holds a JSON object, as a dataclass or TypedDict.
 
     Args:
@@ -224,7 +222,7 @@ def _children(value: Any) -> Iterable[Any]:
     return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
-def make_local_directory(path: StoredPath) -> None:
+def make_directory_if_local(path: StoredPath) -> None:
     """Create a directory on disk, with its parents. Does nothing in a store, which might create a bucket instead."""
     if not is_remote(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -251,7 +249,7 @@ def copy_tree(source: StoredPath, target: StoredPath) -> None:
         copies = []
         for file in walk_files(epath.Path(source)):
             copy = epath.Path(target) / file.relative_to(source).as_posix()
-            make_local_directory(copy.parent)
+            make_directory_if_local(copy.parent)
             copies.append(pool.submit(file.copy, copy, overwrite=True))
         for future in copies:
             future.result()
@@ -280,11 +278,11 @@ class StagedDirectory:
           target: of the upload.
           native_schemes: schemes of stores that the library can write to.
         """
-        self._target, self._temporary = target, None
-        self.directory: epath.Path = epath.Path(target)
-        if needs_staging(target, native_schemes):
-            self._temporary = tempfile.TemporaryDirectory(prefix="bert_jax-")
-            self.directory = epath.Path(self._temporary.name)
+        self._target = target
+        self._temporary = (
+            tempfile.TemporaryDirectory(prefix="bert_jax-") if needs_staging(target, native_schemes) else None
+        )
+        self.directory = epath.Path(self._temporary.name if self._temporary else target)
 
     def upload(self) -> None:
         """Copy the current content to the target."""
@@ -313,13 +311,8 @@ def needs_staging(path: StoredPath, native_schemes: tuple[str, ...]) -> bool:
     return is_remote(path) and os.fspath(path).partition("://")[0] not in native_schemes
 
 
-def cache_directory() -> Path:
-    """Directory for copies of a store's files on this host: $BERT_JAX_CACHE, or ~/.cache/bert_jax."""
-    return Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert_jax")
-
-
-def local_path(path: StoredPath, sha256: str) -> str:
-    """Return a local path of a file. A store's file is copied once per host, into `cache_directory`.
+def cached_path(path: StoredPath, sha256: str) -> str:
+    """Return a local path of a file. A store's file is copied once per host, to $BERT_JAX_CACHE or ~/.cache/bert_jax.
 
     Args:
       path: of the file.
@@ -331,7 +324,7 @@ def local_path(path: StoredPath, sha256: str) -> str:
     """
     if not is_remote(path):
         return os.fspath(path)
-    local = cache_directory() / sha256
+    local = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert_jax") / sha256
     if not local.exists():
         local.parent.mkdir(parents=True, exist_ok=True)
         with local.with_suffix(".lock").open("w") as lock:

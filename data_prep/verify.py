@@ -1,9 +1,8 @@
 """Reads all files of a corpus and compares them with corpus.json."""
 
-import dataclasses
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from array_record.python import array_record_module
@@ -23,50 +22,29 @@ from bert_jax.data.integrity import (
     DATASET_INFO,
     check_checksums,
     check_file_sizes,
-    complete_files,
+    require_all_files,
 )
 from bert_jax.data.record import Record, StoredFile, open_shard, parse_record
 from bert_jax.errors import UserError
-from bert_jax.progress import progress
-from bert_jax.storage import local_path
+from bert_jax.progress import progress_bar
+from bert_jax.storage import cached_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256
 
 
-@dataclasses.dataclass(frozen=True)
-class VerificationReport:
-    """What was checked of an intact corpus."""
-
-    files: int
-    """files compared with their checksums"""
-    size: int
-    """of these files, in bytes"""
-    records: int
-    """records read and compared with the arrays"""
-    extra: tuple[str, ...]
-    """other files and directories, which do not belong to the corpus"""
-
-    def __str__(self):
-        intact = (
-            f"intact; {self.files} files ({self.size / 1e6:,.1f} MB) and all {self.records:,} records agree"
-            f" with {MANIFEST}"
-        )
-        if not self.extra:
-            return intact
-        first, more = ", ".join(self.extra[:10]), len(self.extra) - 10
-        return f"{intact}\nnot of this corpus: {first}" + f" and {more} more" * (more > 0)
-
-
-def verify_corpus(directory: os.PathLike | str) -> VerificationReport:
+def verify_corpus(directory: os.PathLike | str) -> str:
     """Checks every file's SHA-256, every record, the arrays, the tokenizer, and that all ids are in the vocabulary.
+
+    Returns:
+      what was checked, and the names of other files in the directory.
 
     Raises:
       UserError: the first damage found, with its file.
     """
     directory = epath.Path(directory)
     manifest = read_manifest(directory)
-    files = complete_files(directory, manifest)
+    files = require_all_files(directory, manifest)
     check_file_sizes(files.values())
     check_checksums(files.values(), "comparing checksums")
     tokenizer = Tokenizer.load(directory / TOKENIZER)
@@ -75,7 +53,9 @@ def verify_corpus(directory: os.PathLike | str) -> VerificationReport:
     _verify_dataset_info(directory / DATASET_INFO, manifest)
     records = sum(_verify_split(directory, manifest, files, split, tokenizer.unk_id) for split in SPLITS)
     extra = sorted({path.name for path in directory.iterdir()} - {*files, MANIFEST})
-    return VerificationReport(len(files), sum(file.size for file in files.values()), records, tuple(extra))
+    size = sum(file.size for file in files.values()) / 1e6
+    intact = f"intact; {len(files)} files ({size:,.1f} MB) and all {records:,} records agree with {MANIFEST}"
+    return f"{intact}\nnot of this corpus: {', '.join(extra)}" if extra else intact
 
 
 def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
@@ -89,25 +69,23 @@ def _verify_split(
     directory: epath.Path, manifest: Mapping, files: Mapping[str, StoredFile], split: str, unk_id: int
 ) -> int:
     """Reads every record of a split; returns their number."""
-    corpus = Corpus.open(directory, split)
-    shards = manifest["splits"][split]["shards"]
+    corpus, counts = Corpus.open(directory, split), manifest["splits"][split]
+    if (np.diff(corpus.document_offsets) < 1).any():
+        raise UserError(f"{directory / array_file(split, 'document_offsets')}: not ascending; rebuild the corpus")
     token_counts = np.zeros(corpus.vocab_size, np.int64)
-    check = _RecordCheck(corpus)
-    with progress(f"reading {split}", sum(shard["records"] for shard in shards), "record") as bar:
-        for shard in shards:
+    first = 0  # record of the next batch
+    with progress_bar(f"reading {split}", counts["records"], "record") as bar:
+        for shard in counts["shards"]:
             for records in _batches(files[shard["file"]], token_dtype(corpus.vocab_size)):
-                for record in records:
-                    if not check.is_next(record):
-                        raise UserError(
-                            f"{directory / shard['file']}: record {check.records} of {split} contradicts the arrays or"
-                            " the vocabulary; rebuild the corpus"
-                        )
+                if (invalid := _first_invalid(corpus, first, records)) is not None:
+                    raise UserError(
+                        f"{directory / shard['file']}: record {first + invalid} of {split} contradicts the arrays or"
+                        " the vocabulary; rebuild the corpus"
+                    )
+                first += len(records)
                 tokens = np.concatenate([record.tokens for record in records])
                 token_counts += np.bincount(tokens, minlength=len(token_counts))
                 bar.update(len(records))
-    counts = manifest["splits"][split]
-    if (check.document + 1, token_counts.sum()) != (counts["documents"], counts["tokens"]):
-        raise UserError(f"{directory}: {split} has other counts than {MANIFEST}; rebuild the corpus")
     if not np.array_equal(token_counts, corpus.token_counts):
         raise UserError(f"{directory / array_file(split, 'token_counts')}: contradicts the records; rebuild the corpus")
     unknown = int(token_counts[unk_id])
@@ -116,14 +94,14 @@ def _verify_split(
             f"{directory / MANIFEST}: counts {counts['unknown_tokens']} unknown tokens in {split}, but the records"
             f" hold {unknown}; rebuild the corpus"
         )
-    return check.records
+    return first
 
 
 def _batches(file: StoredFile, dtype: np.dtype) -> Iterator[list[Record]]:
     """The records of a shard in order, 256 at a time: about 12 MB at most."""
     open_shard(file).close()
     try:
-        local = local_path(file.path, file.sha256)
+        local = cached_path(file.path, file.sha256)
         reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
         for start in range(0, file.records, _BATCH_RECORDS):
             raw = reader.read(start, min(start + _BATCH_RECORDS, file.records))
@@ -134,44 +112,28 @@ def _batches(file: StoredFile, dtype: np.dtype) -> Iterator[list[Record]]:
         raise UserError(f"{file.path}: damaged ({str(error).splitlines()[0][:120]}); rebuild the corpus") from error
 
 
-class _RecordCheck:
-    """Checks the records of a split in order, against the arrays and against each other."""
+def _first_invalid(corpus: Corpus, first: int, records: Sequence[Record]) -> int | None:
+    """Index of the first of consecutive records, from record `first` on, that contradicts the arrays; None: all agree.
 
-    def __init__(self, corpus: Corpus):
-        self._corpus = corpus
-        # Plain arrays, because slices of memory maps are slow.
-        self._sentence_lengths = np.asarray(corpus.sentence_lengths)
-        self._sentences = 0
-        self._part = self.document = -1
-        """of the last record"""
-        self.records = 0
-        """valid ones so far"""
-
-    def is_next(self, record: Record) -> bool:
-        """Whether a record is valid and continues the previous one."""
-        sentences = self._sentences + len(record.sentence_ends)
-        lengths = self._sentence_lengths[self._sentences : sentences]
+    Document offsets are ascending; a record must lie within one document.
+    """
+    offsets = np.array(corpus.record_offsets[first : first + len(records) + 1])
+    documents = np.searchsorted(corpus.document_offsets, offsets[:-1], "right") - 1
+    last_documents = np.searchsorted(corpus.document_offsets, offsets[1:] - 1, "right") - 1
+    first_records = np.searchsorted(corpus.record_offsets, corpus.document_offsets[documents], "left")
+    sentence_lengths = np.asarray(corpus.sentence_lengths)  # slices of memory maps are slow
+    for i, record in enumerate(records):
+        lengths = sentence_lengths[offsets[i] : offsets[i + 1]]
         valid = (
             0 < len(record.tokens) <= MAX_RECORD_TOKENS
-            and len(lengths) > 0
-            and sentences == self._corpus.record_offsets[self.records + 1]
+            and len(lengths)
             and lengths.all()
             and np.array_equal(np.cumsum(lengths, dtype=np.int64), record.sentence_ends)
             and record.sentence_ends[-1] == len(record.tokens)
-            and record.tokens.max() < self._corpus.vocab_size
-            and self._is_in_place(record)
+            and record.tokens.max() < corpus.vocab_size
+            and (record.document, record.part) == (documents[i], first + i - first_records[i])
+            and documents[i] == last_documents[i]
         )
-        if valid:
-            self._sentences, self.records = sentences, self.records + 1
-            self.document, self._part = record.document, record.part
-        return bool(valid)
-
-    def _is_in_place(self, record: Record) -> bool:
-        """Whether it continues a document, or begins the next one at its document_offsets."""
-        if (record.document, record.part) == (self.document, self._part + 1):
-            return self.records > 0
-        begins = (record.document, record.part) == (
-            self.document + 1,
-            0,
-        ) and record.document < self._corpus.num_documents
-        return begins and self._corpus.document_offsets[record.document] == self._sentences
+        if not valid:
+            return i
+    return None

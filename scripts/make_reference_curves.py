@@ -20,7 +20,7 @@ from typing import Any
 from bert_jax import config as config_lib
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RecoveryConfig, presets
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.doctor import reference_curve
 from bert_jax.doctor.reference_curve import Curve, Precision, Values
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -119,7 +119,10 @@ def trained(arguments: argparse.Namespace, variant: str, flags: str = "", **chan
 
 def spread(runs: Sequence[Values], reference: Values) -> Values:
     """Largest deviation of each window's mean among runs."""
-    off = {metric: [reference_curve.deviations(run[metric], reference[metric]) for run in runs] for metric in METRICS}
+    off = {
+        metric: [reference_curve.window_deviations(run[metric], reference[metric]) for run in runs]
+        for metric in METRICS
+    }
     return {metric: [float(f"{max(column):.2g}") for column in zip(*rows, strict=True)] for metric, rows in off.items()}
 
 

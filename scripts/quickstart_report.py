@@ -1,4 +1,4 @@
-"""Report of the quickstart: fills a few masks, writes summary.json, plots the curve, prints a table.
+"""Report of the quickstart: writes summary.json, plots the curve, prints a few filled masks and a table.
 
 Usage: python scripts/quickstart_report.py DIRECTORY
 """
@@ -19,7 +19,7 @@ TEXTS = (
     "The number of [MASK] along each axis.",
     "This method must be called [MASK] any other.",
 )
-WIDTH = 78
+RULE = "─" * 78
 NAMES = {
     "mlm_loss": "masked-token loss (nats)",
     "mlm_accuracy": "masked-token accuracy",
@@ -65,49 +65,42 @@ def draw_curve(path: Path, lines: list[dict], unigram_loss: float) -> None:
     plt.close(figure)
 
 
-def print_masks(directory: Path) -> None:
-    """Print a few filled masks of the exported model."""
+def print_report(directory: Path, summary: dict) -> None:
+    """Print a few filled masks of the exported model, and the table of results."""
     model = bert_jax.load(directory / "export")
     print("\nMasks filled by the model:")
     for text in TEXTS:
         best = model.fill_mask(text, top=3)[0]
         print(f"  {text:<55} {', '.join(f'{c.token} {c.probability:.0%}' for c in best)}")
-
-
-def print_table(directory: Path, summary: dict) -> None:
-    """Print the table of results."""
-    rule = "─" * WIDTH
-    print(f"\n{rule}\n{'held out':<34}{'this model':>14}{'baseline':>14}\n{rule}")
+    print(f"\n{'held out':<34}{'this model':>14}{'baseline':>14}\n{RULE}")
     for name, value in summary["heldout"].items():
         baseline, kind = summary["baseline"][name], BASELINES[name][1]
         shown = ".3f" if name == "mlm_loss" else ".1%"
         print(f"{NAMES[name]:<34}{value:>14{shown}}{baseline:>14{shown}}  {kind}")
-    print(rule)
-    facts = {
-        "tokens seen": f"{summary['tokens_seen']:,} ({summary['tokens_per_second']:,.0f} a second)",
-        "minutes, from text to export": f"{summary['seconds'] / 60:.1f}",
-        "tokenizer and corpus": f"{directory}/tokenizer.json, {directory}/corpus/",
-        "run: checkpoints, metrics, events": f"{directory}/model/",
-        "model for other tools": f"{summary['export']}/",
-        "training curve": f"{directory}/curve.png",
-        "these figures": f"{directory}/summary.json",
-    }
-    for name, value in facts.items():
-        print(f"{name:<34}{value}")
-    print(f"{rule}\nWhat to try next")
-    print(f'  bert-jax fill-mask {summary["export"]} "The [MASK] of the array."')
-    print(f"  tensorboard --logdir {directory}/model/tensorboard        (pip install tensorboard)")
-    print("  your own text: docs/corpus.md        without NSP: --objective.pair none        larger: bert_mini")
+    print(
+        f"""{RULE}
+tokens seen                       {summary["tokens_seen"]:,} ({summary["tokens_per_second"]:,.0f} a second)
+minutes, from text to export      {summary["seconds"] / 60:.1f}
+tokenizer and corpus              {directory}/tokenizer.json, {directory}/corpus/
+run: checkpoints, metrics, events {directory}/model/
+model for other tools             {summary["export"]}/
+training curve                    {directory}/curve.png
+these figures                     {directory}/summary.json
+{RULE}
+What to try next
+  bert-jax fill-mask {summary["export"]} "The [MASK] of the array."
+  tensorboard --logdir {directory}/model/tensorboard        (pip install tensorboard)
+  your own text: docs/corpus.md        without NSP: --objective.pair none        larger: bert_mini"""
+    )
 
 
 def main(arguments: list[str]) -> None:
-    """Write the summary, plot the curve, print masks and table."""
+    """Write the summary, plot the curve, print the report."""
     directory = Path(arguments[0])
     lines = read_metrics(directory / "model" / "metrics.jsonl")
     summary = summarize(directory, lines)
     draw_curve(directory / "curve.png", lines, summary["baseline"]["mlm_loss"])
-    print_masks(directory)
-    print_table(directory, summary)
+    print_report(directory, summary)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def texts(directory) -> list[str]:
         corpus = Corpus.open(directory, split)
         tokenizer = Tokenizer.load(pathlib.Path(directory) / "tokenizer.json")
         bounds = itertools.pairwise(corpus.document_offsets.tolist())
-        decoded += [tokenizer.decode(corpus.sentences(a, b)) for a, b in bounds]
+        decoded += [tokenizer.decode(corpus.read_sentences(a, b)) for a, b in bounds]
     return sorted(decoded)
 
 

@@ -40,13 +40,11 @@ def clean_process():
 # comes last: once a process has loaded libtpu, jax's profiler ends it with SIGSEGV where there is no TPU (jax 0.10.2).
 FIRST = (
     "test_docs.py",
-    "multi_process/test_elastic.py",
-    "docs/test_training_pages.py",
     "multi_process/test_supervised.py",
+    "docs/test_training_pages.py",
     "docs/test_tool_pages.py",
-    "multi_process/test_losses.py",
+    "multi_process/test_stream.py",
     "multi_device/test_equivalence.py",
-    "multi_process/test_agreement.py",
     "training/test_remote.py",
     "launchers/test_slurm.py",
     "training/test_resume.py",

@@ -6,8 +6,8 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import SPLITS, shard_file, token_dtype
-from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.build import scratch, writer
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
+from data_prep.build import resume, scratch, writer
 from data_prep.build.shards import DocumentPart, ShardWriter
 from data_prep.sources.files import file_entry
 
@@ -35,18 +35,35 @@ class CorpusWriter:
 
     def finish(self, report: dict) -> dict:
         """Writes the corpus; `report` is the content of corpus.json besides the counts."""
-        scratch_dir = writer.prepare_scratch_directory(self._directory)
+        scratch_dir = resume.make_scratch_directory(self._directory, self._name, None)
         for split in SPLITS:
             document, shards = 0, self._shards[split]
             for index, parts in enumerate(shards):
                 target = self._directory / shard_file(self._name, split, index, len(shards))
                 with ShardWriter(self._tokenizer.vocab_size, self._tokenizer.unk_id, document) as shard:
                     for part in parts:
-                        shard.add([part])
+                        shard.add_document([part])
                     arrays, counts = shard.finish(target)
                 counts |= {"file": target.name} | file_entry(target)
-                scratch.write_arrays(scratch_dir / scratch.shard_name(split, index), arrays, counts)
+                scratch.write_arrays(scratch_dir / scratch.shard_marker_name(split, index), arrays, counts)
                 document += len(parts)
         manifest = writer.finish_corpus(self._directory, scratch_dir, self._name, self._tokenizer, report)
         scratch_dir.rmtree()
         return manifest
+
+
+EMPTY_REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "sources": []}
+
+
+def write_sample(directory, seed: int = 0) -> None:
+    """Two shards of train, one of validation: 14 files. Documents of 1 to 5 sentences, one of them in three records."""
+    rng = np.random.default_rng(seed)
+    tokenizer = wordpiece([*SPECIAL_TOKENS, *(f"word{i}" for i in range(15))], lowercase=True, origin="test")
+    with CorpusWriter(directory, directory.name, tokenizer, max_shard_bytes=40_000) as writer:
+        for document in range(60):
+            lengths = np.full(2500, 8) if document == 20 else rng.integers(1, 9, document % 5 + 1)
+            tokens = rng.integers(5, 20, lengths.sum())
+            if document == 30:
+                tokens[:3] = tokenizer.unk_id
+            writer.add("validation" if document % 10 == 9 else "train", tokens, lengths, int(lengths.sum()) * 4)
+        writer.finish(EMPTY_REPORT)

@@ -17,27 +17,8 @@ from bert_jax.config import (
     Phase,
 )
 
-WORDS = [
-    "the",
-    "a",
-    "river",
-    "mountain",
-    "sings",
-    "falls",
-    "over",
-    "quick",
-    "slow",
-    "light",
-    "dark",
-    "stone",
-    "under",
-    "green",
-    "old",
-    "wind",
-    "runs",
-    "near",
-    "far",
-]
+VOCABULARY = "the a river mountain sings falls over quick slow light dark stone under green old wind runs near far"
+WORDS = VOCABULARY.split()
 
 
 def make_documents(seed: int, count: int) -> list[str]:
@@ -118,7 +99,7 @@ def tiny_config() -> Config:
 @pytest.fixture(scope="session")
 def tiny_run(tmp_path_factory, tiny_corpus, tiny_config, tiny_programs) -> Path:
     """The work directory of a finished run of `tiny_config` on `tiny_corpus`. Read only: copy it to change it."""
-    from bert_jax.data.mixture_spec import CorpusWeight
+    from bert_jax.data.mixture import CorpusWeight
     from bert_jax.training import pretraining
 
     directory = tmp_path_factory.mktemp("run") / "workdir"

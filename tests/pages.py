@@ -33,12 +33,10 @@ SMALLER = {
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
     "scripts/benchmarks/bench.py": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
-    "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 2 --log-every 2 --rounds 1",
+    "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 4 --rounds 1",
     "scripts/benchmarks/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",
     "scripts/benchmarks/bench_optimizer.py": "--preset bert_tiny --rounds 1",
-    "scripts/benchmarks/bench_stream.py": (
-        "--rounds 1 --seconds 0.1 --seq-lens 32 --documents 1000 --tokens 100000 --preset bert_tiny --steps 4 --batch 8"
-    ),
+    "scripts/benchmarks/bench_stream.py": ("--rounds 1 --seconds 0.1 --seq-lens 32 --documents 1000 --tokens 100000"),
     "scripts/benchmarks/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
 }
 """Flags that replace those of a command, by its second word."""

@@ -96,7 +96,7 @@ class SpoiledPretraining(Pretraining):
 
     def batches(self, cursor):
         code = next(code for code, known in FACTORS.items() if repr(known) == repr(self.factor))
-        cursor = self.train.resolve_cursor(cursor)
+        cursor = self.train.normalize_cursor(cursor)
         with contextlib.closing(super().batches(cursor)) as batches:
             for batch in batches:
                 rows, place = dict(batch.rows), cursor.rows + batch.rows["row"]
@@ -141,7 +141,7 @@ def final_state(workdir: Any, config: Config) -> tuple[Any, dict]:
     task = Pretraining(config, Vocabulary(size, 4, (0, 1, 2, 3, 4), bytes(size)))
     programs = Programs(task, make_mesh(config.mesh, jax.devices()[:1]))
     with checkpoint.Checkpoints(checkpoint.checkpoint_directory(workdir), keep=9) as checkpoints:
-        return checkpoints.restore(lambda metadata: programs.abstract_state(metadata["phase"]))
+        return checkpoints.restore_newest(lambda metadata: programs.abstract_state(metadata["phase"]))
 
 
 def assert_same_arrays(found: Any, expected: Any) -> None:

@@ -1,36 +1,29 @@
 """The table of chips: chip of a device, and plausible figures."""
 
-import re
 from unittest import mock
 
 import jax
 import pytest
 
-from bert_jax.chips import CHIPS, Sizes, chip_of, slices_for
+from bert_jax.chips import CHIPS, Sizes, chip_of, min_slices
 from bert_jax.training import reporter
 
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        ("TPU v3", "v3"),
-        ("TPU v4", "v4"),
-        ("TPU v5 lite", "v5e"),
-        ("TPU v5e", "v5e"),
-        ("TPU v5", "v5p"),
-        ("TPU v5p", "v5p"),
-        ("TPU v6 lite", "v6e"),
-        ("NVIDIA A100-SXM4-80GB", "a100"),
-        ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H200", "h200"),
-        ("NVIDIA B200", "b200"),
-    ],
-)
-def test_the_longest_matching_name_is_used(kind, name):
-    assert chip_of(kind).name == name
+KINDS = {
+    "v3": ["TPU v3"],
+    "v4": ["TPU v4"],
+    "v5e": ["TPU v5 lite", "TPU v5e"],
+    "v5p": ["TPU v5", "TPU v5p"],
+    "v6e": ["TPU v6 lite"],
+    "a100": ["NVIDIA A100-SXM4-80GB"],
+    "h100": ["NVIDIA H100 80GB HBM3"],
+    "h200": ["NVIDIA H200"],
+    "b200": ["NVIDIA B200"],
+}
 
 
-def test_an_unknown_device_has_no_chip():
+def test_the_longest_matching_name_is_used():
+    for name, kinds in KINDS.items():
+        assert [chip_of(kind).name for kind in kinds] == [name] * len(kinds)
     assert chip_of("cpu") is None and chip_of("NVIDIA L4") is None
 
 
@@ -49,18 +42,10 @@ def test_figures_are_in_their_units(chip):
     assert 4e10 < max(1, 2 * chip.torus_dimensions) * chip.link_bandwidth < 1e12
     assert 1e9 < chip.network_bandwidth < 1e11 < chip.memory_bandwidth
     assert all(0 < share <= 1 for share in chip.efficiency)
-    assert re.match(r"https://(cloud\.google|www\.nvidia)\.com/", chip.source)
-
-
-def test_two_cores_of_v3_share_a_chip():
-    assert CHIPS["v3"].peak_flops == 123e12 / 2 and CHIPS["v3"].memory_bandwidth == 450e9
 
 
 def test_slices():
-    assert [slices_for(CHIPS["v5e"], n) for n in (8, 256, 257, 2048)] == [1, 1, 2, 8]
-    assert slices_for(CHIPS["h100"], 64) == 8
-
-
-def test_sizes_multiply():
+    assert [min_slices(CHIPS["v5e"], n) for n in (8, 256, 257, 2048)] == [1, 1, 2, 8]
+    assert min_slices(CHIPS["h100"], 64) == 8
     sizes = Sizes(data=4, fsdp=2, tensor=3)
     assert sizes.devices == 24 and sizes.row_shards == 8

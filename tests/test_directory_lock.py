@@ -74,7 +74,7 @@ def test_a_second_process(tmp_path, capfd):
 def leave_lock(place, **changes) -> dict:
     """A lock file of a process that did not release it."""
     owner = DirectoryLock(place)._owner | changes
-    directory_lock.make_local_directory(place)
+    directory_lock.make_directory_if_local(place)
     (place / LOCK_FILE).write_bytes(json.dumps(owner).encode())
     return owner
 
@@ -124,14 +124,6 @@ def test_a_holder_notices_that_it_was_taken_over(place, monkeypatch):
             while time.monotonic() < end:
                 lock.check()
                 time.sleep(0.01)
-    assert json.loads((place / LOCK_FILE).read_bytes()) == taker
-
-
-def test_a_lock_that_was_taken_over_is_not_removed(place):
-    """Though no heartbeat has seen it yet."""
-    with DirectoryLock(place) as lock:
-        lock.acquire()
-        taker = leave_lock(place, host="node7", process=3)
     assert json.loads((place / LOCK_FILE).read_bytes()) == taker
 
 

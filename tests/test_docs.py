@@ -1,6 +1,5 @@
 """What README.md and docs/ say, against the code: links, files, flags; and the commands of the cheapest pages."""
 
-import dataclasses
 import json
 import os
 import re
@@ -11,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.flags import list_flags
+from bert_jax.launchers.kubernetes import Kubernetes
+from data_prep.cli import main as data_prep_cli
+from tests.cli.test_flags import ARGUMENTS, flags_of
 from tests.pages import PAGES, ROOT, lines_of, run_page
 
 OTHER_FLAGS = """
---against --all --batch --budget --build-arg --cluster.coordinator --cluster.process --cluster.processes
---compilation-cache --constraint --corpus --devices --documents --drop --filename --follow --force --format
---formats --gpus-per-node --help --help-all --hosts --init-from --json --kind --log.no-layers --lr --micro-batch
---nodes --ntasks-per-node --optimizer-state --out --peer --phases.1.batch-size --plot --pooling --prefix --preset
---presets --price-per-chip-hour --profile --recursive --rounds --rows --search --selector --seq-len --signal
---source --tag --time --to --tokenizer --tokens --topology --trim-vocabulary --validation-fraction --vocab-size
---workdir --workers --wrong
+--all --batch --budget --build-arg --compilation-cache --constraint --corpus --documents --filename --follow --formats
+--gpus-per-node --help --help-all --lr --nodes --ntasks-per-node --peer --phases.1.batch-size --plot --prefix --preset
+--presets --recursive --rounds --selector --seq-len --signal --tag --time --tokens --wrong
 """
-"""Of commands that are not fields of the config, of scripts, and of other programs."""
+"""Of scripts and of other programs."""
 
 
 @pytest.mark.parametrize("page", ["docs/kubernetes.md"])
@@ -50,25 +49,12 @@ def test_every_page_is_linked_from_the_readme():
 
 def test_pages_name_only_flags_that_exist():
     """Flags in running text, too: `--phases.0.batch-size` and the like."""
-    from bert_jax.config.presets import load_config
-    from bert_jax.distributed.cluster_detection import ClusterConfig
-
     known = set(OTHER_FLAGS.split())
-
-    def flags(value, prefix):
-        for field in dataclasses.fields(value):
-            inner = getattr(value, field.name)
-            name = f"{prefix}{field.name.replace('_', '-')}"
-            if dataclasses.is_dataclass(inner):
-                yield from flags(inner, f"{name}.")
-            else:
-                yield f"--{name}"
-
-    for launcher in ("tpu_pod.sh", "kubernetes.py"):
-        known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "bert_jax" / "launchers" / launcher).read_text()))
-    known |= {f"--cluster.{field.name}" for field in dataclasses.fields(ClusterConfig)}
-    config = load_config("bert_base")
-    known |= set(flags(config, "")) | set(flags(config.phases[0], "phases.0."))
+    fields = [flag for command in ARGUMENTS for flag in flags_of(command)]
+    for command in (*data_prep_cli.COMMANDS.values(), Kubernetes):
+        fields += list_flags(command)
+    known |= {name for flag in fields for name in flag.names}
+    known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "bert_jax" / "launchers" / "tpu_pod.sh").read_text()))
     for page in PAGES:
         used = set(re.findall(r"(?<![\w-])--[a-z][\w.\-]*\w", (ROOT / page).read_text()))
         assert used <= known, f"{page}: {sorted(used - known)}"

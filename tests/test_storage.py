@@ -49,18 +49,15 @@ def test_writes_are_atomic_with_many_writers(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_store_gets_one_write_per_file(bucket):
-    storage.write_atomic(bucket / "a" / "file", b"1")
-    storage.write_atomic(bucket / "a" / "file", b"23")
+def test_a_store_gets_one_write_per_file_and_no_directories(bucket, tmp_path):
+    storage.make_directory_if_local(bucket / "a" / "b")
+    assert tree(bucket) == {}
+    for content in (b"1", b"23"):
+        storage.write_atomic(bucket / "a" / "file", content)
     assert (bucket / "a" / "file").read_bytes() == b"23"
     assert MemoryStore.written == ["bucket/a/file"] * 2
-
-
-def test_directories_are_created_on_disk_only(bucket, tmp_path):
-    storage.make_local_directory(bucket / "a" / "b")
-    assert tree(bucket) == {}
-    storage.make_local_directory(tmp_path / "a" / "b")
-    storage.make_local_directory(tmp_path / "a" / "b")
+    for _ in range(2):
+        storage.make_directory_if_local(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 
@@ -73,31 +70,24 @@ def test_copy_tree_to_a_store_and_back(bucket, tmp_path):
     assert tree(bucket / "x") == tree(tmp_path / "from") == tree(tmp_path / "to") and len(tree(tmp_path / "to")) == 4
 
 
-def test_staged_directory(bucket, tmp_path):
-    """On disk the target itself; for a store a local directory, unless its scheme is native to the library."""
-    for target, native_schemes in ((tmp_path / "x", ()), (bucket / "x", ("az",))):
-        staged = storage.StagedDirectory(target, native_schemes)
-        assert str(staged.directory) == str(target)
-        staged.upload()
-        staged.close()
-    assert tree(bucket) == {} and not (tmp_path / "x").exists()
-    staged = storage.StagedDirectory(bucket / "x")
-    (staged.directory / "file").write_text("1")
-    assert tree(bucket) == {}
-    staged.upload()
-    assert tree(bucket) == {"x/file": b"1"}
-    staged.close()
-    assert not staged.directory.exists()
-
-
-def test_download_if_needed(bucket, tmp_path):
+@pytest.mark.parametrize("native", [("az",), ()])
+def test_directories_for_libraries_that_need_a_disk(bucket, tmp_path, native):
+    """On disk, and in a store that is native to the library, the directory itself; otherwise a temporary copy."""
     (bucket / "x" / "file").write_text("1")
-    with storage.download_if_needed(bucket / "x") as local:
-        assert not storage.is_remote(local) and tree(local) == {"file": b"1"}
-    assert not local.exists()
-    for source, native_schemes in ((tmp_path, ()), (bucket / "x", ("az",))):
-        with storage.download_if_needed(source, native_schemes) as same:
-            assert str(same) == str(source)
+    for place in (bucket / "x", tmp_path):
+        staged, is_itself = storage.StagedDirectory(place, native), place == tmp_path or bool(native)
+        assert (str(staged.directory) == str(place)) == is_itself
+        with storage.download_if_needed(place, native) as local:
+            assert (str(local) == str(place)) == is_itself
+            assert is_itself or (not storage.is_remote(local) and tree(local) == {"file": b"1"})
+        assert local.exists() == is_itself
+        (staged.directory / "new").write_text("2")
+        assert (place / "new").exists() == is_itself
+        staged.upload()
+        assert (place / "new").read_text() == "2"
+        staged.close()
+        assert staged.directory.exists() == is_itself
+        (place / "new").unlink()
 
 
 def test_a_file_is_copied_once_per_host(bucket, cache):
@@ -105,22 +95,22 @@ def test_a_file_is_copied_once_per_host(bucket, cache):
     sha256 = hashlib.sha256(content).hexdigest()
     (bucket / "shard").write_bytes(content)
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        (local,) = set(pool.map(lambda _: storage.local_path(bucket / "shard", sha256), range(8)))
+        (local,) = set(pool.map(lambda _: storage.cached_path(bucket / "shard", sha256), range(8)))
     assert Path(local).read_bytes() == content and Path(local).parent == cache
     (bucket / "shard").unlink()
-    assert storage.local_path(bucket / "elsewhere", sha256) == local
-    assert storage.local_path(Path("here"), sha256) == "here"
+    assert storage.cached_path(bucket / "elsewhere", sha256) == local
+    assert storage.cached_path(Path("here"), sha256) == "here"
 
 
 def test_a_damaged_copy_is_not_kept(bucket, cache):
     sha256 = hashlib.sha256(b"good").hexdigest()
     (bucket / "shard").write_bytes(b"bad")
     with pytest.raises(UserError, match="az://bucket/shard: damaged, its SHA-256 is not the recorded one"):
-        storage.local_path(bucket / "shard", sha256)
+        storage.cached_path(bucket / "shard", sha256)
     (bucket / "shard").write_bytes(b"good")
-    assert Path(storage.local_path(bucket / "shard", sha256)).read_bytes() == b"good"
+    assert Path(storage.cached_path(bucket / "shard", sha256)).read_bytes() == b"good"
     with pytest.raises(FileNotFoundError):
-        storage.local_path(bucket / "nothing", "0" * 64)
+        storage.cached_path(bucket / "nothing", "0" * 64)
 
 
 def error_of(capfd, *arguments: str) -> str:
@@ -134,8 +124,6 @@ def error_of(capfd, *arguments: str) -> str:
 COMMANDS = {
     "pretrain": ["pretrain", "bert_tiny", "--corpus", "{}", "--workdir", "run"],
     "workdir": ["pretrain", "bert_tiny", "--corpus", "corpus", "--workdir", "{}"],
-    "weight": ["pretrain", "bert_tiny", "--corpus", "{}=2", "--workdir", "run"],
-    "evaluate": ["evaluate", "{}", "--corpus", "corpus"],
     "convert": ["convert", "{}", "export"],
 }
 

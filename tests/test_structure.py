@@ -38,23 +38,17 @@ def mentions(attribute: str) -> set[str]:
     return {name(path) for path in PACKAGE if has(path)}
 
 
-def test_jit_is_used_in_four_files():
-    assert mentions("jit") == {
-        "bert_jax/convert/formats/stablehlo.py",
-        "bert_jax/training/step.py",
-        "bert_jax/training/programs.py",
-        "bert_jax/inference/loaded_model.py",
-    }
-
-
-def test_no_other_compiler():
-    assert not mentions("pmap") | mentions("pjit")
-
-
-def test_only_sharding_uses_partition_spec():
-    assert {name(path) for path in PACKAGE if re.search(r"\bPartitionSpec\b", path.read_text())} == {
-        "bert_jax/training/sharding.py"
-    }
+@pytest.mark.parametrize(
+    ("attribute", "files"),
+    [
+        ("jit", "convert/formats/stablehlo inference/loaded_model training/programs"),
+        ("pmap", ""),
+        ("pjit", ""),
+        ("PartitionSpec", "training/sharding"),
+    ],
+)
+def test_few_files_compile_and_one_shards(attribute, files):
+    assert mentions(attribute) == {f"bert_jax/{file}.py" for file in files.split()}
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=name)

@@ -7,7 +7,7 @@ import tyro
 
 from bert_jax import config as config_lib
 from bert_jax.config import Config, presets
-from bert_jax.data import mixture_spec
+from bert_jax.data import mixture as mixture_lib
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Rows
 
@@ -19,7 +19,7 @@ Words = tyro.conf.Suppress[tuple[str, ...]]
 """The arguments as typed."""
 
 
-def with_vocabulary(config: Config, words: Sequence[str], mixture: Sequence[mixture_spec.CorpusWeight]) -> Config:
+def with_vocabulary(config: Config, words: Sequence[str], mixture: Sequence[mixture_lib.CorpusWeight]) -> Config:
     """Set a preset's vocab_size to that of its corpora; that of a config file or of --model.vocab-size is kept.
 
     Corpora that cannot be opened are ignored here: the command reports them.
@@ -33,7 +33,7 @@ def with_vocabulary(config: Config, words: Sequence[str], mixture: Sequence[mixt
     if given or words[0] not in presets.preset_files():
         return config
     try:
-        return config_lib.replace(config, model={"vocab_size": mixture_spec.vocab_size(mixture)})
+        return config_lib.replace(config, model={"vocab_size": mixture_lib.vocab_size(mixture)})
     except UserError:
         return config
 

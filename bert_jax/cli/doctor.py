@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, with_vocabulary
-from bert_jax.data import mixture_spec
+from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection
 from bert_jax.doctor.check_context import Finding
 from bert_jax.field_validation import Count
@@ -43,7 +43,7 @@ class Doctor:
 
     def run(self) -> int:
         """Print the findings; returns 2 if one of them is an error, otherwise 0."""
-        mixture = [mixture_spec.parse(text) for text in self.corpus]
+        mixture = [mixture_lib.parse_corpus_weight(text) for text in self.corpus]
         from bert_jax.distributed import worker
 
         worker.disable_absent_tpu_backend()

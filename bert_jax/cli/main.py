@@ -21,7 +21,7 @@ def launch(argv: Sequence[str]) -> None:
     """Write the launcher of a cluster: scripts for Slurm and Cloud TPU, a JobSet for Kubernetes."""
     from bert_jax import launchers
 
-    launchers.launch(argv)
+    launchers.write_launcher(argv)
 
 
 COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
@@ -41,21 +41,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; on an error, report it to the supervisor, so that other processes do not wait.
 
     Returns:
-      the exit code: as in `command_line.run`; also 2 if `doctor` found an error, and 75 if the run was saved and the
-      same command continues it.
+      the exit code: as in `command_line.run_guarded`; also 2 if `doctor` found an error, and 75 if the run was saved
+      and the same command continues it.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     about = (
         f"CONFIG is a Python file with a function config(), or one of the presets {', '.join(presets.preset_files())}."
     )
     try:
-        code = command_line.run(lambda: command_line.start("bert-jax", COMMANDS, _call, words, about))
+        code = command_line.run_guarded(lambda: command_line.dispatch("bert-jax", COMMANDS, _call, words, about))
     except BaseException:
-        if not supervisor.has_unannounced_exit():
+        if not supervisor.must_announce_exit():
             raise
         traceback.print_exc()
         code = 1
-    if supervisor.has_unannounced_exit():
+    if supervisor.must_announce_exit():
         supervisor.exit_now(code)
     return code
 

@@ -10,7 +10,7 @@ import tyro
 from bert_jax import storage
 from bert_jax.cli.arguments import print_metrics
 from bert_jax.config.sections import Format
-from bert_jax.data import mixture_spec
+from bert_jax.data import mixture as mixture_lib
 from bert_jax.flags import DirectoryArg
 
 
@@ -34,7 +34,7 @@ class Evaluate:
     def run(self) -> None:
         """Print the metrics."""
         # Validation splits are scored one by one: their shares are not used, and equal shares pass validation.
-        mixture = [mixture_spec.CorpusWeight(storage.to_path(text), 1.0) for text in self.corpus]
+        mixture = [mixture_lib.CorpusWeight(storage.to_path(text), 1.0) for text in self.corpus]
         from bert_jax.distributed import worker
         from bert_jax.training import pretraining
 
@@ -45,7 +45,7 @@ class Evaluate:
         if self.json:
             print(json.dumps(scored | metrics))
         else:
-            print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()))
+            print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()) + " at most")
             print_metrics(metrics)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from bert_jax.cli.arguments import ConfigArg, MicroBatch
 from bert_jax.errors import UserError
 from bert_jax.field_validation import NonNegative
+from bert_jax.report.text import render
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,17 +37,11 @@ class Plan:
             raise UserError("--micro-batch auto needs a device: give a number of rows, or --search")
         if self.micro_batch is not None and self.search:
             raise UserError("--search chooses the micro-batch: leave out --micro-batch or --search")
-        from bert_jax.planning import mesh_search, run_plan, topologies
+        from bert_jax.planning import run_plan, topologies
 
         topology = topologies.parse_topology(self.topology)
-        if self.search:
-            search = mesh_search.search_mesh(self.config, topology)
-            values = run_plan.plan(search.config, topology, None, self.price_per_chip_hour, search.compiled_step)
-            extra, lines = {"search": mesh_search.to_dict(search)}, mesh_search.format_lines(search)
-        else:
-            values = run_plan.plan(self.config, topology, self.micro_batch, self.price_per_chip_hour)
-            extra, lines = {}, []
-        print(json.dumps(values | extra) if self.json else "\n".join([*run_plan.format_lines(values), *lines]))
+        values = run_plan.plan(self.config, topology, self.micro_batch, self.price_per_chip_hour, self.search)
+        print(json.dumps(values) if self.json else render(run_plan.to_sections(values)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +62,6 @@ class Schedule:
         from bert_jax.planning import schedule
 
         values = schedule.to_dict(self.config)
-        print(json.dumps(values) if self.json else "\n".join(schedule.format_lines(values)))
+        print(json.dumps(values) if self.json else render(schedule.to_sections(values)))
         if self.plot is not None:
             schedule.plot(self.config, self.plot)

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, print_metrics, with_vocabulary
-from bert_jax.data import mixture_spec
+from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervisor
 from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import TRY_AGAIN, UserError
@@ -45,7 +45,7 @@ class Pretrain:
     def run(self) -> int:
         """Train; returns 0, or 75 if the run was saved and the same command continues it."""
         window = None if self.profile is None else _parse_window(self.profile)
-        mixture = [mixture_spec.parse(text) for text in self.corpus]
+        mixture = [mixture_lib.parse_corpus_weight(text) for text in self.corpus]
         if supervisor.WORKER_ENV not in os.environ and (info := cluster_detection.detect(self.cluster)) is not None:
             report = make_report(self.config, corpus=self.corpus, workdir=self.workdir, micro_batch=self.micro_batch)
             command = [sys.executable, "-m", "bert_jax", "pretrain", *self.words]

@@ -255,7 +255,7 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check(self, "target.")
 
-    def rows_between(self, batch_size: int) -> int:
+    def rows_between_evaluations(self, batch_size: int) -> int:
         """Rows between evaluations (mlcommons/training, retired_benchmarks/bert/README.md)."""
         if self.every is not None:
             return self.every
@@ -276,14 +276,11 @@ class StartConfig:
 
     def __post_init__(self) -> None:
         check(self, "start.")
-        require(
-            self.source is not None or self.embeddings == "keep",
-            "start.embeddings 'new' needs start.source: new parameters have new embeddings anyway",
-        )
-        require(
-            self.source is not None or self.optimizer_state == "new",
-            "start.optimizer_state 'keep' needs start.source: new parameters have no optimizer state",
-        )
+        for name, value, default in (
+            ("embeddings", self.embeddings, "keep"),
+            ("optimizer_state", self.optimizer_state, "new"),
+        ):
+            require(self.source is not None or value == default, f"start.{name} '{value}': set start.source")
         require(
             self.embeddings == "keep" or self.optimizer_state == "new",
             "start.optimizer_state 'keep' does not go with start.embeddings 'new': new embeddings have no moments",

@@ -201,21 +201,21 @@ def _check_parity(source_model: SourceModel, output_directory: Path, to: str) ->
     hf_model = source_model.hf_model or to_huggingface(source_model.model, source_model.source)
     inputs = sample_inputs(hf_model, source_model.loaded_tokenizer)
     reference, library = parity_report.reference_forward(hf_model, inputs)
-    agreement = tokenizer_check.compare_tokenizers(source_model, output_directory, OUTPUT_FORMATS[to].for_transformers)
-    mask_BS, first_layer, problems = inputs.attention_mask_BS, 0, ()
+    agreement = tokenizer_check.compare_written_tokenizer(
+        source_model, output_directory, OUTPUT_FORMATS[to].for_transformers
+    )
+    problems = ()
     if to == "stablehlo":  # returns only the last hidden state
-        outputs, first_layer = stablehlo.run(output_directory, inputs), len(reference.hidden_states) - 1
-        reference = dataclasses.replace(reference, hidden_states=reference.hidden_states[first_layer:])
+        outputs = stablehlo.run(output_directory, source_model.model, inputs)
+        reference = {name: values for name, values in reference.items() if name in outputs or name.endswith("logits")}
     else:
         with input_formats.open_model(
             output_directory, input_formats.ReadOptions(optimizer_state=source_model.optimizer_state is not None)
         ) as written:
-            outputs, problems = (
-                jax_forward.run(written.model, inputs),
-                parity_report.bitwise_differences(source_model, written),
-            )
-    report = parity_report.compare(
-        outputs, reference, mask_BS, library=library, tokenizer=agreement, first_layer=first_layer
+            outputs = jax_forward.run(written.model, inputs)
+            problems = parity_report.bitwise_differences(source_model, written)
+    report = parity_report.compare_outputs(
+        outputs, reference, inputs.attention_mask_BS, library=library, tokenizer=agreement
     )
     return dataclasses.replace(report, problems=(*report.problems, *problems))
 
@@ -225,7 +225,7 @@ def _write_sentence_embedding(source_model: SourceModel, directory: Path, poolin
     if pooling is None:
         embedding = source_model.sentence_embedding
     else:
-        sentence_transformers.resolve_pooling(pooling, config.direction)
+        sentence_transformers.validate_pooling(pooling, config.direction)
         embedding = sentence_transformers.make(pooling, config.hidden_size, config.max_positions)
     if embedding is not None:
         sentence_transformers.write(directory, embedding)

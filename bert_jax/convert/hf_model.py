@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class HuggingFaceModel:
@@ -17,7 +15,7 @@ class HuggingFaceModel:
 
     config: dict[str, Any]
     """The content of ``config.json``; `model_type` is always present."""
-    tensors: Mapping[str, np.ndarray]
-    """By name in transformers, dense weights as [outputs, inputs]. The mapping may read a tensor on access."""
+    tensors: Mapping
+    """Arrays by name in transformers, dense weights as [outputs, inputs]. The mapping may read a tensor on access."""
     source: str
     """Path it was read from, for messages."""

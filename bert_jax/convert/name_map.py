@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensor, to_lazy, weight_dtype_message
+from bert_jax.convert.tensors import WEIGHT_TYPES, LazyTensor, to_lazy_tensors, weight_dtype_message
 from bert_jax.errors import UserError
 
 Params = dict[str, Any]
@@ -78,17 +78,6 @@ def _view(params: Params, entry: Entry) -> np.ndarray:
     return node
 
 
-def _view_shape(shapes: Params, entry: Entry) -> tuple[int, ...]:
-    """The shape of `_view`, from a tree with the shape of every parameter."""
-    node: Any = shapes
-    for name in entry.param_path.split("/"):
-        node = node[name]
-    shape = node.shape if entry.layer is None else node.shape[1:]
-    if entry.part is None:
-        return shape
-    return shape[1:] if entry.kind is Layout.VECTOR else (shape[0], *shape[2:])
-
-
 def _hf_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
     """Shape of the block in transformers."""
     if entry.kind is not Layout.VECTOR:
@@ -129,9 +118,11 @@ def from_hf_tensors(
       UserError: a tensor is missing, has another shape than the config says, or a value that is not finite in float32.
     """
     entries = list(entries)
-    source_tensors = to_lazy(hf_model.tensors)
-    for entry in entries:  # before anything is allocated: sizes in a config are not trusted
-        _check_shape(hf_model, source_tensors, entry, _hf_shape(_view_shape(shapes, entry), entry))
+    source_tensors = to_lazy_tensors(hf_model.tensors)
+    # Views of one number: sizes in a config are not trusted, so nothing is allocated before they are checked.
+    unallocated = jax.tree.map(lambda leaf: np.broadcast_to(np.float32(0), leaf.shape), shapes)
+    for entry in entries:
+        _check_shape(hf_model, source_tensors, entry, _hf_shape(_view(unallocated, entry).shape, entry))
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), shapes)
     for path, value in unused_params.items():
         _view(params, Entry("", path, Layout.VECTOR))[...] = value
@@ -195,7 +186,7 @@ def _nearest(name: str, names: Iterable[str]) -> str:
     return f"; the nearest name is '{near[0]}'" if near else ""
 
 
-def check_names(
+def refuse_unknown_tensors(
     entries: Iterable[Entry], hf_model: HuggingFaceModel, copies: Mapping[str, str], buffers: Iterable[str]
 ) -> None:
     """Check that every tensor of the source is known.

@@ -8,9 +8,11 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypedDict
 
+from bert_jax import field_validation
 from bert_jax.errors import UserError
+from bert_jax.field_validation import Interval
 from bert_jax.storage import StoredPath, parse_json, read_json_object
 
 MODULES, SETTINGS, TOKENIZER = "modules.json", "config_sentence_transformers.json", "tokenizer_config.json"
@@ -28,11 +30,40 @@ LEGACY_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Before version 6 each mode had a boolean of its own; vectors of several modes are concatenated in this order."""
-WIDTHS = ("word_embedding_dimension", "embedding_dimension")
-"""Names of the hidden size in the config of Pooling; version 6 uses the second."""
 MODULE = re.compile(r"\w[\w.-]*")
-SHORTEST = 3
-"""Smallest maximum length in tokens: [CLS], one token and [SEP]."""
+_AGAIN = "download the model again"
+_ENCODER_ALONE = f"remove {MODULES} to read the encoder alone"
+
+
+class _Module(TypedDict):
+    type: str
+    path: str
+
+
+class _Settings(TypedDict, total=False):
+    """Of the directory."""
+
+    truncate_dim: None
+    prompts: dict[str, str] | None
+    default_prompt_name: str | None
+
+
+class _Encoder(TypedDict, total=False):
+    """Of the Transformer module."""
+
+    max_seq_length: Annotated[int | None, Interval("[3, 2e9]")]
+    do_lower_case: bool | None
+    transformer_task: Literal["feature-extraction"]
+
+
+class _Normalize(TypedDict, total=False):
+    module_input_name: Literal["sentence_embedding"]
+
+
+_WIDTHS = ("word_embedding_dimension", "embedding_dimension")  # the hidden size; version 6 uses the second
+_POOLING_TYPES = dict.fromkeys(_WIDTHS, int) | dict.fromkeys((*LEGACY_POOLINGS, "include_prompt"), bool)
+_Pooling = TypedDict("_Pooling", _POOLING_TYPES | {"pooling_mode": Any}, total=False)
+"""All settings of the Pooling module; a `pooling_mode` is a name, or a list of names."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +88,7 @@ class SentenceEmbedding:
     """Contents of the files, by path inside the directory."""
 
 
-def resolve_pooling(pooling: str | Sequence[str], direction: str) -> tuple[str, ...]:
+def validate_pooling(pooling: str | Sequence[str], direction: str) -> tuple[str, ...]:
     """Check one or several pooling modes for a model of this attention direction; returns a tuple.
 
     Raises:
@@ -84,115 +115,76 @@ def read_sentence_embedding(directory: StoredPath, hidden_size: int) -> Sentence
     """
     if not (directory / MODULES).exists():
         return None
-    files = {MODULES: (directory / MODULES).read_bytes()}
+    files: dict[str, bytes] = {}
 
-    def read_config(name: str) -> dict[str, Any]:
-        if (directory / name).exists():
-            files[name] = (directory / name).read_bytes()
-        return parse_json(files.get(name, b"{}"), directory / name, _AGAIN)
+    def read(name: str, kind: Any) -> Any:
+        """A file of this kind; a missing one has the defaults."""
+        path = directory / name
+        if path.exists():
+            files[name] = path.read_bytes()
+        value = parse_json(files.get(name, b"{}"), path, _AGAIN, list if kind is list else dict)
+        return value if kind is list else field_validation.from_json(kind, value, path, _ENCODER_ALONE)
 
-    folders = _module_folders(directory / MODULES, parse_json(files[MODULES], directory / MODULES, _AGAIN, list))
+    folders = _module_folders(directory / MODULES, read(MODULES, list))
     where = directory / folders["Pooling"] / "config.json"
     if not where.exists():
         raise UserError(f"{where} is missing: {_AGAIN}")
-    pooling, settings = read_config(f"{folders['Pooling']}/config.json"), read_config(SETTINGS)
-    encoder = next((config for name in ENCODER if (config := read_config(name))), {})
-    normalize = read_config(f"{folders['Normalize']}/config.json") if "Normalize" in folders else {}
-    unsupported = {
-        f"truncate_dim in {SETTINGS}": settings.get("truncate_dim") is not None,
-        f"transformer_task in {ENCODER[0]}": encoder.get("transformer_task", "feature-extraction")
-        != "feature-extraction",
-        "module_input_name of Normalize": normalize.get("module_input_name", "sentence_embedding")
-        != "sentence_embedding",
-    }
-    for name, is_set in unsupported.items():
-        if is_set:
-            raise UserError(f"{directory}: {name} is not supported: {_ENCODER_ALONE}")
-    modes = _modes(where, pooling, hidden_size)
-    prompts, default = _prompts(directory / SETTINGS, settings)
-    length = _value(directory / ENCODER[0], encoder, "max_seq_length", int)
+    pooling, settings = read(f"{folders['Pooling']}/config.json", _Pooling), read(SETTINGS, _Settings)
+    encoder = next((config for name in ENCODER if (config := read(name, _Encoder))), {})
+    if "Normalize" in folders:
+        read(f"{folders['Normalize']}/config.json", _Normalize)
+    if unknown := pooling.keys() - _Pooling.__annotations__:
+        raise UserError(f"{where}: the setting '{min(unknown)}' is unknown: {_ENCODER_ALONE}")
+    for name in pooling.keys() & _WIDTHS:
+        if pooling[name] != hidden_size:
+            raise UserError(f"{where}: {name} is {pooling[name]}, but the model's hidden size is {hidden_size}")
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise UserError(f"{directory / SETTINGS}: default_prompt_name '{default}' is not one of its prompts")
+    length = encoder.get("max_seq_length")
     if length is None and (directory / TOKENIZER).exists():  # version 6 and later store it there
         maximum = read_json_object(directory / TOKENIZER, _AGAIN).get("model_max_length")
         length = int(maximum) if isinstance(maximum, int | float) and maximum < 2**31 else None
-    if length is not None and length < SHORTEST:
-        names = f"max_seq_length of {ENCODER[0]}, else model_max_length of {TOKENIZER},"
-        raise UserError(f"{directory}: {names} is {length}: it must be at least {SHORTEST}")
-    include = _value(where, pooling, "include_prompt", bool)
     return SentenceEmbedding(
-        modes,
+        _modes(where, pooling),
         "Normalize" in folders,
         length,
-        bool(_value(directory / ENCODER[0], encoder, "do_lower_case", bool)),
+        bool(encoder.get("do_lower_case")),
         prompts,
-        default,
-        True if include is None else include,
+        prompts.get(default),
+        pooling.get("include_prompt", True),
         files,
     )
 
 
-_AGAIN = "download the model again"
-_ENCODER_ALONE = f"remove {MODULES} to read the encoder alone"
-
-
-def _module_folders(path: StoredPath, modules: list[Any]) -> dict[str, str]:
+def _module_folders(path: StoredPath, described: list[Any]) -> dict[str, str]:
     """Folder of each module, by the last part of its type."""
-    try:
-        kinds = [module["type"] for module in modules]
-        folders = {kind.rpartition(".")[2]: module["path"] for kind, module in zip(kinds, modules, strict=True)}
-        known = all(kind.startswith("sentence_transformers.") for kind in kinds) and len(folders) == len(modules)
-        damaged = not all(MODULE.fullmatch(folder) for folder in list(folders.values())[1:])
-    except (KeyError, TypeError, AttributeError):
-        damaged = True
-    if damaged:
-        raise UserError(f"{path} is damaged: each module needs a type, and a path inside the directory")
-    if not known or list(folders) not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+    modules = field_validation.from_json(list[_Module], described, path, _AGAIN)
+    kinds, paths = [module["type"] for module in modules], [module["path"] for module in modules]
+    names = [kind.rpartition(".")[2] for kind in kinds]
+    known = all(kind.startswith("sentence_transformers.") for kind in kinds)
+    if not known or names not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise UserError(
             f"{path}: the modules {', '.join(kinds)} are not supported: only Transformer, Pooling and Normalize in "
             f"this order are; {_ENCODER_ALONE}"
         )
-    if folders["Transformer"]:
+    if paths[0] or not all(map(MODULE.fullmatch, paths[1:])):
         raise UserError(
-            f"{path}: the Transformer in {folders['Transformer']} is not supported: only one in the directory of "
-            f"{MODULES} is; save the model again with a newer sentence-transformers"
+            f"{path}: the folders {', '.join(paths)} are not supported: the Transformer must be in the directory of "
+            f"{MODULES}, and the others below it; save the model again with a newer sentence-transformers"
         )
-    return folders
+    return dict(zip(names, paths, strict=True))
 
 
-def _modes(path: StoredPath, config: dict[str, Any], hidden_size: int) -> tuple[str, ...]:
-    for name in config:
-        if name not in (*LEGACY_POOLINGS, *WIDTHS, "pooling_mode", "include_prompt"):
-            raise UserError(f"{path}: the setting '{name}' is unknown: {_ENCODER_ALONE}")
-        if name in WIDTHS and config[name] != hidden_size:
-            raise UserError(f"{path}: {name} is {config[name]!r}, but the model's hidden size is {hidden_size}")
-    modes = config.get("pooling_mode")
+def _modes(path: StoredPath, pooling: Mapping[str, Any]) -> tuple[str, ...]:
+    modes = pooling.get("pooling_mode")
     if modes is None:
-        flags = {mode: _value(path, config, key, bool) for key, mode in LEGACY_POOLINGS.items() if key in config}
+        flags = {mode: pooling[name] for name, mode in LEGACY_POOLINGS.items() if name in pooling}
         modes = [mode for mode, enabled in flags.items() if enabled] if flags else "mean"
-        if not modes:
-            raise UserError(f"{path}: every pooling mode is false: set one of {', '.join(POOLINGS)}")
-    modes = [modes] if isinstance(modes, str) else modes
-    for mode in modes if isinstance(modes, list) and modes else [modes]:
-        if mode not in POOLINGS:
-            raise UserError(f"{path}: pooling mode {mode!r} is not supported: only {', '.join(POOLINGS)} are")
+    modes = modes if isinstance(modes, list) else [modes]
+    if not modes or not all(mode in POOLINGS for mode in modes):
+        raise UserError(f"{path}: pooling mode {modes} is not supported: use one or several of {', '.join(POOLINGS)}")
     return tuple(modes)
-
-
-def _prompts(path: StoredPath, settings: dict[str, Any]) -> tuple[dict[str, str], str | None]:
-    """The prompts by name, and the default one."""
-    prompts = _value(path, settings, "prompts", dict) or {}
-    if not all(isinstance(prompt, str) for prompt in prompts.values()):
-        raise UserError(f"{path}: prompts must be strings")
-    default = _value(path, settings, "default_prompt_name", str)
-    if default is not None and default not in prompts:
-        raise UserError(f"{path}: default_prompt_name '{default}' is not one of its prompts")
-    return prompts, None if default is None else prompts[default]
-
-
-def _value(path: StoredPath, config: dict[str, Any], name: str, kind: type) -> Any:
-    value = config.get(name)
-    if value is not None and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise UserError(f"{path}: {name} is {value!r}: it must be of type {kind.__name__}")
-    return value
 
 
 def make(pooling: str, hidden_size: int, max_length: int) -> SentenceEmbedding:

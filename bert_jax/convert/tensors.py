@@ -22,11 +22,11 @@ class LazyTensor(NamedTuple):
 
 
 # Not Mapping[str, np.ndarray]: where annotations are checked at run time, that would read a tensor each time.
-class LazyTensors(Mapping):
+class LazyStateDict(Mapping):
     """Name -> array; each access reads that tensor."""
 
-    def __init__(self, to_lazy: Mapping[str, LazyTensor]):
-        self.lazy_tensors = dict(to_lazy)
+    def __init__(self, lazy_tensors: Mapping[str, LazyTensor]):
+        self.lazy_tensors = dict(lazy_tensors)
         """By name, not read."""
 
     def __getitem__(self, name: str) -> np.ndarray:
@@ -43,9 +43,9 @@ class LazyTensors(Mapping):
         return name in self.lazy_tensors
 
 
-def to_lazy(tensors: Mapping) -> dict[str, LazyTensor]:
+def to_lazy_tensors(tensors: Mapping) -> dict[str, LazyTensor]:
     """The tensors of any mapping, without reading those that are lazy already."""
-    if isinstance(tensors, LazyTensors):
+    if isinstance(tensors, LazyStateDict):
         return dict(tensors.lazy_tensors)
     return {name: lazy_from_array(array) for name, array in tensors.items()}
 
@@ -66,5 +66,8 @@ def lazy_transpose(tensor: LazyTensor) -> LazyTensor:
 
 
 def lazy_row_slice(tensor: LazyTensor, start: int, stop: int) -> LazyTensor:
-    """Rows start to stop - 1."""
-    return tensor._replace(shape=(stop - start, *tensor.shape[1:]), read=lambda: tensor.read()[start:stop])
+    """Rows start to stop - 1, or fewer if the tensor ends before; a tensor without axes stays as it is."""
+    if not tensor.shape:
+        return tensor
+    rows = len(range(tensor.shape[0])[start:stop])
+    return tensor._replace(shape=(rows, *tensor.shape[1:]), read=lambda: tensor.read()[start:stop])

@@ -11,12 +11,12 @@ import tokenizers
 
 from bert_jax.convert import tokenizer_files
 from bert_jax.convert.parity import transformers_forward
-from bert_jax.convert.parity.parity_report import TokenizerAgreement, tokenizer_agreement
+from bert_jax.convert.parity.parity_report import TokenizerAgreement
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
-from bert_jax.tokenizers.files import vocabulary_name
+from bert_jax.tokenizers.files import vocab_name_for_merges
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ def write_hf_tokenizer(source_model: SourceModel, directory: Path) -> None:
     if copied.exists() and FORMAT in copied.read_text()[:100]:
         copied.unlink()
     family, positions = source_model.model.family, source_model.model.config.max_positions
-    tokenizer_files.write_tokenizer_files(tokenizer, directory, family, positions, replace=False)
+    tokenizer_files.write_tokenizer_files(tokenizer, directory, family, positions)
     stated = read_json_object(directory / CONFIG, COPY_AGAIN)
     if missing := _missing_settings(tokenizer, stated):
         (directory / CONFIG).write_text(json.dumps(stated | missing, indent=2) + "\n")
@@ -63,7 +63,9 @@ def _missing_settings(tokenizer: Tokenizer, stated: dict[str, Any]) -> dict[str,
     return {name: value for name, value in tokenizer.settings.items() if name not in stated}
 
 
-def compare_tokenizers(source_model: SourceModel, directory: Path, for_transformers: bool) -> TokenizerAgreement | None:
+def compare_written_tokenizer(
+    source_model: SourceModel, directory: Path, for_transformers: bool
+) -> TokenizerAgreement | None:
     """Compare the ids of the sample texts: source in a reference library, source in bert_jax, and written tokenizer.
 
     Args:
@@ -85,7 +87,9 @@ def compare_tokenizers(source_model: SourceModel, directory: Path, for_transform
         written = _with_transformers(directory, {})
     else:
         written = Tokenizer.load(directory).encode
-    return tokenizer_agreement([reference, tokenizer.encode, written], TEXTS, library)
+    encoders = (reference, tokenizer.encode, written)
+    different = [text for text in TEXTS if len({tuple(encode(text)) for encode in encoders}) > 1]
+    return TokenizerAgreement(len(TEXTS) - len(different), len(TEXTS), next(iter(different), None), library)
 
 
 def _reference_tokenizer(source_model: SourceModel, tokenizer: Tokenizer) -> tuple[Encode, str]:
@@ -124,7 +128,7 @@ def _with_libraries(file: StoredPath, stated: dict[str, Any], tokenizer: Tokeniz
             lowercase=settings["do_lower_case"],
         )
     else:
-        vocabulary = str(file.parent / vocabulary_name(file))
+        vocabulary = str(file.parent / vocab_name_for_merges(file))
         library = tokenizers.ByteLevelBPETokenizer(vocabulary, str(file), add_prefix_space=settings["add_prefix_space"])
     return lambda text: library.encode(text, add_special_tokens=False).ids
 

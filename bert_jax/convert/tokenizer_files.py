@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.kinds import ROLE_NAMES
-from bert_jax.tokenizers.sentencepiece_backend import FORMAT, model_from_json
+from bert_jax.tokenizers.sentencepiece_backend import FORMAT, model_bytes_from_json
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 NAMES = (
@@ -40,17 +40,14 @@ def copy_tokenizer_files(source: StoredPath, destination: StoredPath) -> list[st
     return names
 
 
-def write_tokenizer_files(
-    tokenizer: Tokenizer, destination: StoredPath, family: str, max_length: int, *, replace: bool = True
-) -> list[str]:
-    """Write the files that transformers needs to load a tokenizer.
+def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family: str, max_length: int) -> list[str]:
+    """Write the files that transformers needs to load a tokenizer; existing files are kept.
 
     Args:
       tokenizer: of any kind.
       destination: existing directory.
       family: model_type in transformers: bert, distilbert, electra, roberta, albert, ...
       max_length: maximum number of tokens of a text, special ones included.
-      replace: whether existing files of the same name are replaced.
 
     Returns:
       names of the files, written or kept.
@@ -71,7 +68,7 @@ def write_tokenizer_files(
                 f"a {tokenizer.kind} tokenizer cannot be written for model_type '{family}': transformers reads such "
                 "files for albert (unigram models) only; export it as albert, or train with WordPiece or byte-bpe"
             )
-        file_contents["spiece.model"], _ = model_from_json(description, "the tokenizer")
+        file_contents["spiece.model"], _ = model_bytes_from_json(description, "the tokenizer")
     else:
         file_contents["tokenizer.json"] = tokenizer.to_json().encode()
     if tokenizer.kind == "WordPiece":
@@ -81,7 +78,7 @@ def write_tokenizer_files(
         file_contents["merges.txt"] = _merges(description["model"]["merges"]).encode()
     file_contents["tokenizer_config.json"] = (json.dumps(settings, indent=2) + "\n").encode()
     for file, content in file_contents.items():
-        if replace or not (destination / file).exists():
+        if not (destination / file).exists():
             (destination / file).write_bytes(content)
     return list(file_contents)
 

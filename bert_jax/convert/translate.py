@@ -9,10 +9,10 @@ import numpy as np
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families import FAMILIES
-from bert_jax.convert.families.family import Family, Settings, TensorNames
+from bert_jax.convert.families.family import Family, HuggingFaceConfig
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.convert.name_map import Params, check_names, from_hf_tensors, to_hf_tensors
-from bert_jax.convert.tensors import LazyTensors, to_lazy
+from bert_jax.convert.name_map import Params, from_hf_tensors, refuse_unknown_tensors, to_hf_tensors
+from bert_jax.convert.tensors import LazyStateDict, to_lazy_tensors
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -39,7 +39,7 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
       UserError: an unsupported architecture, a setting that contradicts the tensors, or a tensor that is missing,
         unexpected, or of another shape.
     """
-    settings = Settings(hf_model.config, hf_model.source)
+    settings = HuggingFaceConfig(hf_model.config, hf_model.source)
     family = find_family(settings)
     hf_model = dataclasses.replace(hf_model, tensors=_add_base_prefix(hf_model.tensors, family))
     config = family.read_config(settings)
@@ -47,14 +47,16 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
     _check_tied_decoder(family, heads, hf_model)
     shapes = bert.shapes(config, heads)
     entries = list(family.entries(shapes, heads))
-    check_names(entries, hf_model, family.copies, [rf"{family.base}\.{pattern}" for pattern in family.buffers])
+    refuse_unknown_tensors(
+        entries, hf_model, family.copies, [rf"{family.base}\.{pattern}" for pattern in family.buffers]
+    )
     params = from_hf_tensors(entries, hf_model, shapes, family.unused_params)
     return NativeModel(family.model_type, config, heads, params)
 
 
-def _read_heads(family: Family, settings: Settings, tensors: Mapping[str, np.ndarray], config: ModelConfig) -> Heads:
+def _read_heads(family: Family, settings: HuggingFaceConfig, tensors: Mapping, config: ModelConfig) -> Heads:
     """The heads of a model; mlm_activation is None where the MLM head has the activation of the layers."""
-    heads = family.read_heads(settings, TensorNames(tensors, settings))
+    heads = family.read_heads(settings, to_lazy_tensors(tensors))
     same = not heads.mlm or heads.mlm_activation == config.activation
     return dataclasses.replace(heads, mlm_activation=None) if same else heads
 
@@ -69,9 +71,7 @@ def _check_tied_decoder(family: Family, heads: Heads, hf_model: HuggingFaceModel
         )
 
 
-def moments_from_huggingface(
-    model: NativeModel, hf_model: HuggingFaceModel, moments: Mapping[str, np.ndarray]
-) -> Params:
+def moments_from_huggingface(model: NativeModel, hf_model: HuggingFaceModel, moments: Mapping) -> Params:
     """First or second moments of an optimizer, by tensor name of transformers, as a tree like the parameters.
 
     Args:
@@ -84,8 +84,9 @@ def moments_from_huggingface(
     absent = {entry.hf_name for entry in entries} - set(moments)
     zeros = {name: np.zeros_like(hf_model.tensors[name]) for name in absent if ".pooler." in name}
     unused_params = dict.fromkeys(family.unused_params, 0.0)
-    moments = HuggingFaceModel(hf_model.config, dict(moments) | zeros, f"{hf_model.source}, moments")
-    return from_hf_tensors(entries, moments, shapes, unused_params)
+    hf_moments = HuggingFaceModel(hf_model.config, dict(moments) | zeros, f"{hf_model.source}, moments")
+    refuse_unknown_tensors(entries, hf_moments, {}, ())
+    return from_hf_tensors(entries, hf_moments, shapes, unused_params)
 
 
 def moments_to_huggingface(model: NativeModel, tree: Params) -> dict[str, np.ndarray]:
@@ -125,7 +126,7 @@ def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
 
 def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, Any], written: set[str]) -> None:
     """Raise UserError if the written config, read again, is another model, or if a parameter has no tensor."""
-    again = family.read_config(Settings(hf_config, "what was written"))
+    again = family.read_config(HuggingFaceConfig(hf_config, "what was written"))
     name = first_architecture_difference(model.config, again)
     if name is not None:
         before, after = getattr(model.config, name), getattr(again, name)
@@ -137,7 +138,7 @@ def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, A
 
 def _check_mlm_activation(model: NativeModel, family: Family, hf_model: HuggingFaceModel) -> None:
     """Raise UserError if the MLM head, read again, has another activation: in some families it is fixed."""
-    again = _read_heads(family, Settings(hf_model.config, "what was written"), hf_model.tensors, model.config)
+    again = _read_heads(family, HuggingFaceConfig(hf_model.config, "what was written"), hf_model.tensors, model.config)
     before, after = (heads.mlm_activation or model.config.activation for heads in (model.heads, again))
     if before != after:
         raise UserError(f"an MLM head with {before} cannot be written as {family.model_type}, whose head has {after}")
@@ -167,7 +168,7 @@ def _effective_value(config: ModelConfig, name: str) -> Any:
     return getattr(config, name)
 
 
-def family_of(config: ModelConfig, heads: Heads) -> str:
+def infer_model_type(config: ModelConfig, heads: Heads) -> str:
     """The family of transformers that a model trained by bert_jax belongs to, from its distinctive settings."""
     if config.positions == "rotary":
         return "modernbert"
@@ -180,7 +181,7 @@ def family_of(config: ModelConfig, heads: Heads) -> str:
     return "bert" if config.type_vocab_size else "distilbert"
 
 
-def find_family(settings: Settings) -> Family:
+def find_family(settings: HuggingFaceConfig) -> Family:
     """The family of a config.json.
 
     Raises:
@@ -196,8 +197,8 @@ def find_family(settings: Settings) -> Family:
     return FAMILIES[name]
 
 
-def _add_base_prefix(tensors: Mapping[str, np.ndarray], family: Family) -> LazyTensors:
+def _add_base_prefix(tensors: Mapping, family: Family) -> LazyStateDict:
     """The same tensors, with the names of a model with heads: with the family's prefix."""
     bare = not any(name.startswith(f"{family.base}.") for name in tensors)
     prefix = f"{family.base}." if bare else ""
-    return LazyTensors({prefix + name: tensor for name, tensor in to_lazy(tensors).items()})
+    return LazyStateDict({prefix + name: tensor for name, tensor in to_lazy_tensors(tensors).items()})

@@ -78,7 +78,7 @@ class TrainingStream:
     def __reduce__(self):
         return TrainingStream, self._init_args
 
-    def resolve_cursor(self, cursor: Cursor) -> Cursor:
+    def normalize_cursor(self, cursor: Cursor) -> Cursor:
         """The cursor with a position for every corpus, moved to the end of the skipped interval that contains it."""
         positions = cursor.positions or (CorpusPosition(),) * len(self.corpora)
         cursor = dataclasses.replace(cursor, positions=positions)
@@ -88,7 +88,7 @@ class TrainingStream:
     def next_cursor(self, cursor: Cursor) -> Cursor:
         """The cursor after the step at `cursor`."""
         cursor = dataclasses.replace(self._advance(cursor, batch_size(self.config, cursor)), step=cursor.step + 1)
-        return self.resolve_cursor(cursor.in_phase(self.config.locate_step(cursor.step)[0]))
+        return self.normalize_cursor(cursor.in_phase(self.config.locate_step(cursor.step)[0]))
 
     def _advance(self, cursor: Cursor, count: int) -> Cursor:
         """The cursor `count` rows later, whether a step uses these rows or not."""
@@ -106,7 +106,7 @@ class TrainingStream:
         with self._lock:
             cached = [done for origin, done in self._cursors if origin == start and done <= step]
             nearest = max(cached, default=None)
-            cursor = self.resolve_cursor(start) if nearest is None else self._cursors[start, nearest]
+            cursor = self.normalize_cursor(start) if nearest is None else self._cursors[start, nearest]
             while cursor.step < step:
                 cursor = self.next_cursor(cursor)
                 self._cursors[start, cursor.step] = cursor
@@ -114,7 +114,7 @@ class TrainingStream:
                     del self._cursors[next(iter(self._cursors))]
             return cursor
 
-    def batch(self, cursor: Cursor) -> Rows:
+    def rows_at(self, cursor: Cursor) -> Rows:
         """This process's rows of the step at `cursor`; they may span windows and epochs."""
         seq_len, size = self.config.phases[cursor.phase].seq_len, batch_size(self.config, cursor)
         count = size // self.process_count
@@ -129,7 +129,7 @@ class TrainingStream:
                 corpus.read_into(rows, slots, position, skip=int((corpus_of_row[:first] == i).sum()))
         return rows
 
-    def read(self, start: Cursor) -> Generator[HostBatch, None, None]:
+    def batches(self, start: Cursor) -> Generator[HostBatch, None, None]:
         """Batches from `start` to the end of the run, prepared ahead by reader threads or processes.
 
         Closing or dropping the generator ends the readers.
@@ -162,7 +162,7 @@ class _RemainingSteps:
     def __getitem__(self, index: int) -> HostBatch:
         step = self.start.step + int(index)
         cursor = self.stream.cursor_at(self.start, step)
-        rows = self.stream.batch(cursor)
+        rows = self.stream.rows_at(cursor)
         return HostBatch(rows, batch_size(self.stream.config, cursor), self.stream.cursor_at(self.start, step + 1))
 
 

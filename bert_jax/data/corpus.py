@@ -18,7 +18,7 @@ from etils import epath
 from bert_jax.data.record import REMEDY, DamagedRecordError, Record, RecordReader, StoredFile
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Interval
-from bert_jax.storage import check_reachable, local_path, read_json
+from bert_jax.storage import cached_path, check_reachable, read_json_as
 
 FORMAT_VERSION = 2
 MANIFEST = "corpus.json"
@@ -103,7 +103,7 @@ def read_manifest(directory: os.PathLike | str) -> dict:
     path = directory / MANIFEST
     if not path.exists():
         raise UserError(f"{directory}: not a finished corpus (it has no {MANIFEST}); build it with `bert-data build`")
-    return read_json(path, Manifest, REBUILD, FORMAT_VERSION)
+    return read_json_as(path, Manifest, REBUILD, FORMAT_VERSION)
 
 
 def stored_files(directory: epath.Path, manifest: Manifest) -> dict[str, StoredFile]:
@@ -235,7 +235,7 @@ class Corpus:
         """Sentences in the split."""
         return len(self.sentence_lengths)
 
-    def sentences(self, start: int, stop: int) -> np.ndarray:
+    def read_sentences(self, start: int, stop: int) -> np.ndarray:
         """Tokens of the sentences [start, stop), concatenated, int32 [sum of their lengths].
 
         Reads only the records that contain them.
@@ -292,7 +292,7 @@ def _map_array(
 ) -> np.ndarray:
     path = directory / name
     try:
-        array = np.load(local_path(path, manifest["files"][name]["sha256"]), mmap_mode="r")
+        array = np.load(cached_path(path, manifest["files"][name]["sha256"]), mmap_mode="r")
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; {REMEDY}") from error
     except (ValueError, EOFError) as error:

@@ -72,7 +72,7 @@ def batch_size(config: Config, cursor: Cursor) -> int:
     return config.phases[phase].batch_size_at(done)
 
 
-def count_rows(config: Config, cursor: Cursor, step: int) -> int:
+def rows_before_step(config: Config, cursor: Cursor, step: int) -> int:
     """`rows` of the cursor before `step`, counted from an earlier cursor without planning any window."""
     cursor = dataclasses.replace(cursor, rows=cursor.row_after_skipped())
     while cursor.step < step:

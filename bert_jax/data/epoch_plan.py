@@ -35,7 +35,7 @@ EXAMPLE_STREAM, ORDER_STREAM, PACKING_STREAM, ID_STREAM = 0xE4A, 0x04D, 0xFAC, 0
 
 
 @dataclass(frozen=True)
-class Window:
+class WindowPlan:
     """The rows of one window, in the order of training."""
 
     examples: np.ndarray
@@ -57,14 +57,14 @@ class Window:
         return len(self.order)
 
 
-class EpochPlan:
+class EpochPlanner:
     """All windows of all epochs of one corpus, for rows of one length."""
 
     def __init__(self, corpus: Corpus, data: DataConfig, seq_len: int, seed: int):
         """Reads every length once: 0.2 s for 2 billion tokens (docs/LOG.md).
 
         Raises:
-          UserError: an empty split, a pair format for fewer than two documents, or invalid lengths.
+          UserError: an empty split or a pair format for fewer than two documents.
         """
         self.corpus, self.data, self.seq_len, self.seed = corpus, data, seq_len, seed
         more = "a larger --validation-fraction" if corpus.split == "validation" else "more text"
@@ -76,71 +76,35 @@ class EpochPlan:
                 f"{data.format} needs at least 2, because random segments come from another document: build it again "
                 f"with {more}, or set --data.format doc_sentences and --objective.pair none"
             )
-        self._bounds = chunk_bounds(corpus)
+        lengths = np.asarray(corpus.sentence_lengths)
+        self._bounds = chunk_bounds(lengths, np.asarray(corpus.record_offsets), CHUNK_TOKENS)
         self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_CHUNKS))
-        self._layout = CorpusLayout(np.asarray(corpus.sentence_lengths), np.asarray(corpus.document_offsets))
+        self._layout = CorpusLayout(lengths, np.asarray(corpus.document_offsets))
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
-    def example_copy(self, epoch: int) -> int:
-        """The epoch whose examples an epoch uses (data.example_copies)."""
-        copies = self.data.example_copies
-        return epoch if copies is None else epoch % copies
-
-    def window(self, epoch: int, index: int) -> Window:
+    def window(self, epoch: int, index: int) -> WindowPlan:
         """Plans one window; takes tens of milliseconds for any size of corpus."""
         count = len(self._bounds) - 1
         first, last = (count * i // self.windows for i in (index, index + 1))
         chosen = permute(np.arange(first, last), count, make_key(self.seed, ORDER_STREAM, epoch))
         records = np.stack([self._bounds[chosen], self._bounds[chosen + 1]], axis=1)
         sentences = np.asarray(self.corpus.record_offsets)[records]
-        key = make_key(self.seed, EXAMPLE_STREAM, self.example_copy(epoch))
-        window_examples = make_examples(self._layout, sentences, self.data, self.seq_len, key, self.salt)
+        copies = self.data.example_copies
+        key = make_key(self.seed, EXAMPLE_STREAM, epoch if copies is None else epoch % copies)
+        examples, truncated, forced_random = make_examples(
+            self._layout, sentences, self.data, self.seq_len, key, self.salt
+        )
         packing = make_key(self.seed, PACKING_STREAM, epoch, index)
-        lengths = np.ascontiguousarray(window_examples.examples["length"])
+        lengths = np.ascontiguousarray(examples["length"])
         row_starts, members = pack(lengths, self.seq_len, self.data.max_examples_per_row(self.seq_len), packing)
         rows = len(row_starts) - 1
         order = permute(np.arange(rows), rows, make_key(self.seed, ORDER_STREAM, epoch, index))
-        return Window(
-            examples=window_examples.examples,
-            row_starts=row_starts,
-            members=members,
-            order=order,
-            chunks=records,
-            truncated_tokens=window_examples.truncated_tokens,
-            forced_random_pairs=window_examples.forced_random_pairs,
-        )
-
-
-def chunk_bounds(corpus: Corpus) -> np.ndarray:
-    """First record of each chunk, and the end of the last, int64 [n + 1].
-
-    Raises:
-      UserError: a document without a sentence, or a sentence without a token; `bert-data` writes neither.
-    """
-    lengths, documents = np.asarray(corpus.sentence_lengths), np.asarray(corpus.document_offsets)
-    empty_sentence, empty_document = _find_empty(lengths, documents)
-    if empty_sentence >= 0 or empty_document >= 0:
-        what = f"document {empty_document} has no sentence"
-        if empty_sentence >= 0:
-            what = f"sentence {empty_sentence} has no token"
-        raise UserError(f"corpus {corpus.directory}: {what} in split '{corpus.split}'; build the corpus again")
-    return _chunk_bounds(lengths, np.asarray(corpus.record_offsets), CHUNK_TOKENS)
+        return WindowPlan(examples, row_starts, members, order, records, truncated, forced_random)
 
 
 @numba.njit(cache=True, nogil=True)
-def _find_empty(lengths, documents):
-    """The first sentence without a token and the first document without a sentence; -1 where there is none."""
-    for document in range(len(documents) - 1):
-        if documents[document] >= documents[document + 1]:
-            return -1, document
-    for sentence in range(len(lengths)):
-        if lengths[sentence] == 0:
-            return sentence, -1
-    return -1, -1
-
-
-@numba.njit(cache=True, nogil=True)
-def _chunk_bounds(lengths, record_offsets, min_tokens):
+def chunk_bounds(lengths, record_offsets, min_tokens):
+    """First record of each chunk, and the end of the last, int64 [n + 1]."""
     bounds = np.zeros(len(record_offsets), np.int64)
     count, tokens = 0, 0
     for record in range(len(record_offsets) - 1):

@@ -2,7 +2,7 @@
 
 No record is read here. The random numbers of an example are hashes of (seed, example epoch, document, first sentence of
 the document in its chunk), so an example does not depend on the other examples of its window or on packing.
-Every document has a sentence and every sentence a token; `epoch_plan.chunk_bounds` checks that.
+Every document has a sentence and every sentence a token; `bert-data` writes no others.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from bert_jax.config import DataConfig
-from bert_jax.data.hash_random import HALF, bernoulli, bernoulli_threshold, hash64, hash_combine, uniform_int
+from bert_jax.data.hash_random import HALF, bernoulli_threshold, draw_bernoulli, draw_uniform_int, hash64, hash_combine
 
 EXAMPLE_DTYPE = np.dtype(
     [
@@ -47,17 +47,6 @@ class CorpusLayout(NamedTuple):
     """first sentence of each document, int64 [num_documents + 1]"""
 
 
-class WindowExamples(NamedTuple):
-    """The examples of a window."""
-
-    examples: np.ndarray
-    """structured array of `EXAMPLE_DTYPE`"""
-    truncated_tokens: int
-    """tokens that are in no example, because a pair was longer than its row"""
-    forced_random_pairs: int
-    """pairs of one sentence, whose segment B can only be random"""
-
-
 def make_examples(
     layout: CorpusLayout,
     chunks: np.ndarray,
@@ -65,7 +54,7 @@ def make_examples(
     seq_len: int,
     key: np.uint64,
     salt: np.uint64,
-) -> WindowExamples:
+) -> tuple[np.ndarray, int, int]:
     """All examples of some chunks of a corpus, in order.
 
     Pairs (google-research/bert and google-research/albert, create_pretraining_data.py): sentences of a document are
@@ -87,6 +76,11 @@ def make_examples(
       seq_len: tokens per row, special tokens included.
       key: hash of seed and example epoch.
       salt: hash of the corpus, for example ids.
+
+    Returns:
+      the examples, a structured array of `EXAMPLE_DTYPE`,
+      the number of tokens that are in no example, because a pair was longer than its row, and
+      the number of pairs of one sentence, whose segment B can only be random.
     """
     sentences = int(np.diff(chunks).sum())
     if data.paired:
@@ -102,7 +96,7 @@ def make_examples(
         crosses, cuts = data.format == "full_sentences", data.example_end == "row"
         count = _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out)
         truncated, forced_random = 0, 0
-    return WindowExamples(out[:count].copy(), int(truncated), int(forced_random))
+    return out[:count].copy(), int(truncated), int(forced_random)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -132,8 +126,8 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
                     a_length += lengths[sentence]
                 single = stop - position == 1
                 forced_random += single
-                random = single or (kind != ORDER and bernoulli(state, HALF))
-                swapped = kind == ORDER and not single and bernoulli(state, HALF)
+                random = single or (kind != ORDER and draw_bernoulli(state, HALF))
+                swapped = kind == ORDER and not single and draw_bernoulli(state, HALF)
                 if random:
                     b_start, b_stop, b_length = _random_segment(
                         state, layout, document, 0 if kind == SENTENCES else target - a_length
@@ -169,8 +163,8 @@ def _target_tokens(state, key, document, kind, room, short):
     """Target length of the pairs of a document, in tokens; the same in all chunks that contain parts of it."""
     state[0] = hash64(hash_combine(hash_combine(key, DOCUMENT), np.uint64(document)))
     state[1] = np.uint64(0)
-    if kind != SENTENCES and bernoulli(state, short):
-        return 2 + uniform_int(state, room - 1)
+    if kind != SENTENCES and draw_bernoulli(state, short):
+        return 2 + draw_uniform_int(state, room - 1)
     return room
 
 
@@ -184,7 +178,7 @@ def _take_sentences(state, lengths, start, end, kind, target):
         stop += 1
     a_stop = start + 1
     if kind != SENTENCES and stop - start >= 2:
-        a_stop = start + 1 + uniform_int(state, stop - start - 1)
+        a_stop = start + 1 + draw_uniform_int(state, stop - start - 1)
     return stop, tokens, a_stop
 
 
@@ -192,11 +186,11 @@ def _take_sentences(state, lengths, start, end, kind, target):
 def _random_segment(state, layout, document, min_tokens):
     """Sentences of another document from a random one on: (start, stop, tokens), at least one sentence."""
     lengths, documents = layout
-    other = uniform_int(state, len(documents) - 2)
+    other = draw_uniform_int(state, len(documents) - 2)
     if other >= document:
         other += 1
     first, last = documents[other], documents[other + 1]
-    start = first + uniform_int(state, last - first)
+    start = first + draw_uniform_int(state, last - first)
     stop = start
     length = 0
     while stop < last and (stop == start or length < min_tokens):
@@ -210,7 +204,7 @@ def _truncate_pair(state, a_length, b_length, room):
     """Removes single tokens from the longer segment, at the front or back with equal probability, until both fit."""
     a_skip, b_skip = 0, 0
     while a_length + b_length > room:
-        front = bernoulli(state, HALF)
+        front = draw_bernoulli(state, HALF)
         if a_length > b_length:
             a_skip += front
             a_length -= 1

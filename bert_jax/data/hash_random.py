@@ -10,11 +10,11 @@ import numba
 import numpy as np
 
 HALF = np.uint64(2**52)
-"""The threshold of `bernoulli` for a probability of one half."""
+"""The threshold of `draw_bernoulli` for a probability of one half."""
 
 
 def bernoulli_threshold(rate: float) -> np.uint64:
-    """The threshold for which `bernoulli` is true with probability `rate`, exact to 2^-53."""
+    """The threshold for which `draw_bernoulli` is true with probability `rate`, exact to 2^-53."""
     return np.uint64(min(round(rate * 2**53), 2**53))
 
 
@@ -42,7 +42,7 @@ def hash64(z):
 
 
 @numba.njit(cache=True, nogil=True)
-def uniform_int(state, bound):
+def draw_uniform_int(state, bound):
     """A uniform integer in [0, bound); increments the count in ``state[1]``."""
     state[1] += np.uint64(1)
     high = hash64(hash_combine(state[0], state[1])) >> np.uint64(32)
@@ -50,7 +50,7 @@ def uniform_int(state, bound):
 
 
 @numba.njit(cache=True, nogil=True)
-def bernoulli(state, limit):
+def draw_bernoulli(state, limit):
     """True with probability limit / 2^53; increments the count."""
     state[1] += np.uint64(1)
     return (hash64(hash_combine(state[0], state[1])) >> np.uint64(11)) < limit

@@ -23,8 +23,8 @@ from bert_jax.data.corpus import (
 )
 from bert_jax.data.record import REMEDY, StoredFile, open_shard
 from bert_jax.errors import UserError
-from bert_jax.progress import progress
-from bert_jax.storage import local_path
+from bert_jax.progress import progress_bar
+from bert_jax.storage import cached_path
 
 DATASET_INFO = "dataset_info.json"
 THREADS = 8
@@ -34,7 +34,7 @@ PROGRESS_BYTES = 1 << 30
 """Total size from which a progress bar is shown; hashing less takes a few seconds at most."""
 
 
-def complete_files(directory: epath.Path, manifest: Manifest) -> dict[str, StoredFile]:
+def require_all_files(directory: epath.Path, manifest: Manifest) -> dict[str, StoredFile]:
     """The files that corpus.json lists, by name.
 
     Raises:
@@ -70,7 +70,7 @@ def check_checksums(files: Collection[StoredFile], description: str, min_bytes: 
       UserError: the first file that differs.
     """
     size, lock = sum(file.size for file in files), threading.Lock()
-    bar = progress(description, size, "B", shown=size >= min_bytes)
+    bar = progress_bar(description, size, "B", shown=size >= min_bytes)
 
     def report_bytes(count: int) -> None:
         with lock:
@@ -89,7 +89,7 @@ def check_checksums(files: Collection[StoredFile], description: str, min_bytes: 
 
 def _sha256(stored: StoredFile, on_bytes: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    with Path(local_path(stored.path, stored.sha256)).open("rb") as file:
+    with Path(cached_path(stored.path, stored.sha256)).open("rb") as file:
         while block := file.read(BLOCK_BYTES):
             digest.update(block)
             on_bytes(len(block))
@@ -117,7 +117,9 @@ def check_corpus_files(
     Raises:
       UserError: the first file of this process that is missing or differs, with the difference and a remedy.
     """
-    files = [file for one in corpora for file in complete_files(one.directory, read_manifest(one.directory)).values()]
+    files = [
+        file for one in corpora for file in require_all_files(one.directory, read_manifest(one.directory)).values()
+    ]
     shards = [file for file in files if file.records is not None][process_index::process_count]
     own_files = [*(file for file in files if file.records is None), *shards]
     check_file_sizes(own_files)

@@ -1,15 +1,142 @@
-"""Which corpus each row comes from: several corpora in one stream, with exact shares."""
+"""Mixtures of corpora: the directories and weights that a user gives, and which corpus each row comes from."""
 
+import itertools
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath, check_reachable, to_path
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 CYCLE_ROWS = 10_000
 """Rows after which the order of corpora repeats. In every cycle, counted from the start of the stream, each corpus has
 exactly its share s, rounded to a ten-thousandth. In any n consecutive rows it has n s rows plus or minus at most
 1 + s (c - 2), where c is the number of corpora (1 for two of them); in the first n rows, half of that."""
+
+
+@dataclass(frozen=True)
+class CorpusWeight:
+    """One corpus of a mixture."""
+
+    directory: StoredPath
+    """Of the corpus."""
+    weight: float | None = None
+    """Rows of it per row of a corpus with weight 1; None: weights follow from the sizes of the corpora."""
+
+
+def parse_corpus_weight(text: str) -> CorpusWeight:
+    """Parses ``--corpus DIR`` or ``--corpus DIR=WEIGHT``. If the whole text is an existing path, it has no weight.
+
+    Raises:
+      UserError: the weight is not a positive, finite number, or the store of the path cannot be reached.
+    """
+    directory, equals, weight = text.rpartition("=")
+    if equals:
+        check_reachable(to_path(text))
+    if not equals or to_path(text).exists():
+        return CorpusWeight(to_path(text), None)
+    try:
+        value = float(weight)
+    except ValueError:
+        value = math.nan
+    if not directory or not 0 < value < math.inf:
+        raise UserError(
+            f"--corpus {text}: there is no such directory, and '{weight}' is not a weight: write a positive number "
+            "after the '=', as in --corpus books=0.3"
+        )
+    return CorpusWeight(to_path(directory), value)
+
+
+def open_corpora(mixture: Sequence[CorpusWeight], split: str = "train") -> tuple[list[CorpusWeight], list[Corpus]]:
+    """Opens one split of each corpus. Both lists are sorted by `Corpus.identity`: the order of flags has no effect.
+
+    Raises:
+      UserError: no corpus, one that cannot be opened, the same corpus twice, or two with one name (metrics are named by
+        corpus).
+    """
+    if not mixture:
+        raise UserError("no corpus is given: add --corpus DIR, a directory that `bert-data build` made")
+    pairs = sorted(
+        ((entry, Corpus.open(entry.directory, split)) for entry in mixture), key=lambda pair: pair[1].identity
+    )
+    for (_, other), (_, corpus) in itertools.pairwise(pairs):
+        if other.identity == corpus.identity:
+            raise UserError(
+                f"{other.directory} and {corpus.directory} are the same corpus: name it once, with the weight of both"
+            )
+    names: dict[str, Corpus] = {}
+    for _, corpus in pairs:
+        other = names.setdefault(corpus.name, corpus)
+        if other is not corpus:
+            raise UserError(
+                f"corpora {other.directory} and {corpus.directory} are both named '{corpus.name}', and metrics are "
+                "named by corpus: build one of them again with another --name"
+            )
+    return [entry for entry, _ in pairs], [corpus for _, corpus in pairs]
+
+
+def common_tokenizer(corpora: Sequence[Corpus], num_embeddings: int) -> Tokenizer:
+    """Loads the tokenizer that all corpora share, for a model with `num_embeddings` token embeddings.
+
+    Raises:
+      UserError: a corpus's tokenizer.json is not the one it was built with, the corpora have different tokenizers, or
+        the vocabulary has more ids than the model has embeddings.
+    """
+    for corpus in corpora:
+        file = corpus.directory / TOKENIZER
+        tokenizer = Tokenizer.load(file)
+        if tokenizer.fingerprint != corpus.tokenizer_fingerprint:
+            raise UserError(
+                f"{file} is not the tokenizer that the corpus was built with: its ids would mean other words; copy the "
+                "corpus again or rebuild it"
+            )
+        if corpus.tokenizer_fingerprint != corpora[0].tokenizer_fingerprint:
+            raise UserError(
+                f"corpora {corpora[0].directory} and {corpus.directory} were built with different tokenizers: build "
+                f"one again with --tokenizer {corpora[0].directory / TOKENIZER}"
+            )
+    if tokenizer.vocab_size > num_embeddings:
+        raise UserError(
+            f"corpus {corpora[0].directory} has token ids up to {tokenizer.vocab_size - 1}, but model.vocab_size is "
+            f"{num_embeddings}: set --model.vocab-size {tokenizer.vocab_size}"
+        )
+    return tokenizer
+
+
+def vocab_size(mixture: Sequence[CorpusWeight]) -> int:
+    """Vocabulary size of the corpora, which share one tokenizer (`common_tokenizer` checks that).
+
+    Raises:
+      UserError: see `open_corpora`.
+    """
+    return max(corpus.vocab_size for corpus in open_corpora(mixture)[1])
+
+
+def resolve_shares(mixture: Sequence[CorpusWeight], tokens: Sequence[int], exponent: float) -> list[float]:
+    """Share of each corpus in the rows of the stream; the shares sum to 1.
+
+    Args:
+      mixture: corpora that all have a weight, or none of them.
+      tokens: of each corpus; used if there are no weights.
+      exponent: of each corpus's share of all tokens, see `smoothed_shares`.
+
+    Raises:
+      UserError: only some of the corpora have a weight.
+    """
+    weights = [entry.weight for entry in mixture if entry.weight is not None]
+    if not weights:
+        return smoothed_shares(tokens, exponent).tolist()
+    if len(weights) < len(mixture):
+        bare = next(entry for entry in mixture if entry.weight is None)
+        raise UserError(
+            f"--corpus {bare.directory} has no weight, but another corpus has one: give all of them a weight "
+            f"(--corpus {bare.directory}=1), or none"
+        )
+    return smoothed_shares([weight / max(weights) for weight in weights], 1.0).tolist()
 
 
 def smoothed_shares(sizes: Sequence[float] | np.ndarray, exponent: float) -> np.ndarray:

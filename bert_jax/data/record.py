@@ -12,7 +12,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.storage import local_path
+from bert_jax.storage import cached_path
 
 REMEDY = "copy the corpus again or rebuild it"
 
@@ -105,7 +105,7 @@ def open_shard(shard: StoredFile) -> array_record_module.ArrayRecordReader:
         raise UserError(f"{path}: this shard is missing; {REMEDY}")
     try:
         reader = array_record_module.ArrayRecordReader(
-            local_path(path, shard.sha256), options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
+            cached_path(path, shard.sha256), options="readahead_buffer_size:0", file_reader_buffer_size=1 << 15
         )
         num_records = reader.num_records()
         if num_records != shard.records:

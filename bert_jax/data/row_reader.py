@@ -11,7 +11,7 @@ from bert_jax.config import DataConfig
 from bert_jax.data.batch import RowArrays, Rows, SpecialIds
 from bert_jax.data.corpus import Corpus, token_dtype
 from bert_jax.data.cursor import CorpusPosition
-from bert_jax.data.epoch_plan import EpochPlan, Window
+from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
 from bert_jax.errors import UserError
 
 WINDOWS_KEPT = 2
@@ -37,7 +37,7 @@ class _Text(NamedTuple):
 class LoadedWindow:
     """A window and those of its tokens that were read so far. May be shared by threads."""
 
-    def __init__(self, corpus: Corpus, window: Window, separated: bool):
+    def __init__(self, corpus: Corpus, window: WindowPlan, separated: bool):
         """Reads nothing yet; with `separated`, a [SEP] follows each document of an example."""
         self.corpus, self.window = corpus, window
         self._records = np.concatenate([np.arange(first, last) for first, last in window.chunks])
@@ -120,18 +120,18 @@ class CorpusRows:
     def __init__(self, corpus: Corpus, data: DataConfig, special_ids: SpecialIds, seed: int):
         """Plans nothing yet."""
         self.corpus, self.data, self.special_ids, self.seed = corpus, data, special_ids, seed
-        self._plans: dict[int, EpochPlan] = {}
+        self._plans: dict[int, EpochPlanner] = {}
         self._windows: dict[tuple[int, int, int], LoadedWindow] = {}
         self._lock = threading.Lock()
 
-    def epoch_plan(self, seq_len: int) -> EpochPlan:
+    def epoch_planner(self, seq_len: int) -> EpochPlanner:
         """The plan for rows of one length.
 
         Raises:
-          UserError: see `EpochPlan`.
+          UserError: see `EpochPlanner`.
         """
         if seq_len not in self._plans:
-            self._plans[seq_len] = EpochPlan(self.corpus, self.data, seq_len, self.seed)
+            self._plans[seq_len] = EpochPlanner(self.corpus, self.data, seq_len, self.seed)
         return self._plans[seq_len]
 
     def window(self, seq_len: int, position: CorpusPosition) -> LoadedWindow:
@@ -139,14 +139,14 @@ class CorpusRows:
         key = seq_len, position.epoch, position.window
         with self._lock:
             if key not in self._windows:
-                planned = self.epoch_plan(seq_len).window(position.epoch, position.window)
+                planned = self.epoch_planner(seq_len).window(position.epoch, position.window)
                 separated = self.data.format == "full_sentences"
                 self._windows[key] = LoadedWindow(self.corpus, planned, separated)
                 while len(self._windows) > WINDOWS_KEPT:
                     del self._windows[next(iter(self._windows))]
             return self._windows[key]
 
-    def window_spans(self, seq_len: int, position: CorpusPosition, count: int) -> Iterator[tuple[CorpusPosition, int]]:
+    def _window_spans(self, seq_len: int, position: CorpusPosition, count: int) -> Iterator[tuple[CorpusPosition, int]]:
         """The next `count` rows, split by window: (position of the first row, number of rows) of each span."""
         while count:
             left = len(self.window(seq_len, position).window) - position.row
@@ -156,14 +156,14 @@ class CorpusRows:
 
     def advance(self, seq_len: int, position: CorpusPosition, count: int) -> CorpusPosition:
         """The position `count` rows later. The end of a window is returned as the start of the next one."""
-        for start, taken in self.window_spans(seq_len, position, count):
+        for start, taken in self._window_spans(seq_len, position, count):
             position = CorpusPosition(start.epoch, start.window, start.row + taken)
         if count and position.row == len(self.window(seq_len, position).window):
             return self._next_window(seq_len, position)
         return position
 
     def _next_window(self, seq_len: int, position: CorpusPosition) -> CorpusPosition:
-        if position.window + 1 < self.epoch_plan(seq_len).windows:
+        if position.window + 1 < self.epoch_planner(seq_len).windows:
             return CorpusPosition(position.epoch, position.window + 1, 0)
         return CorpusPosition(position.epoch + 1, 0, 0)
 
@@ -178,7 +178,7 @@ class CorpusRows:
         """
         seq_len = rows["input_ids"].shape[1]
         copies, done = self.data.mask_copies, 0
-        for start, count in self.window_spans(seq_len, position, skip + len(slots)):
+        for start, count in self._window_spans(seq_len, position, skip + len(slots)):
             skipped = min(count, skip)
             skip -= skipped
             window_slots = slots[done : done + count - skipped]
@@ -187,9 +187,9 @@ class CorpusRows:
             window_rows = np.arange(start.row + skipped, start.row + count)
             self.window(seq_len, start).read_into(rows, window_slots, window_rows, self.special_ids)
 
-    def epoch_windows(self, seq_len: int, epoch: int) -> Iterator[Window]:
+    def epoch_windows(self, seq_len: int, epoch: int) -> Iterator[WindowPlan]:
         """All windows of an epoch, planned one at a time and not cached."""
-        plan = self.epoch_plan(seq_len)
+        plan = self.epoch_planner(seq_len)
         return (plan.window(epoch, index) for index in range(plan.windows))
 
 

@@ -1,18 +1,18 @@
 """Reports of config, code and versions of each process, and their comparison."""
 
 import hashlib
-import importlib.metadata
 import os
 import platform
 import socket
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import Config, flatten, to_dict
 
 Report = dict[str, Any]
-COMPARED_SECTIONS = ("config", "code", "versions", "environment")
-"""Sections of a report that must be equal in all processes."""
+COMPARED_SECTIONS = ("config", "code", "versions", "environment", "corpora")
+"""Sections of a report that must be equal in all processes. `bert-jax doctor` adds the corpora."""
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain")
 
 
@@ -26,9 +26,9 @@ def make_report(config: Config, **options: Any) -> Report:
     return {
         "host": socket.gethostname(),
         "config": flatten(to_dict(config)) | {name: str(value) for name, value in options.items()},
-        "code": {"SHA-256 of bert_jax": code_hash()},
+        "code": {"SHA-256 of bert_jax": _code_hash()},
         "environment": {name: value for name, value in os.environ.items() if _is_compared(name)},
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
     }
 
 
@@ -40,7 +40,7 @@ def _is_compared(variable: str) -> bool:
     )
 
 
-def code_hash() -> str:
+def _code_hash() -> str:
     """Return a hash of the names and contents of all source files of this package."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
@@ -48,24 +48,17 @@ def code_hash() -> str:
     return digest.hexdigest()[:16]
 
 
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"
-
-
 def report_differences(reports: list[Report]) -> list[str]:
     """Compare all reports with process 0's: one text for each process and section that differs."""
     texts, first = [], reports[0]
     for i, report in enumerate(reports):
         for section in COMPARED_SECTIONS:
-            expected, actual = first[section], report[section]
+            expected, actual = first.get(section, {}), report.get(section, {})
             changed = sorted(key for key in expected | actual if expected.get(key) != actual.get(key))
             if changed:
                 shown = "; ".join(f"{key} is {actual.get(key)} instead of {expected.get(key)}" for key in changed[:3])
                 texts.append(
                     f"process {i} ({report['host']}) differs from process 0 ({first['host']}) in its {section}: "
-                    f"{shown}. All processes of a run need the same command, code and versions"
+                    f"{shown}. All processes of a run need the same command, code, versions and corpora"
                 )
     return texts

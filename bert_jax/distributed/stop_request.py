@@ -11,7 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from bert_jax import directory_lock
-from bert_jax.distributed.supervisor import SAVING, handle_signals
+from bert_jax.distributed.supervisor import SAVING, handling_signals
 from bert_jax.errors import INTERRUPTED
 
 
@@ -71,7 +71,7 @@ def stop_request() -> Iterator[StopRequest]:
     request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    with handle_signals(request._handle):
+    with handling_signals(request._handle):
         wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         thread = threading.Thread(target=request._watch, args=[reader], daemon=True)
         thread.start()

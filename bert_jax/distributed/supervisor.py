@@ -1,5 +1,5 @@
 """The supervisor of a training process: starts it when all processes are connected, and names the one that fails first.
-The functions from `connect` on are for the training process, its child.
+The functions from `connect_to_supervisor` on are for the training process, its child.
 
 When a peer dies, collective libraries abort a process in C++ with a stack trace that does not name the peer. The
 supervisors have connections of their own. All of them name the first process that failed, and end the others.
@@ -7,6 +7,7 @@ supervisors have connections of their own. All of them name the first process th
 
 import json
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -14,13 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
 from bert_jax.distributed.cluster_detection import ProcessInfo
-from bert_jax.distributed.process_report import Report
-from bert_jax.distributed.rendezvous import PeerEvent, Rendezvous, open_rendezvous
-from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError
+from bert_jax.distributed.process_report import Report, report_differences
+from bert_jax.distributed.rendezvous import Rendezvous, listen, open_rendezvous
+from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
 
 WORKER_ENV = "BERT_JAX_WORKER"
 """Environment variable of the child: its `ProcessInfo`, jax's port, and the file descriptor of its supervisor link."""
@@ -38,13 +39,30 @@ LINGER_SECONDS = 2.0
 class ProcessFailure(NamedTuple):
     """How a process failed."""
 
-    cause_rank: int
-    """The failure with the highest rank counts as the first: a failed peer makes a process abort or raise."""
     process: int
-    host: str
-    description: str
-    peer_exit_code: int
-    """Exit code of the other processes."""
+    code: int | None
+    """Exit code of the training process, negative for a signal; None: the connection to its supervisor closed."""
+
+    @property
+    def cause_rank(self) -> int:
+        """The failure with the highest rank counts as the first: a failed peer makes a process abort or raise."""
+        if self.code in (-signal.SIGABRT, 1, TRY_AGAIN):
+            return 1
+        return 2 if self.code is not None and self.code > 0 else 3
+
+    @property
+    def peer_exit_code(self) -> int:
+        """Exit code of the other processes."""
+        return self.code if self.code in (1, 2) else TRY_AGAIN
+
+    @property
+    def description(self) -> str:
+        """What happened, with the process as the subject."""
+        if self.code is None:
+            return "is gone: its connection closed, or its host does not answer"
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code}"
 
 
 def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout: float) -> int:
@@ -61,26 +79,31 @@ def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout
       instead of `TRY_AGAIN`.
 
     Raises:
-      PeerError, UserError: the run cannot start (`open_rendezvous`).
+      PeerError, UserError: the run cannot start (`open_rendezvous`), or the reports differ.
     """
     children: list[subprocess.Popen] = []
     with _forward_signals(children) as interrupts:
-        rendezvous, port, reports = open_rendezvous(info, report, timeout)
-        hosts = {i: each["host"] for i, each in enumerate(reports)} or {0: info.coordinator_host}
+        rendezvous, settings = open_rendezvous(info, report, timeout, _agree)
         try:
-            monitor = _Monitor(rendezvous, info, hosts | {info.process_index: report["host"]})
-            code = monitor.run(command, port, children)
+            code = _Monitor(rendezvous, info, settings["hosts"]).run(command, settings["port"], children)
             return INTERRUPTED if interrupts and code == TRY_AGAIN else code
         finally:
             rendezvous.close()
 
 
+def _agree(reports: list[Report]) -> dict[str, Any]:
+    """Hosts of all processes, and a free port on process 0's host, for jax; UserError if the reports differ."""
+    if found := report_differences(reports):
+        raise UserError(found[0])
+    with listen(0) as probe:
+        return {"hosts": [report["host"] for report in reports], "port": probe.getsockname()[1]}
+
+
 class _Monitor:
     """Runs the child, and collects the failures of all processes."""
 
-    def __init__(self, rendezvous: Rendezvous, info: ProcessInfo, hosts: dict[int, str]):
+    def __init__(self, rendezvous: Rendezvous, info: ProcessInfo, hosts: Sequence[str]):
         self.rendezvous, self.info, self.hosts = rendezvous, info, hosts
-        self.host = hosts[info.process_index]
         self.done: set[int] = set()  # processes that ended in order
         self.failures: list[ProcessFailure] = []
         self.first_report_time = 0.0  # when this process learned of a failure
@@ -102,19 +125,16 @@ class _Monitor:
         """Return when all processes ended in order, or the first failure is known."""
         own, ended = self.info.process_index, 0.0
         while True:
-            for event in self.rendezvous.poll(0.1):
-                self._handle_event(event)
+            with suppress(queue.Empty):
+                self._handle_event(*self.rendezvous.events.get(timeout=0.1))
             if not ended and (code := self.child.poll()) is not None:
                 ended = time.monotonic()
                 if _exit_was_announced(link):
                     self.done.add(own)
                     self.rendezvous.send(done=True)
                 else:
-                    failure = ProcessFailure(
-                        _cause_rank(code), own, self.host, _describe_exit(code), _peer_exit_code(code)
-                    )
-                    self._add_failure(failure)
-                    self.rendezvous.send(failure=failure)
+                    self._add_failure(ProcessFailure(own, code))
+                    self.rendezvous.send(failure=code)
             collected = time.monotonic() > self.first_report_time + COLLECT_SECONDS
             if self.first_failure is None and self.failures and own == 0 and collected:
                 self.first_failure = max(self.failures, key=lambda failure: failure.cause_rank)
@@ -123,18 +143,16 @@ class _Monitor:
             if self.first_failure or late or (own in self.done and (own or len(self.done) == self.info.process_count)):
                 return
 
-    def _handle_event(self, event: PeerEvent) -> None:
-        process, message = event
+    def _handle_event(self, process: int, message: dict[str, Any] | None) -> None:
         if message is None:
             if process not in self.done and self.first_failure is None:
-                description = "is gone: its connection closed, or its host does not answer"
-                self._add_failure(ProcessFailure(3, process, self.hosts[process], description, TRY_AGAIN))
+                self._add_failure(ProcessFailure(process, None))
                 if self.info.process_index:  # process 0 is gone and cannot announce it
                     self.first_failure = self.failures[-1]
         elif "done" in message:
             self.done.add(process)
         elif "failure" in message:
-            self._add_failure(ProcessFailure(*message["failure"]))
+            self._add_failure(ProcessFailure(process, message["failure"]))
         elif "first_failure" in message:
             self.first_failure = ProcessFailure(*message["first_failure"])
 
@@ -155,28 +173,13 @@ class _Monitor:
             code = self.child.wait()
         if code == 2:
             return code  # it has printed its own message
-        failed = f"process {failure.process} of {self.info.process_count} ({failure.host}) {failure.description}"
+        host = self.hosts[failure.process]
+        failed = f"process {failure.process} of {self.info.process_count} ({host}) {failure.description}"
         advice = "the same command continues from the newest checkpoint"
         if failure.peer_exit_code in (1, 2):
             advice = "see its error message"
-        print(f"error: {failed}; process {own} ({self.host}) stops: {advice}", file=sys.stderr, flush=True)
+        print(f"error: {failed}; process {own} ({self.hosts[own]}) stops: {advice}", file=sys.stderr, flush=True)
         return failure.peer_exit_code
-
-
-def _cause_rank(code: int) -> int:
-    if code in (-signal.SIGABRT, 1, TRY_AGAIN):
-        return 1
-    return 2 if code > 0 else 3
-
-
-def _describe_exit(code: int) -> str:
-    if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
-
-
-def _peer_exit_code(code: int) -> int:
-    return code if code in (1, 2) else TRY_AGAIN
 
 
 def _exit_was_announced(link: socket.socket) -> bool:
@@ -212,12 +215,12 @@ def _forward_signals(children: list[subprocess.Popen]) -> Iterator[list[int]]:
             raise PeerError(f"stopped by {signal.Signals(number).name} before the start")
         children[0].send_signal(signal.SIGTERM)
 
-    with handle_signals(stop):
+    with handling_signals(stop):
         yield interrupts
 
 
 @contextmanager
-def handle_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
+def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Call a handler on SIGTERM and Ctrl-C. An ignored Ctrl-C stays ignored, as for a command that a script starts with
     `&`.
     """
@@ -235,7 +238,7 @@ _process_index = 0
 _exit_announced = False
 
 
-def connect(descriptor: int, process_index: int) -> None:
+def connect_to_supervisor(descriptor: int, process_index: int) -> None:
     """Take this process's end of the socket; from now on the process ends when the supervisor does."""
     global _link, _process_index
     _link, _process_index = socket.socket(fileno=descriptor), process_index
@@ -251,7 +254,7 @@ def announce_exit() -> None:
         _exit_announced = True
 
 
-def has_unannounced_exit() -> bool:
+def must_announce_exit() -> bool:
     """Whether this process has a supervisor and has not announced its exit."""
     return _link is not None and not _exit_announced
 

@@ -47,7 +47,7 @@ def connect_worker(config: ClusterConfig) -> None:
     """
     settings = json.loads(os.environ.pop(supervisor.WORKER_ENV))  # popped: reader processes inherit the environment
     info = ProcessInfo(*settings["info"])
-    supervisor.connect(settings["descriptor"], info.process_index)
+    supervisor.connect_to_supervisor(settings["descriptor"], info.process_index)
     agreement.set_timeout(config.patience)
     host = f"[{info.coordinator_host}]" if ":" in info.coordinator_host else info.coordinator_host
     try:

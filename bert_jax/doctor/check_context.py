@@ -72,9 +72,9 @@ class CheckContext:
     """Same as the flag of `bert-jax pretrain`."""
     reports: tuple[dict[str, Any], ...] = ()
     """A report of each process (`doctor.run_doctor`)."""
-    windows: int | None = None
-    """Windows (4 M tokens each) per corpus that are planned to count rows and epochs; None: as many as take a few
-    seconds."""
+    planned_tokens: float = 500e6
+    """Tokens per corpus and phase that are planned to count rows and epochs, which takes a few seconds; of larger
+    corpora, evenly spaced windows."""
 
     @property
     def shares(self) -> dict[str, float]:

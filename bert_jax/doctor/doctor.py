@@ -5,22 +5,15 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture import MixtureOrder
-from bert_jax.data.mixture_spec import CorpusWeight, open_corpora, resolve_shares
+from bert_jax.data.mixture import CorpusWeight, MixtureOrder, open_corpora, resolve_shares
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.process_report import Report, make_report
-from bert_jax.distributed.rendezvous import accept_workers, join
-from bert_jax.doctor import (
-    data_checks,
-    machine_checks,
-    process_checks,
-    schedule_checks,
-    storage_checks,
-)
+from bert_jax.distributed.rendezvous import open_rendezvous
+from bert_jax.doctor import data_checks, machine_checks, process_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import CheckContext, Finding, Machine
 from bert_jax.errors import PeerError, UserError
 from bert_jax.storage import StoredPath
@@ -69,56 +62,33 @@ def run_doctor(
       the exit code, the same in all processes.
 
     Raises:
-      UserError: contradicting options, or process 0 does not answer.
+      UserError: contradicting options, or a process does not answer.
     """
-    with storage_checks.probe_file(options.workdir) as probe:
-        report = _process_report(config, parts, options, info, probe)
 
-        def check(reports: Sequence[Report]) -> int:
-            planned = options.topology, options.hosts, options.devices
-            devices = machine_checks.resolve_devices(*planned, [report["devices"] for report in reports])
-            return print_findings(check_run(config, parts, options, devices, reports))
+    def check(reports: Sequence[Report]) -> int:
+        planned = options.topology, options.hosts, options.devices
+        devices = machine_checks.resolve_devices(*planned, [report["devices"] for report in reports])
+        return print_findings(check_run(config, parts, options, devices, reports))
 
-        if info is None:
-            return check([report | {"ahead": 0.0}])
-        if info.process_index:
-            try:
-                rendezvous, code = join(info, report, seconds)
-            except PeerError as error:
-                raise UserError(str(error)) from error
-            rendezvous.close()
-            return code
-        try:
-            rendezvous, reports = accept_workers(info, report, seconds)
-        except PeerError as error:
-            text = f"{error}: start the command in all processes, or give a longer --cluster.timeout"
-            return print_findings(iter([Finding("error", "processes", text, {"hosts": [report["host"]]})]))
-        try:
-            code = check(reports)
-            rendezvous.send(result=code)
-        finally:
-            rendezvous.close()
-        return code
-
-
-def _process_report(
-    config: Config,
-    parts: Sequence[CorpusWeight],
-    options: DoctorOptions,
-    info: ProcessInfo | None,
-    probe: storage_checks.StorageProbe,
-) -> Report:
-    paths = [str(part.directory) for part in parts]
-    weighed = [f"{part.directory}={part.weight}" for part in parts]
     planned = options.topology is not None or options.devices is not None
     # Listing the devices must not allocate GPU memory that other processes need.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    devices: dict[str, Any] | None = None if planned else machine_checks.describe_local_devices(info)
-    return make_report(config, corpus=weighed, **options._asdict()) | {
-        "corpora": process_checks.read_corpus_identities(paths),
-        "storage_probe": probe._asdict(),
-        "devices": devices,
-    }
+    with storage_checks.probe_file(options.workdir) as probe:
+        weighed = [f"{part.directory}={part.weight}" for part in parts]
+        report = make_report(config, corpus=weighed, **options._asdict()) | {
+            "corpora": process_checks.read_corpus_identities([str(part.directory) for part in parts]),
+            "storage_probe": probe,
+            "devices": None if planned else machine_checks.local_device_report(info),
+        }
+        if info is None:
+            return check([report])
+        try:
+            rendezvous, code = open_rendezvous(info, report, seconds, check)
+        except PeerError as error:
+            advice = "start the command in all processes, or give a longer --cluster.timeout"
+            raise UserError(f"{error}: {advice}") from error
+        rendezvous.close()
+        return code
 
 
 def check_run(
@@ -129,13 +99,12 @@ def check_run(
     A setting that `bert-jax pretrain` would refuse gives a finding of level "error". The other checks still run,
     except those whose input is missing.
     """
-    checks = CHECKS
-    corpora, order = [], None
+    checks, corpora, order = CHECKS, [], None
     try:
         corpora, order = _open_mixture(config, parts)
     except UserError as error:
         yield Finding("error", "corpora", str(error), {})
-        checks, corpora = RUN_CHECKS, []
+        checks = RUN_CHECKS
     paths = tuple(str(part.directory) for part in parts)
     context = CheckContext(config, corpora, order, devices, paths, options.workdir, options.micro_batch, tuple(reports))
     yield from run_checks(checks, context)
@@ -149,13 +118,8 @@ def _open_mixture(config: Config, parts: Sequence[CorpusWeight]) -> tuple[list[C
 
 SUMMARY_FINDINGS = ("model", "mesh", "memory", "time", "mixture", "vocabulary", "rows", "epochs")
 """Findings of level ok that `pretrain` prints; it prints all warnings."""
-SUMMARY_CHECKS = {
-    name: check
-    for name, check in (machine_checks.CHECKS | data_checks.CHECKS | schedule_checks.CHECKS).items()
-    if name != "files"  # `pretrain` has already compared checksums
-}
-SUMMARY_WINDOWS = 10
-"""Windows per corpus that are planned for a summary; takes less than a second."""
+SUMMARY_TOKENS = 40e6
+"""Tokens per corpus and phase that are planned for a summary; takes less than a second."""
 
 
 def run_summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: MicroBatchRequest) -> Iterator[str]:
@@ -166,10 +130,11 @@ def run_summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: Micr
       micro_batch: same as the flag of `bert-jax pretrain`.
     """
     mixture = _open_mixture(config, parts)
-    context = CheckContext(
-        config, *mixture, machine_checks.devices_of_run(), micro_batch=micro_batch, windows=SUMMARY_WINDOWS
-    )
-    for finding in run_checks(SUMMARY_CHECKS, context):
+    devices = machine_checks.current_machine()
+    context = CheckContext(config, *mixture, devices, micro_batch=micro_batch, planned_tokens=SUMMARY_TOKENS)
+    checks = machine_checks.CHECKS | data_checks.CHECKS | schedule_checks.CHECKS
+    del checks["files"]  # `pretrain` has compared their checksums
+    for finding in run_checks(checks, context):
         if finding.level != "ok":
             yield f"warning: {finding.name}: {finding.text}"
         elif finding.name in SUMMARY_FINDINGS:

@@ -8,15 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.config import Config
-from bert_jax.data.epoch_plan import EpochPlan, Window
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
 from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
-from bert_jax.data.row_reader import CorpusRows
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 
-MAX_COUNTED_TOKENS = 500_000_000
-"""For larger corpora, windows with about this number of tokens are counted, which takes a few seconds."""
-MAX_EXACT_WINDOWS = 120
-"""The epochs of a phase are counted exactly if this takes at most this number of windows (about 500 M tokens)."""
 PROGRESS_BAR_WINDOWS = 50
 """A progress bar is shown for at least this number of windows (about 200 M tokens)."""
 
@@ -49,33 +45,33 @@ class EpochStatistics:
     """pairs with a random B because their chunk has only one sentence"""
 
     @property
-    def scale(self) -> float:
+    def scale_factor(self) -> float:
         """Factor from the counts to those of the whole epoch; 1 if all windows were counted."""
         return 1.0 if self.windows == self.all_windows else self.all_tokens / self.tokens
 
 
-def measure_epoch(plan: EpochPlan, epoch: int = 0, budget: int = MAX_COUNTED_TOKENS) -> EpochStatistics:
-    """Count an epoch, or evenly spaced windows of it if the corpus has more than `budget` tokens."""
+def measure_epoch(plan: EpochPlanner, budget: float = math.inf) -> EpochStatistics:
+    """Count the first epoch, or evenly spaced windows of it if the corpus has more than `budget` tokens."""
     windows, total = plan.windows, plan.corpus.num_tokens
-    planned = windows if total <= budget else max(1, windows * budget // total)
+    planned = windows if total <= budget else max(1, int(windows * budget // total))
     chosen = [windows * (2 * i + 1) // (2 * planned) for i in range(planned)]
     counts = np.zeros(9, np.int64)
-    for window in _windows(plan, epoch, chosen):
+    for window in _windows(plan, chosen):
         counts += _counts(plan, window)
     return EpochStatistics(planned, windows, total, *counts.tolist())
 
 
-def _windows(plan: EpochPlan, epoch: int, chosen: list[int]) -> Iterator[Window]:
+def _windows(plan: EpochPlanner, chosen: list[int]) -> Iterator[WindowPlan]:
     if len(chosen) < PROGRESS_BAR_WINDOWS:
-        yield from (plan.window(epoch, index) for index in chosen)
+        yield from (plan.window(0, index) for index in chosen)
         return
-    with progress(f"planning {plan.corpus.name} at {plan.seq_len}", len(chosen), "window") as bar:
+    with progress_bar(f"planning {plan.corpus.name} at {plan.seq_len}", len(chosen), "window") as bar:
         for index in chosen:
-            yield plan.window(epoch, index)
+            yield plan.window(0, index)
             bar.update()
 
 
-def _counts(plan: EpochPlan, window: Window) -> tuple[int, ...]:
+def _counts(plan: EpochPlanner, window: WindowPlan) -> tuple[int, ...]:
     """The fields of `EpochStatistics` from `tokens` on."""
     examples, sentences = window.examples, np.asarray(plan.corpus.record_offsets)[window.chunks]
     lengths = np.asarray(plan.corpus.sentence_lengths)
@@ -93,7 +89,7 @@ def _counts(plan: EpochPlan, window: Window) -> tuple[int, ...]:
     )
 
 
-def rows_by_phase(config: Config, turns: MixtureOrder) -> np.ndarray:
+def rows_by_phase_and_corpus(config: Config, turns: MixtureOrder) -> np.ndarray:
     """Rows that each phase reads of each corpus, int64 [num_phases, num_corpora]."""
     bounds = np.cumsum([0, *(phase.rows_before(phase.steps) for phase in config.phases)])
     taken = [
@@ -104,58 +100,40 @@ def rows_by_phase(config: Config, turns: MixtureOrder) -> np.ndarray:
     return np.diff(np.stack(taken), axis=0)
 
 
-def estimate_epochs(config: Config, corpora: Sequence[CorpusRows], turns: MixtureOrder) -> dict[str, list[float]]:
-    """Epochs that each phase makes of each corpus, by the corpus's name, e.g. {"books": [2.5, 0.25]}.
-
-    One window of each corpus is planned, which takes tenths of a second for corpora of any size.
-    `count_phase_epochs` is exact.
-
-    Raises:
-      UserError: see `EpochPlan`.
-    """
-    rows = rows_by_phase(config, turns)
-    counts = [[measure_epoch(one.epoch_plan(phase.seq_len), budget=1) for phase in config.phases] for one in corpora]
-    return {
-        one.corpus.name: [int(rows[i, j]) / (epoch.rows * epoch.scale) for i, epoch in enumerate(counts[j])]
-        for j, one in enumerate(corpora)
-    }
-
-
 class PhaseEpochs(NamedTuple):
     """Epochs of one corpus in one phase."""
 
     first: int
-    """first epoch of the phase, counted from 0"""
+    """First epoch of the phase, counted from 0: the first one that no earlier phase reads from."""
     epochs: float
-    """number of epochs, e.g. 2.25"""
-    exact: bool
-    """whether every epoch was planned; otherwise all epochs are assumed to have as many rows as the counted one"""
-
-    @property
-    def following(self) -> int:
-        """First epoch of the next phase: the first one that this phase does not read from."""
-        return self.first + math.ceil(self.epochs)
+    """Number of epochs, e.g. 2.25."""
+    statistics: EpochStatistics
+    """Of the first epoch of the corpus, in rows of the phase's length."""
 
 
-def count_phase_epochs(
-    plan: EpochPlan, counts: EpochStatistics, first: int, rows: int, max_windows: int = MAX_EXACT_WINDOWS
-) -> PhaseEpochs:
-    """Number of epochs that a phase takes to read `rows` rows of a corpus, from the start of epoch `first`.
+def estimate_epochs(
+    config: Config, corpora: Sequence[Corpus], turns: MixtureOrder, budget: float = 1
+) -> dict[str, list[PhaseEpochs]]:
+    """Epochs that each phase makes of each corpus, by the corpus's name.
+
+    All epochs are assumed to have as many rows as the first one.
 
     Args:
-      plan: of the corpus, for rows of the phase's length.
-      counts: of any epoch of the corpus.
-      first: first epoch of the phase.
-      rows: number of rows that the phase reads of this corpus.
-      max_windows: number of windows that may be planned for an exact result.
+      config: of the run.
+      corpora: of the run, in the order of `turns`.
+      turns: how the corpora share the rows.
+      budget: tokens to plan per corpus and phase, as in `measure_epoch`. By default one window, which takes tenths of a
+        second for corpora of any size.
+
+    Raises:
+      UserError: see `EpochPlanner`.
     """
-    about = rows / (counts.rows * counts.scale)
-    if (about + 1) * plan.windows > max_windows:
-        return PhaseEpochs(first, about, False)
-    epochs = 0
-    while rows:
-        epoch_rows = sum(len(window) for window in _windows(plan, first + epochs, list(range(plan.windows))))
-        if epoch_rows > rows:
-            return PhaseEpochs(first, epochs + rows / epoch_rows, True)
-        rows, epochs = rows - epoch_rows, epochs + 1
-    return PhaseEpochs(first, float(epochs), True)
+    found = {}
+    for corpus, rows in zip(corpora, rows_by_phase_and_corpus(config, turns).T.tolist(), strict=True):
+        first, phases = 0, []
+        for phase, count in zip(config.phases, rows, strict=True):
+            statistics = measure_epoch(EpochPlanner(corpus, config.data, phase.seq_len, config.seed), budget=budget)
+            phases.append(PhaseEpochs(first, count / (statistics.rows * statistics.scale_factor), statistics))
+            first += math.ceil(phases[-1].epochs)
+        found[corpus.name] = phases
+    return found

@@ -17,10 +17,10 @@ import jax
 
 from bert_jax import config as config_lib
 from bert_jax.config import Config, presets
-from bert_jax.data.mixture_spec import CorpusWeight, open_corpora
+from bert_jax.data.mixture import CorpusWeight, open_corpora
 from bert_jax.doctor.check_context import Finding, finding
 from bert_jax.errors import UserError
-from bert_jax.storage import read_json
+from bert_jax.storage import read_json_as
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 
@@ -76,28 +76,28 @@ def read_curve(name: str) -> Curve:
     known = sorted(path.stem for path in CURVES_DIRECTORY.glob("*.json"))
     if name not in known:
         raise UserError(f"there is no reference curve for '{name}': --against knows {' and '.join(known)}")
-    return read_json(CURVES_DIRECTORY / f"{name}.json", Curve, "install bert_jax again")
+    return read_json_as(CURVES_DIRECTORY / f"{name}.json", Curve, "install bert_jax again")
 
 
 def train_and_compare(config: Config, parts: Sequence[CorpusWeight]) -> Iterator[Finding]:
     """Train like the curve of the config's preset, and compare: a finding for each metric.
 
     Raises:
-      UserError: see `read_curve`, `reference_config`, `check_corpus` and `pretraining.pretrain`.
+      UserError: see `read_curve`, `comparison_config`, `_check_corpus` and `pretraining.pretrain`.
     """
     curve = read_curve(config.name)
-    run_config = reference_config(config, presets.load_config(config.name), curve)
-    check_corpus(parts, curve)
+    run_config = comparison_config(config, presets.load_config(config.name), curve)
+    _check_corpus(parts, curve)
     with tempfile.TemporaryDirectory(prefix="bert_jax-reference-") as directory:
         workdir = Path(directory) / "run"
         pretraining.pretrain(run_config, list(parts), workdir)
         values = metric_values(read_metrics(workdir / "metrics.jsonl"), list(curve.metrics))
-    precision = precision_of(run_config)
+    precision = _precision_of(run_config)
     yield _setup(run_config, precision)
     yield from compare(values, curve, precision)
 
 
-def reference_config(config: Config, preset: Config, curve: Curve) -> Config:
+def comparison_config(config: Config, preset: Config, curve: Curve) -> Config:
     """The curve's config with the user's mesh, attention, precision, remat and readers.
 
     Raises:
@@ -125,7 +125,7 @@ def _decisive_settings(config: Config) -> dict[str, Any]:
     return flat
 
 
-def check_corpus(parts: Sequence[CorpusWeight], curve: Curve) -> None:
+def _check_corpus(parts: Sequence[CorpusWeight], curve: Curve) -> None:
     """Check that the corpus is that of the curve.
 
     Raises:
@@ -140,7 +140,7 @@ def check_corpus(parts: Sequence[CorpusWeight], curve: Curve) -> None:
         )
 
 
-def precision_of(config: Config) -> Precision:
+def _precision_of(config: Config) -> Precision:
     """Precision of matrix products; by default accelerators round those of float32 arrays, too."""
     precise = jax.config.jax_default_matmul_precision in ("highest", "float32")
     exact = config.model.compute_dtype == "float32" and (jax.default_backend() == "cpu" or precise)
@@ -167,10 +167,10 @@ def compare(values: Values, curve: Curve, precision: Precision) -> Iterator[Find
     """A finding for the first step, and one for the windows of each metric."""
     yield _first(values, curve, FIRST_STEP_TOLERANCE[precision])
     for name, reference in curve.metrics.items():
-        yield _windows(name, deviations(values[name], reference), curve.tolerances(name, precision))
+        yield _windows(name, window_deviations(values[name], reference), curve.tolerances(name, precision))
 
 
-def deviations(values: Sequence[float], reference: Sequence[float]) -> list[float]:
+def window_deviations(values: Sequence[float], reference: Sequence[float]) -> list[float]:
     """Relative deviation of the means of all windows from those of the reference."""
     starts = range(0, len(reference), WINDOW)
     pairs = [(_mean(values[a : a + WINDOW]), _mean(reference[a : a + WINDOW])) for a in starts]

@@ -9,14 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.batch import SpecialIds
-from bert_jax.data.row_reader import CorpusRows
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
-from bert_jax.doctor.epochs import estimate_epochs
+from bert_jax.doctor.epochs import PhaseEpochs, estimate_epochs
 from bert_jax.training.optimizers.schedules import learning_rate
 
 
-class ReferenceLearningRate(NamedTuple):
+class _ReferenceLearningRate(NamedTuple):
     """A published learning rate, scaled to other batch sizes by the square-root rule."""
 
     rate: float
@@ -32,10 +30,10 @@ class ReferenceLearningRate(NamedTuple):
 REFERENCE_RATES = {
     # RoBERTa's 6e-4 at 8,192 and 1e-3 at 8,000 (table 3) are 1.1 and 1.8 times the scaled rate, 24-hour BERT's 1e-3 at
     # 4,096 2.5 times.
-    "adamw": ReferenceLearningRate(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
+    "adamw": _ReferenceLearningRate(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
     # The scaled rate equals all values of table 4, 6.25e-4 at 512 to 5e-3 at 32,768, and ALBERT's 1.76e-3 at 4,096;
     # MLPerf's 2.88e-3 at 8,192 is 1.15 times the scaled rate.
-    "lamb": ReferenceLearningRate(
+    "lamb": _ReferenceLearningRate(
         5e-3, 32_768, 512, 2.0, "You et al. 2020, table 4: 6.25e-4 at 512 to 5e-3 at 32,768 rows"
     ),
 }
@@ -77,112 +75,88 @@ def rates(context: CheckContext) -> Iterator[Finding]:
         yield finding("rate", text, values, remedy if ratio > published.max_ratio else "")
 
 
-def warmups(context: CheckContext) -> Iterator[Finding]:
-    """Warmup against the phase's peak rate; `ineffective_settings` reports a warmup as long as the phase."""
-    for i, phase in enumerate(context.config.phases):
-        large = NO_WARMUP_RATIO * reference_rate(context.config, phase)
-        values = {"phase": i, "warmup_steps": phase.warmup_steps, "steps": phase.steps, "large": large}
-        text = f"phase {i}: {phase.warmup_steps:,} of {phase.steps:,} steps"
-        if not phase.warmup_steps and phase.learning_rate > large:
-            remedy = f"set --phases.{i}.warmup-steps, e.g. {max(1, phase.steps // 10):,}"
-            text += f"; it starts at {phase.learning_rate:g}, above {large:.2g}, half of the published rate"
-            yield finding("warmup", text, values, remedy)
-        elif phase.warmup_steps < phase.steps:
-            if not phase.warmup_steps:
-                text += f"; {phase.learning_rate:g} is at most {large:.2g}, half of the published rate"
-            yield finding("warmup", text, values)
-
-
-def decays(context: CheckContext) -> Iterator[Finding]:
-    """End rates, and whether the last phase reaches its end rate."""
-    for i, phase in enumerate(context.config.phases):
-        last, peak, end = learning_rate(phase, phase.steps - 1), phase.learning_rate, phase.end_learning_rate
-        values = {"phase": i, "peak": peak, "end": end, "last": last}
-        text = f"phase {i}: {phase.decay} from {peak:g} to {end:g}; its last step has {last:.3g}"
-        if phase.decay == "constant":
-            yield finding("decay", f"phase {i}: constant at {peak:g}", values)
-            continue
-        left, remedy = (last - end) / (peak - end) if peak > end else 0.0, ""
-        final = i == len(context.config.phases) - 1
-        if end > peak:
-            remedy = f"the rate rises: lower --phases.{i}.end-learning-rate to at most {peak:g}"
-        elif final and phase.warmup_steps < phase.steps and left > MAX_DECAY_LEFT:
-            text += f", with {left:.0%} of the decay left"
-            remedy = f"set --phases.{i}.decay polynomial with power 1, an earlier decay-start, or more steps"
-        yield finding("decay", text, values, remedy)
-
-
-def steps(context: CheckContext) -> Iterator[Finding]:
-    """Whether the run is long enough for its optimizer."""
-    total, beta2 = context.config.total_steps, context.config.optimizer.beta2
-    span = 1 / (1 - beta2)
-    values = {"steps": total, "span": span}
-    text = f"{total:,} steps; the second moment averages over {span:,.0f} (optimizer.beta2 {beta2:g})"
-    remedy = "sufficient only for a trial; raise --phases.N.steps, or lower --optimizer.beta2"
-    yield finding("steps", text, values, remedy if total < span else "")
-
-
 def settings(context: CheckContext) -> Iterator[Finding]:
-    """Settings that cannot take effect."""
+    """Settings that have no effect, or not the usual one, in a run of this length, schedule and format."""
     config, epochs = context.config, {}
     if context.mixture_order is not None and (config.data.example_copies or config.data.mask_copies):
-        # Rows are only counted: ids do not matter.
-        corpora = [CorpusRows(corpus, config.data, SpecialIds(0, 0, 0), config.seed) for corpus in context.corpora]
-        epochs = estimate_epochs(config, corpora, context.mixture_order)
-    warnings = ineffective_settings(config, epochs)
+        epochs = estimate_epochs(config, context.corpora, context.mixture_order)
+    warnings = questionable_settings(config, epochs)
     for name, text in warnings.items():
         yield Finding("warning", "settings", text, {"setting": name})
     if not warnings:
-        yield finding("settings", "the run is long enough for its copies, warmups, ramps and intervals", {})
+        yield finding("settings", "the run is long enough for its copies, schedules, ramps and intervals", {})
 
 
-def ineffective_settings(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, str]:
-    """Warnings about settings that cannot take effect because of the run's length or format, by setting.
+def questionable_settings(config: Config, epochs: Mapping[str, Sequence[PhaseEpochs]]) -> dict[str, str]:
+    """Warnings about settings that have no effect in this run, or one that is rarely intended, by setting.
 
     Args:
       config: of the run.
-      epochs: number of epochs of each corpus in each phase, by name of the corpus (`estimate_epochs`). Missing corpora
-        are not checked.
+      epochs: of each corpus in each phase, by name of the corpus (`estimate_epochs`). Missing corpora are not checked.
     """
-    warnings = _copies(config, epochs)
+    warnings = {}
     for i, phase in enumerate(config.phases):
-        if phase.warmup_steps >= phase.steps:
-            warnings[f"phases.{i}.warmup_steps"] = (
-                f"phase {i}: {phase.warmup_steps:,} warmup steps of {phase.steps:,}, so the peak "
-                f"{phase.learning_rate:g} is never reached: lower --phases.{i}.warmup-steps below {phase.steps}"
-            )
-        last = phase.batch_size_at(phase.steps - 1)
-        if last < phase.batch_size:
-            warnings[f"phases.{i}.ramp_steps"] = (
-                f"phase {i}: its {phase.steps:,} steps end before the ramp of {phase.ramp_steps:,}, so batches have at "
-                f"most {last:,} rows, not {phase.batch_size:,}: lower --phases.{i}.ramp-steps"
-            )
-    return warnings | _intervals(config)
+        warnings |= _phase_settings(config, i, phase)
+    model, longest = config.model, max(phase.seq_len for phase in config.phases)
+    if model.positions == "learned" and longest < model.max_positions:
+        warnings["model.max_positions"] = (
+            f"rows have up to {longest} tokens, so positions from {longest} on are never trained: set "
+            f"--model.max-positions {longest}, or add a phase with longer rows"
+        )
+    span = 1 / (1 - config.optimizer.beta2)
+    if config.total_steps < span:
+        warnings["optimizer.beta2"] = (
+            f"{config.total_steps:,} steps are fewer than the {span:,.0f} over which the second moment averages, "
+            "sufficient only for a trial: raise --phases.N.steps, or lower --optimizer.beta2"
+        )
+    return warnings | _copies(config, epochs) | _intervals(config)
+
+
+def _phase_settings(config: Config, i: int, phase: Phase) -> dict[str, str]:
+    """Warnings about warmup, decay and batch ramp of a phase."""
+    warnings, peak, end = {}, phase.learning_rate, phase.end_learning_rate
+    large, last = NO_WARMUP_RATIO * reference_rate(config, phase), learning_rate(phase, phase.steps - 1)
+    if phase.warmup_steps >= phase.steps:
+        warnings["warmup_steps"] = (
+            f"{phase.warmup_steps:,} warmup steps of {phase.steps:,}, so the peak {peak:g} is never reached: lower "
+            f"--phases.{i}.warmup-steps below {phase.steps}"
+        )
+    elif not phase.warmup_steps and peak > large:
+        warnings["warmup_steps"] = (
+            f"no warmup, and it starts at {peak:g}, above {large:.2g}, half of the published rate: set "
+            f"--phases.{i}.warmup-steps, e.g. {max(1, phase.steps // 10):,}"
+        )
+    elif phase.decay != "constant" and i == len(config.phases) - 1 and last - end > MAX_DECAY_LEFT * (peak - end) > 0:
+        warnings["decay"] = (
+            f"the last step has {last:.3g}, with {(last - end) / (peak - end):.0%} of the decay left: set "
+            f"--phases.{i}.decay polynomial with power 1, an earlier decay-start, or more steps"
+        )
+    if phase.decay != "constant" and end > peak:
+        warnings["end_learning_rate"] = (
+            f"the rate rises from {peak:g} to {end:g}: lower --phases.{i}.end-learning-rate to at most {peak:g}"
+        )
+    reached = phase.batch_size_at(phase.steps - 1)
+    if reached < phase.batch_size:
+        warnings["ramp_steps"] = (
+            f"its {phase.steps:,} steps end before the ramp of {phase.ramp_steps:,}, so batches have at most "
+            f"{reached:,} rows, not {phase.batch_size:,}: lower --phases.{i}.ramp-steps"
+        )
+    return {f"phases.{i}.{name}": f"phase {i}: {text}" for name, text in warnings.items()}
 
 
 def _intervals(config: Config) -> dict[str, str]:
-    """Warnings about intervals longer than the run, which take effect only at its end."""
-    warnings, total = {}, config.total_steps
-    every = {"checkpoint.every": config.checkpoint.every, "log.every": config.log.every}
-    if config.target.mlm_accuracy is None:
-        every = {"evaluation.every": config.evaluation.every} | every
-    else:
-        rows = sum(phase.rows_before(phase.steps) for phase in config.phases)
-        between = config.target.rows_between(config.phases[-1].batch_size)
-        if between > rows:
-            warnings["target.every"] = (
-                f"target.every {between:,} exceeds the {rows:,} rows of the run, so the target is checked only at the "
-                "end: lower --target.every"
-            )
-    long = [f"{name} {value:,}" for name, value in every.items() if value > total]
-    if long:
-        warnings[", ".join(name for name, value in every.items() if value > total)] = (
-            f"the run has {total:,} steps, fewer than {', '.join(long)}: this happens only at the end; lower it"
-        )
-    return warnings
+    """A warning about intervals longer than the run, which take effect only at its end."""
+    every = {"evaluation.every": config.evaluation.every} if config.target.mlm_accuracy is None else {}
+    every |= {"checkpoint.every": config.checkpoint.every, "log.every": config.log.every}
+    long = {name: f"{name} {steps:,}" for name, steps in every.items() if steps > config.total_steps}
+    text = (
+        f"the run has {config.total_steps:,} steps, fewer than {', '.join(long.values())}: this happens only at the "
+        "end; lower it"
+    )
+    return {", ".join(long): text} if long else {}
 
 
-def _copies(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, str]:
+def _copies(config: Config, epochs: Mapping[str, Sequence[PhaseEpochs]]) -> dict[str, str]:
     """Warnings about copies of examples or masks that are never repeated, or not on the same examples."""
     data, warnings, periods = config.data, {}, {}
     if data.example_copies is not None:
@@ -208,9 +182,9 @@ def _copies(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, 
             periods["mask_copies"] = math.lcm(data.mask_copies, periods.get("example_copies", 1))
     for name, period in periods.items():
         idle = [
-            f"{corpus} ({sum(counts):.3g} epochs)"
-            for corpus, counts in epochs.items()
-            if _never_repeats(config, counts, period)
+            f"{corpus} ({sum(phase.epochs for phase in phases):.3g} epochs)"
+            for corpus, phases in epochs.items()
+            if _never_repeats(config, phases, period)
         ]
         if idle:
             warnings[f"data.{name}"] = (
@@ -220,17 +194,15 @@ def _copies(config: Config, epochs: Mapping[str, Sequence[float]]) -> dict[str, 
     return warnings
 
 
-def _never_repeats(config: Config, counts: Sequence[float], period: int) -> bool:
+def _never_repeats(config: Config, epochs: Sequence[PhaseEpochs], period: int) -> bool:
     """Whether no two epochs of a corpus, in rows of the same length, are equal modulo a period."""
-    first, seen = 0, set()
-    for phase, count in zip(config.phases, counts, strict=True):
-        for epoch in range(first, first + math.ceil(count)):
-            if (phase.seq_len, epoch % period) in seen:
-                return False
-            seen.add((phase.seq_len, epoch % period))
-        first += math.ceil(count)
-    return True
+    read = [
+        (phase.seq_len, epoch % period)
+        for phase, one in zip(config.phases, epochs, strict=True)
+        for epoch in range(one.first, one.first + math.ceil(one.epochs))
+    ]
+    return len(set(read)) == len(read)
 
 
-CHECKS = {"rate": rates, "warmup": warmups, "decay": decays, "steps": steps, "settings": settings}
+CHECKS = {"rate": rates, "settings": settings}
 """Checks by the name of the finding that reports their error."""

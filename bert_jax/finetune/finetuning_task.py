@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.array_types import Array, Float, Key
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.heads import Heads, TaskHead, score_labels
+from bert_jax.model.heads import Heads, TaskHead, label_log_likelihoods
 from bert_jax.model.layers import DropoutKey, dropout
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
-from bert_jax.shapes import Array, Float, Key
 from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class FineTuning:
         assert self.heads.task is not None
         return self.heads.task
 
-    def at(self, phase: int) -> "FineTuning":
+    def in_phase(self, phase: int) -> "FineTuning":
         """The same task in a phase of the run."""
         return dataclasses.replace(self, phase=phase)
 
@@ -68,7 +68,7 @@ class FineTuning:
         """The same rows."""
         return batch
 
-    def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
+    def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Number of labels."""
         return {"task_loss": _has_label(batch["labels"]).sum(dtype=jnp.float32)}
 
@@ -86,14 +86,14 @@ class FineTuning:
         if len(self.head.labels) == 1:
             errors = jnp.square(logits[..., 0] - jnp.nan_to_num(labels))
             return {"task_loss": WeightedSum((errors * weights).sum(), weights.sum())}
-        likelihood, correct = score_labels(logits, jnp.maximum(labels, 0))
+        likelihood, correct = label_log_likelihoods(logits, jnp.maximum(labels, 0))
         return {
             "task_loss": WeightedSum(-(likelihood * weights).sum(), weights.sum()),
             "task_accuracy": WeightedSum((correct * weights).sum(), weights.sum()),
         }
 
     def _logits(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "B n C"]:
-        model = bert.merge_params(self.config.model, self.heads, params)
+        model = bert.model_from_params(self.config.model, self.heads, params)
         inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
         output = model.encoder(inputs, dropout_key=dropout_key)
         rate, key = self.config.model.hidden_dropout, dropout_key and dropout_key.fold_in(HEAD_DROPOUT_SITE)

@@ -15,11 +15,11 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.array_types import Array, Float, Int
 from bert_jax.config import ModelConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.model.heads import Heads, pool_examples
-from bert_jax.shapes import Array, Float, Int
+from bert_jax.model.heads import Heads, mean_pool_examples
 
 ROW_LENGTH_STEP = 32
 """Row lengths are multiples of this up to 8 times this; longer ones of an eighth of the next power of two."""
@@ -140,7 +140,7 @@ def assemble(forward_pass: ForwardPass, ids: Sequence[np.ndarray], pad_id: int) 
     return EncoderInputs(input_ids, np.zeros(shape, np.int32), segment_ids, position_ids, cls_positions)
 
 
-def pool_packed_inputs(
+def embed_packed_inputs(
     config: ModelConfig,
     heads: Heads,
     modes: tuple[str, ...],
@@ -160,7 +160,7 @@ def pool_packed_inputs(
       inputs: a pass.
       skip: number of leading tokens of each text that are not pooled.
     """
-    hidden_BSH = bert.merge_params(config, heads, params).encoder(inputs).hidden.astype(jnp.float32)
+    hidden_BSH = bert.model_from_params(config, heads, params).encoder(inputs).hidden.astype(jnp.float32)
     num_slots = inputs.cls_positions.shape[1]
     text_numbers_BS = jnp.where(inputs.position_ids >= skip, inputs.segment_ids, 0)
 
@@ -170,7 +170,7 @@ def pool_packed_inputs(
         if mode == "max":
             in_slot_BSK1 = (text_numbers_BS[:, :, None] == jnp.arange(1, num_slots + 1)[None, None, :])[..., None]
             return jnp.where(in_slot_BSK1, hidden_BSH[:, :, None], -jnp.inf).max(1)
-        means_BKH = pool_examples(hidden_BSH, text_numbers_BS, num_slots)
+        means_BKH = mean_pool_examples(hidden_BSH, text_numbers_BS, num_slots)
         if mode == "mean":
             return means_BKH
         counts_BK = (text_numbers_BS[:, :, None] == jnp.arange(1, num_slots + 1)[None, None, :]).sum(1)

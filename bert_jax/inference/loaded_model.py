@@ -17,18 +17,17 @@ import tokenizers
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.parity.jax_forward import whole_rows
-from bert_jax.convert.sentence_transformers import SentenceEmbedding, resolve_pooling
+from bert_jax.convert.sentence_transformers import SentenceEmbedding, validate_pooling
 from bert_jax.errors import UserError
 from bert_jax.inference import embedding
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads
-from bert_jax.progress import progress as progress_bar
+from bert_jax.progress import progress_bar
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 
-SHORTEST_BUCKET = 16
 CHUNK_TEXTS, CHUNK_CHARACTERS = 16_384, 2**25
 """Maximum number of texts, and of characters, that `encode` processes at a time."""
 
@@ -102,11 +101,17 @@ class LoadedModel:
         if not 1 <= top <= size:
             raise UserError(f"top is {top}: it must be from 1 to {size}, the number of the tokenizer's tokens")
         text, mask = _checked_text(text, "the text"), self.tokenizer.id_to_token(self.tokenizer.mask_id)
-        inputs = self._padded_row(self.tokenizer.encode(text, specials=True))
-        positions = np.flatnonzero(inputs.input_ids[0] == self.tokenizer.mask_id).tolist()
+        ids = [self.tokenizer.cls_id, *self.tokenizer.encode(text, specials=True), self.tokenizer.sep_id]
+        if len(ids) > self.config.max_positions:
+            raise UserError(
+                f"the text has {len(ids)} tokens, the model's position table {self.config.max_positions}: shorten it"
+            )
+        input_ids, attention_mask = self._pad([ids])
+        positions = np.flatnonzero(input_ids[0] == self.tokenizer.mask_id).tolist()
         if not positions:
             raise UserError(f"the text has no {mask}: write {mask} in place of a word")
-        probabilities = np.asarray(_mlm_probabilities(self.config, self.heads, self.params, inputs))[0]
+        probabilities = _mlm_probabilities(self.config, self.heads, self.params, input_ids, attention_mask)
+        probabilities = np.asarray(probabilities)[0]
         filled = []
         for position in positions:
             # Padding rows after the tokenizer's last token are not candidates.
@@ -152,7 +157,7 @@ class LoadedModel:
             with a causal model.
         """
         defaults = self.sentence_embedding
-        modes = resolve_pooling(defaults.pooling if pooling is None else pooling, self.config.direction)
+        modes = validate_pooling(defaults.pooling if pooling is None else pooling, self.config.direction)
         prompt = _checked_text((defaults.default_prompt or "") if prompt is None else prompt, "the prompt")
         normalize = defaults.normalize if normalize is None else normalize
         if batch_size < 1:
@@ -205,11 +210,7 @@ class LoadedModel:
                 f"{too_long} of {len(rows)} texts have more than {limit} tokens, the model's position table: shorten "
                 f"them, or give max_length {limit} to truncate them"
             )
-        longest = max(map(len, rows))
-        shape = (len(rows), embedding.row_length(longest))
-        input_ids, mask = np.full(shape, self.tokenizer.pad_id, np.int32), np.zeros(shape, np.int32)
-        for b, row in enumerate(rows):
-            input_ids[b, : len(row)], mask[b, : len(row)] = row, 1
+        longest, (input_ids, mask) = max(map(len, rows)), self._pad(rows)
         config = _inference_config(self.config)
         config = dataclasses.replace(config, attention="reference") if attentions else config
         output = _outputs(config, self.heads, hidden_states, attentions, self.params, input_ids, mask)
@@ -248,17 +249,13 @@ class LoadedModel:
         inputs = jax.device_put(inputs, row_sharding(self._mesh))
         return _vectors(_inference_config(self.config), self.heads, modes, self.params, inputs, np.int32(skip))
 
-    def _padded_row(self, ids: list[int]) -> EncoderInputs:
-        """One row, padded to a power of two, so that few lengths are compiled."""
-        limit = self.config.max_positions
-        if len(ids) + 2 > limit:
-            raise UserError(f"the text has {len(ids) + 2} tokens, the model's position table {limit}: shorten it")
-        length = len(ids) + 2
-        seq_len = max(SHORTEST_BUCKET, min(2 ** (length - 1).bit_length(), limit))
-        input_ids = np.full((1, seq_len), self.tokenizer.pad_id, np.int32)
-        input_ids[0, :length] = self.tokenizer.cls_id, *ids, self.tokenizer.sep_id
-        positions, zeros = np.arange(seq_len, dtype=np.int32)[None], np.zeros((1, seq_len), np.int32)
-        return EncoderInputs(input_ids, zeros, (positions < length).astype(np.int32), positions, zeros[:, :1])
+    def _pad(self, rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and attention mask [B, S] of rows; S is one of a few lengths, so that few are compiled."""
+        shape = (len(rows), embedding.row_length(max(map(len, rows))))
+        input_ids, mask = np.full(shape, self.tokenizer.pad_id, np.int32), np.zeros(shape, np.int32)
+        for b, row in enumerate(rows):
+            input_ids[b, : len(row)], mask[b, : len(row)] = row, 1
+        return input_ids, mask
 
 
 def _normalize(vectors: np.ndarray) -> np.ndarray:
@@ -305,10 +302,12 @@ def _inference_config(config: ModelConfig) -> ModelConfig:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _mlm_probabilities(config: ModelConfig, heads: Heads, params: bert.Params, inputs: EncoderInputs) -> jax.Array:
-    model = bert.merge_params(config, heads, params)
-    logits = model.mlm(model.encoder(inputs).hidden, model.encoder.embeddings.attend)
-    return jax.nn.softmax(logits, axis=-1)
+def _mlm_probabilities(
+    config: ModelConfig, heads: Heads, params: bert.Params, input_ids: jax.Array, mask: jax.Array
+) -> jax.Array:
+    model = bert.model_from_params(config, heads, params)
+    hidden = model.encoder(whole_rows(input_ids, jnp.zeros_like(input_ids), mask)).hidden
+    return jax.nn.softmax(model.mlm(hidden, model.encoder.embeddings.attend), axis=-1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
@@ -322,11 +321,11 @@ def _outputs(
     mask: jax.Array,
 ) -> EncoderOutput:
     inputs = whole_rows(input_ids, jnp.zeros_like(input_ids), mask)
-    encoder = bert.merge_params(config, heads, params).encoder
+    encoder = bert.model_from_params(config, heads, params).encoder
     return encoder(inputs, hidden_states=hidden_states, attentions=attentions)
 
 
-_vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.pool_packed_inputs)
+_vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.embed_packed_inputs)
 
 
 def load(source: str | StoredPath) -> LoadedModel:

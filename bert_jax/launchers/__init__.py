@@ -1,14 +1,16 @@
 """Launchers for clusters: scripts for Slurm and Cloud TPU, and a JobSet for Kubernetes."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib import resources
 
-from bert_jax import storage
+from bert_jax import flags
 from bert_jax.errors import UserError
+from bert_jax.flags import DirectoryArg
+from bert_jax.storage import write_atomic
 
 SCRIPTS = {"slurm": ("slurm.sbatch",), "tpu": ("tpu_pod.sh", "tpu_worker.sh")}
 """Cluster -> the files of this package that the command writes."""
-HELP = {"-h", "--help", "--help-all"}
 USAGE = """usage: bert-jax launch slurm --out DIR
        bert-jax launch tpu --out DIR
        bert-jax launch kubernetes gpu|tpu [OPTION ...] -- CONFIG --corpus PATH --workdir PATH ...
@@ -18,44 +20,38 @@ top of each script says how to call it. `kubernetes` prints a JobSet, to be pipe
 lists its options."""
 
 
-def launch(arguments: Sequence[str]) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Scripts:
+    """Write the scripts of a cluster. The comment at the top of each one says how to call it."""
+
+    out: DirectoryArg
+    """Directory for the scripts, which is created if it does not exist. No file in it is overwritten."""
+
+
+def write_launcher(arguments: Sequence[str]) -> None:
     """Run the command with these arguments.
 
     Raises:
-      UserError: an unknown cluster or option, or a file exists already.
+      UserError: an unknown cluster or flag, or a file exists already.
     """
     cluster, *rest = arguments or ["--help"]
-    if cluster in HELP or (cluster in SCRIPTS and HELP & set(rest)):
+    prog = f"bert-jax launch {cluster}"
+    if cluster in ("-h", "--help", "--help-all"):
         print(USAGE)
-        raise SystemExit(0)
-    if cluster == "kubernetes":
-        from bert_jax.launchers import kubernetes
+    elif cluster == "kubernetes":
+        from bert_jax.launchers.kubernetes import Kubernetes, manifest
 
-        print(kubernetes.manifest(rest), end="")
-        return
-    if cluster not in SCRIPTS:
+        cut = rest.index("--") if "--" in rest else len(rest)
+        print(manifest(flags.parse(Kubernetes, rest[:cut], prog), rest[cut + 1 :]), end="")
+    elif cluster in SCRIPTS:
+        directory = flags.parse(Scripts, rest, prog).out
+        files = [directory / name for name in SCRIPTS[cluster]]
+        for file in files:
+            if file.exists():
+                raise UserError(f"{file} exists already: choose another --out, or remove it")
+        directory.mkdir(parents=True, exist_ok=True)
+        for file in files:
+            write_atomic(file, resources.files(__package__).joinpath(file.name).read_bytes())
+            print(f"wrote {file}")
+    else:
         raise UserError(f"launch {cluster}: give slurm, tpu or kubernetes")
-    write(cluster, _directory(rest))
-
-
-def write(cluster: str, directory: storage.StoredPath) -> None:
-    """Write the scripts of a cluster into a directory, which is created if it does not exist.
-
-    Raises:
-      UserError: one of the files exists already; none is written.
-    """
-    files = [directory / name for name in SCRIPTS[cluster]]
-    for file in files:
-        if file.exists():
-            raise UserError(f"{file} exists already: choose another --out, or remove it")
-    directory.mkdir(parents=True, exist_ok=True)
-    for file in files:
-        file.write_text(resources.files(__package__).joinpath(file.name).read_text())
-        print(f"wrote {file}")
-
-
-def _directory(arguments: Sequence[str]) -> storage.StoredPath:
-    match [part for argument in arguments for part in argument.split("=", 1)]:
-        case ["--out", directory] if directory:
-            return storage.to_path(directory)
-    raise UserError("launch slurm and launch tpu take --out DIR, the directory for the scripts, and nothing else")

@@ -1,18 +1,17 @@
-"""One attention signature, several implementations, chosen by name.
+"""Attention, in several implementations that are chosen by name.
 
-All take query, key and value already projected and (where rotary) rotated, and a boolean mask; none depends on layers,
+They take query, key and value already projected and (where rotary) rotated, and a boolean mask; none depends on layers,
 weights or sharding.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.errors import UserError
 from bert_jax.model.layers import DropoutKey, dropout
-from bert_jax.shapes import Array, Bool, Float, Int
 
 
 class AttentionResult(NamedTuple):
@@ -20,9 +19,6 @@ class AttentionResult(NamedTuple):
 
     context: Float[Array, "B S N D"]
     probabilities: Float[Array, "B N S S"] | None
-
-
-Attention = Callable[..., AttentionResult]
 
 
 def make_attention_mask(
@@ -50,7 +46,8 @@ def make_attention_mask(
     return (key > 0) & (allowed | (query == 0))
 
 
-def reference(
+def attend(
+    implementation: str,
     query: Float[Array, "B S N D"],
     key: Float[Array, "B S N D"],
     value: Float[Array, "B S N D"],
@@ -60,62 +57,51 @@ def reference(
     dropout_key: DropoutKey | None = None,
     keep_probabilities: bool = False,
 ) -> AttentionResult:
-    """Softmax attention in plain jnp (Vaswani et al. 2017, section 3.2); softmax in float32."""
+    """Softmax attention by an implementation of `ModelConfig.attention`; only `reference` has probabilities.
+
+    Raises:
+      UserError: `keep_probabilities` with another implementation.
+    """
+    if implementation == "reference":
+        probabilities_BNST = reference_probabilities(query, key, mask)
+        dropped_BNST = dropout(probabilities_BNST, dropout_rate, dropout_key).astype(value.dtype)
+        context_BSND = jnp.einsum("bnst,btnd->bsnd", dropped_BNST, value)
+        return AttentionResult(context_BSND, probabilities_BNST if keep_probabilities else None)
+    if keep_probabilities:
+        raise UserError(
+            f"model.attention '{implementation}' has no attention probabilities: "
+            "set model.attention reference to read them"
+        )
+    # Attention dropout needs probabilities; ModelConfig refuses it.
+    assert dropout_rate == 0.0 or dropout_key is None
+    if implementation == "deferred":
+        return AttentionResult(_deferred_softmax(query, key, value, mask), None)
+    fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation)
+    return AttentionResult(fused, None)
+
+
+def reference_probabilities(
+    query: Float[Array, "B S N D"], key: Float[Array, "B S N D"], mask: Bool[Array, "B 1 S S"]
+) -> Float[Array, "B N S S"]:
+    """The softmax of attention in plain jnp (Vaswani et al. 2017, section 3.2), in float32."""
     scores_BNST = jnp.einsum("bsnd,btnd->bnst", query, key, preferred_element_type=jnp.float32)
     scores_BNST *= query.shape[-1] ** -0.5
     # A finite floor: a query with all keys masked gets the mean of all values instead of NaN.
     scores_BNST = jnp.where(mask, scores_BNST, jnp.finfo(jnp.float32).min)
-    probabilities_BNST = jax.nn.softmax(scores_BNST, axis=-1)
-    dropped_BNST = dropout(probabilities_BNST, dropout_rate, dropout_key).astype(value.dtype)
-    context_BSND = jnp.einsum("bnst,btnd->bsnd", dropped_BNST, value)
-    return AttentionResult(context_BSND, probabilities_BNST if keep_probabilities else None)
+    return jax.nn.softmax(scores_BNST, axis=-1)
 
 
-def _fused(implementation: str) -> Attention:
-    def attention(
-        query: Float[Array, "B S N D"],
-        key: Float[Array, "B S N D"],
-        value: Float[Array, "B S N D"],
-        mask: Bool[Array, "B 1 S S"],
-        *,
-        dropout_rate: float = 0.0,
-        dropout_key: DropoutKey | None = None,
-        keep_probabilities: bool = False,
-    ) -> AttentionResult:
-        if keep_probabilities:
-            raise UserError(
-                f"model.attention '{implementation}' has no attention probabilities: "
-                "set model.attention reference to read them"
-            )
-        # ModelConfig refuses attention dropout with a fused kernel.
-        assert dropout_rate == 0.0 or dropout_key is None
-        context_BSND = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation)
-        return AttentionResult(context_BSND, None)
-
-    return attention
-
-
-def deferred_softmax(
+def _deferred_softmax(
     query: Float[Array, "B S N D"],
     key: Float[Array, "B S N D"],
     value: Float[Array, "B S N D"],
     mask: Bool[Array, "B 1 S S"],
-    *,
-    dropout_rate: float = 0.0,
-    dropout_key: DropoutKey | None = None,
-    keep_probabilities: bool = False,
-) -> AttentionResult:
-    """`reference` with fewer passes over [B, N, S, S]: it scales the queries instead of the scores.
+) -> Float[Array, "B S N D"]:
+    """Attention with fewer passes over [B, N, S, S]: it scales the queries instead of the scores.
 
     The division by the sums of the softmax is deferred to the contexts. On two CPU cores a whole encoder took 8 %
     (S = 128) and 16 % (S = 256) less CPU time than with "xla" (docs/LOG.md).
     """
-    if keep_probabilities:
-        raise UserError(
-            "model.attention 'deferred' has no attention probabilities: set model.attention reference to read them"
-        )
-    # Attention dropout needs probabilities; ModelConfig refuses it.
-    assert dropout_rate == 0.0 or dropout_key is None
     scaled = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     scores_BNST = jnp.einsum("bsnd,btnd->bnst", scaled, key, preferred_element_type=jnp.float32)
     # Finite as in `reference`; added, so that one mask serves all heads.
@@ -125,15 +111,7 @@ def deferred_softmax(
     weighted_BNSD = jnp.einsum(
         "bnst,btnd->bnsd", weights_BNST.astype(value.dtype), value, preferred_element_type=jnp.float32
     )
-    return AttentionResult(jnp.moveaxis(weighted_BNSD / sums_BNS1, 1, 2).astype(value.dtype), None)
-
-
-ATTENTIONS: dict[str, Attention] = {
-    "reference": reference,
-    "deferred": deferred_softmax,
-    "xla": _fused("xla"),
-    "cudnn": _fused("cudnn"),
-}
+    return jnp.moveaxis(weighted_BNSD / sums_BNS1, 1, 2).astype(value.dtype)
 
 
 def apply_rotary_embedding(

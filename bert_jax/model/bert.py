@@ -1,6 +1,7 @@
 """A whole model: an encoder and its heads.
 
-Only `init` and `merge_params` convert between nested dicts of arrays, which all other packages use, and Flax modules.
+Only `init` and `model_from_params` convert between nested dicts of arrays, which all other packages use, and Flax
+modules.
 """
 
 import functools
@@ -10,10 +11,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.array_types import Array, Float, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
-from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, pool_examples
-from bert_jax.shapes import Array, Float, Key
+from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
 
 Params = dict[str, Any]
 
@@ -39,7 +40,7 @@ class BertModel(nnx.Module):
         if reads == "pooled":
             return self.task(output.pooled)
         if reads == "mean":
-            means = pool_examples(output.hidden, inputs.segment_ids, inputs.cls_positions.shape[1])
+            means = mean_pool_examples(output.hidden, inputs.segment_ids, inputs.cls_positions.shape[1])
             return self.task(means.astype(output.hidden.dtype))
         cls_BKH = jnp.take_along_axis(output.hidden, inputs.cls_positions[:, :, None], axis=1, mode="clip")
         return self.task(cls_BKH)
@@ -60,7 +61,7 @@ def shapes(config: ModelConfig, heads: Heads) -> Params:
     return jax.eval_shape(lambda: init(config, jax.random.key(0), heads))
 
 
-def merge_params(config: ModelConfig, heads: Heads, params: Params) -> BertModel:
+def model_from_params(config: ModelConfig, heads: Heads, params: Params) -> BertModel:
     """The model with these parameters."""
     return nnx.merge(_graph(config, heads), params)
 

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import ATTENTIONS, apply_rotary_embedding, make_attention_mask
+from bert_jax.model.attention import apply_rotary_embedding, attend, make_attention_mask
 from bert_jax.model.layer_plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
 from bert_jax.model.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, dropout, truncated_normal
 from bert_jax.model.stack import run_stack
-from bert_jax.shapes import Array, Float, Int, Key
 
 EMBEDDING_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FEED_FORWARD_SITE = range(4)
 
@@ -150,7 +150,8 @@ class Block(nnx.Module):
         if plan.rotary_base is not None:
             query, key = (apply_rotary_embedding(x, inputs.position_ids, plan.rotary_base) for x in (query, key))
         after = 0 if self.config.direction == "causal" else plan.window
-        context_BSND, probabilities = ATTENTIONS[self.config.attention](
+        context_BSND, probabilities = attend(
+            self.config.attention,
             query,
             key,
             value,

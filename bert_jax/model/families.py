@@ -45,21 +45,6 @@ def albert(num_layers: int, hidden_size: int, num_heads: int, *, vocab_size: int
     )
 
 
-def distilbert(num_layers: int, hidden_size: int, *, vocab_size: int = 30522) -> ModelConfig:
-    """DistilBERT: BERT without token types and pooler (Sanh et al. 2019, section 3)."""
-    return bert(num_layers, hidden_size, vocab_size=vocab_size, type_vocab_size=0)
-
-
-def electra(
-    num_layers: int, hidden_size: int, num_heads: int, *, embedding_size: int | None, vocab_size: int = 30522
-) -> ModelConfig:
-    """ELECTRA's generator or discriminator: BERT; small models have narrower tables (Clark et al. 2020, appendix A).
-
-    `embedding_size` is the width of the embedding tables; None: hidden_size, without a projection.
-    """
-    return bert(num_layers, hidden_size, vocab_size=vocab_size, num_heads=num_heads, embedding_size=embedding_size)
-
-
 def modern(
     num_layers: int, hidden_size: int, intermediate_size: int, *, max_positions: int, vocab_size: int = 50368
 ) -> ModelConfig:

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
-from bert_jax.shapes import Array, Float, Int, Key
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class TaskHeadModule(nnx.Module):
         return self.output(hidden.astype(jnp.float32))
 
 
-def pool_examples(
+def mean_pool_examples(
     hidden: Float[Array, "B S H"], segment_ids: Int[Array, "B S"], examples: int
 ) -> Float[Array, "B K H"]:
     """Mean over the tokens of each packed example; zeros in unused slots of a row."""
@@ -117,7 +117,7 @@ def gather_positions(hidden: Float[Array, "B S H"], positions: Int[Array, "B M"]
     return jnp.take_along_axis(hidden, positions[:, :, None], axis=1, mode="clip")
 
 
-def score_labels(
+def label_log_likelihoods(
     logits: Float[Array, "*rows V"], labels: Int[Array, "*rows"]
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """Log-likelihood of each label, in nats, and 1.0 where no other class has a higher logit.

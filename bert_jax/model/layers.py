@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.shapes import Array, Float, Int, UInt32
+from bert_jax.array_types import Array, Float, Int, UInt32
 
 
 @jax.custom_jvp
@@ -34,7 +34,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-def hash32(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+def _hash32(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """A bijective hash of 32-bit words: the finaliser of MurmurHash3 (A. Appleby, public domain)."""
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
@@ -45,7 +45,7 @@ def hash_combine(key: UInt32[Array, "..."], *words: Array | int) -> UInt32[Array
     """A 32-bit key derived from a key and words, whose order matters."""
     for word in words:
         key *= jnp.uint32(0x9E3779B1)
-        key = hash32(key + hash32(jnp.asarray(word).astype(jnp.uint32) + jnp.uint32(0x7F4A7C15)))
+        key = _hash32(key + _hash32(jnp.asarray(word).astype(jnp.uint32) + jnp.uint32(0x7F4A7C15)))
     return key
 
 
@@ -82,7 +82,7 @@ def dropout(x: Float[Array, "B ..."], rate: float, dropout_key: DropoutKey | Non
         for size in x.shape[axis + 1 :]:
             stride *= size
         position += jax.lax.broadcasted_iota(jnp.uint32, _keep_axis(x.shape, axis), axis) * jnp.uint32(stride)
-    bits = hash32(hash32(position + first_key) ^ second_key)
+    bits = _hash32(_hash32(position + first_key) ^ second_key)
     keep = bits >= jnp.uint32(round(rate * 2**32))
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bert_jax.array_types import Array, Float
 from bert_jax.model.layer_plan import LayerPlan, split_prefix_and_scan_body
-from bert_jax.shapes import Array, Float
 
 ApplyLayer = Callable[[Array, Any, Array, LayerPlan, Array | None], tuple[Array, Any]]
 """(hidden, the layer's parameters, its index, its plan, its head mask) -> (hidden, auxiliary outputs)."""

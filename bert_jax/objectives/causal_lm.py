@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from bert_jax.objectives.losses import Objective, token_sums
+from bert_jax.objectives.losses import Objective, mlm_head_sums
 from bert_jax.objectives.masking import Batch
 
 
@@ -34,7 +34,7 @@ OBJECTIVE = Objective(
     is_active=lambda model, objective: model.direction == "causal",
     prepare=lambda batch, config, phase, vocabulary, *, evaluating: add_next_token_targets(batch),
     weight=lambda batch: batch["target_weights"].sum(),
-    sums=token_sums,
+    sums=mlm_head_sums,
     predicts_tokens=True,
     predictions=lambda config, phase: config.phases[phase].seq_len - 1,
 )

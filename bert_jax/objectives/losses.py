@@ -6,12 +6,12 @@ Shapes: B rows, S positions, K packed examples per row, M predictions per row, V
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from bert_jax.array_types import Array, Float, Int
 from bert_jax.config import Config, ModelConfig, ObjectiveConfig
 from bert_jax.model.bert import BertModel
 from bert_jax.model.encoder import EncoderOutput
-from bert_jax.model.heads import gather_positions, score_labels
+from bert_jax.model.heads import gather_positions, label_log_likelihoods
 from bert_jax.objectives.masking import Batch
-from bert_jax.shapes import Array, Float, Int
 
 
 class WeightedSum(NamedTuple):
@@ -43,7 +43,7 @@ class Objective(NamedTuple):
     """Positions of a row of a phase that the MLM head predicts, for the count of FLOPs."""
 
 
-def token_sums(name: str, model: BertModel, output: EncoderOutput, batch: Batch) -> dict[str, WeightedSum]:
+def mlm_head_sums(name: str, model: BertModel, output: EncoderOutput, batch: Batch) -> dict[str, WeightedSum]:
     """Loss and accuracy of the MLM head over the targets."""
     hidden = gather_positions(output.hidden, batch["target_positions"])
     logits = model.mlm(hidden, model.encoder.embeddings.attend)
@@ -55,7 +55,7 @@ def classification(
 ) -> dict[str, WeightedSum]:
     """Cross-entropy and accuracy of weighted labels."""
     weight = weights.sum()
-    likelihood, correct = score_labels(logits, labels)
+    likelihood, correct = label_log_likelihoods(logits, labels)
     return {
         f"{name}_loss": WeightedSum(-(likelihood * weights).sum(), weight),
         f"{name}_accuracy": WeightedSum((correct * weights).sum(), weight),

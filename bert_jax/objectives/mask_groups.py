@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config import ObjectiveConfig
-from bert_jax.shapes import Array, Bool, Float, Int, UInt32
 
 
 class Words(NamedTuple):

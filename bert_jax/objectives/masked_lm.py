@@ -4,8 +4,8 @@ import jax.numpy as jnp
 
 from bert_jax.config import Config, ObjectiveConfig
 from bert_jax.model.layers import hash_combine
-from bert_jax.objectives.losses import Objective, token_sums
-from bert_jax.objectives.masking import Batch, Vocabulary, mask_tokens, prediction_counts
+from bert_jax.objectives.losses import Objective, mlm_head_sums
+from bert_jax.objectives.masking import Batch, Vocabulary, mask_tokens, prediction_counts_by_length
 
 MASK_STREAM, EVALUATION_STREAM = 0x3A5, 0xE7A1
 EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
@@ -21,17 +21,17 @@ def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, *,
     return mask_tokens(batch, key, config.objective, vocabulary, config.phases[phase].max_predictions)
 
 
-def predictions(config: Config, phase: int) -> int:
+def predictions_per_example(config: Config, phase: int) -> int:
     """Predicted positions of a row that is one example."""
     settings = config.phases[phase]
-    return int(prediction_counts(config.objective.mask_rate, settings.seq_len, settings.max_predictions)[-1])
+    return int(prediction_counts_by_length(config.objective.mask_rate, settings.seq_len, settings.max_predictions)[-1])
 
 
 OBJECTIVE = Objective(
     is_active=lambda model, objective: model.direction == "bidirectional",
     prepare=prepare,
     weight=lambda batch: batch["target_weights"].sum(),
-    sums=token_sums,
+    sums=mlm_head_sums,
     predicts_tokens=True,
-    predictions=predictions,
+    predictions=predictions_per_example,
 )

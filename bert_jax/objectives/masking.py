@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import hash_combine
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities
-from bert_jax.shapes import Array, Bool, Float, Int, UInt32
 
 SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH = range(4)
 """Streams of random bits, as words of `hash_combine`."""
@@ -35,7 +35,9 @@ class Vocabulary(NamedTuple):
 
 
 @functools.lru_cache
-def prediction_counts(rate: float, seq_len: int, max_predictions: int | None = None) -> Int[np.ndarray, "..."]:
+def prediction_counts_by_length(
+    rate: float, seq_len: int, max_predictions: int | None = None
+) -> Int[np.ndarray, "..."]:
     """Number of positions to predict in an example of n tokens, for n = 0 .. seq_len.
 
     min(max_predictions, max(1, round(rate * n))), where n counts [CLS] and [SEP] (google-research/bert
@@ -53,10 +55,10 @@ def predictions_per_row(rate: float, seq_len: int, slots: int, max_predictions: 
     """Maximum number of predictions in a row of `seq_len` tokens: M of `mask_tokens`.
 
     The count of each packed example is rounded, so a packed row can need more than one example of the same length.
-    This is the maximum of the sum of `prediction_counts` over at most `slots` examples of at least three tokens,
-    [CLS] x [SEP], that fit into one row.
+    This is the maximum of the sum of `prediction_counts_by_length` over at most `slots` examples of at least three
+    tokens, [CLS] x [SEP], that fit into one row.
     """
-    counts = prediction_counts(rate, seq_len, max_predictions)
+    counts = prediction_counts_by_length(rate, seq_len, max_predictions)
     # best[n]: the maximum for n tokens and the number of examples of the loops so far.
     best = np.zeros(seq_len + 1, np.int32)
     for _ in range(min(slots, max(1, seq_len // 3))):
@@ -79,10 +81,10 @@ def mask_tokens(
     The choice is a function of (key, mask_epoch, example_id, offset in the example, tokens of the example). It does
     not depend on the row that an example is packed into, the batch, the step or the mesh.
 
-    With mask_unit 'token', exactly `prediction_counts` positions of an example are chosen, or all its ordinary
-    tokens if there are fewer. With the other units that number is a budget. Words are tried in a random order, in
-    which those of an n-gram or span (mask_groups.py) are consecutive, and a word that would exceed the budget is
-    skipped (google-research/bert create_pretraining_data.py, do_whole_word_mask). So a group that does not fit is
+    With mask_unit 'token', exactly `prediction_counts_by_length` positions of an example are chosen, or all its
+    ordinary tokens if there are fewer. With the other units that number is a budget. Words are tried in a random
+    order, in which those of an n-gram or span (mask_groups.py) are consecutive, and a word that would exceed the budget
+    is skipped (google-research/bert create_pretraining_data.py, do_whole_word_mask). So a group that does not fit is
     split between two words, and words that fit use the rest of the budget; if all are too long, nothing is predicted.
 
     Args:
@@ -102,7 +104,7 @@ def mask_tokens(
     example_BS = jnp.take_along_axis(batch["example_id"], slot, axis=1)
     position_key = hash_combine(key, batch["mask_epoch"][:, None], example_BS, batch["position_ids"])
 
-    counts = prediction_counts(objective.mask_rate, seq_len, max_predictions)
+    counts = prediction_counts_by_length(objective.mask_rate, seq_len, max_predictions)
     ordinary = (segment_ids > 0) & ~_is_special(input_ids, vocabulary)
     if unit == "token":
         group_key = position_key

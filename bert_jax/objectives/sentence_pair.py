@@ -2,11 +2,11 @@
 
 import jax.numpy as jnp
 
+from bert_jax.array_types import Array, Float
 from bert_jax.model.bert import BertModel
 from bert_jax.model.encoder import EncoderOutput
 from bert_jax.objectives.losses import Objective, WeightedSum, classification
 from bert_jax.objectives.masking import Batch
-from bert_jax.shapes import Array, Float
 
 
 def sums(name: str, model: BertModel, output: EncoderOutput, batch: Batch) -> dict[str, WeightedSum]:

@@ -1,25 +1,18 @@
 """Ahead-of-time compilation of a phase's train step for absent devices, and statistics of the compiled program."""
 
-import contextlib
-import math
 import re
 import tempfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.chips import Sizes
 from bert_jax.config import Config
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.planning import hlo
-from bert_jax.planning.roofline import CollectiveBytes
-from bert_jax.planning.topologies import libtpu_environment
+from bert_jax.planning.hlo import Collective, parse_collectives
+from bert_jax.planning.topologies import compiling_for_absent_devices
+from bert_jax.training.micro_batch import compiled_memory_bytes
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 
@@ -33,11 +26,9 @@ class CompiledStepStats(NamedTuple):
     """State, batch and step inputs; the new state replaces the old one in place."""
     temporary_bytes: int
     """Peak of activations, gradients, gathered parameters and scratch."""
-    code_bytes: int
     total_bytes: int
-    """Sum of the above and of outputs that are not aliased with arguments."""
-    collectives: list[hlo.Collective]
-    compile_seconds: float
+    """Arguments, temporaries, code, and outputs that are not aliased with arguments."""
+    collectives: list[Collective]
 
 
 class OutOfMemoryReport(NamedTuple):
@@ -45,7 +36,6 @@ class OutOfMemoryReport(NamedTuple):
 
     needed_bytes: int
     """Bytes that the compiler counted before it stopped."""
-    available_bytes: int
     arguments_counted: bool
     """Whether `needed_bytes` includes state and batch."""
 
@@ -69,10 +59,11 @@ def trace_step(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulati
     return Programs(compile_only_task(config), mesh).trace_train_step(phase, accumulation)
 
 
-def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> CompiledStepStats | OutOfMemoryReport:
-    """Compile the train step of a phase for the devices of a mesh, present or not."""
+def compiled_step_stats(
+    config: Config, phase: int, mesh: Mesh, accumulation: int
+) -> CompiledStepStats | OutOfMemoryReport:
+    """Compile the train step of a phase for the devices of a mesh, present or not; arguments as of `trace_step`."""
     lowered = trace_step(config, phase, mesh, accumulation).lower()
-    start = time.perf_counter()
     # Read from the compiler's dump: jax cannot print the parts that libtpu moves to the SparseCores of v5p.
     with tempfile.TemporaryDirectory() as directory:
         try:
@@ -84,27 +75,10 @@ def compile_step(config: Config, phase: int, mesh: Mesh, accumulation: int) -> C
             return parse_out_of_memory(str(error))
         (text,) = (path.read_text() for path in Path(directory).glob("*.jit_train_step.*after_optimizations.txt"))
     usage = compiled.memory_analysis()
-    arguments, temporaries = usage.argument_size_in_bytes, usage.temp_size_in_bytes
-    code = usage.generated_code_size_in_bytes
-    outputs = usage.output_size_in_bytes - usage.alias_size_in_bytes
+    total = int(compiled_memory_bytes(compiled)) + usage.generated_code_size_in_bytes
     # A loop with a bound known only at run time is that of a batch ramp: at the end of the ramp it runs in full.
-    collectives = hlo.parse_collectives(text, unknown_trip_count=accumulation)
-    total = arguments + temporaries + code + outputs
-    return CompiledStepStats(arguments, temporaries, code, total, collectives, time.perf_counter() - start)
-
-
-@contextlib.contextmanager
-def compiling_for_absent_devices() -> Iterator[None]:
-    """Set libtpu's environment, and disable jax's compilation cache: it writes such programs, but cannot read them."""
-    before = jax.config.jax_enable_compilation_cache
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()  # the cache stores whether it is enabled
-    try:
-        with libtpu_environment():
-            yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", before)
-        compilation_cache.reset_cache()
+    collectives = parse_collectives(text, unknown_trip_count=accumulation)
+    return CompiledStepStats(usage.argument_size_in_bytes, usage.temp_size_in_bytes, total, collectives)
 
 
 def parse_out_of_memory(message: str) -> OutOfMemoryReport:
@@ -114,26 +88,7 @@ def parse_out_of_memory(message: str) -> OutOfMemoryReport:
       ValueError: the message has neither form.
     """
     size = r"([\d.]+)([KMGT]?)i?B?"
-    for pattern in (rf"\({size}\) exceeds available HBM \({size}\)", rf"Used {size} of {size} hbm"):
-        if match := re.search(pattern, message):
-            needed, available = (round(float(match[i]) * UNITS[match[i + 1]]) for i in (1, 3))
-            return OutOfMemoryReport(needed, available, "HLO temporaries (" not in message)
-    raise ValueError(f"unknown out-of-memory message: {message}")
-
-
-def collective_bytes_per_device(collectives: list[hlo.Collective], sizes: Sizes) -> CollectiveBytes:
-    """Bytes that a device sends per step along each axis of the mesh, for the roofline.
-
-    A collective over several axes counts for the first of them. In a ring of n devices, each keeps its own n-th part.
-    """
-    inside = (sizes.data // sizes.slices, sizes.fsdp, sizes.tensor)
-    sent = dict.fromkeys(CollectiveBytes._fields, 0.0)
-    for one in collectives:
-        if one.kind == hlo.BETWEEN_SLICES:  # the hosts compute the sum
-            sent["network"] += 2 * one.executions * one.bytes * (sizes.slices - 1) / sizes.slices
-        elif len(one.group) > 1:
-            coordinates = np.unravel_index(np.array(one.group) % math.prod(inside), inside)
-            axes = zip(("data", "fsdp", "tensor"), coordinates, strict=True)
-            axis = next(name for name, coordinate in axes if np.ptp(coordinate))
-            sent[axis] += one.bytes_sent * (len(one.group) - 1) / len(one.group)
-    return CollectiveBytes(**sent)
+    match = re.search(rf"\({size}\) exceeds available HBM", message) or re.search(rf"Used {size} of .* hbm", message)
+    if not match:
+        raise ValueError(f"unknown out-of-memory message: {message}")
+    return OutOfMemoryReport(round(float(match[1]) * UNITS[match[2]]), "HLO temporaries (" not in message)

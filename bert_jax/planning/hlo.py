@@ -8,11 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.chips import Sizes
+
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 BETWEEN_SLICES = "send"
 """Operation of XLA for TPUs that transfers data between slices through the hosts; collectives stay within a slice."""
 _CALLED = re.compile(r"\b(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\]")
 
 
 class Collective(NamedTuple):
@@ -44,14 +47,20 @@ def parse_collectives(hlo: str, unknown_trip_count: int = 1) -> list[Collective]
       hlo: `compiled.as_text()`.
       unknown_trip_count: trip count of loops whose bound is known only at run time.
     """
-    computations = _split_computations(hlo)
-    entry = re.search(r"^ENTRY %?([\w.\-]+)", hlo, re.M)
+    computations: dict[str, list[str]] = {}
+    entry = lines = None
+    for line in hlo.splitlines():
+        if header := re.match(r"^(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            lines = computations[header[2]] = []
+            entry = header[2] if header[1] else entry
+        elif lines is not None:
+            lines.append(line)
     assert entry, "no ENTRY computation"
     partitions = re.search(r"num_partitions=(\d+)", hlo)
-    return list(_walk(computations, entry[1], 1, unknown_trip_count, int(partitions[1]) if partitions else 0))
+    return list(_walk(computations, entry, 1, unknown_trip_count, int(partitions[1]) if partitions else 0))
 
 
-def bytes_by_kind(collectives: Iterable[Collective]) -> dict[str, int]:
+def array_bytes_by_kind(collectives: Iterable[Collective]) -> dict[str, int]:
     """Bytes of whole arrays over all executions, by kind."""
     totals: Counter[str] = Counter()
     for collective in collectives:
@@ -59,18 +68,21 @@ def bytes_by_kind(collectives: Iterable[Collective]) -> dict[str, int]:
     return dict(totals)
 
 
-def _split_computations(hlo: str) -> dict[str, list[str]]:
-    """Lines of each computation, without the comments that number the elements of long tuples."""
-    computations: dict[str, list[str]] = {}
-    name = None
-    for line in hlo.splitlines():
-        header = re.match(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line)
-        if header:
-            name = header[1]
-            computations[name] = []
-        elif name is not None:
-            computations[name].append(re.sub(r"/\*.*?\*/", "", line))
-    return computations
+def bytes_sent_by_axis(collectives: Iterable[Collective], sizes: Sizes) -> dict[str, float]:
+    """Bytes that a device sends per step along each axis of the mesh and between slices, for the roofline.
+
+    A collective over several axes counts for the first of them. In a ring of n devices, each keeps its own n-th part.
+    """
+    inside = (sizes.data // sizes.slices, sizes.fsdp, sizes.tensor)
+    sent = dict.fromkeys(("data", "fsdp", "tensor", "network"), 0.0)
+    for one in collectives:
+        if one.kind == BETWEEN_SLICES:  # the hosts compute the sum
+            sent["network"] += 2 * one.executions * one.bytes * (sizes.slices - 1) / sizes.slices
+        elif len(one.group) > 1:
+            coordinates = np.unravel_index(np.array(one.group) % math.prod(inside), inside)
+            axis = next(name for name, along in zip(sent, coordinates, strict=False) if np.ptp(along))
+            sent[axis] += one.bytes_sent * (len(one.group) - 1) / len(one.group)
+    return sent
 
 
 def _walk(
@@ -80,34 +92,26 @@ def _walk(
     # All links of a chain repeat its collective; the first link is recognised by this call.
     starts_chain = any('custom_call_target="AsyncCollectiveStart"' in line for line in lines)
     for line in lines:
-        instruction = re.search(r"= (.*?) ([a-z][\w\-]*)\(", line)
+        instruction = re.search(r"= (.*?) ([a-z][\w\-]*)\((.*?)\)", line)
         if not instruction:
             continue
-        shape, operation = instruction[1], instruction[2]
+        arrays, operation = _ARRAY.findall(instruction[1]), instruction[2]
         if operation.endswith(("-done", "-update")):
             continue
-        if operation.removesuffix("-start") in KINDS:
-            if starts_chain or "chain_id=" not in line:
-                yield _collective(line, shape, operation, executions, partitions)
+        kind = operation.removesuffix("-start")
+        if kind in KINDS and (starts_chain or "chain_id=" not in line):
+            if operation in ("all-gather-start", "collective-permute-start"):  # (operands, results, ...)
+                operands = instruction[3].count("%")
+                arrays = arrays[operands : 2 * operands]
+            group = _group(line, partitions)
+            size = _num_bytes(arrays) * (len(group) if kind == "reduce-scatter" else 1)
+            yield Collective(kind, _shapes(arrays), size, executions, group)
         elif operation == BETWEEN_SLICES and "is_host_transfer=true" in line:
-            array = _tuple_elements(shape)[0]
-            yield Collective(BETWEEN_SLICES, _array_shapes(array), _num_bytes(array), executions, ())
-        inner_executions = executions
-        if operation == "while":
-            inner_executions *= _trip_count(computations, lines, line, unknown)
-        called = _CALLED.findall(line)
-        for branches in _BRANCHES.findall(line):
-            called += [branch.strip(" %") for branch in branches.split(",")]
-        for callee in called:
-            yield from _walk(computations, callee, inner_executions, unknown, partitions)
-
-
-def _collective(line: str, shape: str, operation: str, executions: int, partitions: int) -> Collective:
-    if operation in ("all-gather-start", "collective-permute-start"):
-        shape = _tuple_elements(shape)[1]  # (operands, results, ...)
-    kind, group = operation.removesuffix("-start"), _group(line, partitions)
-    size = _num_bytes(shape) * (len(group) if kind == "reduce-scatter" else 1)
-    return Collective(kind, _array_shapes(shape), size, executions, group)
+            yield Collective(BETWEEN_SLICES, _shapes(arrays[:1]), _num_bytes(arrays[:1]), executions, ())
+        trips = _trip_count(computations, line, unknown) if operation == "while" else 1
+        branches = [name.strip(" %") for listed in _BRANCHES.findall(line) for name in listed.split(",")]
+        for callee in _CALLED.findall(line) + branches:
+            yield from _walk(computations, callee, executions * trips, unknown, partitions)
 
 
 def _group(line: str, partitions: int) -> tuple[int, ...]:
@@ -127,61 +131,27 @@ def _group(line: str, partitions: int) -> tuple[int, ...]:
     return tuple(range(partitions))
 
 
-def _trip_count(computations: dict[str, list[str]], lines: list[str], line: str, unknown: int) -> int:
-    """Trip count of a while loop: as noted by XLA, or from a condition that compares a counter with a constant."""
+def _trip_count(computations: dict[str, list[str]], line: str, unknown: int) -> int:
+    """Trip count of a while loop: as noted by XLA, or from a condition that compares a counter with a constant.
+
+    The counter is assumed to start at 0, as that of `jax.lax.scan`.
+    """
     if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', line):
         return int(known[1])
-    condition = computations.get(re.search(r"condition=%?([\w.\-]+)", line)[1], [])
-    root = next((one for one in condition if one.lstrip().startswith("ROOT")), "")
-    compared = re.search(r" compare\([^%]*%([\w.\-]+), [^%]*%([\w.\-]+)\), direction=LT", root)
-    if not compared:
-        return unknown
-    counter = re.search(r"index=(\d+)", _definition(condition, compared[1]))
-    bound = _constant(condition, compared[2])
-    if counter is None or bound is None:
-        return unknown
-    start = None
-    if carried := re.search(r" while\([^%]*%([\w.\-]+)\)", line):
-        elements = re.search(r" tuple\((.*?)\)", _definition(lines, carried[1]))
-        names = re.findall(r"%([\w.\-]+)", elements[1]) if elements else []
-        start = _constant(lines, names[int(counter[1])]) if names else None
-    return bound - (start or 0)
+    condition = "\n".join(computations.get(re.search(r"condition=%?([\w.\-]+)", line)[1], []))
+    compared = re.search(r"^\s*ROOT .* compare\(.*%([\w.\-]+)\), direction=LT", condition, re.M)
+    bound = compared and re.search(rf"^\s*%{re.escape(compared[1])} = .* constant\((\d+)\)", condition, re.M)
+    return int(bound[1]) if bound else unknown
 
 
-def _definition(lines: list[str], name: str) -> str:
-    return next((line for line in lines if re.match(rf"\s*(?:ROOT )?%?{re.escape(name)} = ", line)), "")
+def _shapes(arrays: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    return tuple(f"{kind}[{dims}]" for kind, dims in arrays)
 
 
-def _constant(lines: list[str], name: str) -> int | None:
-    """Value of an integer constant or of a copy of one; None for anything else."""
-    line = _definition(lines, name)
-    if match := re.search(r" constant\((-?\d+)\)", line):
-        return int(match[1])
-    copied = re.search(r" copy\([^%]*%([\w.\-]+)\)", line)
-    return _constant(lines, copied[1]) if copied else None
-
-
-def _tuple_elements(shape: str) -> list[str]:
-    """Shapes of a tuple's elements; for other shapes, the shape itself."""
-    if not shape.startswith("("):
-        return [shape]
-    parts, depth, begin = [], 0, 1
-    for i, character in enumerate(shape):
-        depth += (character in "([{") - (character in ")]}")
-        if (character == "," and depth == 1) or depth == 0:
-            parts.append(shape[begin:i].strip())
-            begin = i + 1
-    return parts
-
-
-def _array_shapes(shape: str) -> tuple[str, ...]:
-    return tuple(f"{kind}[{dims}]" for kind, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape))
-
-
-def _num_bytes(shape: str) -> int:
-    """Bytes of all arrays of a shape, without padding to tiles; types smaller than a byte count as one byte."""
+def _num_bytes(arrays: Iterable[tuple[str, str]]) -> int:
+    """Bytes of all arrays, without padding to tiles; types smaller than a byte count as one byte."""
     total = 0
-    for kind, dims in re.findall(r"\b([a-z]\w*)\[([\d,]*)\]", shape):
+    for kind, dims in arrays:
         bits = re.search(r"\d+", kind)
         width = 1 if kind == "pred" else 0 if bits is None else max(1, int(bits[0]) // 8)  # none: token, opaque
         total += width * math.prod(map(int, filter(None, dims.split(","))))

@@ -1,4 +1,4 @@
-"""Estimated bytes of a step on each device, by kind: arithmetic for the mesh search, without compilation.
+"""Estimated bytes of a step on each device, by kind: arithmetic, without compilation.
 
 | kind | bytes |
 |---|---|
@@ -16,7 +16,7 @@ The model ignores fragmentation, padding to tiles and recomputation that the com
 
 from bert_jax.chips import Sizes
 from bert_jax.config import Config
-from bert_jax.planning.workload import Workload, shard_size, workload
+from bert_jax.planning.workload import Workload, even_shard_size, workload
 from bert_jax.training.micro_batch import MEMORY_SHARE, valid_accumulations
 from bert_jax.training.optimizers import describe
 
@@ -26,30 +26,18 @@ LOGIT_BYTES = 8
 """Per logit: value and gradient, float32."""
 BATCH_ARRAYS = 6
 """Arrays of a batch with the length of the row, int32: ids, types, segments, positions, masked ids, and scratch."""
-DROPOUT_MASK_BYTES = 1
-"""Per element of a dropout: a boolean."""
 
 
 def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int) -> dict[str, int]:
-    """Bytes per device by kind, for a step of a phase at its full batch size; their sum must fit.
-
-    Args:
-      config: of the run.
-      phase: index.
-      sizes: of the mesh.
-      accumulation: micro-batches per step.
-
-    Raises:
-      UserError: rows or heads are not divisible by the mesh.
-    """
+    """Bytes per device by kind, for a step of a phase at its full batch size; arguments and errors as `workload`."""
     work = workload(config, phase, sizes, accumulation)
     model, parameters, width = work.model, work.parameters, work.model.hidden_size
     is_bfloat16 = work.bytes_per_activation == 2
     over_fsdp, several = sizes.fsdp > 1, accumulation > 1
-    table = shard_size(model.vocab_size, sizes.tensor) * model.embedding_width
+    table = even_shard_size(model.vocab_size, sizes.tensor) * model.embedding_width
     layers_stored = model.parameter_groups or model.num_layers
     kernels = layers_stored * width * (4 * work.inner + (1 + work.up_projections) * work.wide)
-    layer = layer_bytes(work)
+    layer = _layer_bytes(work)
     products = 3 * work.inner + 2 * width + work.up_projections * work.wide  # outputs, which remat "dots" saves
     saved = {
         "none": layer,
@@ -82,17 +70,15 @@ def fewest_micro_batches_that_fit(config: Config, phase: int, sizes: Sizes, avai
     return next(fitting, None)
 
 
-def layer_bytes(work: Workload) -> int:
+def _layer_bytes(work: Workload) -> int:
     """Bytes that one layer saves for its backward pass without remat, in a micro-batch on one device.
 
     In the compute type: the layer's input, query, key and value, context, input of the feed-forward layer, and input
     and output of its activation function. In float32: centred and normalised input of both norms. Attention:
-    probabilities in float32, and after dropout in the compute type. Dropouts: their masks.
+    probabilities in float32, and after dropout in the compute type. Dropouts: their masks, one byte per element.
     """
     model, size, hidden = work.model, work.bytes_per_activation, work.tokens * work.model.hidden_size
     activations = size * (2 * hidden + work.tokens * (4 * work.inner + (1 + work.up_projections) * work.wide))
-    norms = 2 * 2 * 4 * hidden
-    masks = DROPOUT_MASK_BYTES * 2 * hidden * (model.hidden_dropout > 0)
-    if model.attention == "cudnn":
-        return activations + norms + masks
-    return activations + norms + masks + work.scores * (4 + size + DROPOUT_MASK_BYTES * (model.attention_dropout > 0))
+    norms, masks = 2 * 2 * 4 * hidden, 2 * hidden * (model.hidden_dropout > 0)
+    scores = 0 if model.attention == "cudnn" else work.scores * (4 + size + (model.attention_dropout > 0))
+    return activations + norms + masks + scores

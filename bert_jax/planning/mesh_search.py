@@ -5,18 +5,15 @@ choose their micro-batches.
 """
 
 import dataclasses
-import functools
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal, NamedTuple
 
-from jax.sharding import AbstractMesh, Mesh
-
-from bert_jax.chips import GIB, Chip, Sizes
+from bert_jax.chips import GIB, Sizes
 from bert_jax.config import Config, MeshConfig
-from bert_jax.errors import UserError
-from bert_jax.planning import aot_compile
+from bert_jax.errors import UserError, require
 from bert_jax.planning.memory_model import estimate_memory
-from bert_jax.planning.roofline import Bound, predict
+from bert_jax.planning.roofline import predict
 from bert_jax.planning.topologies import Topology
 from bert_jax.training.micro_batch import valid_accumulations
 
@@ -27,260 +24,130 @@ MARGIN = 0.2
 the estimates (planning/memory_model.py)."""
 RETRY_FACTOR = 0.9
 """After a candidate that did not fit, only candidates with at most this share of its estimate are compiled."""
-SHOWN = 8
-"""Number of rated candidates in the output."""
+SLOWER_SHOWN = 7
+"""Number of candidates in the output that are slower than the chosen one."""
 
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
-Outcome = Literal["chosen", "slower", "too large", "did not fit", "not compiled"]
+Values = dict[str, Any]
+PlanPhase = Callable[[Config, int, Topology, int], Values]
+"""Compiles the step of a phase with a number of micro-batches: its row of the plan (`run_plan.plan_phase`)."""
 
 
 class Candidate(NamedTuple):
-    """One way to train a phase."""
+    """One way to train a phase, with its estimates. The fastest is the smallest, and of these the one with the least
+    memory."""
 
+    step_seconds: float
+    memory: int
+    """Bytes per device."""
     sizes: Sizes
     accumulation: int
     """Micro-batches per step."""
     remat: Remat
 
-    def config(self, config: Config) -> Config:
-        """The config with this candidate's remat policy."""
-        return dataclasses.replace(config, model=dataclasses.replace(config.model, remat=self.remat))
+    def to_dict(self, row: Values | None) -> Values:
+        """Plain values, with the outcome of the compilation if there was one."""
+        outcome = "slower" if row is None else "chosen" if row["fits"] else "does not fit"
+        needed = None if row is None else row["memory"]["total"]
+        return self._asdict() | {"sizes": self.sizes._asdict(), "needed": needed, "outcome": outcome}
 
 
-class RatedCandidate(NamedTuple):
-    """A candidate with its estimates and the outcome of the search."""
-
-    candidate: Candidate
-    memory: int
-    """Bytes per device, estimated."""
-    step_seconds: float
-    """Predicted seconds of a step."""
-    bound: Bound
-    """Main bottleneck of the step."""
-    outcome: Outcome = "not compiled"
-    reason: str = ""
-    """Reason of the outcome, with figures."""
-    compiled: int | None = None
-    """Bytes per device that the compiled program needs."""
-
-    def __str__(self) -> str:
-        candidate, sizes = self.candidate, self.candidate.sizes
-        mesh = f"data {sizes.data}, fsdp {sizes.fsdp}, tensor {sizes.tensor}"
-        return f"{mesh}, accumulation {candidate.accumulation}, remat {candidate.remat}"
+def config_on(config: Config, sizes: Sizes, remat: Remat) -> Config:
+    """The config with this mesh and remat policy."""
+    model = dataclasses.replace(config.model, remat=remat)
+    return dataclasses.replace(config, mesh=MeshConfig(sizes.data, sizes.fsdp, sizes.tensor), model=model)
 
 
-class PhaseSearch(NamedTuple):
-    """Result of a search for one phase: the chosen candidate, and all rated ones, fastest first."""
-
-    chosen: RatedCandidate | None
-    rated: list[RatedCandidate]
-
-    @property
-    def tried(self) -> int:
-        """Number of candidates that were compiled."""
-        return sum(one.outcome in ("chosen", "did not fit") for one in self.rated)
-
-    @property
-    def shown(self) -> list[RatedCandidate]:
-        """Compiled candidates and the next ones by predicted time."""
-        return [one for one in self.rated if one.outcome != "too large"][:SHOWN]
-
-
-class MeshSearchResult(NamedTuple):
-    """The recommended setting and the search that led to it."""
-
-    config: Config
-    """The config with the best mesh, remat policy and micro-batches."""
-    flags: list[str]
-    """Flags of the commands for this config."""
-    searches: dict[int, PhaseSearch]
-    """Searches by phase, in the order in which they ran."""
-    programs: dict[tuple[int, int], aot_compile.CompiledStepStats]
-    """Compiled steps of the chosen candidates, by phase and micro-batches."""
-
-    def compiled_step(
-        self, config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulation: int
-    ) -> aot_compile.CompiledStepStats:
-        """Replaces `aot_compile.compile_step`: returns the steps that the search compiled."""
-        return self.programs[phase, accumulation]
-
-
-def search_mesh(config: Config, topology: Topology) -> MeshSearchResult:
+def search_mesh(config: Config, topology: Topology, plan_phase: PlanPhase) -> tuple[Config, list[Values], Values]:
     """Find the fastest setting by the model that fits; compiles at most `MAX_COMPILED` programs.
 
+    Candidates are compiled in the order of their predicted time, except those whose estimated memory is too large,
+    until one fits.
+
+    Returns:
+      the config with the best mesh, remat policy and micro-batches; the plan's row of each phase; and the search as
+      plain values: the `flags` of the commands for this config, and the candidates of `phases`.
+
     Raises:
-      UserError: nothing fits.
+      UserError: nothing fits, or a batch cannot be split over the devices.
     """
-    programs: dict[tuple[int, int], aot_compile.CompiledStepStats] = {}
-    searches: dict[int, PhaseSearch] = {}
-    first: Candidate | None = None
-    remaining = MAX_COMPILED
     tokens = [phase.rows_before(phase.steps) * phase.seq_len for phase in config.phases]
     order = sorted(range(len(tokens)), key=lambda i: tokens[i], reverse=True)
-
-    def allowed(candidate: Candidate) -> bool:
-        return first is None or (candidate.sizes, candidate.remat) == (first.sizes, first.remat)
-
-    for done, phase in enumerate(order):
-        compile = functools.partial(_needed_bytes, config, phase, topology, programs)
-        max_compiled = remaining - (len(order) - done - 1)  # at least one for each of the other phases
-        devices = topology.count, topology.slices, topology.chip
-        result = searches[phase] = search_phase(config, phase, *devices, compile, allowed, max_compiled)
-        remaining -= result.tried
-        if result.chosen is None:
-            smallest = min((one for one in result.rated if one.reason), key=lambda one: one.memory, default=None)
-            tried = f" ({smallest}: {smallest.reason})" if smallest else ""
-            raise UserError(
-                f"phases.{phase}: no tried setting fits {topology.name}{tried}: use more chips, or smaller batches"
-            )
-        first = first or result.chosen.candidate
-    assert first is not None
-    counts = [searches[i].chosen.candidate.accumulation for i in range(len(order))]
-    mesh = _mesh(first.sizes)
-    phases = tuple(dataclasses.replace(one, accumulation=n) for one, n in zip(config.phases, counts, strict=True))
-    flags = [f"--mesh.{axis} {size}" for axis, size in dataclasses.asdict(mesh).items()]
-    flags += [f"--model.remat {first.remat}", *(f"--phases.{i}.accumulation {n}" for i, n in enumerate(counts))]
-    found = dataclasses.replace(first.config(config), mesh=mesh, phases=phases)
-    return MeshSearchResult(found, flags, searches, programs)
-
-
-def _needed_bytes(
-    config: Config, phase: int, topology: Topology, programs: dict[tuple[int, int], Any], candidate: Candidate
-) -> int:
-    """Bytes per device that a candidate's program needs; for GPUs, estimated by the memory model."""
-    config = candidate.config(config)
-    if topology.devices is None:
-        return sum(estimate_memory(config, phase, candidate.sizes, candidate.accumulation).values())
-    mesh = topology.mesh(_mesh(candidate.sizes))
-    program = aot_compile.compile_step(config, phase, mesh, candidate.accumulation)
-    if isinstance(program, aot_compile.OutOfMemoryReport):
-        raise UserError(f"the compiler needs at least {program.needed_bytes / GIB:.1f} GiB")
-    programs[phase, candidate.accumulation] = program  # the last entry fits: the search stops there
-    return program.total_bytes
-
-
-def _mesh(sizes: Sizes) -> MeshConfig:
-    return MeshConfig(sizes.data, sizes.fsdp, sizes.tensor)
-
-
-def search_phase(
-    config: Config,
-    phase: int,
-    devices: int,
-    slices: int,
-    chip: Chip,
-    compile: Callable[[Candidate], int],
-    allowed: Callable[[Candidate], bool] = lambda candidate: True,
-    max_compiled: int = MAX_COMPILED,
-) -> PhaseSearch:
-    """Find the fastest candidate by the roofline that compiles and fits.
-
-    Candidates are compiled in the order of their predicted time, except those whose estimated memory is too large,
-    until one fits or `max_compiled` programs were compiled.
-
-    Args:
-      config, phase: phase to search for.
-      devices: number in all slices together.
-      slices: number of slices that the data axis spans.
-      chip: kind of the devices.
-      compile: returns the bytes per device that a candidate's program needs; UserError if the compiler refuses it.
-      allowed: filter of the candidates.
-      max_compiled: maximum number of programs to compile.
-
-    Raises:
-      UserError: the batch cannot be split over the devices.
-    """
-    wanted = filter(allowed, candidates(config, phase, devices, slices))
-    # Of equally fast candidates, the one with the least memory is first.
-    rated = sorted((_rate(config, phase, chip, one) for one in wanted), key=lambda one: (one.step_seconds, one.memory))
-    if not rated:
-        raise UserError(
-            f"phases.{phase}.batch_size {config.phases[phase].batch_size} cannot be split over {devices} device(s) in "
-            f"{slices} slice(s): change the batch size or the number of devices"
+    rows: dict[int, Values] = {}
+    searches: dict[str, Values] = {}
+    best: Candidate | None = None
+    left = MAX_COMPILED
+    for phase in order:
+        rated = sorted(candidates(config, phase, topology))
+        if best is not None:
+            rated = [one for one in rated if (one.sizes, one.remat) == (best.sizes, best.remat)]
+        require(
+            bool(rated),
+            f"phases.{phase}.batch_size {config.phases[phase].batch_size} cannot be split over {topology.count} "
+            f"device(s) in {topology.slices} slice(s): change the batch size or the number of devices",
         )
-    bound, compiled, chosen, results = chip.memory * (1 + MARGIN), 0, None, []
+        waiting = len(order) - len(rows) - 1  # one program is left for each of them
+        tried = compile_until_one_fits(config, phase, topology, rated, plan_phase, left - waiting)
+        left -= len(tried)
+        if not tried or not tried[-1][1]["fits"]:
+            smallest = min(one.memory for one in rated) / GIB
+            raise UserError(
+                f"phases.{phase}: no tried setting fits {topology.name} (the smallest needs {smallest:.1f} of "
+                f"{topology.chip.memory / GIB:.1f} GiB by estimate): use more chips, or smaller batches"
+            )
+        chosen, rows[phase] = tried[-1]
+        best = best or chosen
+        slower = rated[rated.index(chosen) + 1 :][:SLOWER_SHOWN]
+        shown = [one.to_dict(row) for one, row in [*tried, *((one, None) for one in slower)]]
+        searches[str(phase)] = {"rated": len(rated), "shown": shown}
+    assert best is not None
+    counts = [rows[i]["accumulation"] for i in range(len(order))]
+    phases = tuple(dataclasses.replace(one, accumulation=n) for one, n in zip(config.phases, counts, strict=True))
+    found = dataclasses.replace(config_on(config, best.sizes, best.remat), phases=phases)
+    flags = [f"--mesh.{axis} {size}" for axis, size in dataclasses.asdict(found.mesh).items()]
+    flags += [f"--model.remat {best.remat}", *(f"--phases.{i}.accumulation {n}" for i, n in enumerate(counts))]
+    return found, [rows[i] for i in range(len(order))], {"flags": flags, "phases": searches}
+
+
+def compile_until_one_fits(
+    config: Config, phase: int, topology: Topology, rated: list[Candidate], plan_phase: PlanPhase, most: int
+) -> list[tuple[Candidate, Values]]:
+    """Compile at most `most` of the rated candidates in their order, but none that is too large by estimate.
+
+    Returns:
+      those that were compiled, with their rows of the plan; only the last can fit.
+    """
+    # For GPUs, the estimate itself decides whether a candidate fits.
+    limit = topology.chip.memory * (1 if topology.devices is None else 1 + MARGIN)
+    tried: list[tuple[Candidate, Values]] = []
     for one in rated:
-        if chosen is not None:
-            longer = one.step_seconds / chosen.step_seconds - 1
-            one = one._replace(outcome="slower", reason=f"by {longer:.1%} than the chosen candidate")
-        elif one.memory > bound:
-            reason = f"estimated {one.memory / GIB:.1f} GiB, more than {bound / GIB:.1f} GiB"
-            one = one._replace(outcome="too large", reason=reason)
-        elif compiled == max_compiled:
-            one = one._replace(reason=f"{max_compiled} others were compiled, and none fitted")
-        else:
-            compiled += 1
-            one = _try(one, chip.memory, compile)
-            if one.outcome == "chosen":
-                chosen = one
-            else:
-                bound = min(bound, one.memory * RETRY_FACTOR)
-        results.append(one)
-    return PhaseSearch(chosen, results)
+        if one.memory > limit:
+            continue
+        row = plan_phase(config_on(config, one.sizes, one.remat), phase, topology, one.accumulation)
+        tried.append((one, row))
+        if row["fits"] or len(tried) >= most:
+            break
+        limit = min(limit, one.memory * RETRY_FACTOR)
+    return tried
 
 
-def candidates(config: Config, phase: int, devices: int, slices: int) -> Iterator[Candidate]:
+def candidates(config: Config, phase: int, topology: Topology) -> Iterator[Candidate]:
     """All meshes whose sizes are powers of two and divide what they split, with all micro-batches and policies.
 
     Args:
       config: of the run; its batch sizes are not changed.
       phase: index.
-      devices: number in all slices together.
-      slices: number of slices that the data axis spans.
+      topology: target devices.
     """
-    model = config.model_of(phase)
-    for tensor in _powers_of_two(devices // slices):
-        if model.num_heads % tensor or model.intermediate_size % tensor:
+    model, count, slices = config.model_of(phase), topology.count, topology.slices
+    powers = [2**i for i in range((count // slices).bit_length())]
+    for tensor, fsdp in itertools.product(powers, powers):
+        data, left = divmod(count, tensor * fsdp)
+        if left or not data or data % slices or model.num_heads % tensor or model.intermediate_size % tensor:
             continue
-        for fsdp in _powers_of_two(devices // slices // tensor):
-            data, left = divmod(devices, tensor * fsdp)
-            if left or data % slices:
-                continue
-            for accumulation in valid_accumulations(config.phases[phase], data * fsdp):
-                for remat in REMATS:
-                    yield Candidate(Sizes(data, fsdp, tensor, slices), accumulation, remat)
-
-
-def _powers_of_two(most: int) -> list[int]:
-    return [2**i for i in range(max(1, most).bit_length())]
-
-
-def _rate(config: Config, phase: int, chip: Chip, candidate: Candidate) -> RatedCandidate:
-    setting = candidate.config(config), phase, candidate.sizes, candidate.accumulation
-    prediction = predict(*setting, chip)
-    return RatedCandidate(candidate, sum(estimate_memory(*setting).values()), prediction.step_seconds, prediction.bound)
-
-
-def _try(one: RatedCandidate, limit: float, compile: Callable[[Candidate], int]) -> RatedCandidate:
-    try:
-        needed = compile(one.candidate)
-    except UserError as error:
-        return one._replace(outcome="did not fit", reason=str(error))
-    reason = f"compiled: {needed / GIB:.1f} GiB of {limit / GIB:.1f}"
-    return one._replace(outcome="chosen" if needed <= limit else "did not fit", reason=reason, compiled=needed)
-
-
-def format_lines(search: MeshSearchResult) -> list[str]:
-    """The search as text: compiled candidates and the next ones by predicted time."""
-    out = ["", f"found: {' '.join(search.flags)}", ""]
-    for phase, result in search.searches.items():
-        out.append(f"phase {phase}: {len(result.rated):,} settings rated by the model, {result.tried} tried")
-        ruled_out = sum(one.outcome == "too large" for one in result.rated)
-        if ruled_out:
-            out.append(f"  {ruled_out:,} faster settings are too large by estimate")
-        out += [f"  {one.step_seconds:>8.4g} s  {one!s:<62}  {one.outcome}: {one.reason}" for one in result.shown]
-    return out
-
-
-def to_dict(search: MeshSearchResult) -> dict[str, Any]:
-    """The search as plain values; per phase the compiled candidates and the next ones by predicted time."""
-
-    def plain(one: RatedCandidate) -> dict[str, Any]:
-        return one._asdict() | {"candidate": one.candidate._asdict() | {"sizes": one.candidate.sizes._asdict()}}
-
-    phases = {
-        str(phase): {"rated": len(result.rated), "shown": list(map(plain, result.shown))}
-        for phase, result in search.searches.items()
-    }
-    return {"flags": search.flags, "phases": phases}
+        sizes = Sizes(data, fsdp, tensor, slices)
+        for n, remat in itertools.product(valid_accumulations(config.phases[phase], sizes.row_shards), REMATS):
+            setting = config_on(config, sizes, remat), phase, sizes, n
+            memory = sum(estimate_memory(*setting).values())
+            yield Candidate(predict(*setting, topology.chip).step_seconds, memory, sizes, n, remat)

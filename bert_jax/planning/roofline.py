@@ -9,11 +9,11 @@ All assumptions of the model:
 | scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with the fused kernel (`cudnn`) |
 | logits | the same for the loss over the vocabulary, `LOGIT_BYTES` each |
 | parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are accumulated, and the optimizer's `step_bytes` per step |
-| data, fsdp, tensor, network | bytes sent, divided by the bandwidth of the links that the axis uses |
+| data, fsdp, tensor, network | bytes sent along the axis, or between slices, divided by the bandwidth of the links that it uses |
 
 - The kinds do not overlap: the step time is their sum. Communication does not overlap with computation, because the
   step gathers before its loop over micro-batches and reduces after it; overlap by XLA at the edges is ignored.
-- Collectives: the step (training/step.py) gathers parameters over fsdp and reduces gradients once per step, by a
+- Collectives: the step (training/programs.py) gathers parameters over fsdp and reduces gradients once per step, by a
   reduce-scatter over fsdp and then a reduction over data, all in float32. XLA splits matrix products over tensor, which
   costs all-reduces in every layer of every micro-batch. They are rings in all dimensions of the torus at once: an
   all-gather or reduce-scatter of V bytes over n devices sends (n - 1)/n V from each device, an all-reduce twice that.
@@ -22,8 +22,6 @@ All assumptions of the model:
   of storing them ("dots" was no slower than "none" on a CPU, see docs/LOG.md).
 - Reading rows, dispatch, checkpoints, evaluation and failures cost nothing; all devices are equally fast.
 - Efficiencies are part of the chip (chips.py): assumed for accelerators, fitted on a CPU.
-
-No device is needed.
 """  # noqa: E501
 
 import math
@@ -31,7 +29,7 @@ from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config
-from bert_jax.planning.workload import Workload, shard_size, workload
+from bert_jax.planning.workload import Workload, even_shard_size, workload
 from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
 
@@ -57,24 +55,14 @@ SOFTMAX_OPS = 35.0
 NORM_OPS = 30.0
 """Operations of a LayerNorm with its residual per element, forward and backward."""
 
-FLOAT32 = 4
 ALL_REDUCES = {"none": 4, "dots": 4, "full": 6}
 """All-reduces of a layer's activations over tensor, by remat: outputs of attention and feed-forward, gradients of both
 inputs, and with `full` both outputs again."""
 
-COMPUTE, MEMORY, LINKS = "compute", "memory", "links"
 Bound = Literal["compute", "memory", "links"]
-
-
-class CollectiveBytes(NamedTuple):
-    """Bytes that each device sends in one step, by axis."""
-
-    data: float = 0.0
-    """Within the slice, along the data axis."""
-    fsdp: float = 0.0
-    tensor: float = 0.0
-    network: float = 0.0
-    """Between slices."""
+BytesSent = dict[str, float]
+"""Bytes that each device sends in one step: along `data` (inside a slice), `fsdp` and `tensor`, and over `network`
+(between slices)."""
 
 
 class Prediction(NamedTuple):
@@ -82,66 +70,49 @@ class Prediction(NamedTuple):
 
     seconds: dict[str, float]
     """Seconds by kind; their sum is `step_seconds`."""
-    bounds: dict[str, Bound]
-    """Bottleneck of each kind."""
+    bound: Bound
+    """Bottleneck with the largest share of the step time."""
     flops: float
     """FLOPs that the model needs, over all devices (model/flops.py), without recomputation."""
     mfu: float
     """Model FLOP/s as a share of all chips' bfloat16 peak."""
-    collectives: CollectiveBytes
-    """Bytes that each device sends."""
+    sent: BytesSent
 
     @property
     def step_seconds(self) -> float:
         """Seconds of the step."""
         return sum(self.seconds.values())
 
-    @property
-    def bound(self) -> Bound:
-        """Bottleneck with the largest share of the step time."""
-        return max((COMPUTE, MEMORY, LINKS), key=self.share)
-
-    def share(self, bound: Bound) -> float:
-        """Share of the step time with this bottleneck, in [0, 1]."""
-        return sum(self.seconds[kind] for kind, why in self.bounds.items() if why == bound) / self.step_seconds
-
 
 def predict(
-    config: Config,
-    phase: int,
-    sizes: Sizes,
-    accumulation: int,
-    chip: Chip,
-    collectives: CollectiveBytes | None = None,
+    config: Config, phase: int, sizes: Sizes, accumulation: int, chip: Chip, sent: BytesSent | None = None
 ) -> Prediction:
     """Predict the time of a step of a phase at its full batch size, and its bottleneck.
 
     Args:
-      config: of the run.
-      phase: index.
-      sizes: of the mesh.
-      accumulation: micro-batches per step.
+      config, phase, sizes, accumulation: as for `workload`.
       chip: kind of the devices.
-      collectives: bytes that a compiled program sends; None: computed from the shapes of the step.
+      sent: bytes that a compiled program sends; None: computed from the shapes of the step.
 
     Raises:
       UserError: rows or heads are not divisible by the mesh.
     """
     work = workload(config, phase, sizes, accumulation)
-    sent = expected_collectives(work) if collectives is None else collectives
+    sent = expected_bytes_sent(work) if sent is None else sent
     peak = chip.peak_flops * (1.0 if work.bytes_per_activation == 2 else chip.float32_share)
-    seconds: dict[str, float] = {"matmul": program_flops(work) / (peak * chip.efficiency.matmul)}
-    bounds: dict[str, Bound] = {"matmul": COMPUTE}
-    for kind, (moved, operations, share) in elementwise_costs(work, chip, config.optimizer.name).items():
-        by_memory, by_vector = moved / (chip.memory_bandwidth * share), operations / chip.vector_ops
+    seconds = {"matmul": program_flops(work) / (peak * chip.efficiency.matmul)}
+    bounds: dict[Bound, float] = {"compute": seconds["matmul"], "memory": 0.0, "links": 0.0}
+    for kind, (moved, operations) in elementwise_work(work, config.optimizer.name).items():
+        by_memory = moved / (chip.memory_bandwidth * getattr(chip.efficiency, kind))
+        by_vector = operations / chip.vector_ops
         seconds[kind] = max(by_memory, by_vector)
-        bounds[kind] = MEMORY if by_memory >= by_vector else COMPUTE
+        bounds["memory" if by_memory >= by_vector else "compute"] += seconds[kind]
     links = link_seconds(sent, sizes, chip)
     seconds |= links
-    bounds |= dict.fromkeys(links, LINKS)
+    bounds["links"] = sum(links.values())
     flops = train_step_flops(config, phase, config.phases[phase].batch_size)
     mfu = flops / (sum(seconds.values()) * chip.peak_flops * sizes.devices)
-    return Prediction(seconds, bounds, flops, mfu, sent)
+    return Prediction(seconds, max(bounds, key=bounds.__getitem__), flops, mfu, sent)
 
 
 def program_flops(work: Workload) -> float:
@@ -157,60 +128,51 @@ def program_flops(work: Workload) -> float:
     recomputed = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
     layers = model.num_layers * work.tokens * (3 * (linear + attention) + recomputed)
     projection = 0 if model.embedding_size is None else 2 * tables * width
-    vocabulary = shard_size(model.vocab_size, tensor)
-    head = work.rows * work.predictions * 2 * tables * (width + vocabulary)
+    head = work.rows * work.predictions * 2 * tables * (width + even_shard_size(model.vocab_size, tensor))
     return work.micro_batches * (layers + 3 * (head + work.tokens * projection))
 
 
-def elementwise_costs(work: Workload, chip: Chip, optimizer: str) -> dict[str, tuple[float, float, float]]:
-    """Bytes moved, elementwise operations and share of memory bandwidth, by kind, for a step of one device."""
-    model, share = work.model, chip.efficiency
-    micro, layers, tensor = work.micro_batches, work.model.num_layers, work.sizes.tensor
-    passes = 2 if model.remat == "full" else 1
-    dropout_ops = HASH_OPS * passes
-    hidden = micro * layers * work.tokens * model.hidden_size
-    wide = micro * layers * work.tokens * model.intermediate_size / tensor
-    scores = 0 if model.attention == "cudnn" else micro * layers * work.scores
+def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, float]]:
+    """Bytes moved and elementwise operations of one device in a step, by kind."""
+    model, parameters = work.model, work.parameters
+    micro, layers = work.micro_batches, work.micro_batches * work.model.num_layers
+    dropout_ops = HASH_OPS * (2 if model.remat == "full" else 1)
+    hidden = layers * work.tokens * model.hidden_size
+    wide = layers * work.tokens * model.intermediate_size / work.sizes.tensor
+    scores = 0 if model.attention == "cudnn" else layers * work.scores
     logits = micro * work.logits
     hidden_ops = hidden * 2 * (NORM_OPS + dropout_ops * (model.hidden_dropout > 0))
-    hidden_ops += wide * ACTIVATION_OPS[model.activation]
+    score_ops = scores * (SOFTMAX_OPS + dropout_ops * (model.attention_dropout > 0))
+    per_micro_batch = WEIGHT_BYTES + (ACCUMULATE_BYTES if micro > 1 else 0.0)
+    update = describe(optimizer).step_bytes * parameters.owned
     return {
-        "hidden": (hidden * HIDDEN_ACCESSES * work.bytes_per_activation, hidden_ops, share.hidden),
-        "scores": (
-            scores * SCORE_ACCESSES * work.bytes_per_activation,
-            scores * (SOFTMAX_OPS + dropout_ops * (model.attention_dropout > 0)),
-            share.scores,
+        "hidden": (
+            hidden * HIDDEN_ACCESSES * work.bytes_per_activation,
+            hidden_ops + wide * ACTIVATION_OPS[model.activation],
         ),
-        "logits": (logits * LOGIT_BYTES, logits * SOFTMAX_OPS, share.logits),
-        "parameters": (parameter_bytes(work, optimizer), 0.0, share.parameters),
+        "scores": (scores * SCORE_ACCESSES * work.bytes_per_activation, score_ops),
+        "logits": (logits * LOGIT_BYTES, logits * SOFTMAX_OPS),
+        "parameters": (micro * per_micro_batch * parameters.whole + update, 0.0),
     }
 
 
-def parameter_bytes(work: Workload, optimizer: str) -> float:
-    """Bytes that weights, gradients and the optimizer move on each device."""
-    per_micro_batch = WEIGHT_BYTES + (ACCUMULATE_BYTES if work.micro_batches > 1 else 0.0)
-    return (
-        work.micro_batches * per_micro_batch * work.parameters.whole
-        + describe(optimizer).step_bytes * work.parameters.owned
-    )
-
-
-def expected_collectives(work: Workload) -> CollectiveBytes:
+def expected_bytes_sent(work: Workload) -> BytesSent:
     """Bytes that the step must send, computed from its shapes."""
     sizes, parameters, model = work.sizes, work.parameters, work.model
     inside = sizes.data // sizes.slices
     copied = parameters.whole - parameters.gathered
-    per_device = FLOAT32 * (parameters.gathered / sizes.fsdp + copied)
-    fsdp = FLOAT32 * _remote_share(sizes.fsdp) * (2 * parameters.gathered + 2 * copied)
-    data = 2 * _remote_share(inside) * per_device
-    network = 2 * _remote_share(sizes.slices) * per_device / inside
+    per_device = 4 * (parameters.gathered / sizes.fsdp + copied)
     layers = ALL_REDUCES[model.remat] * model.num_layers * work.tokens * model.hidden_size * work.bytes_per_activation
     # A split table: each device looks up its own rows, and the sum over devices is the embedding of every token; the
     # backward pass of the decoded positions does the same.
-    tables = FLOAT32 * model.embedding_width * (work.tokens + work.rows * work.predictions)
-    table_is_split = shard_size(model.vocab_size, sizes.tensor) < model.vocab_size
-    tensor = 2 * _remote_share(sizes.tensor) * (layers + tables * table_is_split) * work.micro_batches
-    return CollectiveBytes(data, fsdp, tensor, network)
+    tables = 4 * model.embedding_width * (work.tokens + work.rows * work.predictions)
+    table_is_split = even_shard_size(model.vocab_size, sizes.tensor) < model.vocab_size
+    return {
+        "data": 2 * _remote_share(inside) * per_device,
+        "fsdp": 4 * _remote_share(sizes.fsdp) * (2 * parameters.gathered + 2 * copied),
+        "tensor": 2 * _remote_share(sizes.tensor) * (layers + tables * table_is_split) * work.micro_batches,
+        "network": 2 * _remote_share(sizes.slices) * per_device / inside,
+    }
 
 
 def _remote_share(devices: int) -> float:
@@ -218,21 +180,12 @@ def _remote_share(devices: int) -> float:
     return (devices - 1) / devices
 
 
-def link_seconds(collectives: CollectiveBytes, sizes: Sizes, chip: Chip) -> dict[str, float]:
-    """Seconds for each axis, and for the network between slices, without overlap.
-
-    Args:
-      collectives: bytes that each device sends.
-      sizes: of the mesh.
-      chip: kind of the devices.
-    """
-    inside = sizes.data // sizes.slices
-    lengths = {"data": inside, "fsdp": sizes.fsdp, "tensor": sizes.tensor}
+def link_seconds(sent: BytesSent, sizes: Sizes, chip: Chip) -> dict[str, float]:
+    """Seconds for each axis, and for the network between slices, without overlap."""
+    lengths = {"data": sizes.data // sizes.slices, "fsdp": sizes.fsdp, "tensor": sizes.tensor}
     devices = math.prod(lengths.values())
-    seconds = {
-        axis: getattr(collectives, axis) / axis_bandwidth(chip, length, devices) for axis, length in lengths.items()
-    }
-    return seconds | {"network": collectives.network / chip.network_bandwidth}
+    seconds = {axis: sent[axis] / axis_bandwidth(chip, length, devices) for axis, length in lengths.items()}
+    return seconds | {"network": sent["network"] / chip.network_bandwidth}
 
 
 def axis_bandwidth(chip: Chip, length: int, devices: int) -> float:

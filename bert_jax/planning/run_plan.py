@@ -4,25 +4,24 @@ For TPUs, memory and communication come from the compiler; for GPUs, both are es
 (planning/roofline.py). docs/plan.md lists the source of each figure.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bert_jax.chips import GIB
 from bert_jax.config import Config
 from bert_jax.planning import aot_compile, hlo
 from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
-from bert_jax.planning.roofline import CollectiveBytes, predict
+from bert_jax.planning.mesh_search import search_mesh
+from bert_jax.planning.roofline import predict
+from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
-from bert_jax.training.loop import check_run
-from bert_jax.training.micro_batch import requested_accumulation, valid_accumulations
+from bert_jax.report import Note, Section, Table
+from bert_jax.training.micro_batch import check_run, requested_accumulation, valid_accumulations
 from bert_jax.training.optimizers import describe
-from bert_jax.training.pretraining_task import train_step_flops
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import unsharded_dimensions
 
 Values = dict[str, Any]
-CompiledStep = aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport
-Compile = Callable[..., CompiledStep]
 
 
 def plan(
@@ -30,7 +29,7 @@ def plan(
     topology: Topology,
     micro_batch: int | None = None,
     price: float | None = None,
-    compile_step: Compile = aot_compile.compile_step,
+    search: bool = False,
 ) -> Values:
     """Plan of a run as plain values; bytes are per device, seconds per step.
 
@@ -40,20 +39,27 @@ def plan(
       micro_batch: rows of a micro-batch on each device; None: the phases' accumulation, or without it the fewest
         micro-batches that fit by the estimate (`pretrain` finds them by compiling).
       price: per chip and hour, in any currency.
-      compile_step: compiles the step of a phase (`aot_compile.compile_step`); not called for GPUs.
+      search: whether to replace mesh, remat policy and micro-batches by the fastest that fit; the values then have
+        the `search`.
 
     Raises:
       UserError: the mesh does not fit the topology, or the batches of a phase are not divisible.
     """
+    extra = {}
+    if search:
+        config, rows, extra["search"] = search_mesh(config, topology, plan_phase)
     mesh = topology.mesh(config.mesh)
-    check_run(Programs(aot_compile.compile_only_task(config), mesh.abstract_mesh), 1, micro_batch)
-    rows = []
-    for i, phase in enumerate(config.phases):
-        accumulation = requested_accumulation(phase, i, mesh, micro_batch) or fewest_micro_batches_that_fit(
-            config, i, topology.sizes(mesh), topology.chip.memory
-        )
-        accumulation = accumulation or valid_accumulations(phase, topology.sizes(mesh).row_shards)[-1]
-        rows.append(_phase(config, i, topology, mesh, accumulation, compile_step))
+    programs = Programs(aot_compile.compile_only_task(config), mesh.abstract_mesh)
+    check_run(programs, 1, micro_batch)
+    if not search:
+        sizes, rows = topology.sizes(mesh), []
+        for i, phase in enumerate(config.phases):
+            accumulation = (
+                requested_accumulation(phase, i, mesh, micro_batch)
+                or fewest_micro_batches_that_fit(config, i, sizes, topology.chip.memory)
+                or valid_accumulations(phase, sizes.row_shards)[-1]
+            )
+            rows.append(plan_phase(config, i, topology, accumulation))
     return {
         "name": config.name,
         "topology": topology.name,
@@ -63,68 +69,72 @@ def plan(
         "mesh": dict(mesh.shape),
         "phases": rows,
         "run": _run(config, topology, rows, price),
-        "notes": list(_notes(config, topology, mesh)),
+        "notes": list(_notes(config, topology, programs)),
+        **extra,
     }
 
 
-def _phase(
-    config: Config, index: int, topology: Topology, mesh: Any, accumulation: int, compile_step: Compile
-) -> Values:
-    settings, sizes, chip = config.phases[index], topology.sizes(mesh), topology.chip
-    row: Values = {
+def plan_phase(config: Config, index: int, topology: Topology, accumulation: int) -> Values:
+    """A phase's row of the plan: compiles the step for TPUs, lowers it for GPUs.
+
+    Args:
+      config: of the run.
+      index: of the phase.
+      topology: target devices.
+      accumulation: micro-batches per step.
+    """
+    settings, mesh, chip = config.phases[index], topology.mesh(config.mesh), topology.chip
+    sizes = topology.sizes(mesh)
+    program = None
+    if topology.devices is None:
+        aot_compile.trace_step(config, index, mesh, accumulation).lower(lowering_platforms=("cuda",))
+    else:
+        program = aot_compile.compiled_step_stats(config, index, mesh, accumulation)
+    memory = _memory(estimate_memory(config, index, sizes, accumulation), program)
+    collectives = getattr(program, "collectives", None)
+    sent = None if collectives is None else hlo.bytes_sent_by_axis(collectives, sizes)
+    prediction = predict(config, index, sizes, accumulation, chip, sent)
+    row = {
         "phase": index,
         "seq_len": settings.seq_len,
         "batch_size": settings.batch_size,
         "accumulation": accumulation,
         "rows": settings.batch_size // (sizes.row_shards * accumulation),
-        "flops": train_step_flops(config, index, settings.batch_size),
+        "flops": prediction.flops,
+        "compiled": program is not None,
+        "collectives": None if collectives is None else hlo.array_bytes_by_kind(collectives),
+        "memory": memory | {"available": int(chip.memory)},
+        "fits": memory["total"] <= chip.memory,
+        "short_by": max(0, memory["total"] - int(chip.memory)),
     }
-    sent: CollectiveBytes | None = None
-    program: CompiledStep | None = None
-    if topology.devices is None:
-        aot_compile.trace_step(config, index, mesh, accumulation).lower(lowering_platforms=("cuda",))
-    else:
-        program = compile_step(config, index, mesh, accumulation)
-    memory = _memory(estimate_memory(config, index, sizes, accumulation), program, int(chip.memory))
-    row |= {"compiled": program is not None, "collectives": None, "memory": memory}
-    if isinstance(program, aot_compile.CompiledStepStats):
-        sent = aot_compile.collective_bytes_per_device(program.collectives, sizes)
-        row |= {"collectives": hlo.bytes_by_kind(program.collectives), "compile_seconds": program.compile_seconds}
-    needed, available = memory["total"], memory["available"]
-    row |= {"fits": needed <= available, "short_by": max(0, needed - available)}
     if not row["fits"]:
         return row | dict.fromkeys(("sent", "step_seconds", "seconds", "bound", "mfu"))
-    prediction = predict(config, index, sizes, accumulation, chip, sent)
-    return row | {
-        "sent": prediction.collectives._asdict(),
-        "step_seconds": prediction.step_seconds,
-        "seconds": dict(prediction.seconds),
-        "bound": prediction.bound,
-        "mfu": prediction.mfu,
-    }
+    return row | prediction._asdict() | {"step_seconds": prediction.step_seconds}
 
 
-def _memory(estimate: dict[str, int], program: CompiledStep | None, available: int) -> dict[str, int]:
+def _memory(
+    estimate: dict[str, int], program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport | None
+) -> dict[str, int]:
     """Bytes by kind. Parameters and moments are those of their shapes; the total is the compiler's, or estimated for
     GPUs; the compiler's temporaries are divided into the activations of the memory model and the rest.
     """
     parts = {kind: estimate[kind] for kind in ("parameters", "moments", "activations")}
     stored = parts["parameters"] + parts["moments"]
     if program is None:
-        parts["temporaries"] = sum(estimate[kind] for kind in ("gradients", "gathered", "casts", "temporaries"))
-        parts |= {"other": estimate["batch"], "total": sum(estimate.values())}
-    elif isinstance(program, aot_compile.OutOfMemoryReport):
-        parts["total"] = program.needed_bytes + (0 if program.arguments_counted else stored)
-        available = program.available_bytes
-    else:
-        parts["activations"] = min(parts["activations"], program.temporary_bytes)
-        parts["temporaries"] = program.temporary_bytes - parts["activations"]
-        parts["other"] = program.total_bytes - program.temporary_bytes - stored
-        parts["total"] = program.total_bytes
-    return parts | {"available": available}
+        temporaries = sum(estimate[kind] for kind in ("gradients", "gathered", "casts", "temporaries"))
+        return parts | {"temporaries": temporaries, "other": estimate["batch"], "total": sum(estimate.values())}
+    if isinstance(program, aot_compile.OutOfMemoryReport):
+        return parts | {"total": program.needed_bytes + (0 if program.arguments_counted else stored)}
+    activations = min(parts["activations"], program.temporary_bytes)
+    return parts | {
+        "activations": activations,
+        "temporaries": program.temporary_bytes - activations,
+        "other": program.total_bytes - program.temporary_bytes - stored,
+        "total": program.total_bytes,
+    }
 
 
-def _run(config: Config, topology: Topology, rows: list[Values], price: float | None) -> Values:
+def _run(config: Config, topology: Topology, rows: Sequence[Values], price: float | None) -> Values:
     """Hours and cost of all steps."""
     if not all(row["fits"] for row in rows):
         return dict.fromkeys(("hours", "chip_hours", "cost"))
@@ -143,14 +153,13 @@ def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
     return hours
 
 
-def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:
+def _notes(config: Config, topology: Topology, programs: Programs) -> Iterator[str]:
     """Remarks on the figures."""
-    state = Programs(aot_compile.compile_only_task(config), mesh).abstract_state(len(config.phases) - 1)
     copies = 1 + describe(config.optimizer.name).moments
-    for one in unsharded_dimensions(state.params):
+    for one in unsharded_dimensions(programs.abstract_state(len(config.phases) - 1).params):
         yield (
-            f"{one.path} is copied, not split: mesh.{one.axis} {mesh.shape[one.axis]} does not divide its dimension "
-            f"{one.dimension}, {one.size:,}; {_gib(copies * one.bytes)} with its moments on each device"
+            f"{one.path} is copied, not split: mesh.{one.axis} {programs.mesh.shape[one.axis]} does not divide its "
+            f"dimension {one.dimension}, {one.size:,}; {_size(copies * one.bytes)} with its moments on each device"
         )
     if topology.devices_per_chip > 1:
         yield f"a device is one of the {topology.devices_per_chip} cores of a chip and has half of its memory"
@@ -158,56 +167,59 @@ def _notes(config: Config, topology: Topology, mesh: Any) -> Iterator[str]:
         yield "the step was lowered for GPUs, not compiled: memory and bytes sent are estimates"
 
 
-def format_lines(plan: Values) -> Iterator[str]:
-    """The plan as text: a table of the phases, their communication, the whole run, and notes."""
+def to_sections(plan: Values) -> list[Section]:
+    """The plan as a report: the phases side by side, the whole run, notes, and the search."""
     axes = ", ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     slices = f" in {plan['slices']} slices" if plan["slices"] > 1 else ""
-    yield f"{plan['name']} on {plan['topology']}: {plan['devices']:,} devices{slices}, mesh {axes}"
-    yield ""
-    yield (
-        "phase  seq_len    batch  rows x micro   fits  params  moments  activ.   temp.  other   total  of GiB  "
-        "PFLOP/step  s/step    MFU  bound by"
-    )
-    yield from map(_line, plan["phases"])
-    yield ""
-    for row in plan["phases"]:
-        yield from _communication(row)
-    run = plan["run"]
+    run, table = plan["run"], phase_table(map(_phase_values, plan["phases"]))
     if run["hours"] is None:
-        yield "the run does not fit: time and cost are not estimated"
+        summary = "the run does not fit: time and cost are not estimated"
     else:
         cost = "" if run["cost"] is None else f", {run['cost']:,.2f} at the given price"
-        yield (
+        summary = (
             f"the whole run: {run['hours']:,.2f} hours on {plan['chips']:,} chips, {run['chip_hours']:,.1f} "
-            f"chip-hours{cost} (by the roofline; without evaluation, checkpoints, input and failures)"
+            f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline that was within "
+            "25 % of steps on a CPU, and not compared with TPUs or GPUs)"
         )
-    for note in plan["notes"]:
-        yield f"note: {note}"
+    title = f"{plan['name']} on {plan['topology']}: {plan['devices']:,} devices{slices}, mesh {axes}"
+    notes = (summary, *(f"note: {note}" for note in plan["notes"]))
+    search = [_search_section(plan["search"])] if "search" in plan else []
+    return [Section(title, (table, *map(Note, notes)), level=1), *search]
 
 
-def _line(row: Values) -> str:
-    memory = row["memory"]
-    kinds = ("parameters", "moments", "activations", "temporaries", "other")
-    shown = [f"{memory[kind] / GIB:.2f}" if kind in memory else "" for kind in kinds]
-    known = (
-        f"{row['phase']:>5}  {row['seq_len']:>7}  {row['batch_size']:>7,}  {row['rows']:>5} x {row['accumulation']:<5}"
-        f"  {'yes' if row['fits'] else 'no':>4}  {shown[0]:>6}  {shown[1]:>7}  {shown[2]:>6}  {shown[3]:>6}  "
-        f"{shown[4]:>5}  {memory['total'] / GIB:>6.2f}  {memory['available'] / GIB:>6.2f}  {row['flops'] / 1e15:>10.3f}"
-    )
-    if not row["fits"]:
-        return f"{known}  does not fit, by {'at least ' if row['compiled'] else 'about '}{_gib(row['short_by'])}"
-    return f"{known}  {row['step_seconds']:>6.4g}  {100 * row['mfu']:>4.1f}%  {row['bound']}"
+def _phase_values(row: Values) -> dict[str, str]:
+    """A row of the plan as text."""
+    memory, by = row["memory"], "" if row["compiled"] else ", by estimate"
+    short = f"does not fit, by {'at least' if row['compiled'] else 'about'} {_size(row['short_by'])}"
+    return {
+        "batch": f"{row['batch_size']:,} x {row['seq_len']} tokens",
+        "rows x micro-batches": f"{row['rows']} x {row['accumulation']}",
+        **{kind: _size(size) for kind, size in memory.items()},
+        "fits": "yes" if row["fits"] else short,
+        **{f"exchanged per step: {kind}": _size(size) for kind, size in (row["collectives"] or {}).items()},
+        **{f"sent over {axis}{by}": _size(size) for axis, size in (row["sent"] or {}).items() if size},
+        "PFLOP per step": f"{row['flops'] / 1e15:.3f}",
+        **{f"seconds: {kind}": f"{seconds:.4g}" for kind, seconds in (row["seconds"] or {}).items() if seconds},
+        **({} if not row["fits"] else {"seconds per step": f"{row['step_seconds']:.4g}", "MFU": f"{row['mfu']:.1%}"}),
+        "bound by": row["bound"] or "",
+    }
 
 
-def _communication(row: Values) -> Iterator[str]:
-    if row["collectives"] is not None:
-        kinds = ", ".join(f"{kind} {_gib(size)}" for kind, size in sorted(row["collectives"].items()))
-        yield f"phase {row['phase']} exchanges per step, by its compiled program: {kinds or 'nothing'}"
-    if row["sent"] is not None:
-        axes = ", ".join(f"{axis} {_gib(size)}" for axis, size in row["sent"].items() if size)
-        source = "" if row["compiled"] else ", by estimate"
-        yield f"phase {row['phase']} sends from each device{source}: {axes or 'nothing'}"
+def _search_section(search: Values) -> Section:
+    """The candidates that were compiled, and the next ones by predicted time."""
+    blocks: list[Note | Table] = [Note(f"found: {' '.join(search['flags'])}")]
+    header = ("data", "fsdp", "tensor", "accumulation", "remat", "s/step", "estimated", "compiled", "")
+    for phase, found in search["phases"].items():
+        blocks.append(Note(f"phase {phase}: {found['rated']:,} settings rated by the model"))
+        cells = []
+        for one in found["shown"]:
+            mesh = [str(one["sizes"][axis]) for axis in ("data", "fsdp", "tensor")]
+            needed = "" if one["needed"] is None else _size(one["needed"])
+            figures = f"{one['step_seconds']:.4g}", _size(one["memory"]), needed, one["outcome"]
+            cells.append((*mesh, str(one["accumulation"]), one["remat"], *figures))
+        blocks.append(Table(header, tuple(cells)))
+    return Section("search", tuple(blocks))
 
 
-def _gib(size: float) -> str:
+def _size(size: float) -> str:
     return f"{size / GIB:.2f} GiB" if size >= GIB / 10 else f"{size / 2**20:.2f} MiB"

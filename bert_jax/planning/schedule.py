@@ -3,21 +3,21 @@
 Token counts include padding; the share of padding depends on the corpus (`bert-jax doctor`).
 """
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from bert_jax.config import Config
 from bert_jax.errors import UserError, install_command
+from bert_jax.report import Note, Section, Table
 from bert_jax.training.optimizers.schedules import learning_rate_at
 
 TABLE_ROWS = 16
 """Evenly spaced steps in the table, besides those where a phase, its peak rate or its decay begins."""
-BAR_WIDTH = 24
-"""Characters of the bar of the highest learning rate."""
+STEP_COUNTS = ("step", "phase", "seq_len", "batch_size", "tokens")
 PLOT_POINTS = 1000
 """Evenly spaced steps in the plot."""
-TIMED = "time decides the number of steps, at most {steps:,}; the schedule is scaled to that number"
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -27,7 +27,18 @@ def to_dict(config: Config) -> dict[str, Any]:
     up to and including this step.
     """
     starts = _starts(config)
-    phases = [_phase_values(config, index, start) for index, start in enumerate(starts)]
+    phases = [
+        {
+            "phase": i,
+            "first_step": start,
+            "end_step": start + phase.steps,
+            "tokens": phase.rows_before(phase.steps) * phase.seq_len,
+            **dataclasses.asdict(phase),
+            "num_layers": config.model_of(i).num_layers,
+            "frozen": list(phase.frozen),
+        }
+        for i, (start, phase) in enumerate(zip(starts, config.phases, strict=True))
+    ]
     return {
         "name": config.name,
         "steps": config.total_steps,
@@ -37,20 +48,28 @@ def to_dict(config: Config) -> dict[str, Any]:
     }
 
 
-def format_lines(schedule: dict[str, Any]) -> Iterator[str]:
-    """The schedule as text: a block for each phase, then the table."""
-    yield f"{schedule['name']}: {schedule['steps']:,} steps, {schedule['tokens']:,} tokens"
-    for phase in schedule["phases"]:
-        yield from _block(phase)
-    yield ""
-    yield f"{'step':>12}  {'phase':>5}  {'seq_len':>7}  {'batch':>7}  {'tokens so far':>19}  learning rate"
-    peak = max(phase["learning_rate"] for phase in schedule["phases"]) or 1.0
-    for row in schedule["table"]:
-        bar = "#" * round(BAR_WIDTH * row["learning_rate"] / peak)
-        yield (
-            f"{row['step']:>12,}  {row['phase']:>5}  {row['seq_len']:>7}  {row['batch_size']:>7,}  "
-            f"{row['tokens']:>19,}  {row['learning_rate']:<9.3g}  {bar}".rstrip()
-        )
+def to_sections(schedule: dict[str, Any]) -> list[Section]:
+    """The schedule as a report: the phases side by side, then the table of steps."""
+    blocks: list[Note | Table] = [phase_table(schedule["phases"])]
+    if schedule["phases"][-1]["hours"] is not None:
+        blocks.append(Note("hours: time decides the number of steps, at most `steps`; the schedule is scaled to it"))
+    rows = tuple(
+        (*(f"{row[name]:,}" for name in STEP_COUNTS), f"{row['learning_rate']:.3g}") for row in schedule["table"]
+    )
+    title = f"{schedule['name']}: {schedule['steps']:,} steps, {schedule['tokens']:,} tokens"
+    return [Section(title, (*blocks, Table((*STEP_COUNTS, "learning_rate"), rows)), level=1)]
+
+
+def phase_table(phases: Iterable[dict[str, Any]]) -> Table:
+    """A column for each phase, a row for each name; values that are None or missing are empty."""
+    columns = list(phases)
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = tuple((name, *(_cell(column.get(name)) for column in columns)) for name in names)
+    return Table(("", *(f"phase {i}" for i in range(len(columns)))), rows)
+
+
+def _cell(value: Any) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def plot(config: Config, path: Path) -> None:
@@ -117,56 +136,3 @@ def _step_values(config: Config, starts: list[int], step: int) -> dict[str, Any]
         "learning_rate": learning_rate_at(config, step),
         "tokens": before + phase.rows_before(within + 1) * phase.seq_len,
     }
-
-
-def _phase_values(config: Config, index: int, start: int) -> dict[str, Any]:
-    phase = config.phases[index]
-    names = (
-        "seq_len start_batch_size batch_size ramp_steps accumulation learning_rate end_learning_rate warmup_steps "
-        "warmup_done decay decay_power decay_start hours max_predictions moments step_count"
-    )
-    return {
-        "phase": index,
-        "first_step": start,
-        "end_step": start + phase.steps,
-        "tokens": phase.rows_before(phase.steps) * phase.seq_len,
-        "num_layers": config.model_of(index).num_layers,
-        "frozen": list(phase.frozen),
-        **{name: getattr(phase, name) for name in names.split()},
-    }
-
-
-def _block(phase: dict[str, Any]) -> Iterator[str]:
-    """A phase as text."""
-    first, end = phase["first_step"], phase["end_step"]
-    yield ""
-    yield f"phase {phase['phase']}: steps {first:,} to {end - 1:,}"
-    if phase["hours"] is not None:
-        yield _line("time", f"{phase['hours']:g} hours; {TIMED.format(steps=end - first)}")
-    yield _line("seq_len", f"{phase['seq_len']} tokens")
-    batch = f"{phase['batch_size']:,} rows, accumulation {phase['accumulation'] or 'found at the start'}"
-    if phase["start_batch_size"] is not None:
-        batch += f"; reached after {phase['ramp_steps']:,} steps, in increments of {phase['start_batch_size']:,} rows"
-    yield _line("batch", batch)
-    yield _line("tokens", f"{phase['tokens']:,}")
-    if phase["max_predictions"] is not None:
-        yield _line("predicted", f"at most {phase['max_predictions']} tokens of an example")
-    yield _line("layers", str(phase["num_layers"]))
-    yield _line("frozen", ", ".join(phase["frozen"]) or "nothing")
-    yield _line("moments", f"{phase['moments']}, step count {phase['step_count']}")
-    yield _line("rate", _rates(phase))
-
-
-def _rates(phase: dict[str, Any]) -> str:
-    warmup, done = phase["warmup_steps"], phase["warmup_done"]
-    text = f"peak {phase['learning_rate']:g}" + (f" after {warmup:,} warmup steps" if warmup else ", no warmup")
-    text += f" ({done:,} more count as already done)" if warmup and done else ""
-    if phase["decay"] == "constant":
-        return f"{text}, then constant"
-    power = f" of power {phase['decay_power']:g}" if phase["decay"] == "polynomial" else ""
-    text += f"; {phase['decay']} decay{power} from its step {phase['decay_start']:,}"
-    return f"{text} to {phase['end_learning_rate']:g}"
-
-
-def _line(name: str, text: str) -> str:
-    return f"  {name:<9}  {text}"

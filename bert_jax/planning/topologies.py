@@ -5,7 +5,6 @@ they are lowered on an abstract mesh.
 """
 
 import contextlib
-import difflib
 import importlib.util
 import math
 import os
@@ -15,25 +14,14 @@ from dataclasses import dataclass
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import CHIPS, Chip, Sizes
 from bert_jax.config import MeshConfig
-from bert_jax.errors import UserError, install_command
+from bert_jax.errors import UserError, install_command, require
 from bert_jax.training.sharding import abstract_mesh, make_mesh
 
-EXAMPLES = {
-    "v3": "v3:32x32",
-    "v4": "v4:8x8x8",
-    "v5e": "v5e:16x16",
-    "v5p": "v5p:8x8x8",
-    "v6e": "v6e:16x16",
-    "a100": "a100:8x8",
-    "h100": "h100:8x8",
-    "h200": "h200:8x8",
-    "b200": "b200:8x8",
-}
-GRAMMAR = "write v5e:16x16, 2xv5e:16x16 for two slices of it, or h100:8x8 for nodes x GPUs"
 # Without these, libtpu queries the Google Cloud metadata server for minutes and writes errors to stderr. Their values
 # have no effect for a named topology.
 ENVIRONMENT = {
@@ -85,26 +73,6 @@ class Topology:
         return Sizes(**mesh.shape, slices=self.slices)
 
 
-@contextlib.contextmanager
-def libtpu_environment() -> Iterator[None]:
-    """The environment variables with which libtpu is loaded and compiles; they are restored on exit.
-
-    At its first compilation, libtpu ends the process at a flag of another platform in XLA_FLAGS; its own flags are in
-    LIBTPU_INIT_ARGS. jaxlib reads XLA_FLAGS when it creates its first backend.
-    """
-    jax.local_devices(backend="cpu")
-    before = {name: os.environ.get(name) for name in ("XLA_FLAGS", *ENVIRONMENT)}
-    os.environ.pop("XLA_FLAGS", None)
-    os.environ.update({name: value for name, value in ENVIRONMENT.items() if before[name] is None})
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
-
-
 def parse_topology(text: str) -> Topology:
     """Parse the name of a topology.
 
@@ -113,43 +81,61 @@ def parse_topology(text: str) -> Topology:
     Raises:
       UserError: unknown name, libtpu is not installed, or libtpu does not support the shape.
     """
-    match = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*):(\d+(?:x\d+)*)", text)
-    if not match:
-        raise UserError(f"--topology {text}: {_nearest(text, list(EXAMPLES.values()))}{GRAMMAR}")
+    match = re.fullmatch(r"(?:([1-9]\d*)x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)", text)
+    require(
+        match is not None,
+        f"--topology {text}: write v5e:16x16, 2xv5e:16x16 for two slices of it, or h100:8x8 for nodes x GPUs",
+    )
     slices, name, shape = int(match[1] or 1), match[2], [int(size) for size in match[3].split("x")]
-    if name not in CHIPS:
-        suggestion = _nearest(name, list(CHIPS))
-        raise UserError(f"--topology {text}: there is no chip '{name}': {suggestion}chips are {', '.join(CHIPS)}")
-    if slices < 1 or 0 in shape:
-        raise UserError(f"--topology {text}: sizes must be at least 1")
+    require(name in CHIPS, f"--topology {text}: there is no chip '{name}': chips are {', '.join(CHIPS)}")
     chip = CHIPS[name]
     jax.config.update("jax_platforms", "cpu")
     if not chip.torus_dimensions:
-        if match[1] or len(shape) != 2:
-            raise UserError(f"--topology {text}: give the number of nodes and GPUs per node: {name}:8x8")
+        is_grid = match[1] is None and len(shape) == 2
+        require(is_grid, f"--topology {text}: give the number of nodes and GPUs per node: {name}:8x8")
         return Topology(text, chip, math.prod(shape), shape[0], None)
-    devices = _devices(text, name, match[3], slices)
+    devices = _tpu_devices(text, name, match[3], slices)
     return Topology(text, chip, len(devices), slices, devices)
 
 
-def _devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Device, ...]:
-    if importlib.util.find_spec("libtpu") is None:
-        raise UserError(f"--topology {text}: compiling for absent TPUs needs libtpu: {install_command('plan')}")
+def _tpu_devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Device, ...]:
+    is_installed = importlib.util.find_spec("libtpu") is not None
+    require(is_installed, f"--topology {text}: compiling for absent TPUs needs libtpu: {install_command('plan')}")
     options: dict[str, int | str] = {"num_slices": slices} if slices > 1 else {}
     if name == "v4":  # makes the two cores of a chip one device
         options["chip_config_name"] = "megacore"
     try:
-        with libtpu_environment():
+        with compiling_for_absent_devices():
             description = topologies.get_topology_desc(platform="tpu", topology_name=f"{name}:{shape}", **options)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise UserError(
-            f"--topology {text}: libtpu does not support this shape: {reason}; try {EXAMPLES[name]}"
+            f"--topology {text}: libtpu does not support this shape: {reason}; see https://cloud.google.com/tpu/docs/"
+            f"{name} for its shapes"
         ) from None
     # The topology of a single chip lists devices more than once.
     return tuple({device.id: device for device in description.devices}.values())
 
 
-def _nearest(text: str, names: list[str]) -> str:
-    matches = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
-    return f"did you mean '{matches[0]}'? " if matches else ""
+@contextlib.contextmanager
+def compiling_for_absent_devices() -> Iterator[None]:
+    """Set libtpu's environment, and disable jax's compilation cache: it writes such programs, but cannot read them.
+
+    At its first compilation, libtpu ends the process at a flag of another platform in XLA_FLAGS; its own flags are in
+    LIBTPU_INIT_ARGS. jaxlib reads XLA_FLAGS when it creates its first backend.
+    """
+    jax.local_devices(backend="cpu")
+    cache, environment = jax.config.jax_enable_compilation_cache, dict(os.environ)
+    os.environ.pop("XLA_FLAGS", None)
+    os.environ.update({name: value for name, value in ENVIRONMENT.items() if name not in environment})
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # the cache stores whether it is enabled
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", cache)
+        compilation_cache.reset_cache()
+        for name in ("XLA_FLAGS", *ENVIRONMENT):
+            os.environ.pop(name, None)
+            if name in environment:
+                os.environ[name] = environment[name]

@@ -12,14 +12,14 @@ from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.chips import Sizes
 from bert_jax.config import Config, ModelConfig
-from bert_jax.errors import UserError
+from bert_jax.errors import require
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.objectives.masking import predictions_per_row
-from bert_jax.training.sharding import manual_specs, state_shardings
+from bert_jax.training.sharding import AXES, manual_specs, state_shardings
 
 
-class ParameterCounts(NamedTuple):
+class DeviceParameterCounts(NamedTuple):
     """Numbers of parameters on one device and in total."""
 
     total: int
@@ -33,62 +33,36 @@ class ParameterCounts(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """One step on one device."""
+    """One step on one device. Sizes are those of a micro-batch."""
 
     model: ModelConfig
     """Model with the depth of the phase."""
     sizes: Sizes
-    seq_len: int
     micro_batches: int
     """Micro-batches per step."""
     rows: int
-    """Rows of a micro-batch on this device."""
+    seq_len: int
     predictions: int
     """Predicted positions per row, which pass through the vocabulary head."""
-    parameters: ParameterCounts
+    parameters: DeviceParameterCounts
+    inner: int
+    """Width of all attention heads."""
+    wide: int
+    """Width of the feed-forward layer."""
+    up_projections: int
+    """Products from the hidden width to that of the feed-forward layer."""
+    scores: int
+    """Attention probabilities per layer."""
+    logits: int
+    bytes_per_activation: int
 
     @property
     def tokens(self) -> int:
-        """Tokens of a micro-batch on this device."""
+        """Tokens of a micro-batch."""
         return self.rows * self.seq_len
 
-    @property
-    def heads(self) -> int:
-        """Attention heads on this device."""
-        return self.model.num_heads // self.sizes.tensor
 
-    @property
-    def inner(self) -> int:
-        """Width of all attention heads on this device."""
-        return self.heads * self.model.size_per_head
-
-    @property
-    def wide(self) -> int:
-        """Width of the feed-forward layer on this device."""
-        return shard_size(self.model.intermediate_size, self.sizes.tensor)
-
-    @property
-    def up_projections(self) -> int:
-        """Products from the hidden width to that of the feed-forward layer."""
-        return 2 if self.model.feed_forward == "gated" else 1
-
-    @property
-    def scores(self) -> int:
-        """Attention probabilities per layer of a micro-batch on this device."""
-        return self.rows * self.heads * self.seq_len**2
-
-    @property
-    def logits(self) -> int:
-        """Logits of a micro-batch on this device."""
-        return self.rows * self.predictions * shard_size(self.model.vocab_size, self.sizes.tensor)
-
-    @property
-    def bytes_per_activation(self) -> int:
-        """Bytes per activation."""
-        return 2 if self.model.compute_dtype == "bfloat16" else 4
-
-
-def shard_size(size: int, devices: int) -> int:
+def even_shard_size(size: int, devices: int) -> int:
     """Size of a dimension on one device; the full size if it is not divisible, as in the shardings."""
     return size // devices if size % devices == 0 else size
 
@@ -105,29 +79,40 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
     Raises:
       UserError: rows or heads are not divisible by the mesh.
     """
-    settings, model = config.phases[phase], config.model_of(phase)
+    settings, model, tensor = config.phases[phase], config.model_of(phase), sizes.tensor
     rows, remainder = divmod(settings.batch_size, sizes.row_shards * accumulation)
-    if remainder or not rows:
-        raise UserError(
-            f"phases.{phase}.batch_size {settings.batch_size} is not divisible by {sizes.row_shards} row shards "
-            f"(mesh data x fsdp) x accumulation {accumulation}"
-        )
-    if model.num_heads % sizes.tensor:
-        raise UserError(f"model.num_heads {model.num_heads} is not divisible by mesh.tensor {sizes.tensor}")
-    if sizes.data % sizes.slices:
-        raise UserError(f"mesh.data {sizes.data} does not span {sizes.slices} slices evenly")
+    require(
+        rows > 0 and remainder == 0,
+        f"phases.{phase}.batch_size {settings.batch_size} is not divisible by {sizes.row_shards} row shards "
+        f"(mesh data x fsdp) x accumulation {accumulation}",
+    )
+    require(model.num_heads % tensor == 0, f"mesh.tensor {tensor} does not divide model.num_heads {model.num_heads}")
     if model.direction == "causal":
         predictions = settings.seq_len - 1
     else:
         slots = config.data.max_examples_per_row(settings.seq_len)
         rate, max_predictions = config.objective.mask_rate, settings.max_predictions
         predictions = predictions_per_row(rate, settings.seq_len, slots, max_predictions)
-    parameters = count_parameters(model, config.objective.pair != "none", sizes)
-    return Workload(model, sizes, settings.seq_len, accumulation, rows, predictions, parameters)
+    heads = model.num_heads // tensor
+    return Workload(
+        model,
+        sizes,
+        accumulation,
+        rows,
+        settings.seq_len,
+        predictions,
+        count_parameters(model, config.objective.pair != "none", sizes),
+        inner=heads * model.size_per_head,
+        wide=even_shard_size(model.intermediate_size, tensor),
+        up_projections=2 if model.feed_forward == "gated" else 1,
+        scores=rows * heads * settings.seq_len**2,
+        logits=rows * predictions * even_shard_size(model.vocab_size, tensor),
+        bytes_per_activation=2 if model.compute_dtype == "bfloat16" else 4,
+    )
 
 
 @functools.lru_cache(maxsize=256)
-def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> ParameterCounts:
+def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> DeviceParameterCounts:
     """Count the parameters of a model on a mesh.
 
     Args:
@@ -135,8 +120,7 @@ def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> ParameterC
       pair: whether the model has a head for sentence pairs.
       sizes: of the mesh.
     """
-    axes = (sizes.data, sizes.fsdp, sizes.tensor)
-    mesh = AbstractMesh(axes, ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    mesh = AbstractMesh((sizes.data, sizes.fsdp, sizes.tensor), AXES, axis_types=(AxisType.Auto,) * 3)
     shapes = _shapes(model, pair)
     shardings = state_shardings(mesh, shapes)
     total = owned = whole = gathered = 0
@@ -147,7 +131,7 @@ def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> ParameterC
         owned += own
         whole += own * (sizes.fsdp if over_fsdp else 1)
         gathered += own * sizes.fsdp if over_fsdp else 0
-    return ParameterCounts(total, owned, whole, gathered)
+    return DeviceParameterCounts(total, owned, whole, gathered)
 
 
 @functools.lru_cache(maxsize=64)

@@ -57,7 +57,7 @@ class Histogram:
     """ascending, without gaps"""
 
     @property
-    def shares(self) -> list[tuple[Bin, float, float]]:
+    def bins_with_shares(self) -> list[tuple[Bin, float, float]]:
         """Each bin with its share of the things and its share of the total."""
         count, total = sum(one.count for one in self.bins), sum(one.total for one in self.bins)
         return [(one, one.count / count, one.total / total) for one in self.bins]
@@ -72,7 +72,7 @@ class Bars:
     whole: bool
 
     @property
-    def lengths(self) -> list[tuple[str, float, float]]:
+    def scaled_bars(self) -> list[tuple[str, float, float]]:
         """Each bar's label, share, and length as a share of the axis."""
         end = 1 if self.whole else max(self.shares) or 1
         return [(label, share, share / end) for label, share in zip(self.labels, self.shares, strict=True)]

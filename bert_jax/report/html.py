@@ -34,13 +34,13 @@ def render(sections: Sequence[Section]) -> str:
 
 def _columns(block: Histogram) -> dict:
     """Coordinates of a histogram; the x axis is logarithmic, as the bins are."""
-    top = max(max(things, total) for _, things, total in block.shares)
+    top = max(max(things, total) for _, things, total in block.bins_with_shares)
     step = next((step for step in _GRID_STEPS if top / step <= _MAX_GRID_LINES), _GRID_STEPS[-1])
     lines = round(-(-top // step))
     width, ground = (_WIDTH - _LEFT - _RIGHT) / len(block.bins), _HEIGHT - _BOTTOM
     scale = (ground - _TOP) / (lines * step)
     columns = []
-    for index, (one, things, total) in enumerate(block.shares):
+    for index, (one, things, total) in enumerate(block.bins_with_shares):
         # Powers of 4 are edges of bins, and their labels do not overlap.
         power_of_4 = one.first & (one.first - 1) == 0 and one.first.bit_length() % 2
         columns.append(

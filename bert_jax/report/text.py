@@ -29,13 +29,15 @@ def _lines(block: Note | Command | Table | Histogram | Bars | Excerpt) -> list[s
         case Table():
             return _columns([block.header, *block.rows], left_aligned=block.words)
         case Bars():
-            rows = [(label, f"{share:.2%}") for label, share, _ in block.lengths]
-            return _with_bars(_columns(rows), [length for *_, length in block.lengths])
+            rows = [(label, f"{share:.2%}") for label, share, _ in block.scaled_bars]
+            return _with_bars(_columns(rows), [length for *_, length in block.scaled_bars])
         case Histogram():
-            rows = [(b.label, f"{b.count:,}", f"{count:.1%}", f"{total:.1%}") for b, count, total in block.shares]
+            rows = [
+                (b.label, f"{b.count:,}", f"{count:.1%}", f"{total:.1%}") for b, count, total in block.bins_with_shares
+            ]
             header, *lines = _columns([(block.title, block.things, "", f"of all {block.unit}"), *rows])
-            longest = max(count for _, count, _ in block.shares)
-            return [header, *_with_bars(lines, [count / longest for _, count, _ in block.shares])]
+            longest = max(count for _, count, _ in block.bins_with_shares)
+            return [header, *_with_bars(lines, [count / longest for _, count, _ in block.bins_with_shares])]
         case Excerpt():
             lines = [f"{block.caption}:"]
             for line in block.lines:

@@ -25,12 +25,12 @@ def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> 
     path = _resolve(path)
     if path.name.endswith(tuple(_VOCABULARY_OF.values())):
         raise UserError(f"{path}: this vocabulary needs merges; name the merges file instead")
-    file_type = path.suffix if path.suffix in (".model", ".json") else ".bpe" if vocabulary_name(path) else ".txt"
+    file_type = path.suffix if path.suffix in (".model", ".json") else ".bpe" if vocab_name_for_merges(path) else ".txt"
     settings = hf_settings.read(path, file_type)
     model = READERS[file_type](path, lowercase, settings, add_special_tokens)
     if lowercase not in (None, model.lowercase):
         raise UserError(f"{path}: it sets lowercase={model.lowercase}; lowercase={lowercase} contradicts it")
-    settings.check(model, lowercase)
+    settings.check_against(model, lowercase)
     return model
 
 
@@ -42,9 +42,9 @@ def from_json(text: str, origin: str, add_special_tokens: bool = False) -> Token
     """
     # Only files of SentencePieceBackend have this at the beginning; this avoids parsing the JSON twice.
     if '"bert_jax.' in text[:100]:
-        from bert_jax.tokenizers.sentencepiece_backend import model_from_json
+        from bert_jax.tokenizers.sentencepiece_backend import model_bytes_from_json
 
-        content, preprocessing = model_from_json(parse_json(text, origin, COPY_AGAIN), origin)
+        content, preprocessing = model_bytes_from_json(parse_json(text, origin, COPY_AGAIN), origin)
         return from_sentencepiece(content, origin, add_special_tokens, preprocessing)
     try:
         library = tokenizers.Tokenizer.from_str(text)
@@ -56,8 +56,8 @@ def from_json(text: str, origin: str, add_special_tokens: bool = False) -> Token
 def _from_library(library: tokenizers.Tokenizer, origin: str, add_special_tokens: bool) -> TokenizersBackend:
     if add_special_tokens:
         is_wordpiece = isinstance(library.model, models.WordPiece)
-        missing = kinds.missing_roles(library.get_vocab(with_added_tokens=True), is_wordpiece)
-        library.add_special_tokens(kinds.special_tokens(missing, is_wordpiece))
+        missing = kinds.missing_special_tokens(library.get_vocab(with_added_tokens=True), is_wordpiece)
+        library.add_special_tokens(kinds.to_added_tokens(missing, is_wordpiece))
     return TokenizersBackend(library, origin)
 
 
@@ -121,10 +121,12 @@ def _read_wordpiece(
     pieces, note = _read_vocab(_text(path), path), None
     lowercase = settings.switch("do_lower_case") if lowercase is None else lowercase
     if lowercase is None:
-        lowercase = kinds.is_uncased(pieces)
+        lowercase = kinds.is_uncased_vocab(pieces)
         case, has = ("uncased", "no piece has") if lowercase else ("cased", "some pieces have")
         note = f"{path}: read as {case}, because {has} upper-case letters and no {CONFIG} gives do_lower_case"
-    added = kinds.missing_roles({piece: i for i, piece in enumerate(pieces)}, True) if add_special_tokens else []
+    added = (
+        kinds.missing_special_tokens({piece: i for i, piece in enumerate(pieces)}, True) if add_special_tokens else []
+    )
     chinese = settings.switch("tokenize_chinese_chars")
     library = kinds.wordpiece(
         [*pieces, *added],
@@ -138,7 +140,7 @@ def _read_wordpiece(
     return model
 
 
-def vocabulary_name(path: epath.Path) -> str | None:
+def vocab_name_for_merges(path: epath.Path) -> str | None:
     """Name of the vocabulary that belongs to a merges file; None if the file's name is not that of a merges file."""
     for ending, vocabulary in _VOCABULARY_OF.items():
         if path.name.endswith(ending):
@@ -149,7 +151,7 @@ def vocabulary_name(path: epath.Path) -> str | None:
 def _read_merges(
     path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
 ) -> TokenizerModel:
-    vocabulary_path = path.parent / vocabulary_name(path)
+    vocabulary_path = path.parent / vocab_name_for_merges(path)
     if not vocabulary_path.exists():
         raise UserError(f"{path}: these merges need their vocabulary {vocabulary_path.name} in the same directory")
     vocab = read_json_object(vocabulary_path, COPY_AGAIN)
@@ -179,23 +181,13 @@ def _merges(text: str, path: epath.Path, vocab: dict[str, int]) -> list[tuple[st
     return merges
 
 
-def _read_json(
-    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
-) -> TokenizerModel:
-    return from_json(_text(path), str(path), add_special_tokens)
-
-
-def _read_sentencepiece(
-    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
-) -> TokenizerModel:
-    return from_sentencepiece(path.read_bytes(), str(path), add_special_tokens, settings.preprocessing())
-
-
 READERS: dict[str, Callable[[epath.Path, bool | None, Settings, bool], TokenizerModel]] = {
-    ".json": _read_json,
+    ".json": lambda path, lowercase, settings, add: from_json(_text(path), str(path), add),
     ".txt": _read_wordpiece,
     ".bpe": _read_merges,
-    ".model": _read_sentencepiece,
+    ".model": lambda path, lowercase, settings, add: from_sentencepiece(
+        path.read_bytes(), str(path), add, settings.preprocessing()
+    ),
 }
 """By file type (`hf_settings.FILE_TYPES`): a function of the path, `lowercase` and `add_special_tokens` of
 `Tokenizer.load`, and the settings in the file's directory."""

@@ -6,13 +6,13 @@ have in transformers 4 and 5 (tokenization_utils_base.py, and the class of the t
 
 import functools
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 from etils import epath
 
+from bert_jax import field_validation
 from bert_jax.errors import UserError
 from bert_jax.storage import read_json_object
 from bert_jax.tokenizers.kinds import SPECIAL_TOKENS, AlbertPreprocessing
@@ -23,7 +23,7 @@ COPY_AGAIN = "copy it again"
 """Advice for a damaged file."""
 
 
-class FileType(NamedTuple):
+class _FileType(NamedTuple):
     """What transformers has for a kind of vocabulary file."""
 
     classes: tuple[str, ...]
@@ -35,10 +35,10 @@ class FileType(NamedTuple):
 _WORDPIECE = ("Bert", "DistilBert", "Electra", "MobileBert", "SqueezeBert", "ConvBert")
 _BYTE_BPE = ("Roberta", "GPT2", "Longformer", "Bart")
 FILE_TYPES = {
-    ".txt": FileType(_WORDPIECE, ("do_lower_case", "strip_accents", "tokenize_chinese_chars")),
-    ".bpe": FileType(_BYTE_BPE, ("add_prefix_space",)),
-    ".model": FileType(("Albert",), ("do_lower_case", "keep_accents")),
-    ".json": FileType(
+    ".txt": _FileType(_WORDPIECE, ("do_lower_case", "strip_accents", "tokenize_chinese_chars")),
+    ".bpe": _FileType(_BYTE_BPE, ("add_prefix_space",)),
+    ".model": _FileType(("Albert",), ("do_lower_case", "keep_accents")),
+    ".json": _FileType(
         (
             *(*_WORDPIECE, *_BYTE_BPE, "Albert"),
             *("XLMRoberta", "Camembert", "MPNet", "Deberta", "DebertaV2", "BigBird"),
@@ -62,14 +62,19 @@ _CLASS_OF_MODEL_TYPE = {
 }
 """By the model_type of config.json, if no file names a class."""
 
-_SWITCHES = {
-    "do_lower_case": (True, False),
-    "strip_accents": (True, False, None),
-    "tokenize_chinese_chars": (True, False),
-    "add_prefix_space": (True, False),
-    "keep_accents": (True, False),
-}
-"""Settings that are used, and their possible values."""
+
+class _Used(TypedDict, total=False):
+    """Types of the values that are used."""
+
+    do_lower_case: bool
+    strip_accents: bool | None
+    tokenize_chinese_chars: bool
+    add_prefix_space: bool
+    keep_accents: bool
+    added_tokens_decoder: dict[str, Any] | None
+
+
+_SWITCHES = _Used.__annotations__.keys() - {"added_tokens_decoder"}
 _FIXED = {
     "do_basic_tokenize": (True,),
     "never_split": (None, []),
@@ -84,7 +89,7 @@ _FIXED = {
 }
 """Settings with supported values, the defaults of the class."""
 _ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
-_TOKENS = ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens", "added_tokens_decoder")
+_TOKENS = ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens")
 _IGNORED = frozenset(
     (
         # Lengths, padding and truncation: texts are truncated to the positions of the model, and padding is masked.
@@ -105,13 +110,14 @@ _IGNORED = frozenset(
 )
 
 
-class AddedTokenEntry(NamedTuple):
+class _AddedTokenEntry(NamedTuple):
     """A token that a file adds to a vocabulary."""
 
     file: str
-    content: str
+    content: Any
+    """Its text; in a damaged file anything."""
     special: bool
-    token_id: int | None
+    token_id: str | None
 
 
 @dataclass(frozen=True)
@@ -131,7 +137,7 @@ class Settings:
     """Of config.json."""
 
     @functools.cached_property
-    def tokenizer_class(self) -> str:
+    def _tokenizer_class(self) -> str:
         """The class in transformers, without "Fast"; empty if unknown."""
         named = self.stated.get("tokenizer_class") or self.config.get("tokenizer_class")
         return str(named or _CLASS_OF_MODEL_TYPE.get(str(self.config.get("model_type")), "")).removesuffix("Fast")
@@ -142,12 +148,12 @@ class Settings:
 
     def preprocessing(self) -> AlbertPreprocessing | None:
         """What ALBERT's class does to text; None where the tokenizer is not an ALBERT's."""
-        if self.tokenizer_class != "AlbertTokenizer" and not (self.vocabulary.parent / "albert_config.json").exists():
+        if self._tokenizer_class != "AlbertTokenizer" and not (self.vocabulary.parent / "albert_config.json").exists():
             return None
         lowercase, keep = self.switch("do_lower_case"), self.switch("keep_accents")
         return AlbertPreprocessing(True if lowercase is None else lowercase, bool(keep))
 
-    def check(self, model: TokenizerModel, lowercase: bool | None) -> None:
+    def check_against(self, model: TokenizerModel, lowercase: bool | None) -> None:
         """Compare the files with the tokenizer that was built from them.
 
         Args:
@@ -169,10 +175,26 @@ class Settings:
                     f"{self._path(CONFIG)}: {name} is {json.dumps(self.stated[name])}, but {self.vocabulary.name} has "
                     f"{json.dumps(does)}: correct the value that the model was not trained with"
                 )
-        self._check_roles(model)
+        for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
+            for role, role_id in model.roles.items():
+                name, used = f"{role}_token", model.pieces[role_id]
+                content = _content(values.get(name))
+                if content in (None, used) or (role == "unk" and model.kind == "byte-level BPE"):
+                    continue
+                raise UserError(
+                    f"{self._path(file)}: {name} is '{content}', but {self.vocabulary.name} has '{used}': only the"
+                    " special tokens of BERT and RoBERTa are supported"
+                )
         ids = {piece: i for i, piece in enumerate(model.pieces)}
-        for token in self._added_tokens():
-            self._check_added(token, model, ids)
+        for file, content, special, token_id in self._added_tokens():
+            known_id = ids.get(content) if isinstance(content, str) else None
+            known = known_id is not None and token_id in (None, str(known_id))
+            if not known or not (special or known_id in model.roles.values() or content in model.matched):
+                how = "as a whole word" if known else f"as id {token_id[:40]}" if token_id is not None else "at all"
+                raise UserError(
+                    f"{self._path(file)}: adds the token '{content}', which {self.vocabulary.name} does not have"
+                    f" {how}: give a tokenizer.json that has it; save_pretrained of transformers writes one"
+                )
 
     def _used(self) -> tuple[str, ...]:
         """Names of the settings that the class uses."""
@@ -183,15 +205,15 @@ class Settings:
         return FILE_TYPES[next(of_class, ".bpe")].settings
 
     def _is_class_of(self, file_type: str) -> bool:
-        return self.tokenizer_class in {f"{name}Tokenizer" for name in FILE_TYPES[file_type].classes}
+        return self._tokenizer_class in {f"{name}Tokenizer" for name in FILE_TYPES[file_type].classes}
 
-    def check_names(self) -> None:
+    def check_supported(self) -> None:
         """Check that all settings are supported.
 
         Raises:
           UserError: an unknown class, setting or value.
         """
-        name = self.tokenizer_class
+        name = self._tokenizer_class
         if name not in _GENERIC_CLASSES and not self._is_class_of(self.file_type):
             advice = "move the tokenizer's files away to convert the model without a tokenizer"
             if self._is_class_of(".json"):
@@ -203,88 +225,45 @@ class Settings:
         custom = self.stated.get("auto_map")
         if custom and (not isinstance(custom, dict) or custom.get("AutoTokenizer")):
             raise UserError(f"{self._path(CONFIG)}: auto_map names a tokenizer in Python code, which is never run")
-        for length in ("model_max_length", "max_len"):
-            value = self.stated.get(length)
-            if value is not None and (type(value) not in (int, float) or not value > 0):
-                raise self._bad_value(CONFIG, length, "is", value, "a positive number of tokens")
         if self.file_type == ".json" and name in _GENERIC_CLASSES:
             return  # tokenizer.json is complete
-        for name, value in self.stated.items():
-            self._check_setting(name, value)
-
-    def _check_setting(self, name: str, value: Any) -> None:
         where = self._path(CONFIG)
-        if name == "never_split" and isinstance(value, list):
-            value = [token for token in value if token not in SPECIAL_TOKENS]
-        # By identity: 0 and 1 equal False and True.
-        if name in _SWITCHES and name in self._used() and not any(value is allowed for allowed in _SWITCHES[name]):
-            raise UserError(f"{where}: {name} is {json.dumps(value)[:40]}: write true or false")
-        if name in _FIXED and value not in _FIXED[name]:
-            raise UserError(
-                f"{where}: {name} {json.dumps(value)[:40]} is not supported; only {json.dumps(_FIXED[name][-1])} is"
-            )
-        if name not in _IGNORED and not any(name in names for names in (_SWITCHES, _FIXED, _ROLES, _TOKENS)):
-            raise UserError(f"{where}: the setting '{name}' is unknown: remove it if it does not affect ids")
-
-    def _check_roles(self, model: TokenizerModel) -> None:
-        for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
-            for name in _ROLES:
-                role = name.removesuffix("_token")
-                content, used = self._content(file, name, values.get(name)), model.pieces[model.roles[role]]
-                if content in (None, used) or (role == "unk" and model.kind == "byte-level BPE"):
-                    continue
+        used = {name: value for name, value in self.stated.items() if name not in _SWITCHES or name in self._used()}
+        field_validation.from_json(_Used, used, where)
+        for name, value in self.stated.items():
+            if name == "never_split" and isinstance(value, list):
+                value = [token for token in value if token not in SPECIAL_TOKENS]
+            if name in _FIXED and value not in _FIXED[name]:
                 raise UserError(
-                    f"{self._path(file)}: {name} is '{content}', but {self.vocabulary.name} has '{used}': only the"
-                    " special tokens of BERT and RoBERTa are supported"
+                    f"{where}: {name} {json.dumps(value)[:40]} is not supported; only {json.dumps(_FIXED[name][-1])} is"
                 )
+            if not any(name in names for names in (_IGNORED, _FIXED, _ROLES, _TOKENS, _Used.__annotations__)):
+                raise UserError(f"{where}: the setting '{name}' is unknown: remove it if it does not affect ids")
 
-    def _added_tokens(self) -> Iterator[AddedTokenEntry]:
-        special = set()
+    def _added_tokens(self) -> Iterator[_AddedTokenEntry]:
+        special = []
         for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
-            for name in ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens"):
+            for name in _TOKENS:
                 value = values.get(name)
                 value = list(value.values()) if isinstance(value, dict) and "content" not in value else value
-                for token in value if isinstance(value, list) else [value]:
-                    content = self._content(file, name, token)
-                    if content is not None:
-                        special.add(content)
-                        yield AddedTokenEntry(file, content, True, None)
-            special |= {self._content(file, name, values.get(name)) for name in _ROLES}
+                contents = [_content(token) for token in (value if isinstance(value, list) else [value])]
+                special += contents
+                yield from (_AddedTokenEntry(file, content, True, None) for content in contents if content is not None)
+            special += [_content(values.get(name)) for name in _ROLES]
         decoder = self.stated.get("added_tokens_decoder")
-        if not isinstance(decoder, dict | None):
-            raise self._bad_value(CONFIG, "added_tokens_decoder", "is", decoder, "an object with token ids as names")
-        for key, token in (decoder or {}).items():
-            if not re.fullmatch("[0-9]{1,9}", key):
-                raise UserError(f"{self._path(CONFIG)}: added_tokens_decoder: '{key[:40]}' is not a token id")
-            content = str(self._content(CONFIG, "added_tokens_decoder", token))
+        for token_id, token in decoder.items() if isinstance(decoder, dict) else ():
             is_special = isinstance(token, dict) and token.get("special") is True
-            yield AddedTokenEntry(CONFIG, content, is_special, int(key))
+            yield _AddedTokenEntry(CONFIG, _content(token), is_special, token_id)
         for content, token_id in self.added.items():
-            yield AddedTokenEntry(ADDED, content, content in special, token_id)
-
-    def _check_added(self, token: AddedTokenEntry, model: TokenizerModel, ids: dict[str, int]) -> None:
-        content = token.content
-        known = content in ids and token.token_id in (None, ids[content])
-        is_role = known and ids[content] in model.roles.values()
-        if not known or not (token.special or is_role or content in model.matched):
-            how = "as a whole word" if known else f"as id {token.token_id}" if token.token_id is not None else "at all"
-            raise UserError(
-                f"{self._path(token.file)}: adds the token '{content}', which {self.vocabulary.name} does not have"
-                f" {how}: give a tokenizer.json that has it; save_pretrained of transformers writes one"
-            )
-
-    def _content(self, file: str, name: str, token: Any) -> str | None:
-        """The text of a token, given as a string or as an object; None if there is no token."""
-        content = token["content"] if isinstance(token, dict) and "content" in token else token
-        if not isinstance(content, str | None):
-            raise self._bad_value(file, name, "has", token, "a token, or an object with its content")
-        return content
-
-    def _bad_value(self, file: str, name: str, verb: str, value: Any, wanted: str) -> UserError:
-        return UserError(f"{self._path(file)}: {name} {verb} {json.dumps(value)[:40]}: write {wanted}")
+            yield _AddedTokenEntry(ADDED, content, content in special, str(token_id))
 
     def _path(self, file: str) -> str:
         return str(self.vocabulary.parent / file)
+
+
+def _content(token: Any) -> Any:
+    """The text of a token, given as a string or as an object."""
+    return token.get("content", token) if isinstance(token, dict) else token
 
 
 def read(vocabulary: epath.Path, file_type: str) -> Settings:
@@ -295,9 +274,9 @@ def read(vocabulary: epath.Path, file_type: str) -> Settings:
       file_type: one of FILE_TYPES.
 
     Raises:
-      UserError: a file is not a JSON object, or a setting is not supported.
+      UserError: a file is not a JSON object, or a class, setting or value is not supported.
     """
     paths = (vocabulary.parent / name for name in (CONFIG, SPECIAL, ADDED, "config.json"))
     settings = Settings(vocabulary, file_type, *(read_json_object(path, COPY_AGAIN, missing_ok=True) for path in paths))
-    settings.check_names()
+    settings.check_supported()
     return settings

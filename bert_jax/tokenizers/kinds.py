@@ -35,7 +35,7 @@ _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token
 Merges = Sequence[tuple[str, str]]
 
 
-def missing_roles(vocab: Mapping[str, int], is_wordpiece: bool) -> list[str]:
+def missing_special_tokens(vocab: Mapping[str, int], is_wordpiece: bool) -> list[str]:
     """Tokens to add for roles that a vocabulary lacks: BERT's if it is WordPiece or has one of them, else RoBERTa's."""
     style = 0 if is_wordpiece or any(names[0] in vocab for names in ROLE_NAMES.values()) else 1
     return [names[style] for names in ROLE_NAMES.values() if not any(name in vocab for name in names)]
@@ -47,7 +47,7 @@ def find_roles(vocab: Mapping[str, int], is_wordpiece: bool, origin: str) -> dic
     Raises:
       UserError: a role's token is missing.
     """
-    if missing := missing_roles(vocab, is_wordpiece):
+    if missing := missing_special_tokens(vocab, is_wordpiece):
         raise UserError(
             f"{origin}: the vocabulary has no {', '.join(missing)} token; `bert-data tokenizer --from {origin}"
             " --add-special-tokens --out tokenizer.json` appends what is missing"
@@ -55,7 +55,7 @@ def find_roles(vocab: Mapping[str, int], is_wordpiece: bool, origin: str) -> dic
     return {role: vocab[next(name for name in names if name in vocab)] for role, names in ROLE_NAMES.items()}
 
 
-def special_tokens(names: Iterable[str], is_wordpiece: bool) -> list[AddedToken]:
+def to_added_tokens(names: Iterable[str], is_wordpiece: bool) -> list[AddedToken]:
     """Special tokens for the library.
 
     If pieces include the space before their word, the mask token does too, as in RoBERTa.
@@ -107,7 +107,7 @@ def _albert_normalizer(preprocessing: AlbertPreprocessing) -> normalizers.Normal
     return normalizers.Sequence(steps)
 
 
-def is_uncased(pieces: Iterable[str]) -> bool:
+def is_uncased_vocab(pieces: Iterable[str]) -> bool:
     """Whether no piece except the special tokens has an upper-case letter."""
     return not any(piece != piece.lower() for piece in pieces if not piece.startswith("["))
 
@@ -119,13 +119,26 @@ def wordpiece(
     strip_accents: bool | None = None,
     split_chinese: bool = True,
 ) -> tokenizers.Tokenizer:
-    """BERT's: see `bert_jax.tokenizers.tokenizer.wordpiece` and `bert_normalizer`."""
+    """BERT's tokenizer with the given pieces: normalization, splitting at punctuation, WordPiece.
+
+    Words are split greedily, longest match first (Devlin et al. 2019, google-research/bert
+    tokenization.py), and a word longer than 100 characters becomes [UNK].
+
+    Args:
+      pieces: the vocabulary in the order of ids.
+      lowercase: lower-case and, unless `strip_accents` is set, strip accents; None: derived from the vocabulary.
+      origin: names the vocabulary in error messages.
+      strip_accents, split_chinese: of `bert_normalizer`.
+
+    Raises:
+      UserError: a piece occurs twice.
+    """
     vocab = {piece: i for i, piece in enumerate(pieces)}
     if len(vocab) != len(pieces):
         twice = next(piece for i, piece in enumerate(pieces) if vocab[piece] != i)
         raise UserError(f"{origin}: the piece {twice!r} occurs twice; ids must be unique")
     if lowercase is None:
-        lowercase = is_uncased(vocab)
+        lowercase = is_uncased_vocab(vocab)
     unknown = next((name for name in ROLE_NAMES["unk"] if name in vocab), UNK)
     library = tokenizers.Tokenizer(
         models.WordPiece(
@@ -138,7 +151,7 @@ def wordpiece(
     library.normalizer = bert_normalizer(lowercase, strip_accents, split_chinese)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix=CONTINUATION, cleanup=True)
-    library.add_special_tokens(special_tokens([name for name in SPECIAL_TOKENS if name in vocab], is_wordpiece=True))
+    library.add_special_tokens(to_added_tokens([name for name in SPECIAL_TOKENS if name in vocab], is_wordpiece=True))
     if CLS in vocab and SEP in vocab:
         # Not used by bert_jax, but by programs that load the exported file with add_special_tokens.
         library.post_processor = processors.BertProcessing((SEP, vocab[SEP]), (CLS, vocab[CLS]))
@@ -146,7 +159,13 @@ def wordpiece(
 
 
 def char_bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenizers.Tokenizer:
-    """Character-level BPE in BERT's words with the prefix ▁: see `bert_jax.tokenizers.tokenizer.char_bpe`."""
+    """Character-level BPE (Sennrich et al. 2016) on the words of BERT's tokenizer, each with the prefix "▁".
+
+    Args:
+      pieces: in the order of ids, with BERT's special tokens, "▁", and every piece of the merges.
+      merges: pairs of pieces, in the order in which they are joined.
+      lowercase: lower-case and strip accents.
+    """
     vocab = {piece: i for i, piece in enumerate(pieces)}
     library = tokenizers.Tokenizer(models.BPE(vocab, list(merges), unk_token=UNK))
     library.normalizer = bert_normalizer(lowercase)
@@ -157,20 +176,27 @@ def char_bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenize
         ]
     )
     library.decoder = decoders.Metaspace(WORD_START, prepend_scheme="always")
-    library.add_special_tokens(special_tokens(SPECIAL_TOKENS, is_wordpiece=False))
+    library.add_special_tokens(to_added_tokens(SPECIAL_TOKENS, is_wordpiece=False))
     library.post_processor = processors.BertProcessing((SEP, vocab[SEP]), (CLS, vocab[CLS]))
     return library
 
 
 def byte_bpe(vocab: Mapping[str, int], merges: Merges, lowercase: bool, *, prefix_space: bool) -> tokenizers.Tokenizer:
-    """GPT-2's byte-level BPE: see `bert_jax.tokenizers.tokenizer.byte_bpe`."""
+    """Byte-level BPE as in GPT-2 (Radford et al. 2019) and RoBERTa, without unknown pieces.
+
+    Args:
+      vocab: ids of the pieces, with RoBERTa's special tokens.
+      merges: pairs of pieces, in the order in which they are joined.
+      lowercase: lower-case.
+      prefix_space: add a space before every text, so that its first word is encoded like others; GPT-2 does not.
+    """
     library = tokenizers.Tokenizer(models.BPE(dict(vocab), list(merges)))
     if lowercase:
         library.normalizer = normalizers.Lowercase()
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     library.decoder = decoders.ByteLevel()
     names = [name for name in (*BYTE_SPECIAL_TOKENS, _END_OF_TEXT) if name in vocab]
-    library.add_special_tokens(special_tokens(names, is_wordpiece=False))
+    library.add_special_tokens(to_added_tokens(names, is_wordpiece=False))
     if "<s>" in vocab and "</s>" in vocab:
         library.post_processor = processors.RobertaProcessing(
             ("</s>", vocab["</s>"]), ("<s>", vocab["<s>"]), add_prefix_space=prefix_space

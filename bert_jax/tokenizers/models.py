@@ -10,7 +10,7 @@ import numpy as np
 import tokenizers
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizers.kinds import BYTE_SPACE, WORD_START, find_roles, special_tokens
+from bert_jax.tokenizers.kinds import BYTE_SPACE, WORD_START, find_roles, to_added_tokens
 
 # Parts of a tokenizer.json that do not affect ids in bert_jax: the caller adds [CLS] and [SEP], texts are not
 # truncated or padded, and `version` is that of the file format.
@@ -116,7 +116,7 @@ class TokenizersBackend(TokenizerModel):
         known = {token.content for token in library.get_added_tokens_decoder().values()}
         names = [self.pieces[i] for i in self.roles.values()]
         missing = [name for name in names if name not in known]
-        library.add_special_tokens(special_tokens(missing, self._is_wordpiece))
+        library.add_special_tokens(to_added_tokens(missing, self._is_wordpiece))
         return library
 
     def decode(self, ids: list[int]) -> str:

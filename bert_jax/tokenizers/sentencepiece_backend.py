@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizers.kinds import WORD_START, AlbertPreprocessing, find_roles, missing_roles
+from bert_jax.tokenizers.kinds import WORD_START, AlbertPreprocessing, find_roles, missing_special_tokens
 from bert_jax.tokenizers.models import TokenizerModel
 
 FORMAT = "bert_jax.sentencepiece"
@@ -106,7 +106,7 @@ class SentencePieceBackend(TokenizerModel):
         return hashlib.sha256(self.content + front).hexdigest()
 
 
-def model_from_json(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | None]:
+def model_bytes_from_json(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | None]:
     """The model and the preprocessing from the JSON object of `SentencePieceBackend.to_json`.
 
     Raises:
@@ -126,7 +126,7 @@ def add_special_tokens_to_model(content: bytes, origin: str) -> bytes:
       UserError: `content` is not a SentencePiece model.
     """
     proto = _parse(content, origin)
-    for name in missing_roles({piece.piece: i for i, piece in enumerate(proto.pieces)}, False):
+    for name in missing_special_tokens({piece.piece: i for i, piece in enumerate(proto.pieces)}, False):
         proto.pieces.add(piece=name, score=0.0, type=_Piece.CONTROL)
     proto.trainer_spec.vocab_size = len(proto.pieces)
     return proto.SerializeToString(deterministic=True)

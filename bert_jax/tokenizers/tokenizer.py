@@ -12,6 +12,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.storage import write_atomic
 from bert_jax.tokenizers import files, kinds
 from bert_jax.tokenizers.kinds import CONTINUATION, SPECIAL_TOKENS
 from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
@@ -113,7 +114,7 @@ class Tokenizer:
           the number of ids of each text, int64 [num_sentences].
         """
         if self._fast is not None and sentences:
-            return self._fast.encode(sentences)
+            return self._fast.encode_flat(sentences)
         encoded = self._model.encode(sentences)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32, int(lengths.sum()))
@@ -176,73 +177,29 @@ class Tokenizer:
 
     def save(self, path: os.PathLike | str) -> None:
         """Write a tokenizer.json."""
-        epath.Path(path).write_text(self.to_json())
-
-    def save_vocab(self, path: os.PathLike | str) -> None:
-        """Write a vocab.txt, one piece per line in the order of ids; only for WordPiece.
-
-        Raises:
-          UserError: the model is not WordPiece.
-        """
-        if self.kind != "WordPiece":
-            raise UserError(f"{path}: only a WordPiece vocabulary can be written as vocab.txt; this one is {self.kind}")
-        epath.Path(path).write_text("".join(f"{piece}\n" for piece in self._model.pieces))
+        write_atomic(epath.Path(path), self.to_json().encode())
 
 
 def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:
-    """BERT's tokenizer with the given pieces: normalization, splitting at punctuation, WordPiece.
-
-    Words are split greedily, longest match first (Devlin et al. 2019, google-research/bert
-    tokenization.py), and a word longer than 100 characters becomes [UNK].
-
-    Args:
-      pieces: the vocabulary in the order of ids.
-      lowercase: lower-case and strip accents; None: derived from the vocabulary.
-      origin: names the vocabulary in error messages.
-
-    Raises:
-      UserError: a special token is missing, or a piece occurs twice.
-    """
+    """BERT's tokenizer: see `kinds.wordpiece`."""
     return Tokenizer(TokenizersBackend(kinds.wordpiece(pieces, lowercase, origin), origin))
 
 
 def char_bpe(pieces: Sequence[str], merges: kinds.Merges, lowercase: bool, origin: str) -> Tokenizer:
-    """Character-level BPE (Sennrich et al. 2016) on the words of BERT's tokenizer, each with the prefix "▁".
-
-    Args:
-      pieces: in the order of ids, with BERT's special tokens, "▁", and every piece of the merges.
-      merges: pairs of pieces, in the order in which they are joined.
-      lowercase: lower-case and strip accents.
-      origin: names the vocabulary in error messages.
-    """
+    """Character-level BPE: see `kinds.char_bpe`; `origin` names the vocabulary in error messages."""
     return Tokenizer(TokenizersBackend(kinds.char_bpe(pieces, merges, lowercase), origin))
 
 
 def byte_bpe(
     vocab: Mapping[str, int], merges: kinds.Merges, lowercase: bool, *, prefix_space: bool, origin: str
 ) -> Tokenizer:
-    """Byte-level BPE as in GPT-2 (Radford et al. 2019) and RoBERTa, without unknown pieces.
-
-    Args:
-      vocab: ids of the pieces, with RoBERTa's special tokens.
-      merges: pairs of pieces, in the order in which they are joined.
-      lowercase: lower-case.
-      prefix_space: add a space before every text, so that its first word is encoded like others; GPT-2 does not.
-      origin: names the vocabulary in error messages.
-
-    Raises:
-      UserError: a special token is missing.
-    """
+    """Byte-level BPE: see `kinds.byte_bpe`; `origin` names the vocabulary in error messages."""
     library = kinds.byte_bpe(vocab, merges, lowercase, prefix_space=prefix_space)
     return Tokenizer(TokenizersBackend(library, origin))
 
 
 def sentencepiece(content: bytes, origin: str) -> Tokenizer:
-    """A SentencePiece model (Kudo and Richardson 2018), run by the `sentencepiece` library.
-
-    Args:
-      content: of a .model file.
-      origin: names the file in error messages.
+    """The content of a .model file (Kudo and Richardson 2018), run by the `sentencepiece` library.
 
     Raises:
       UserError: a special token is missing, or the content is not a SentencePiece model.

@@ -90,7 +90,7 @@ class FastWordPiece:
     def __reduce__(self):
         return _remake, (self._backend,)
 
-    def encode(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of sentences, without [CLS] and [SEP]; special tokens such as "[MASK]" are plain text.
 
         Args:

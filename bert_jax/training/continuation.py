@@ -68,7 +68,7 @@ def _difference(before: Config, config: Config, cursor: Cursor, decisions: list[
         if new[i]["steps"] < done or (completed and new[i]["steps"] > done):
             return f"phases.{i} had {done} steps, not {new[i]['steps']}"
         for step in range(begin, begin + done):
-            was, now = (time_budget.learning_rate_at(one, decisions, step) for one in (before, config))
+            was, now = (time_budget.timed_learning_rate_at(one, decisions, step) for one in (before, config))
             if was != now:
                 return f"the learning rate of step {step + 1} was {was:.6g}, not {now:.6g}"
         begin += done

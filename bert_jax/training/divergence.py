@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from bert_jax.array_types import Array, Bool, Float
 from bert_jax.config import RecoveryConfig
-from bert_jax.shapes import Array, Bool, Float
 
 
 class DivergenceState(NamedTuple):

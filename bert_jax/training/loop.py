@@ -18,28 +18,15 @@ from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
-from bert_jax.training.micro_batch import (
-    MicroBatchRequest,
-    TrainSteps,
-    memory_is_known,
-    micro_batches_of,
-    requested_accumulation,
-)
-from bert_jax.training.programs import Programs
+from bert_jax.training.micro_batch import TrainSteps, micro_batch_count
+from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.reporter import Reporter
-from bert_jax.training.run_directory.checkpoint import (
-    Checkpoints,
-    broadcast_newest_intact,
-    checkpoint_directory,
-    read_metadata,
-    restore_parts,
-)
+from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.workdir import LEDGER
-from bert_jax.training.sharding import check_heads, check_processes, check_rows, put_rows
+from bert_jax.training.sharding import put_rows
 from bert_jax.training.state import InitialParams, TrainState
-from bert_jax.training.step import put_step_inputs
 from bert_jax.training.time_budget import WallClockSchedule
 
 
@@ -60,7 +47,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunContext:
     """The constants of a run, which survive rollbacks."""
 
     programs: Programs
@@ -98,8 +85,8 @@ def train(
 
     Args:
       programs: the task, the mesh, and what is compiled for them.
-      accumulations: of `check_run`, which must have been called.
-      workdir: of the run, acquired for it (workdir.acquire).
+      accumulations: of `micro_batch.check_run`, which must have been called.
+      workdir: of the run, acquired for it (workdir.write_run_config).
       metadata: JSON values to keep in every checkpoint.
       initial: initial parameters and moments; None: random initialisation.
       profile: write a trace of steps [first, last) to workdir/profile.
@@ -116,7 +103,7 @@ def train(
     config, ledger, start_time = programs.task.config, Ledger(workdir / LEDGER), start_time or time.time()
     train_steps = TrainSteps(programs, ledger, accumulations)
     with stop_request() as stop_requested:
-        run = Run(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
+        run = RunContext(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
         while True:
             with Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints:
                 recovery.apply_rollback(checkpoints, ledger)
@@ -125,8 +112,8 @@ def train(
                         progress = _attempt(run, checkpoints, goodput)
                         break
                     except DivergenceError as divergence:
-                        goodput.record(divergence.last)
-                        recovery.decide_rollback(divergence, config, checkpoints, ledger)
+                        goodput.write_totals(divergence.last)
+                        recovery.record_rollback(divergence, config, checkpoints, ledger)
             start_time = time.time()
     if stop_requested.interrupted and not progress.ended:
         done = f"stopped and saved at step {progress.cursor.step} of {config.total_steps}"
@@ -134,7 +121,7 @@ def train(
     return progress
 
 
-def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
+def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
     """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
@@ -144,12 +131,12 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
         if ended := _ended(config, schedule, cursor, evaluation):
             return dataclasses.replace(progress, ended=ended)
         with goodput.measure("compile"):
-            run.train_steps.compile_ahead(cursor.phase)
+            run.train_steps.precompile(cursor.phase)
         so_far = cursor.step, progress.tokens_seen
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
         goodput.ready(cursor.step)
-        for rows, size, following in report.timed(batches):
+        for rows, size, following in report.timed_batches(batches):
             schedule.update_estimate(cursor.step)
             report.before_step(cursor.step)
             with goodput.measure("compile"):
@@ -158,8 +145,8 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
                     state = programs.enter_phase(state, phase)
                 train_step, accumulation = run.train_steps.of_phase(phase)
             batch = put_rows(rows, mesh, config.phases[phase].batch_size)
-            micro_batches = micro_batches_of(config.phases[phase], size, accumulation)
-            inputs = put_step_inputs(schedule.learning_rate(cursor.step), micro_batches, mesh)
+            micro_batches = micro_batch_count(config.phases[phase], size, accumulation)
+            inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)
@@ -177,15 +164,15 @@ def _attempt(run: Run, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Pr
                 progress = Progress(cursor, phase, report.tokens_seen, evaluation, ended)
                 with goodput.measure("checkpoint"):
                     _save(run, checkpoints, state, progress)
-                goodput.record(cursor.step)
+                goodput.write_totals(cursor.step)
             if ended or stop:
                 break
     return progress
 
 
-def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Progress]:
+def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainState, Progress]:
     config = run.programs.task.config
-    restored = checkpoints.restore(lambda metadata: run.programs.abstract_state(metadata["phase"]))
+    restored = checkpoints.restore_newest(lambda metadata: run.programs.abstract_state(metadata["phase"]))
     if restored is not None:
         state, saved = restored
         run.ledger.restore(saved["ledger"])
@@ -204,7 +191,7 @@ def _restore_or_init(run: Run, checkpoints: Checkpoints) -> tuple[TrainState, Pr
     return state, progress
 
 
-def _save(run: Run, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:
+def _save(run: RunContext, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:
     config, step = run.programs.task.config, progress.cursor.step
     # The most recent steps may have been skipped without being detected as divergence yet.
     good = recovery.trusted_until_step(step - config.recovery.max_skipped + 1, config, run.ledger)
@@ -214,7 +201,7 @@ def _save(run: Run, checkpoints: Checkpoints, state: TrainState, progress: Progr
 def _evaluation_due(config: Config, before: Cursor, after: Cursor) -> bool:
     """Whether to evaluate after a step: by rows if there is a target, else by steps."""
     if config.target.mlm_accuracy is not None:
-        every = config.target.rows_between(config.phases[before.phase].batch_size)
+        every = config.target.rows_between_evaluations(config.phases[before.phase].batch_size)
         return before.rows // every < after.rows // every
     every = config.evaluation.every
     return every > 0 and after.step % every == 0
@@ -227,50 +214,4 @@ def _ended(config: Config, schedule: WallClockSchedule, cursor: Cursor, evaluati
         return "target"
     if cursor.step >= config.total_steps:
         return "steps"
-    return "time" if cursor.step >= schedule.end else ""
-
-
-def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest = None) -> tuple[int | None, ...]:
-    """Check once, before a run, that `processes` processes can train and evaluate all phases of a task on its mesh.
-
-    Args:
-      programs: the task and the mesh, which can be abstract.
-      processes: of the run.
-      micro_batch: rows of a micro-batch on each device, "auto", or None for the config's `accumulation`.
-
-    Returns:
-      the number of micro-batches of each phase; None: to be found by the memory of the devices.
-
-    Raises:
-      UserError: batches that cannot be split, patterns that match no parameter.
-    """
-    config, mesh = programs.task.config, programs.mesh
-    check_processes(mesh, processes)
-    check_heads(config.model, mesh)
-    is_searched = micro_batch == "auto" or memory_is_known(mesh)
-    accumulations = []
-    for i, phase in enumerate(config.phases):
-        requested = requested_accumulation(phase, i, mesh, micro_batch)
-        accumulation = requested or phase.fewest_micro_batches
-        first = phase.batch_size_at(0)  # later batch sizes are multiples of it
-        name = "start_batch_size" if phase.start_batch_size else "batch_size"
-        check_rows(first, micro_batches_of(phase, first, accumulation), mesh, f"phases.{i}.{name}")
-        programs.abstract_state(i)  # checks the patterns
-        accumulations.append(requested if is_searched else accumulation)
-    return tuple(accumulations)
-
-
-def evaluate_newest(programs: Programs, workdir: StoredPath) -> dict[str, float]:
-    """Held-out metrics of the newest intact checkpoint of a run; training batches need not divide over the mesh.
-
-    Raises:
-      UserError: the run has no checkpoint.
-    """
-    checkpoint = broadcast_newest_intact(checkpoint_directory(workdir))
-    if checkpoint is None:
-        raise UserError(f"{workdir} has no finished checkpoint yet: train it further with bert-jax pretrain")
-    phase = read_metadata(checkpoint)["phase"]
-    abstract = programs.abstract_state(phase).params
-    params = restore_parts(checkpoint, {"params": abstract})["params"]
-    on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
-    return programs.evaluate(on_mesh, phase)
+    return "time" if cursor.step >= schedule.end_step else ""

@@ -4,6 +4,8 @@ It changes results by rounding only (promise 1), so it is not part of a run's id
 available memory are in the ledger.
 """
 
+import functools
+import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -15,10 +17,9 @@ from jax.sharding import AbstractMesh, Mesh
 from bert_jax.config import Config, Phase
 from bert_jax.distributed.agreement import all_gather
 from bert_jax.errors import UserError
-from bert_jax.training.programs import Programs
+from bert_jax.training.programs import Programs, TrainStep
 from bert_jax.training.run_directory.ledger import Ledger
-from bert_jax.training.sharding import row_shards
-from bert_jax.training.step import TrainStep
+from bert_jax.training.sharding import check_heads, check_processes, check_rows, row_shards
 
 EVENT = "micro_batch"
 MEMORY_SHARE = 0.9
@@ -41,18 +42,18 @@ class TrainSteps:
         Args:
           programs: of the run.
           ledger: keeps the numbers of micro-batches that fit into memory.
-          accumulations: of `loop.check_run`.
+          accumulations: of `check_run`.
         """
         self._programs, self._ledger, self._accumulations = programs, ledger, accumulations
         self._steps: dict[int, tuple[TrainStep, int]] = {}
 
-    def compile_ahead(self, first: int) -> None:
+    def precompile(self, first: int) -> None:
         """Compile the train steps of all phases from `first` on, if the memory of the devices is known.
 
         Raises:
           UserError: a phase needs more memory than a device has.
         """
-        if None in self._accumulations or memory_is_known(self._programs.mesh):
+        if None in self._accumulations or devices_report_memory(self._programs.mesh):
             for phase in range(first, len(self._accumulations)):
                 self.of_phase(phase)
 
@@ -64,33 +65,25 @@ class TrainSteps:
 
     def _compile(self, phase: int) -> tuple[TrainStep, int]:
         config, mesh, accumulation = self._programs.task.config, self._programs.mesh, self._accumulations[phase]
-        program = None
-
-        def compile_step(accumulation: int) -> Any:
-            return self._programs.train_step(phase, accumulation)
-
+        compile_step, program = functools.partial(self._programs.train_step, phase), None
         if accumulation is None:
             accumulation, program = fit_to_memory(config, phase, mesh, self._ledger, compile_step)
         if program is None:
-            program, needed = try_compile(compile_step, accumulation)
-            check_fits(phase, mesh, accumulation, needed)
+            program, needed = _try_compile(compile_step, accumulation)
+            _check_fits(phase, mesh, accumulation, needed)
         return program, accumulation
 
 
-def micro_batches_of(phase: Phase, size: int, accumulation: int) -> int:
+def micro_batch_count(phase: Phase, size: int, accumulation: int) -> int:
     """Micro-batches of a batch of `size` rows, if the phase's full batch has `accumulation`."""
     return size * accumulation // phase.batch_size
 
 
 def valid_accumulations(phase: Phase, shards: int) -> list[int]:
     """All numbers of micro-batches that give every device the same number of whole rows, in ascending order."""
-    smallest = phase.batch_size_at(0)
-    return [n for n in range(1, phase.batch_size // shards + 1) if _divides_evenly(phase, smallest, shards, n)]
-
-
-def _divides_evenly(phase: Phase, smallest: int, shards: int, count: int) -> bool:
-    rows, remainder = divmod(phase.batch_size, count)
-    return not remainder and rows % shards == 0 and smallest % rows == 0
+    smallest, largest = phase.batch_size_at(0), phase.batch_size
+    counts = (n for n in range(1, largest // shards + 1) if largest % n == 0)
+    return [n for n in counts if (largest // n) % shards == 0 and smallest % (largest // n) == 0]
 
 
 def requested_accumulation(
@@ -109,10 +102,49 @@ def requested_accumulation(
     """
     if request is None:
         return phase.accumulation
-    return None if request == "auto" else _accumulation_for(phase, index, mesh, request)
+    if request == "auto":
+        return None
+    shards = row_shards(mesh)
+    by_rows = {phase.batch_size // (shards * n): n for n in valid_accumulations(phase, shards)}
+    if request not in by_rows:
+        raise UserError(
+            f"--micro-batch {request} does not split the batches of phases.{index} ({phase.batch_size_at(0)} to "
+            f"{phase.batch_size} rows on {shards} row shard(s)) into equal parts: use one of {sorted(by_rows)}"
+        )
+    return by_rows[request]
 
 
-def check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
+def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest = None) -> tuple[int | None, ...]:
+    """Check once, before a run, that `processes` processes can train and evaluate all phases of a task on its mesh.
+
+    Args:
+      programs: the task and the mesh, which can be abstract.
+      processes: of the run.
+      micro_batch: rows of a micro-batch on each device, "auto", or None for the config's `accumulation`.
+
+    Returns:
+      the number of micro-batches of each phase; None: to be found by the memory of the devices.
+
+    Raises:
+      UserError: batches that cannot be split, patterns that match no parameter.
+    """
+    config, mesh = programs.task.config, programs.mesh
+    check_processes(mesh, processes)
+    check_heads(config.model, mesh)
+    is_searched = micro_batch == "auto" or devices_report_memory(mesh)
+    accumulations = []
+    for i, phase in enumerate(config.phases):
+        requested = requested_accumulation(phase, i, mesh, micro_batch)
+        accumulation = requested or phase.fewest_micro_batches
+        first = phase.batch_size_at(0)  # later batch sizes are multiples of it
+        name = "start_batch_size" if phase.start_batch_size else "batch_size"
+        check_rows(first, micro_batch_count(phase, first, accumulation), mesh, f"phases.{i}.{name}")
+        programs.abstract_state(i)  # checks the patterns
+        accumulations.append(requested if is_searched else accumulation)
+    return tuple(accumulations)
+
+
+def _check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
     """Check that a train step with a given number of micro-batches fits into device memory.
 
     Args:
@@ -135,18 +167,6 @@ def check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
         f"phases.{index}.accumulation and --micro-batch, so that they are chosen for this memory, shard the model "
         "(mesh.fsdp, mesh.tensor), or set model.remat full"
     )
-
-
-def _accumulation_for(phase: Phase, index: int, mesh: Mesh | AbstractMesh, rows: int) -> int:
-    shards = row_shards(mesh)
-    count, remainder = divmod(phase.batch_size, shards * rows)
-    if remainder or not _divides_evenly(phase, phase.batch_size_at(0), shards, count):
-        fitting = sorted(phase.batch_size // (shards * n) for n in valid_accumulations(phase, shards))
-        raise UserError(
-            f"--micro-batch {rows} does not split the batches of phases.{index} ({phase.batch_size_at(0)} to "
-            f"{phase.batch_size} rows on {shards} row shard(s)) into equal parts: use one of {fitting}"
-        )
-    return count
 
 
 def fit_to_memory(
@@ -182,21 +202,18 @@ def fit_to_memory(
     shards = row_shards(mesh)
     candidates = valid_accumulations(phase, shards)
     tokens = [phase.batch_size // (shards * n) * phase.seq_len for n in candidates]
-    at = next((i for i, size in enumerate(tokens) if size <= FIRST_TOKENS), len(candidates) - 1)
-    step, best = 0, None
-    while 0 <= at < len(candidates):
-        program, needed = try_compile(compile_step, candidates[at])
+    first = next((i for i, size in enumerate(tokens) if size <= FIRST_TOKENS), len(candidates) - 1)
+
+    def fitting(count: int) -> tuple[int, Any, float] | None:
+        program, needed = _try_compile(compile_step, count)
         needed = max(all_gather("the memory of a program", needed))  # programs may differ between hosts
-        if needed <= limit:
-            best = candidates[at], program, needed
-            if step > 0:
-                break
-            step = -1
-        elif best is not None:
-            break
-        else:
-            step = 1
-        at += step
+        return (count, program, needed) if needed <= limit else None
+
+    # Larger and larger micro-batches while they fit; if the first one does not, smaller ones until one fits.
+    best = None
+    for larger in itertools.takewhile(bool, map(fitting, candidates[first::-1])):
+        best = larger
+    best = best or next(filter(None, map(fitting, candidates[first + 1 :])), None)
     if best is None:
         raise UserError(
             f"phases.{index}: one row at a time on each device needs more than {limit / 2**30:.1f} GiB, "
@@ -204,11 +221,11 @@ def fit_to_memory(
             "model.remat full"
         )
     count, program, needed = best
-    ledger.record_decision(EVENT, lambda: setup | {"accumulation": count, "bytes": int(needed), "limit": int(limit)})
+    ledger.make_decision(EVENT, lambda: setup | {"accumulation": count, "bytes": int(needed), "limit": int(limit)})
     return count, program
 
 
-def try_compile(compile_step: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
+def _try_compile(compile_step: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
     """The program for `count` micro-batches and its bytes of memory; None and infinity if they are too many."""
     try:
         program = compile_step(count)
@@ -233,7 +250,7 @@ def device_memory(device: jax.Device) -> float | None:
     return None if limit is None else float(limit)
 
 
-def memory_is_known(mesh: Mesh | AbstractMesh) -> bool:
+def devices_report_memory(mesh: Mesh | AbstractMesh) -> bool:
     """Whether the devices of a mesh are present and report their memory."""
     return not isinstance(mesh, AbstractMesh) and device_memory(mesh.local_devices[0]) is not None
 

@@ -15,22 +15,31 @@ from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import HeldOutRows, TrainingStream
 from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.integrity import check_corpus_files
-from bert_jax.data.mixture_spec import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
+from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.directory_lock import DirectoryLock
-from bert_jax.distributed.agreement import barrier, broadcast_from_first, check_shared_directory, is_first, raise_on_all
+from bert_jax.distributed.agreement import (
+    barrier,
+    check_shared_directory,
+    compute_and_broadcast,
+    is_first,
+    raise_on_all,
+)
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import continuation, loop
-from bert_jax.training.micro_batch import MicroBatchRequest
+from bert_jax.training.micro_batch import MicroBatchRequest, check_run
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import (
+    broadcast_newest_intact,
     check_checkpoint_storage,
     checkpoint_directory,
     committed_checkpoint_paths,
+    read_metadata,
+    restore_parts,
 )
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.state import InitialParams
@@ -58,9 +67,9 @@ def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
     # Check all splits now: a phase that begins after hours must not fail here.
     for rows in train.corpora:
         for phase in config.phases:
-            rows.epoch_plan(phase.seq_len)
+            rows.epoch_planner(phase.seq_len)
     for rows in held_out.corpora:
-        rows.epoch_plan(config.phases[-1].seq_len)
+        rows.epoch_planner(config.phases[-1].seq_len)
     return Pretraining(config, vocabulary, train, held_out)
 
 
@@ -81,7 +90,7 @@ def pretrain(
       config: of the run.
       parts: corpora and their weights.
       directory: work directory of the run.
-      profile, micro_batch: see `loop.train` and `loop.check_run`.
+      profile, micro_batch: see `loop.train` and `micro_batch.check_run`.
       announce: called in the first process after all checks, before compilation.
       load_initial_params: reads `start.source` (`convert.init_from.load_initial_params`); called with the corpora's
         tokenizer if the work directory has no checkpoint yet.
@@ -97,7 +106,7 @@ def pretrain(
     task = open_task(config, parts)
     assert task.train is not None
     programs = make_programs(task, make_mesh(config.mesh))
-    accumulations = loop.check_run(programs, jax.process_count(), micro_batch)
+    accumulations = check_run(programs, jax.process_count(), micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
     raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))
@@ -106,7 +115,7 @@ def pretrain(
     initial = _initial_params(config, directory, corpora[0], load_initial_params)
     identity = config, mixture, [str(part.directory) for part in parts], tokenizer_text
     with DirectoryLock(directory) as lock:
-        broadcast_from_first("the work directory", lambda: _acquire(lock, directory, *identity))
+        compute_and_broadcast("the work directory", lambda: _acquire(lock, directory, *identity))
         if jax.process_count() > 1:
             check_shared_directory(directory)
         if is_first():
@@ -132,7 +141,7 @@ def _initial_params(
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None,
 ) -> InitialParams | None:
     """Initial parameters for a config with `start.source`, unless the run has a checkpoint."""
-    has_checkpoint = broadcast_from_first(
+    has_checkpoint = compute_and_broadcast(
         "a first checkpoint", lambda: any(committed_checkpoint_paths(checkpoint_directory(directory)))
     )
     if config.start.source is None or has_checkpoint:
@@ -156,7 +165,7 @@ def _acquire(
     before = workdir.matching_config(directory, config, mixture, paths)
     if before is not None:
         continuation.check_phase_changes(directory, before, config)
-    workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
+    workdir.write_run_config(directory, before, config, mixture, paths, tokenizer_text)
 
 
 class EvaluationResult(NamedTuple):
@@ -207,8 +216,20 @@ def evaluate(
             f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
         )
     data, max_rows = config.data, config.evaluation.rows
-    metrics = loop.evaluate_newest(make_programs(task, make_mesh(config.mesh)), directory)
+    metrics = _evaluate_newest(make_programs(task, make_mesh(config.mesh)), directory)
     return EvaluationResult(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
+
+
+def _evaluate_newest(programs: Programs, directory: StoredPath) -> dict[str, float]:
+    """Held-out metrics of the newest intact checkpoint of a run; training batches need not divide over the mesh."""
+    checkpoint = broadcast_newest_intact(checkpoint_directory(directory))
+    if checkpoint is None:
+        raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    phase = read_metadata(checkpoint)["phase"]
+    abstract = programs.abstract_state(phase).params
+    params = restore_parts(checkpoint, {"params": abstract})["params"]
+    on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
+    return programs.evaluate(on_mesh, phase)
 
 
 def _evaluation_config(config: Config, form: str | None, seq_len: int | None, rows: int | None) -> Config:

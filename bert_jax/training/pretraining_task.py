@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from bert_jax.array_types import Array, Float, Key
 from bert_jax.config import Config, ModelConfig
 from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import Cursor
@@ -20,7 +21,6 @@ from bert_jax.model.layers import DropoutKey
 from bert_jax.objectives.losses import Objective, WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
 from bert_jax.objectives.objectives import active_objectives, pretraining_sums
-from bert_jax.shapes import Array, Float, Key
 from bert_jax.training.eval_metrics import EvaluationSums
 from bert_jax.training.task import Params, Score
 
@@ -39,38 +39,38 @@ class Pretraining:
     validation: "HeldOutRows | None" = None
     phase: int = -1
 
-    def at(self, phase: int) -> "Pretraining":
+    def in_phase(self, phase: int) -> "Pretraining":
         """The same task in a phase of the run."""
         return dataclasses.replace(self, phase=phase)
 
     @property
-    def model(self) -> ModelConfig:
+    def model_config(self) -> ModelConfig:
         """The model with its depth in the phase."""
         return self.config.model_of(self.phase)
 
     def init_params(self, key: Key[Array, ""]) -> Params:
         """New parameters of encoder and heads."""
-        return bert.init(self.model, key, heads_of(self.config))
+        return bert.init(self.model_config, key, heads_of(self.config))
 
     @property
-    def objectives(self) -> dict[str, Objective]:
+    def _objectives(self) -> dict[str, Objective]:
         """The terms of the loss."""
         return active_objectives(self.config.model, self.config.objective)
 
     def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
         """Add the targets of all objectives, e.g. mask tokens."""
-        for objective in self.objectives.values():
+        for objective in self._objectives.values():
             batch = objective.prepare(batch, self.config, self.phase, self.vocabulary, evaluating=evaluating)
         return batch
 
-    def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
+    def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Weight of each loss term, e.g. the number of predicted tokens."""
-        return {f"{name}_loss": objective.weight(batch) for name, objective in self.objectives.items()}
+        return {f"{name}_loss": objective.weight(batch) for name, objective in self._objectives.items()}
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and accuracy of all objectives."""
-        model = bert.merge_params(self.model, heads_of(self.config), params)
-        return pretraining_sums(self.objectives, model, batch, dropout_key)
+        model = bert.model_from_params(self.model_config, heads_of(self.config), params)
+        return pretraining_sums(self._objectives, model, batch, dropout_key)
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
         """The rows with their targets, and their sums."""
@@ -84,7 +84,7 @@ class Pretraining:
     def batches(self, cursor: Cursor) -> "Generator[HostBatch, None, None]":
         """The training stream."""
         assert self.train is not None
-        return self.train.read(cursor)
+        return self.train.batches(cursor)
 
     def step_flops(self, step: int) -> float:
         """FLOPs of the model in step `step`."""

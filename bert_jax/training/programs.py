@@ -1,8 +1,11 @@
-"""The programs of a run: its abstract state, initial state, train steps and evaluations, each made once."""
+"""The programs of a run: its abstract state, initial state, train steps and evaluation steps, each made once.
+
+A train step is ``train_step(state, batch, inputs) -> (state, metrics)``.
+"""
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -10,17 +13,52 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
+from bert_jax.array_types import Array, Float
 from bert_jax.errors import UserError
+from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
-from bert_jax.training.divergence import init_divergence_state, reset_for_phase
+from bert_jax.training.divergence import init_divergence_state, reset_for_phase, update_divergence_state
+from bert_jax.training.optimizers.optimizer import Optimizer
+from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.param_paths import path_name
-from bert_jax.training.sharding import put_rows, replicated, round_up_to_shards, row_sharding, state_shardings
+from bert_jax.training.sharding import (
+    DATA_AXES,
+    gather_parameters,
+    manual_specs,
+    put_replicated,
+    put_rows,
+    reduce_gradients,
+    replicated,
+    round_up_to_shards,
+    row_sharding,
+    row_spec,
+    state_shardings,
+    sum_over_rows,
+)
 from bert_jax.training.state import InitialParams, TrainState, repeat_layers, stack_depth
-from bert_jax.training.step import StepInputs, TrainStep, make_eval_step, make_train_step, task_optimizer
 from bert_jax.training.task import Params, Task
 
 T = TypeVar("T")
+Metrics = dict[str, Float[Array, ""]]
+DROPOUT_STREAM = 0x0D0
+
+
+class StepScalars(NamedTuple):
+    """Inputs that the host sets for each step without recompilation: replicated scalars on the device."""
+
+    learning_rate: Any
+    """Of this step, float32."""
+    micro_batches: Any
+    """Number of the batch's micro-batches that hold rows, int32; fewer than all only during a batch ramp."""
+
+
+def put_step_scalars(learning_rate: float, micro_batches: int, mesh: Mesh) -> StepScalars:
+    """The inputs of one step, on the device."""
+    return put_replicated(StepScalars(np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
+
+
+TrainStep = Callable[[TrainState, Batch, StepScalars], tuple[TrainState, Metrics]]
 
 
 class Programs:
@@ -48,7 +86,7 @@ class Programs:
         """
 
         def make() -> TrainState:
-            shapes = jax.eval_shape(_initializer(self.task.at(phase)), jax.random.key(0))
+            shapes = jax.eval_shape(_initializer(self.task.in_phase(phase)), jax.random.key(0))
             shardings = state_shardings(self.mesh, shapes)
             return jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
 
@@ -58,7 +96,7 @@ class Programs:
         """A new state; each array is initialised in its sharding. The values are the same on every mesh."""
         initializer = self.once(
             ("initializer", phase),
-            lambda: jax.jit(_initializer(self.task.at(phase)), out_shardings=self._shardings(phase)),
+            lambda: jax.jit(_initializer(self.task.in_phase(phase)), out_shardings=self._shardings(phase)),
         )
         return initializer(jax.random.key(self.task.config.seed))
 
@@ -66,7 +104,7 @@ class Programs:
         """A state at step 0 with given parameters and, if there are any, given moments."""
         shardings = self._shardings(phase)
         params = jax.device_put(initial.params, shardings.params)
-        state = jax.jit(_with_new_optimizer(self.task.at(phase)), out_shardings=shardings)(params)
+        state = jax.jit(_with_new_optimizer(self.task.in_phase(phase)), out_shardings=shardings)(params)
         if initial.optimizer_state is None:
             return state
         if not isinstance(state.optimizer, optax.ScaleByAdamState):
@@ -87,7 +125,7 @@ class Programs:
 
         def enter(state: TrainState) -> TrainState:
             params, kept = (repeat_layers(tree, depth) for tree in (state.params, state.optimizer))
-            new = task_optimizer(self.task.at(phase)).init(params)
+            new = task_optimizer(self.task.in_phase(phase)).init(params)
             optimizer = jax.tree_util.tree_map_with_path(choose, kept, new)
             return TrainState(state.step, params, optimizer, reset_for_phase(state.divergence))
 
@@ -98,20 +136,22 @@ class Programs:
         program = self.once(("enter", phase), lambda: jax.jit(enter, out_shardings=self._shardings(phase)))
         return program(state)
 
-    def step_arguments(self, phase: int) -> tuple[TrainState, Batch, StepInputs]:
+    def step_arguments(self, phase: int) -> tuple[TrainState, Batch, StepScalars]:
         """Shapes, types and shardings of the arguments of a phase's train step."""
         size = self.task.config.phases[phase].batch_size
         rows, everywhere = row_sharding(self.mesh), replicated(self.mesh)
         batch = {
             name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=rows)
-            for name, array in self.task.at(phase).blank_row().items()
+            for name, array in self.task.in_phase(phase).blank_row().items()
         }
-        inputs = StepInputs(*(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32)))
+        inputs = StepScalars(
+            *(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32))
+        )
         return self.abstract_state(phase), batch, inputs
 
     def trace_train_step(self, phase: int, accumulation: int) -> jax.stages.Traced:
-        """The traced train step of a phase, to lower for any platform (`step.make_train_step`)."""
-        step = make_train_step(self.task.at(phase), self.abstract_state(phase), accumulation)
+        """The traced train step of a phase, to lower for any platform (`make_train_step`)."""
+        step = make_train_step(self.task.in_phase(phase), self.abstract_state(phase), accumulation)
         return step.trace(*self.step_arguments(phase))
 
     def train_step(self, phase: int, accumulation: int) -> TrainStep:
@@ -121,16 +161,16 @@ class Programs:
         )
 
     def eval_step(self, phase: int) -> Callable[[Params, Batch], tuple[Batch, dict[str, WeightedSum]]]:
-        """The jitted evaluation step for the depth of a phase (`step.make_eval_step`)."""
+        """The jitted evaluation step for the depth of a phase (`make_eval_step`)."""
         return self.once(
             ("eval step", self.task.config.model_of(phase)),
-            lambda: make_eval_step(self.task.at(phase), self.abstract_state(phase).params),
+            lambda: make_eval_step(self.task.in_phase(phase), self.abstract_state(phase).params),
         )
 
     def evaluate(self, params: Params, phase: int) -> dict[str, float]:
         """Held-out metrics of parameters on the mesh, which have the depth of a phase."""
         rows, step = round_up_to_shards(self.task.config.evaluation.batch_size, self.mesh), self.eval_step(phase)
-        return self.task.at(phase).evaluate(
+        return self.task.in_phase(phase).evaluate(
             lambda batch: jax.device_get(step(params, put_rows(batch, self.mesh, rows))), rows
         )
 
@@ -146,3 +186,145 @@ def _initializer(task: Task) -> Callable[[jax.Array], TrainState]:
 def _with_new_optimizer(task: Task) -> Callable[[Params], TrainState]:
     optimizer = task_optimizer(task)
     return lambda params: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), init_divergence_state())
+
+
+def task_optimizer(task: Task) -> Optimizer:
+    """The optimizer of the task's config, in the task's phase."""
+    config, params = task.config, jax.eval_shape(task.init_params, jax.random.key(0))
+    frozen = config.phases[task.phase].frozen
+    return Optimizer(config.optimizer, params, frozen, layers=config.log.layers)
+
+
+def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.stages.Wrapped:
+    """The jitted train step of the task's phase. It donates the state: the argument must not be used again.
+
+    Metrics, all global: the mean of each of the task's sums; `loss`; `tokens`, the number of tokens without padding;
+    `learning_rate`; those of the optimizer (training/optimizers/optimizer.py); and those of divergence detection
+    (training/divergence.py): `skipped_steps` since the start of the run, `consecutive_skipped`, `loss_rise`.
+
+    If the loss or the gradient is not finite, parameters and moments stay unchanged, bit for bit.
+
+    Args:
+      task: the task in the phase to compile.
+      abstract: shapes and shardings of the state in that phase. The data and fsdp axes of its mesh split the rows.
+      accumulation: micro-batches per step. Each device splits its rows, and gradients cross devices once per step. In
+        a phase with a batch ramp, `StepScalars.micro_batches` of them are computed, and the other rows are padding.
+    """
+    mesh, shardings = abstract.step.sharding.mesh, jax.tree.map(lambda x: x.sharding, abstract)
+    optimizer = task_optimizer(task)
+    stable_steps = task.config.recovery.stable_steps
+    ramps = task.config.phases[task.phase].start_batch_size is not None
+
+    def local_gradients(params: Params, step: Array, batch: Batch, micro_batches: Array) -> tuple[Any, Metrics]:
+        micro_batches = micro_batches if ramps else accumulation
+        return _local_gradients(task, mesh, shardings.params, (micro_batches, accumulation), params, step, batch)
+
+    everywhere = replicated(mesh).spec
+    gradients_of = jax.shard_map(
+        local_gradients,
+        mesh=mesh,
+        in_specs=(manual_specs(shardings.params), everywhere, row_spec(), everywhere),
+        out_specs=(manual_specs(shardings.params), everywhere),
+        axis_names=set(DATA_AXES),
+        # With check_vma, jax would reduce the gradient of every replicated parameter inside
+        # the backward pass, once per micro-batch; reduce_gradients does it once.
+        check_vma=False,
+    )
+
+    def train_step(state: TrainState, batch: Batch, inputs: StepScalars) -> tuple[TrainState, Metrics]:
+        gradients, metrics = gradients_of(state.params, state.step, batch, inputs.micro_batches)
+        gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
+        finite = jnp.isfinite(metrics["loss"])
+        rate = inputs.learning_rate
+        params, moments, norms = optimizer.update(gradients, state.optimizer, state.params, rate, finite)
+        skipped = norms.pop("skipped") > 0
+        divergence, rise = update_divergence_state(state.divergence, metrics["loss"], skipped, stable_steps)
+        metrics |= norms | {
+            "learning_rate": rate,
+            "skipped_steps": divergence.skipped_steps,
+            "consecutive_skipped": divergence.consecutive_skipped,
+            "loss_rise": rise,
+        }
+        return TrainState(state.step + 1, params, moments, divergence), metrics
+
+    return jax.jit(
+        train_step,
+        in_shardings=(shardings, row_sharding(mesh), replicated(mesh)),
+        out_shardings=(shardings, replicated(mesh)),
+        donate_argnums=0,
+    )
+
+
+def _local_gradients(
+    task: Task,
+    mesh: Mesh | AbstractMesh,
+    shardings: Any,
+    micro_batches: tuple[Array | int, int],
+    param_shards: Params,
+    step: Array,
+    batch: Batch,
+) -> tuple[Any, Metrics]:
+    """Gradient of the global loss from this device's rows, reduced over devices at the end.
+
+    `micro_batches` are (how many to compute, how many the rows are split into).
+    """
+    params = gather_parameters(param_shards, shardings)
+    batch = task.prepare(batch, evaluating=False)
+    weights = sum_over_rows(task.loss_weight_sums(batch), mesh)
+    key = hash_combine(jnp.uint32(task.config.seed), DROPOUT_STREAM, step)
+    rules = param_rules(params, frozen=task.config.phases[task.phase].frozen)
+
+    def micro_loss(params: Params, rows: Batch) -> tuple[Array, dict[str, WeightedSum]]:
+        # Frozen parameters need no backward pass.
+        params = jax.tree.map(lambda x, rule: jax.lax.stop_gradient(x) if rule.frozen else x, params, rules)
+        sums = task.sums(params, rows, DropoutKey(key, rows["row"]))
+        return combine(sums, weights), sums
+
+    def micro_step(rows: Batch) -> tuple[Params, dict[str, WeightedSum]]:
+        (_, sums), gradients = jax.value_and_grad(micro_loss, has_aux=True)(params, rows)
+        return gradients, sums
+
+    if micro_batches[1] == 1:  # no accumulators needed
+        gradients, sums = micro_step(batch)
+    else:
+        gradients, sums = _accumulate(micro_step, batch, *micro_batches)
+    sums = sum_over_rows(sums, mesh)
+    tokens = sum_over_rows((batch["segment_ids"] > 0).sum(), mesh)
+    metrics = _means(sums) | {"loss": combine(sums, weights), "tokens": tokens}
+    return reduce_gradients(gradients, shardings), metrics
+
+
+def _accumulate(micro_step: Callable[[Batch], Any], batch: Batch, micro_batches: Array | int, accumulation: int) -> Any:
+    """Sum of ``micro_step`` over the first `micro_batches` of `accumulation` equal parts of the rows, one at a time."""
+    parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
+    shapes = jax.eval_shape(micro_step, jax.tree.map(lambda x: x[0], parts))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    def add(index: Array, sums: Any) -> Any:
+        rows = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, index, keepdims=False), parts)
+        return jax.tree.map(jnp.add, sums, micro_step(rows))
+
+    return jax.lax.fori_loop(0, micro_batches, add, zeros)
+
+
+def combine(sums: dict[str, WeightedSum], weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
+    """The loss: the sum over terms of total / global weight. A term of weight 0 counts as 0."""
+    return sum(sums[name].sum / jnp.maximum(weight, 1.0) for name, weight in weights.items())
+
+
+def _means(sums: dict[str, WeightedSum]) -> Metrics:
+    """Mean of every summed quantity: total / weight."""
+    return {name: value.sum / jnp.maximum(value.weight, 1.0) for name, value in sums.items()}
+
+
+def make_eval_step(
+    task: Task, abstract_params: Params
+) -> Callable[[Params, Batch], tuple[Batch, dict[str, WeightedSum]]]:
+    """The jitted evaluation step: the scored rows of a batch and their global sums (`Task.score`)."""
+    shardings = jax.tree.map(lambda x: x.sharding, abstract_params)
+    mesh = jax.tree.leaves(shardings)[0].mesh
+
+    def eval_step(params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
+        return task.score(params, task.prepare(batch, evaluating=True))
+
+    return jax.jit(eval_step, in_shardings=(shardings, row_sharding(mesh)), out_shardings=replicated(mesh))

@@ -11,8 +11,8 @@ import sys
 from typing import Any
 
 from bert_jax.config import Config
-from bert_jax.data.cursor import Cursor, count_rows
-from bert_jax.distributed.agreement import broadcast_from_first, is_first
+from bert_jax.data.cursor import Cursor, rows_before_step
+from bert_jax.distributed.agreement import compute_and_broadcast, is_first
 from bert_jax.errors import UserError
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.run_directory.checkpoint import Checkpoints
@@ -21,7 +21,7 @@ from bert_jax.training.run_directory.ledger import Ledger
 EVENT = "rollback"
 
 
-def decide_rollback(divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> None:
+def record_rollback(divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> None:
     """Write the decision for a rollback to the ledger; `apply_rollback` carries it out.
 
     Raises:
@@ -34,7 +34,7 @@ def decide_rollback(divergence: DivergenceError, config: Config, checkpoints: Ch
             "(recovery.max_rollbacks): lower the learning rate or lengthen the warmup, in another --workdir"
         )
     checkpoints.wait()
-    entry = ledger.record_decision(EVENT, lambda: _rollback_entry(divergence, config, checkpoints, ledger))
+    entry = ledger.make_decision(EVENT, lambda: _rollback_entry(divergence, config, checkpoints, ledger))
     assert entry is not None
     if is_first():
         first, last = entry["skipped_rows"]
@@ -57,7 +57,7 @@ def _rollback_entry(
     phase, within = config.locate_step(before)
     begins = max(before - config.recovery.stable_steps, cursor.step, before - within)
     ends = min(divergence.last, before - within + config.phases[phase].steps)
-    skipped = [count_rows(config, cursor, step) for step in (begins, ends)]
+    skipped = [rows_before_step(config, cursor, step) for step in (begins, ends)]
     return {"reason": divergence.reason, "step": divergence.last, "to": cursor.step, "skipped_rows": skipped}
 
 
@@ -77,7 +77,7 @@ def apply_rollback(checkpoints: Checkpoints, ledger: Ledger) -> None:
     process deletes, and the others wait.
     """
     checkpoints.wait()
-    broadcast_from_first("discarded checkpoints", lambda: _delete_discarded(checkpoints, ledger))
+    compute_and_broadcast("discarded checkpoints", lambda: _delete_discarded(checkpoints, ledger))
 
 
 def _delete_discarded(checkpoints: Checkpoints, ledger: Ledger) -> None:

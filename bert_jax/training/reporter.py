@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.chips import chip_of
 from bert_jax.distributed.agreement import is_first
 from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
-from bert_jax.progress import print_line, progress
+from bert_jax.progress import print_line, progress_bar
 from bert_jax.storage import StagedDirectory, StoredPath
 from bert_jax.training.divergence import check_divergence
 from bert_jax.training.eval_metrics import format_metrics, with_pair_majority_baseline
@@ -55,7 +55,7 @@ class Reporter:
         if is_first():
             self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard, wandb=config.log.wandb)
         self.peak = peak_flops(list(mesh.devices.flat))
-        self.bar = progress("pretraining", config.total_steps, "step", done=step, shown=is_first())
+        self.bar = progress_bar("pretraining", config.total_steps, "step", done=step, shown=is_first())
         self.traces, self.tracing = StagedDirectory(workdir / "profile"), False
         self.profile = profile
         self.pending: tuple[int, int, dict[str, Any]] | None = None
@@ -75,7 +75,7 @@ class Reporter:
             self.flush()
             self._stop_trace()
 
-    def timed(self, batches: Iterator["HostBatch"]) -> Iterator["HostBatch"]:
+    def timed_batches(self, batches: Iterator["HostBatch"]) -> Iterator["HostBatch"]:
         """The same batches; the time spent waiting for them counts as `data_wait`."""
         while True:
             before = self.goodput.seconds["data_wait"]
@@ -132,7 +132,7 @@ class Reporter:
             self.writer.write(
                 step, "train", with_pair_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing
             )
-        self.goodput.record(step)
+        self.goodput.write_totals(step)
 
     def _phase_of(self, step: int) -> int:
         return self.task.config.locate_step(step)[0]
@@ -193,10 +193,10 @@ def peak_flops(devices: list[jax.Device]) -> float:
     if chip is not None:
         return chip.peak_flops * len(devices)
     # CPU devices share one machine: their number does not matter.
-    return measured_matmul_flops()
+    return _measured_matmul_flops()
 
 
-def measured_matmul_flops(size: int = 1024, repeats: int = 5) -> float:
+def _measured_matmul_flops(size: int = 1024, repeats: int = 5) -> float:
     """FLOP/s of a float32 product of two square matrices on the default device, the best of `repeats`."""
     matrix = jax.device_put(np.ones((size, size), np.float32))
     jnp.matmul(matrix, matrix).block_until_ready()

@@ -5,13 +5,13 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from bert_jax.array_types import Array, Float, Key
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.model.bert import Params
 from bert_jax.model.layers import DropoutKey
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
-from bert_jax.shapes import Array, Float, Key
 
 if TYPE_CHECKING:
     # A step can be compiled and timed where no reader (grain, numba) is installed.
@@ -23,13 +23,13 @@ Score = Callable[[dict[str, np.ndarray]], tuple[dict[str, np.ndarray], dict[str,
 
 @runtime_checkable
 class Task(Protocol):
-    """A training job. jax traces `init_params`, `prepare`, `loss_weights`, `sums` and `score`."""
+    """A training job. jax traces `init_params`, `prepare`, `loss_weight_sums`, `sums` and `score`."""
 
     config: Config
     phase: int
-    """Phase of the run, which determines the model's depth; the last one unless `at` was called."""
+    """Phase of the run, which determines the model's depth; the last one unless `in_phase` was called."""
 
-    def at(self, phase: int) -> "Task":
+    def in_phase(self, phase: int) -> "Task":
         """The same task in another phase."""
         ...
 
@@ -41,12 +41,12 @@ class Task(Protocol):
         """Transform a device's rows before they are split into micro-batches, e.g. masking."""
         ...
 
-    def loss_weights(self, batch: Batch) -> dict[str, Float[Array, ""]]:
+    def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Weight of each loss term over prepared rows. The loss is the sum over terms of total / global weight."""
         ...
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
-        """Sums of all quantities over prepared rows, at least of the terms of `loss_weights`."""
+        """Sums of all quantities over prepared rows, at least of the terms of `loss_weight_sums`."""
         ...
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:

@@ -41,14 +41,14 @@ class WallClockSchedule:
         self._timed = (0, 0.0)  # step and time from which the speed is measured
 
     @property
-    def end(self) -> int:
+    def end_step(self) -> int:
         """Current estimate of the run's total steps. Estimates for another time limit are ignored."""
         decisions = [one for one in self.ledger.entries_of(EVENT) if one["hours"] == self.phase.hours]
         return min(decisions[-1]["end"] if decisions else self.config.total_steps, self.config.total_steps)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of step `step`, counted from 0."""
-        return learning_rate_at(self.config, self.ledger.entries_of(EVENT), step)
+        return timed_learning_rate_at(self.config, self.ledger.entries_of(EVENT), step)
 
     def update_estimate(self, step: int) -> None:
         """Update the estimate of the number of steps if one is due. Called before step `step`, which is always done.
@@ -58,7 +58,7 @@ class WallClockSchedule:
         if self.phase.hours is None or step < self.start:
             return
         if jax.process_count() == 1 or (step - self.start) % BROADCAST_EVERY == 0:
-            self.ledger.record_decision(EVENT, lambda: self._estimate(step))
+            self.ledger.make_decision(EVENT, lambda: self._estimate(step))
 
     def _estimate(self, step: int) -> dict[str, Any] | None:
         decisions, now = self.ledger.entries_of(EVENT), self.clock()
@@ -79,7 +79,7 @@ class WallClockSchedule:
         return {"step": step, "hours": self.phase.hours, "seconds": round(seconds, 3), "end": end}
 
 
-def learning_rate_at(config: Config, decisions: list[dict[str, Any]], step: int) -> float:
+def timed_learning_rate_at(config: Config, decisions: list[dict[str, Any]], step: int) -> float:
     """Learning rate of step `step`.
 
     Args:

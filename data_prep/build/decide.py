@@ -9,13 +9,12 @@ import dataclasses
 import itertools
 import math
 import pathlib
-import sys
 
 import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 from data_prep.build import scratch
 from data_prep.build.prepare import FIRST_PLACES
 from data_prep.build.tables import BLOCK_ARRAYS, DocumentTables
@@ -65,15 +64,15 @@ def decide(
     metadata = [block.metadata for block in blocks]
     tables = DocumentTables(local, metadata, options)
     read = collections.defaultdict(collections.Counter)
-    with progress("deciding", len(blocks), "block") as bar:
+    with progress_bar("deciding", len(blocks), "block") as bar:
         for index, block in enumerate(blocks):
             arrays = scratch.read_arrays(directory / block.name, BLOCK_ARRAYS)
             before = tables.num_documents
-            tables.add(index, arrays)
+            tables.add_block(index, arrays)
             read[block.source]["documents"] += tables.num_documents - before
             read[block.source]["text_bytes"] += int(arrays["part_bytes"].sum())
             bar.update()
-    tables.finish()
+    tables.freeze()
     decisions, paragraph_repeats, dropped = _decide_documents(tables, options, decontaminates)
     if options.drop_repeated_lines:
         dropped["repeated_lines"] = _sum_counts(entry["repeated_lines"] for entry in metadata)
@@ -83,7 +82,7 @@ def decide(
     report = {
         "dropped": dropped,
         "cleaned": _sum_counts(entry["cleaned"] for entry in metadata),
-        "skipped": _skipped(metadata),
+        "skipped": sum_skipped(metadata),
         "read": {str(source): dict(counts) for source, counts in read.items()},
     }
     scratch.write_json(directory / scratch.PLANS, {"plans": plans, "report": report})
@@ -137,36 +136,21 @@ def _decide_documents(
 
 def _check_splits(decisions: np.ndarray, places: np.ndarray) -> None:
     kept = places[decisions <= 1]
-    train, validation = (int((decisions == decision).sum()) for decision in SPLIT_DECISIONS.values())
-    if validation == 1 and train > 2:
-        print(
-            "note: 1 document is held out, and random segments of next-sentence prediction need 2;"
-            f" --validation-fraction {_just_above(np.partition(kept, 1)[1])} would hold 2 out",
-            file=sys.stderr,
-        )
-    if train and validation:
-        return
     if len(kept) < 2:
         raise UserError(
             f"{len(kept)} different documents with text are left after the filters; a corpus needs at least 2, one to"
             " train on and one held out (a blank line divides documents of `text:` and `lines:`; a file is one of"
             " `text-files:`)"
         )
-    if not validation:
-        raise UserError(
-            f"none of the {len(kept)} documents fell into the validation split;"
-            f" --validation-fraction {_just_above(kept.min())} would hold one out, or give more text"
-        )
-    less = math.floor((kept.max() - 1e-4) * 1e4) / 1e4
-    raise UserError(
-        f"all of the {len(kept)} documents fell into the validation split;"
-        f" --validation-fraction {less:.4f} would leave one to train on"
-    )
-
-
-def _just_above(place: float) -> str:
-    """The smallest fraction, with four digits, that includes the document at this place."""
-    return f"{math.ceil((place + 1e-4) * 1e4) / 1e4:.4f}"
+    for split, decision in SPLIT_DECISIONS.items():
+        if not (decisions == decision).any():
+            # Two documents where possible: random segments of next-sentence prediction need another document.
+            held_out = min(2, len(kept) - 1)
+            fraction = math.ceil((np.sort(kept)[held_out - 1] + 1e-4) * 1e4) / 1e4
+            raise UserError(
+                f"none of the {len(kept)} documents fell into the {split} split; --validation-fraction {fraction:.4f}"
+                f" would hold {held_out} out, or give more text"
+            )
 
 
 def _plan_split(
@@ -222,12 +206,12 @@ def _sum_counts(counts) -> dict[str, int]:
     return dict(total)
 
 
-def _skipped(metadata: list[dict]) -> dict:
+def sum_skipped(metadata: list[dict]) -> dict[str, dict]:
+    """What was skipped in some blocks by reason: its count and its first places."""
     skipped: dict[str, dict] = {}
     for block in metadata:
         for reason, counted in block["skipped"].items():
             entry = skipped.setdefault(reason, {"count": 0, "first": []})
             entry["count"] += counted["count"]
-            places = [f"{origin}: {detail}" for origin, detail in counted["first"]]
-            entry["first"] = (entry["first"] + places)[:FIRST_PLACES]
+            entry["first"] = (entry["first"] + counted["first"])[:FIRST_PLACES]
     return skipped

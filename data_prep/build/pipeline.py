@@ -5,7 +5,6 @@ from there and writes the same bytes as an uninterrupted one. With other argumen
 them.
 """
 
-import collections
 import dataclasses
 import os
 import pathlib
@@ -19,13 +18,13 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import resume, scratch, writer
-from data_prep.build.decide import PreparedBlock, decide
+from data_prep.build.decide import PreparedBlock, decide, sum_skipped
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.prepare import PrepareJob
 from data_prep.build.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.options import BuildOptions
-from data_prep.sources.base import Skipped, Source
+from data_prep.sources.base import Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +78,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         "inputs": scratch.fingerprint(inputs),
     }
     existed = is_remote(directory) or directory.exists()  # a store has no directories
-    scratch_dir = resume.scratch_directory(directory, request.name, request.scratch)
+    scratch_dir = resume.make_scratch_directory(directory, request.name, request.scratch)
     job = PrepareJob(
         scratch=os.fspath(scratch_dir),
         sources=tuple(request.sources),
@@ -90,85 +89,79 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     )
     with resume.exclusive_build(directory, scratch_dir):
         resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
-        with resume.remove_if_nothing_prepared(scratch_dir, directory, existed), engine:
-            engine.prepare(job, [place for place in inputs if not _is_prepared(scratch_dir, keys, place)])
-            plans, report = _decide(request, scratch_dir, keys, inputs, evaluation_ngrams is not None)
+        with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
+            engine.prepare(job, [place for place in inputs if not _is_prepared(job, place)])
+            plans, report = _decide(job, inputs, token_dtype(request.tokenizer.vocab_size).itemsize)
             ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
             assembler = Assembler(job.scratch, os.fspath(directory), request.name, *ids)
             engine.assemble(assembler, plans)
-            report = _report(request, scratch_dir, keys, inputs, report, decontamination_report)
+            report = _report(job, inputs, report, decontamination_report)
             manifest = writer.finish_corpus(directory, scratch_dir, request.name, request.tokenizer, report)
             resume.remove_scratch(scratch_dir, directory)
     return manifest
 
 
-def _is_prepared(scratch_dir: epath.Path, keys: Sequence[str], place: IndexedInput) -> bool:
+def _is_prepared(job: PrepareJob, place: IndexedInput) -> bool:
     source, number, part = place
-    done = scratch_dir / scratch.input_name(keys[source], number)
-    if not done.exists():
+    if not _note_path(job, source, number).exists():
         return False
-    note = scratch.read_json(done)
-    names = (scratch.block_name(keys[source], number, block) for block in range(note["blocks"]))
-    return note["input"] == scratch.fingerprint(part) and all((scratch_dir / name).exists() for name in names)
+    paths = (epath.Path(job.scratch) / name for name in _block_names(job, source, number))
+    note = scratch.read_json(_note_path(job, source, number))
+    return note["input"] == scratch.fingerprint(part) and all(path.exists() for path in paths)
 
 
-def _decide(
-    request: BuildRequest,
-    scratch_dir: epath.Path,
-    keys: Sequence[str],
-    inputs: list[IndexedInput],
-    decontaminates: bool,
-) -> tuple[list[str], dict]:
+def _note_path(job: PrepareJob, source: int, number: int) -> epath.Path:
+    """The file that records that all blocks of an input were read."""
+    return epath.Path(job.scratch) / scratch.input_marker_name(job.keys[source], number)
+
+
+def _block_names(job: PrepareJob, source: int, number: int) -> list[str]:
+    blocks = scratch.read_json(_note_path(job, source, number))["blocks"]
+    return [scratch.block_file_name(job.keys[source], number, block) for block in range(blocks)]
+
+
+def _decide(job: PrepareJob, inputs: Sequence[IndexedInput], token_bytes: int) -> tuple[list[str], dict]:
+    """Names of the plans, and the report for corpus.json, of this run or of an earlier one."""
+    scratch_dir = epath.Path(job.scratch)
     decided = scratch_dir / scratch.PLANS
     if decided.exists():
         content = scratch.read_json(decided)
         return content["plans"], content["report"]
-    prepared = []
-    for source, number, _ in inputs:
-        blocks = scratch.read_json(scratch_dir / scratch.input_name(keys[source], number))["blocks"]
-        names = [scratch.block_name(keys[source], number, block) for block in range(blocks)]
-        prepared += [PreparedBlock(name, source, scratch.read_metadata(scratch_dir / name)) for name in names]
-    for index, source in enumerate(request.sources):
+    blocks = [
+        PreparedBlock(name, source, scratch.read_metadata(scratch_dir / name))
+        for source, number, _ in inputs
+        for name in _block_names(job, source, number)
+    ]
+    for index, source in enumerate(job.sources):
         try:
-            _check_source(source, [block.metadata for block in prepared if block.source == index])
+            _check_source(source, [block.metadata for block in blocks if block.source == index])
         except UserError:
-            for path in scratch.files_of_source(scratch_dir, keys[index]):  # they contain no document
+            for path in scratch.files_of_source(scratch_dir, job.keys[index]):  # they contain no document
                 path.unlink()
             raise
-    token_bytes = token_dtype(request.tokenizer.vocab_size).itemsize
     # Columns are memory-mapped, so they need a local disk: that of the scratch directory if it is local.
-    parent = None if is_remote(scratch_dir) else os.fspath(scratch_dir)
+    parent = None if is_remote(scratch_dir) else job.scratch
     with tempfile.TemporaryDirectory(prefix="columns-", dir=parent) as local:
-        return decide(scratch_dir, prepared, request.options, decontaminates, token_bytes, pathlib.Path(local))
+        decontaminates = job.evaluation_ngrams is not None
+        return decide(scratch_dir, blocks, job.options, decontaminates, token_bytes, pathlib.Path(local))
 
 
 def _check_source(source: Source, metadata: list[dict]) -> None:
     """Raises UserError if a source gave no document."""
-    skipped: collections.Counter[str] = collections.Counter()
-    places = []
-    for block in metadata:
-        for reason, entry in block["skipped"].items():
-            skipped[reason] += entry["count"]
-            places += [Skipped(reason, *entry["first"][0])]
-    source.check_not_empty(sum(block["parts"] for block in metadata), skipped, places[0] if places else None)
+    skipped = sum_skipped(metadata)
+    first = next((entry["first"][0] for entry in skipped.values()), None)
+    counts = {reason: entry["count"] for reason, entry in skipped.items()}
+    source.check_not_empty(sum(block["parts"] for block in metadata), counts, first)
 
 
-def _report(
-    request: BuildRequest,
-    scratch_dir: epath.Path,
-    keys: Sequence[str],
-    inputs: list[IndexedInput],
-    report: dict,
-    decontamination_report: dict | None,
-) -> dict:
+def _report(job: PrepareJob, inputs: Sequence[IndexedInput], report: dict, decontamination_report: dict | None) -> dict:
     """The content of corpus.json besides the counts: sources, settings, and what was removed."""
     sources = []
-    for index, source in enumerate(request.sources):
-        numbers = [number for of, number, _ in inputs if of == index]
-        notes = [scratch.read_json(scratch_dir / scratch.input_name(keys[index], number)) for number in numbers]
+    for index, source in enumerate(job.sources):
+        notes = [scratch.read_json(_note_path(job, index, number)) for of, number, _ in inputs if of == index]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
         sources.append({"spec": source.spec, **read, "files": [file for note in notes for file in note["files"]]})
     content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}
     if decontamination_report:
         content["leak_check"] = decontamination_report
-    return {**content, "settings": request.options.to_dict(), "sources": sources}
+    return {**content, "settings": job.options.to_dict(), "sources": sources}

@@ -66,14 +66,14 @@ def block_tasks(
     blocks = 0
     for block in job.sources[source].blocks(source_input, files):
         if blocks % readers == reader:
-            task = Task(source, scratch.block_name(key, part, blocks), block)
+            task = Task(source, scratch.block_file_name(key, part, blocks), block)
             path = directory / task.target
             done = path.exists() and scratch.read_metadata(path)["checksum"] == block_checksum(block)
             yield dataclasses.replace(task, done=done)
         blocks += 1
     if reader == 0:
         note = {"blocks": blocks, "files": files, "input": scratch.fingerprint(source_input)}
-        scratch.write_json(directory / scratch.input_name(key, part), note)
+        scratch.write_json(directory / scratch.input_marker_name(key, part), note)
 
 
 class _Checksum:
@@ -157,7 +157,7 @@ class _BlockBuilder:
         entry = self._skipped.setdefault(skipped.reason, {"count": 0, "first": []})
         entry["count"] += 1
         if len(entry["first"]) < FIRST_PLACES:
-            entry["first"].append([skipped.origin, skipped.detail])
+            entry["first"].append(str(skipped))
 
     def add(self, part: Document) -> None:
         """Adds a document, or a part of one."""

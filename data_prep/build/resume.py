@@ -12,23 +12,31 @@ from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote, make_local_directory
+from bert_jax.storage import check_reachable, is_remote, make_directory_if_local
 from data_prep.build import scratch, writer
 
 _ARGUMENTS = "build.json"
 _LOCK = "build.lock"
 
 
-def scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
+def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
     """The directory for unfinished work of a build to `directory`: inside it, or a folder of its own below `parent`.
 
     Raises:
-      UserError: the directory contains files that are not from a build.
+      UserError: the directory contains other files, or its store cannot be reached.
     """
-    scratch_dir = writer.prepare_scratch_directory(directory)
+    check_reachable(directory)
+    if directory.exists():
+        if not directory.is_dir():
+            raise UserError(f"{directory}: is a file; choose another --out")
+        writer.check_not_finished(directory)
+        if not (directory / INCOMPLETE).exists() and any(directory.iterdir()):
+            raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
+    scratch_dir = directory / INCOMPLETE
+    make_directory_if_local(scratch_dir)
     if parent is not None:
         scratch_dir = epath.Path(parent) / f"{name}.incomplete"
-        make_local_directory(scratch_dir)
+        make_directory_if_local(scratch_dir)
     return scratch_dir
 
 
@@ -61,7 +69,7 @@ def _lock(place: epath.Path, locks: contextlib.ExitStack) -> None:
 
 
 @contextlib.contextmanager
-def remove_if_nothing_prepared(scratch_dir: epath.Path, directory: epath.Path, existed: bool) -> Iterator[None]:
+def cleanup_on_early_failure(scratch_dir: epath.Path, directory: epath.Path, existed: bool) -> Iterator[None]:
     """If a build fails before any block is prepared, removes its scratch directory and the directory it created."""
     try:
         yield
@@ -100,11 +108,11 @@ def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: d
             )
     elif scratch_dir.exists() and any(path.name != _LOCK for path in scratch_dir.iterdir()):
         raise UserError(f"{scratch_dir}: is not empty and not from an unfinished build; choose another directory")
-    remove_decisions(scratch_dir, directory)
+    _remove_decisions(scratch_dir, directory)
     scratch.write_json(recorded, current)
 
 
-def remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
+def _remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
     """Removes plans and shards; keeps prepared blocks."""
     (scratch_dir / scratch.PLANS).unlink(missing_ok=True)  # first: the others are ignored without it
     for path in (*scratch_dir.glob("plan-*"), *scratch_dir.glob("shard-*"), *directory.glob("*.array_record-*")):

@@ -20,12 +20,12 @@ from bert_jax.errors import UserError
 from bert_jax.storage import is_remote, write_atomic
 
 
-def block_name(key: str, part: int, block: int) -> str:
+def block_file_name(key: str, part: int, block: int) -> str:
     """File of a prepared block; sorted by name, the blocks of a source are in the order of the text."""
     return f"unit-{key}-{part:08d}-{block:08d}.safetensors"
 
 
-def input_name(key: str, part: int) -> str:
+def input_marker_name(key: str, part: int) -> str:
     """File that records that all blocks of an input were read, and their number."""
     return f"input-{key}-{part:08d}.json"
 
@@ -49,13 +49,13 @@ def shard_plan_file_name(split: str, index: int) -> str:
     return f"plan-{split}-{index:05d}.safetensors"
 
 
-def shard_name(split: str, index: int) -> str:
+def shard_marker_name(split: str, index: int) -> str:
     """File that marks a shard as written, with its arrays."""
     return f"shard-{split}-{index:05d}.safetensors"
 
 
 def shard_markers(directory: epath.Path, split: str) -> list[epath.Path]:
-    """The `shard_name` files of a split, in order."""
+    """The `shard_marker_name` files of a split, in order."""
     return sorted(directory.glob(f"shard-{split}-*.safetensors"))
 
 
@@ -91,7 +91,7 @@ def unpack_texts(packed: np.ndarray) -> list[str]:
 def read_metadata(path: epath.Path) -> dict:
     """The metadata of a file of `write_arrays`; reads only the header."""
     with path.open("rb") as file:
-        raw = file.read(_header_size(file.read(8), path))
+        raw = file.read(int.from_bytes(file.read(8), "little"))
     try:
         return json.loads(json.loads(raw)["__metadata__"]["facts"])
     except (ValueError, KeyError) as error:
@@ -109,12 +109,6 @@ def read_arrays(path: epath.Path, names: Iterable[str] | None = None) -> dict[st
             return {name: file.get_tensor(name) for name in available if names is None or name in names}
     except safetensors.SafetensorError as error:
         raise _damaged(path) from error
-
-
-def _header_size(raw: bytes, path: epath.Path) -> int:
-    if len(raw) < 8:
-        raise _damaged(path)
-    return int.from_bytes(raw, "little")
 
 
 def _damaged(path: epath.Path) -> UserError:

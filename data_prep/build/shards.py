@@ -82,7 +82,7 @@ class ShardWriter:
     def __exit__(self, *_):
         self._scratch.cleanup()
 
-    def add(self, document: Iterable[DocumentPart]) -> None:
+    def add_document(self, document: Iterable[DocumentPart]) -> None:
         """Writes one document, given as one or more parts that are read one at a time.
 
         Sentences of more than MAX_RECORD_TOKENS are split. Exceptions get a note with the origin of the document.

@@ -59,7 +59,7 @@ class DocumentTables:
         self.paragraph_document = new("paragraph_document", np.int64, (paragraphs,)) if dedupe else None
         self._open = False
 
-    def add(self, block: int, arrays: dict[str, np.ndarray]) -> None:
+    def add_block(self, block: int, arrays: dict[str, np.ndarray]) -> None:
         """Adds the arrays of a prepared block; blocks must be added in order."""
         first, last = self.part_offsets[block : block + 2]
         if first == last:
@@ -96,7 +96,7 @@ class DocumentTables:
         self.num_documents = int(documents[-1]) + 1
         self.first_part[self.num_documents] = last
 
-    def finish(self) -> None:
+    def freeze(self) -> None:
         """Call it after the last block."""
         self.keys = _read_only(self.keys)
         if self.signatures is not None:

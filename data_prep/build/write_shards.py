@@ -39,7 +39,7 @@ class Assembler:
         """Writes the shard of a plan and, last, its arrays; does nothing if the arrays exist."""
         directory = epath.Path(self.scratch)
         metadata = scratch.read_metadata(directory / plan)
-        done = directory / scratch.shard_name(metadata["split"], metadata["index"])
+        done = directory / scratch.shard_marker_name(metadata["split"], metadata["index"])
         target = epath.Path(self.directory) / shard_file(
             self.name, metadata["split"], metadata["index"], metadata["count"]
         )
@@ -48,15 +48,9 @@ class Assembler:
         with ShardWriter(self.vocab_size, self.unk_id, metadata["document"], self._temporary()) as writer:
             parts = _parts(directory, metadata["units"], scratch.read_arrays(directory / plan))
             for _, document in itertools.groupby(parts, operator.itemgetter(0)):
-                writer.add(piece for _, piece in document)
+                writer.add_document(piece for _, piece in document)
             arrays, counts = writer.finish(target)
         scratch.write_arrays(done, arrays, counts | {"file": target.name} | file_entry(target))
-
-    def first_document_origin(self, plan: str) -> str:
-        """Origin of the first document of a plan, for messages."""
-        directory = epath.Path(self.scratch)
-        blocks, arrays = scratch.read_metadata(directory / plan)["units"], scratch.read_arrays(directory / plan)
-        return next(_parts(directory, blocks, arrays))[1].origin
 
     def _temporary(self) -> str | None:
         """Directory for unfinished shards: the scratch directory, unless it is in an object store."""

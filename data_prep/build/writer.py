@@ -13,7 +13,6 @@ from etils import epath
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
-from bert_jax.storage import check_reachable, make_local_directory
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
 from data_prep.sources.files import file_entry
@@ -29,7 +28,7 @@ def finish_corpus(
 
     Args:
       directory: of the shards.
-      scratch_dir: the directory with the arrays and metadata of each shard, see `scratch.shard_name`.
+      scratch_dir: the directory with the arrays and metadata of each shard, see `scratch.shard_marker_name`.
       name: of the corpus.
       tokenizer: that made the ids.
       report: further content of corpus.json; JSON values.
@@ -129,24 +128,6 @@ def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, info
         filename_template=template,
         check_data=False,
     )
-
-
-def prepare_scratch_directory(directory: epath.Path) -> epath.Path:
-    """The scratch directory of a build to `directory`: new, or that of an unfinished run.
-
-    Raises:
-      UserError: the directory contains other files, or its store cannot be reached.
-    """
-    check_reachable(directory)
-    if directory.exists():
-        if not directory.is_dir():
-            raise UserError(f"{directory}: is a file; choose another --out")
-        check_not_finished(directory)
-        if not (directory / corpus.INCOMPLETE).exists() and any(directory.iterdir()):
-            raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
-    scratch_dir = directory / corpus.INCOMPLETE
-    make_local_directory(scratch_dir)
-    return scratch_dir
 
 
 def check_not_finished(directory: epath.Path) -> None:

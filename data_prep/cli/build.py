@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import re
+import shlex
 import sys
 import time
 from typing import Annotated, Literal
@@ -20,7 +21,6 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
 from data_prep.cli.arguments import File, Fraction, Sources, Specs, Switch, Workers
-from data_prep.duplicates.decontamination import name_flag_in_errors
 from data_prep.options import BuildOptions, NearDuplicateOptions
 
 _MANY_UNKNOWN = 0.05
@@ -38,7 +38,7 @@ Similarity = Annotated[
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Cleaning:
+class _Cleaning:
     """Cleaning:"""
 
     normalization: Literal[NORMALIZATIONS] = CleaningOptions.normalization
@@ -50,7 +50,7 @@ class Cleaning:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Filters:
+class _Filters:
     """Filters; corpus.json counts what they remove:"""
 
     min_characters: Count = BuildOptions.min_characters
@@ -115,8 +115,8 @@ class Build:
     """Processes of this machine, or an Apache Beam runner."""
     runner: str | None = None
     """Beam's runner, e.g. DataflowRunner; flags after -- are passed to it. Default: Beam's."""
-    cleaning: Annotated[Cleaning, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Cleaning)
-    filters: Annotated[Filters, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Filters)
+    cleaning: Annotated[_Cleaning, tyro.conf.arg(name="")] = dataclasses.field(default_factory=_Cleaning)
+    filters: Annotated[_Filters, tyro.conf.arg(name="")] = dataclasses.field(default_factory=_Filters)
     runner_flags: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[-- FLAG ...]")] = ()
     """Flags of Beam's runner."""
 
@@ -129,25 +129,24 @@ class Build:
         started = time.perf_counter()
         out = epath.Path(self.out)
         options, name = self._options(), self.name or self._default_name(out)
-        with name_flag_in_errors():
-            evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
+        evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         read = [sources.parse(spec, self.workers) for spec in self.source]
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
         manifest = build(request, self._engine())
-        print(text.render(report.counts(manifest)))
+        print(text.render(report.summary_sections(manifest)))
         train = manifest["splits"]["train"]
         if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
             share = train["unknown_tokens"] / train["tokens"]
             print(
                 f"note: {share:.0%} of the tokens are unknown; is {self.tokenizer} for this language?", file=sys.stderr
             )
-        if warning := report.short_documents(statistics.measure_lengths(Corpus.open(out))):
+        if warning := report.short_documents_warning(statistics.measure_lengths(Corpus.open(out))):
             print(f"note: {warning}", file=sys.stderr)
         seconds = time.perf_counter() - started
-        print(f"{out}: ready in {seconds:.0f} s; look at it with `bert-data inspect {os.fspath(out)}`")
+        print(f"{out}: ready in {seconds:.0f} s; look at it with `bert-data inspect {shlex.quote(os.fspath(out))}`")
 
     def _default_name(self, out: epath.Path) -> str:
         directory = (out if is_remote(out) else out.resolve()).name

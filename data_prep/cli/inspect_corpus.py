@@ -10,6 +10,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Share
 from bert_jax.report import html, text
+from bert_jax.storage import write_atomic
 from data_prep.cli.arguments import File, Switch
 from data_prep.inspection import report
 from data_prep.inspection.statistics import measure_corpus, weight_corpora
@@ -40,7 +41,7 @@ class Inspect:
         sections = report.sections(corpora, mixed)
         if page is not None:
             try:
-                page.write_bytes(html.render(sections).encode())
+                write_atomic(page, html.render(sections).encode())
             except OSError as error:
                 raise UserError(f"--html {page}: cannot be written ({error.strerror}); choose another file") from error
         if self.json:

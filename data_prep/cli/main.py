@@ -30,11 +30,11 @@ COMMANDS = {"tokenizer": TrainTokenizer, "build": Build, "inspect": Inspect, "ve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code (`command_line.run`)."""
+    """Runs a command; returns its exit code (`command_line.run_guarded`)."""
     words = sys.argv[1:] if argv is None else list(argv)
     effect = "continues the build" if words[:1] == ["build"] else "starts from the beginning"
-    return command_line.run(
-        lambda: command_line.start("bert-data", COMMANDS, _call, words), f"stopped; the same command {effect}"
+    return command_line.run_guarded(
+        lambda: command_line.dispatch("bert-data", COMMANDS, _call, words), f"stopped; the same command {effect}"
     )
 
 

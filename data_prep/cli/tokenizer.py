@@ -25,7 +25,7 @@ _Text = tyro.conf.create_mutex_group(required=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Training:
+class _Training:
     """Flags of training, which do not go with --from:"""
 
     # None: not given, so that a flag that has no effect can be detected.
@@ -67,7 +67,7 @@ class TrainTokenizer:
     """With --from: append the special tokens that the vocabulary lacks, as new last ids."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
     """Number of processes; the result does not depend on it. Default: one per core."""
-    training: Annotated[Training, tyro.conf.arg(name="")] = dataclasses.field(default_factory=Training)
+    training: Annotated[_Training, tyro.conf.arg(name="")] = dataclasses.field(default_factory=_Training)
 
     def run(self) -> None:
         """Write the tokenizer."""
@@ -77,7 +77,7 @@ class TrainTokenizer:
         if out.exists():
             raise UserError(f"{out}: exists already; choose another --out or remove it first")
         tokenizer = self._train() if self.existing is None else self._convert()
-        storage.make_local_directory(out.parent)
+        storage.make_directory_if_local(out.parent)
         tokenizer.save(out)
         seconds = time.perf_counter() - started
         if tokenizer.note:

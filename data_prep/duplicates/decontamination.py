@@ -1,7 +1,6 @@
 """Decontamination: an index of evaluation texts, to remove documents that overlap with them."""
 
 import collections
-import contextlib
 import hashlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,15 +10,6 @@ from data_prep.clean import clean
 from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.options import BuildOptions
 from data_prep.sources.base import Document, Skipped, Source
-
-
-@contextlib.contextmanager
-def name_flag_in_errors() -> Iterator[None]:
-    """Errors of sources name the flag of their SPEC: --decontaminate."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(str(error).replace("--source", "--decontaminate", 1)) from error
 
 
 def build_evaluation_index(sources: Sequence[Source], options: BuildOptions) -> tuple[NgramIndex | None, dict | None]:
@@ -43,8 +33,7 @@ def build_evaluation_index(sources: Sequence[Source], options: BuildOptions) -> 
                 digest.update(cleaned.encode() + b"\0")
                 yield cleaned
 
-    with name_flag_in_errors():
-        index = NgramIndex.build(texts(), options.decontamination_words)
+    index = NgramIndex.build(texts(), options.decontamination_words)
     if not index.num_ngrams:
         raise UserError(
             f"--decontaminate: none of the {index.num_texts} evaluation texts has {index.ngram_words} words;"

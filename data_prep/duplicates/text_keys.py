@@ -26,11 +26,6 @@ def text_key(data: bytes) -> np.ndarray:
     return _key(np.frombuffer(data, np.uint8), _BASES, _WHITESPACE)
 
 
-def combine_keys(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """`text_key` of a text from the keys of its two parts, uint64 [4]."""
-    return _combine(left, right)
-
-
 def paragraph_keys(data: bytes, ends: np.ndarray) -> np.ndarray:
     """Keys of consecutive paragraphs of a text, uint64 [n, 2]: `text_key(paragraph)[:2]` of each.
 
@@ -39,18 +34,6 @@ def paragraph_keys(data: bytes, ends: np.ndarray) -> np.ndarray:
       ends: one past the last byte of each paragraph, ascending, int64 [n]; each begins at the end of the previous one.
     """
     return _paragraph_keys(np.frombuffer(data, np.uint8), np.asarray(ends, np.int64), _BASES, _WHITESPACE)
-
-
-def unit_interval_hash(keys: np.ndarray) -> np.ndarray:
-    """Hashes keys to uniform numbers in [0, 1).
-
-    Args:
-      keys: uint64 [n, 2].
-
-    Returns:
-      float64 [n], multiples of 2^-53.
-    """
-    return _places(keys)
 
 
 @numba.extending.intrinsic
@@ -105,7 +88,8 @@ def _power(base, exponent):
 
 
 @numba.njit(cache=True, nogil=True)
-def _combine(left, right):
+def combine_keys(left, right):
+    """`text_key` of a text from the keys of its two parts, uint64 [4]."""
     both = np.empty(4, np.uint64)
     for i in range(2):
         both[i] = _reduce(_multiply(left[i], right[2 + i]) + right[i])
@@ -124,7 +108,8 @@ def _paragraph_keys(data, ends, bases, whitespace):
 
 
 @numba.njit(cache=True, nogil=True)
-def _places(keys):
+def unit_interval_hash(keys):
+    """Hashes keys, uint64 [n, 2], to uniform numbers in [0, 1), float64 [n]: multiples of 2^-53."""
     places = np.empty(len(keys), np.float64)
     for i in range(len(keys)):
         places[i] = np.float64(hash_text_key(keys[i, 0], keys[i, 1]) >> np.uint64(11)) / 2.0**53

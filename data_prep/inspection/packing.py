@@ -26,7 +26,7 @@ def estimate_packing(counts: np.ndarray) -> dict:
     """Rows of an epoch that is packed as a whole; the same histogram gives the same rows.
 
     Args:
-      counts: number of examples by length with special tokens, int64 [seq_len + 1], see `count_example_lengths`.
+      counts: number of examples by length with special tokens, int64 [seq_len + 1], see `add_example_lengths`.
 
     Returns:
       tokens of a row; examples of the epoch, which are also its rows without packing; packed rows; and the share of
@@ -44,7 +44,7 @@ def estimate_packing(counts: np.ndarray) -> dict:
 
 
 @numba.njit(cache=True)
-def count_example_lengths(counts: np.ndarray, sentence_lengths: np.ndarray, document_offsets: np.ndarray) -> None:
+def add_example_lengths(counts: np.ndarray, sentence_lengths: np.ndarray, document_offsets: np.ndarray) -> None:
     """Counts the examples of some documents by length.
 
     A sentence longer than a row is split into full rows, and its remainder begins the next example.
@@ -79,7 +79,7 @@ def expected_pairs(sentence_lengths: np.ndarray, document_offsets: np.ndarray, s
     (data.short_example_rate) give slightly more random ones.
 
     Args:
-      sentence_lengths, document_offsets: see `count_example_lengths`.
+      sentence_lengths, document_offsets: see `add_example_lengths`.
       seq_len: tokens of a row.
     """
     target = seq_len - PAIR_SPECIALS

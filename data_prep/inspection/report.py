@@ -19,13 +19,13 @@ def sections(corpora: Sequence[Mapping], mixture: Mapping | None) -> list[Sectio
     return every
 
 
-def counts(manifest: Mapping) -> list[Section]:
+def summary_sections(manifest: Mapping) -> list[Section]:
     """The report at the end of a build, from corpus.json alone."""
     splits = {split: split_counts(manifest["splits"][split]) for split in SPLITS}
     return [Section(manifest["name"], (_counts(splits),), level=1), _removed_and_skipped(manifest)]
 
 
-def short_documents(train: Mapping) -> str | None:
+def short_documents_warning(train: Mapping) -> str | None:
     """A warning if documents are shorter, on average, than a row of 128; otherwise None.
 
     Args:
@@ -140,7 +140,7 @@ def _lengths(splits: Mapping[str, Mapping]) -> Section:
         bins = tuple(Bin(*one.values()) for one in splits["train"][key]["bins"])
         plots.append(Histogram(f"tokens in a {thing}, train", f"{thing}s", "tokens", bins))
     header = ("", *(f"{float(share):.0%}" for share in splits["train"]["sentence_tokens"]["quantiles"]), "mean")
-    warning = short_documents(splits["train"])
+    warning = short_documents_warning(splits["train"])
     return Section(
         "Lengths",
         (

@@ -3,9 +3,9 @@
 The results are JSON values: `bert-data inspect --json` prints them.
 """
 
-import dataclasses
+import collections
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
 import numba
@@ -16,7 +16,7 @@ from bert_jax.data.corpus import MANIFEST, REBUILD, SPLITS, TOKENIZER, Corpus, S
 from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.inspection import packing
 
@@ -51,58 +51,31 @@ class _Report(TypedDict):
     sources: list[_Source]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class LengthHistogram:
-    """How often each length occurs: exact, and small for any size of corpus.
+def summarize_lengths(lengths: Mapping[int, int]) -> dict:
+    """Mean, quantiles by their share, and bins of lengths: two bins per power of 2.
 
-    Lengths that sum to T have at most sqrt(2 T) different values: 63,000 for 2 billion.
+    Each bin has the `first` and the `last` length in it, the `count` of lengths, and their sum, `tokens`. A quantile is
+    the smallest length that at least this share of all lengths does not exceed.
 
-    Attributes:
-      values: the lengths that occur, positive, ascending, int64 [num_values].
-      counts: of each value, int64 [num_values].
+    Args:
+      lengths: how often each length, positive, occurs. Lengths that sum to T have at most sqrt(2 T) different values:
+        63,000 for 2 billion.
     """
-
-    values: np.ndarray
-    counts: np.ndarray
-
-    @classmethod
-    def from_lengths(cls, lengths: np.ndarray) -> "LengthHistogram":
-        """Counts lengths [any shape], all positive."""
-        return cls(*np.unique(np.asarray(lengths, np.int64), return_counts=True))
-
-    @classmethod
-    def merge(cls, histograms: Iterable["LengthHistogram"]) -> "LengthHistogram":
-        """The sum of several histograms."""
-        histograms = list(histograms)
-        values, places = np.unique(np.concatenate([histogram.values for histogram in histograms]), return_inverse=True)
-        counts = np.zeros(len(values), np.int64)
-        np.add.at(counts, places, np.concatenate([histogram.counts for histogram in histograms]))
-        return cls(values, counts)
-
-    def quantile(self, share: float) -> int:
-        """The smallest length that at least this share of all lengths, in (0, 1], does not exceed."""
-        return int(self.values[np.searchsorted(np.cumsum(self.counts), share * self.counts.sum(), "left")])
-
-    def bins(self) -> list[dict[str, int]]:
-        """Two bins per power of 2, from the bin of the shortest length to that of the longest.
-
-        Each has the `first` and the `last` length in it, the `count` of lengths, and their sum, `tokens`.
-        """
-        edges = _edges(int(self.values[-1]))
-        edges = edges[np.searchsorted(edges, self.values[0], "right") - 1 :]
-        starts = np.searchsorted(self.values, edges)
-        counts = np.diff(np.concatenate([[0], np.cumsum(self.counts)])[starts])
-        tokens = np.diff(np.concatenate([[0], np.cumsum(self.values * self.counts)])[starts])
-        rows = np.stack([edges[:-1], edges[1:] - 1, counts, tokens], axis=1).tolist()
-        return [dict(zip(("first", "last", "count", "tokens"), row, strict=True)) for row in rows]
-
-    def summary(self) -> dict:
-        """Mean, quantiles by their share, and bins."""
-        return {
-            "mean": int(self.values @ self.counts) / int(self.counts.sum()),
-            "quantiles": {f"{share:g}": self.quantile(share) for share in _QUANTILES},
-            "bins": self.bins(),
-        }
+    values, counts = np.array(sorted(lengths.items()), np.int64).T
+    edges = _edges(int(values[-1]))
+    edges = edges[np.searchsorted(edges, values[0], "right") - 1 :]
+    starts = np.searchsorted(values, edges)
+    ends = np.cumsum(counts)
+    bin_counts = np.diff(np.concatenate([[0], ends])[starts])
+    bin_tokens = np.diff(np.concatenate([[0], np.cumsum(values * counts)])[starts])
+    rows = np.stack([edges[:-1], edges[1:] - 1, bin_counts, bin_tokens], axis=1).tolist()
+    return {
+        "mean": int(values @ counts) / int(ends[-1]),
+        "quantiles": {
+            f"{share:g}": int(values[np.searchsorted(ends, share * ends[-1], "left")]) for share in _QUANTILES
+        },
+        "bins": [dict(zip(("first", "last", "count", "tokens"), row, strict=True)) for row in rows],
+    }
 
 
 def _edges(longest: int) -> np.ndarray:
@@ -162,21 +135,21 @@ def measure_lengths(corpus: Corpus) -> dict:
     sentence_counts = np.zeros(1 << 16, np.int64)
     examples = [np.zeros(seq_len + 1, np.int64) for seq_len in ROW_LENGTHS]
     pairs = np.zeros((len(ROW_LENGTHS), 2))
-    documents = []
+    documents: collections.Counter[int] = collections.Counter()
     lengths = np.asarray(corpus.sentence_lengths)
-    with progress(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
+    with progress_bar(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
         for offsets in _blocks(corpus):
-            documents.append(LengthHistogram.from_lengths(_block_lengths(sentence_counts, lengths, offsets)))
+            documents.update(_block_lengths(sentence_counts, lengths, offsets).tolist())
             for index, counts in enumerate(examples):
-                packing.count_example_lengths(counts, lengths, offsets)
+                packing.add_example_lengths(counts, lengths, offsets)
                 pairs[index] += packing.expected_pairs(lengths, offsets, ROW_LENGTHS[index])
             bar.update(int(offsets[-1] - offsets[0]))
     if sentence_counts[0]:
         raise _damaged(corpus)
-    occurring = np.flatnonzero(sentence_counts)
+    sentences = {length: int(sentence_counts[length]) for length in np.flatnonzero(sentence_counts).tolist()}
     return {
-        "sentence_tokens": LengthHistogram(occurring, sentence_counts[occurring]).summary(),
-        "document_tokens": LengthHistogram.merge(documents).summary(),
+        "sentence_tokens": summarize_lengths(sentences),
+        "document_tokens": summarize_lengths(documents),
         "packing": [
             packing.estimate_packing(counts) | {"random_pairs": random / every}
             for counts, (every, random) in zip(examples, pairs.tolist(), strict=True)
@@ -237,7 +210,7 @@ def _samples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[dict]:
         first, end = (int(i) for i in corpus.document_offsets[document : document + 2])
         sentences, left, sentence = [], _SAMPLE_TOKENS, first
         while left > 0 and sentence < end:
-            ids = corpus.sentences(sentence, sentence + 1)
+            ids = corpus.read_sentences(sentence, sentence + 1)
             sentences.append(tokenizer.decode(ids[:left]))
             left -= len(ids)
             sentence += 1

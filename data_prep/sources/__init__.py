@@ -16,7 +16,10 @@ __all__ = ["BLOCK_BYTES", "KINDS", "KINDS_HELP", "Block", "Document", "Input", "
 _KINDS = {
     "text": ("text_files.TextSource", "text:GLOB (a blank line between documents)"),
     "text-files": ("text_files.WholeFileSource", "text-files:GLOB (a file is a document)"),
-    "lines": ("text_files.LinesSource", "lines:GLOB (one sentence on each line, a blank line between documents)"),
+    "lines": (
+        "text_files.SentencePerLineSource",
+        "lines:GLOB (one sentence on each line, a blank line between documents)",
+    ),
     "markdown": ("markdown.MarkdownSource", "markdown:GLOB[@LEVEL]"),
     "jsonl": ("jsonl.JsonLinesSource", "jsonl:GLOB@FIELD"),
     "parquet": ("parquet.ParquetSource", "parquet:GLOB@FIELD"),
@@ -49,10 +52,10 @@ def parse(spec: str, workers: int = 1) -> Source:
     kind, _, argument = spec.partition(":")
     if kind not in KINDS:
         if not re.fullmatch("[a-z][a-z-]*", kind) or argument.startswith("//"):
-            raise UserError(f"--source {spec}: say how to read it, e.g. `text-files:{spec}`. Kinds: {', '.join(KINDS)}")
+            raise UserError(f"source {spec}: say how to read it, e.g. `text-files:{spec}`. Kinds: {', '.join(KINDS)}")
         near = difflib.get_close_matches(kind, KINDS, n=1)
         hint = f", did you mean {near[0]!r}?" if near else "."
-        raise UserError(f"--source {spec}: unknown kind {kind!r}{hint} Kinds: {', '.join(KINDS)}")
+        raise UserError(f"source {spec}: unknown kind {kind!r}{hint} Kinds: {', '.join(KINDS)}")
     module, _, name = _KINDS[kind][0].partition(".")
     source = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     return source.from_spec(spec, argument, workers)

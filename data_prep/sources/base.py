@@ -45,6 +45,9 @@ class Skipped:
     detail: str
     """what is wrong, and a remedy if there is one"""
 
+    def __str__(self) -> str:
+        return f"{self.origin}: {self.detail}"
+
 
 @dataclasses.dataclass(frozen=True)
 class Input:
@@ -95,16 +98,16 @@ class Source(abc.ABC):
         kind, names = spec.partition(":")[0], {field.name for field in dataclasses.fields(cls)}
         values = {"workers": workers} if "workers" in names else {}
         if "pattern" not in names and argument:
-            raise UserError(f"--source {spec}: {kind} takes no glob; write just `{kind}`")
+            raise UserError(f"source {spec}: {kind} takes no glob; write just `{kind}`")
         if "pattern" in names:
             if not argument:
-                raise UserError(f"--source {spec}: say which files, e.g. `{kind}:texts/*.txt`")
+                raise UserError(f"source {spec}: say which files, e.g. `{kind}:texts/*.txt`")
             values["pattern"] = argument
         if "field" in names:
             values["pattern"], _, values["field"] = argument.rpartition("@")
             if not all(values.values()):
                 example = f"`{kind}:{argument.rstrip('@')}@text`"
-                raise UserError(f"--source {spec}: say which field holds the text, e.g. {example}")
+                raise UserError(f"source {spec}: say which field holds the text, e.g. {example}")
         return cls(spec, **values)
 
     @abc.abstractmethod
@@ -136,7 +139,7 @@ class Source(abc.ABC):
         does not end it, the next block begins with the part after it.
         """
 
-    def check_not_empty(self, documents: int, skipped: Mapping[str, int], first: Skipped | None) -> None:
+    def check_not_empty(self, documents: int, skipped: Mapping[str, int], first: Skipped | str | None) -> None:
         """Checks that a source gave documents; call it after everything was read.
 
         Args:
@@ -150,11 +153,10 @@ class Source(abc.ABC):
         if documents:
             return
         if first is None:
-            raise UserError(f"--source {self.spec}: contains no document; is this the right kind of source?")
+            raise UserError(f"source {self.spec}: contains no document; is this the right kind of source?")
         counts = ", ".join(f"{count} x {reason}" for reason, count in skipped.items())
         raise UserError(
-            f"--source {self.spec}: nothing could be used, everything was skipped ({counts}); the first:"
-            f" {first.origin}: {first.detail}"
+            f"source {self.spec}: nothing could be used, everything was skipped ({counts}); the first: {first}"
         )
 
 

@@ -19,7 +19,7 @@ def missing_field_message(field: str, fields: Collection[str]) -> str:
     return f"no field {field!r}{hint}; there are: {', '.join(names)}"
 
 
-def document_from_text(value: Any, field: str, origin: str) -> Document | Skipped:
+def validate_text_field(value: Any, field: str, origin: str) -> Document | Skipped:
     """The value of a field as a document, if it is text and not empty."""
     if value is None:
         return Skipped("null_field", origin, f"the field {field!r} is null")
@@ -31,11 +31,11 @@ def document_from_text(value: Any, field: str, origin: str) -> Document | Skippe
 
 
 def document_or_skipped(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
-    """`document_from_text` of bytes, which must be UTF-8 and at most `max_bytes`."""
+    """`validate_text_field` of bytes, which must be UTF-8 and at most `max_bytes`."""
     if value is not None and len(value) > max_bytes:
         return Skipped("record_too_long", origin, f"the field {field!r} is longer than {max_bytes} bytes")
     try:
-        return document_from_text(None if value is None else value.decode(), field, origin)
+        return validate_text_field(None if value is None else value.decode(), field, origin)
     except UnicodeDecodeError as error:
         return Skipped("invalid_utf8", origin, f"the field {field!r} is not UTF-8 at its byte {error.start}")
 

@@ -1,7 +1,6 @@
 """Finds files by a glob, groups them, and reads them: decompresses, hashes, and checks that they are text."""
 
 import bz2
-import codecs
 import contextlib
 import hashlib
 import os
@@ -23,23 +22,6 @@ _RAW_BYTES = 1 << 20
 _HEAD_BYTES = 8192
 """Bytes that are searched for a NUL byte, to detect binary files."""
 
-_NOT_TEXT = {
-    b"\x1f\x8b": "gzip-compressed; rename it to end in .gz",
-    b"BZh91AY&SY": "bzip2-compressed; rename it to end in .bz2",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed; rename it to end in .zst",
-    b"\xfd7zXZ\x00": "xz-compressed; unpack it, or pack it as .gz, .bz2 or .zst",
-    b"7z\xbc\xaf\x27\x1c": "a 7z archive; unpack it",
-    b"PK\x03\x04": "a zip archive; unpack it",
-    b"PAR1": "a Parquet file; use the kind parquet",
-    b"%PDF-": "a PDF; convert it to text first",
-    codecs.BOM_UTF32_LE: "UTF-32; convert it, e.g. with `iconv -f UTF-32 -t UTF-8`",  # starts like UTF-16
-    codecs.BOM_UTF32_BE: "UTF-32; convert it, e.g. with `iconv -f UTF-32 -t UTF-8`",
-    codecs.BOM_UTF16_LE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
-    codecs.BOM_UTF16_BE: "UTF-16; convert it, e.g. with `iconv -f UTF-16 -t UTF-8`",
-}
-_NUL_SHARES = {"UTF-32LE": (0, 1, 1, 1), "UTF-32BE": (1, 1, 1, 0), "UTF-16LE": (0, 1, 0, 1), "UTF-16BE": (1, 0, 1, 0)}
-"""Encodings without a byte order mark, by the share of NUL bytes at each of four places, in mostly ASCII text."""
-
 
 def find_files(spec: str, pattern: str) -> list[tuple[str, int]]:
     """Path and size in bytes of the files that match a glob, sorted by path.
@@ -55,13 +37,13 @@ def find_files(spec: str, pattern: str) -> list[tuple[str, int]]:
     try:
         matches = list(root.glob("/".join(parts[fixed:]))) if fixed < len(parts) else [root]
     except NotImplementedError as error:
-        raise UserError(f"--source {spec}: `**` works on local disks only; name the folders") from error
+        raise UserError(f"source {spec}: `**` works on local disks only; name the folders") from error
     files = sorted((epath.Path(path) for path in matches if path.is_file()), key=os.fspath)
     if not files:
         if root.is_dir() and fixed == len(parts):
             kind = spec.partition(":")[0]
-            raise UserError(f"--source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
-        raise UserError(f"--source {spec}: no file matches {pattern}")
+            raise UserError(f"source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
+        raise UserError(f"source {spec}: no file matches {pattern}")
     return [(os.fspath(path), path.stat().length) for path in files]
 
 
@@ -158,16 +140,12 @@ def readable(path: str) -> Iterator[None]:
 
 
 def _check_is_text(path: str, head: bytes) -> None:
-    for magic, what in _NOT_TEXT.items():
-        if head.startswith(magic):
-            raise UserError(f"{path}: is {what}, or leave it out of the source")
-    if b"\0" in head:
-        shares = [head[place::4].count(0) / max(len(head[place::4]), 1) for place in range(4)]
-        for name, expected in _NUL_SHARES.items():
-            if all(abs(share - one) < 0.2 for share, one in zip(shares, expected, strict=True)):
-                advice = f"convert it, e.g. with `iconv -f {name} -t UTF-8`"
-                raise UserError(f"{path}: looks like {name} text; {advice}, or leave it out of the source")
-        raise UserError(f"{path}: is a binary file, not text; leave it out of the source")
+    # UTF-16, UTF-32, archives and unknown compressions have NUL bytes; PDF has them later.
+    if b"\0" in head or head.startswith(b"%PDF-"):
+        raise UserError(
+            f"{path}: is not UTF-8 text; convert it (compressed files end in {', '.join(_DECOMPRESSORS)}; other"
+            " encodings need e.g. `iconv -f UTF-16 -t UTF-8`), or leave it out of the source"
+        )
 
 
 class _Gzip:

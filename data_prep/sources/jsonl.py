@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from data_prep.sources.base import Document, Skipped, import_optional
-from data_prep.sources.field_validation import document_from_text, json_type_name, missing_field_message
+from data_prep.sources.field_validation import json_type_name, missing_field_message, validate_text_field
 from data_prep.sources.text_chunks import TextChunk
-from data_prep.sources.text_files import RecordSource, decode_utf8
+from data_prep.sources.text_files import RecordSource, decode_or_skipped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +38,7 @@ class JsonLinesSource(RecordSource):
         try:
             yield _document(orjson.loads(data[begin:end]), self.field.split("."), origin)
         except orjson.JSONDecodeError as error:
-            text = decode_utf8(chunk, begin, end, origin)
+            text = decode_or_skipped(chunk, begin, end, origin)
             if isinstance(text, Skipped):
                 yield text
             elif text.strip():
@@ -55,4 +55,4 @@ def _document(record: Any, names: list[str], origin: str) -> Document | Skipped:
         if name not in record:
             return Skipped("missing_field", origin, missing_field_message(name, record))
         record = record[name]
-    return document_from_text(record, ".".join(names), origin)
+    return validate_text_field(record, ".".join(names), origin)

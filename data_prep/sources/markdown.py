@@ -18,7 +18,7 @@ from typing import Any
 from bert_jax.errors import UserError
 from data_prep.sources.base import Document, Skipped, Source, import_optional
 from data_prep.sources.text_chunks import BoundaryRule, TextChunk
-from data_prep.sources.text_files import FileSource, decode_utf8
+from data_prep.sources.text_files import FileSource, decode_or_skipped
 
 # Documents must not be split inside these, even at blank lines.
 _SOLID_MARKS = (b"```", b"~~~", b"<")
@@ -41,18 +41,18 @@ _BLOCKS = frozenset(
 _LONGEST_BREAK = 100
 
 
-class MarkdownRule(BoundaryRule):
+class _MarkdownRule(BoundaryRule):
     """A file is a document, or a heading begins a document."""
 
     def __init__(self, level: int | None):
         """With `level`, headings up to that level begin a document."""
         self._heading = level and re.compile(rb"(?s:.*\n)(?= {0,3}#{1,%d}[ \t\r\n])" % level)
 
-    def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
+    def last_document_end(self, window: bytes, stop: int, line_start: bool) -> int:
         """Before the last heading."""
         return _last(self._heading, window, stop) if self._heading else 0
 
-    def paragraph(self, window: bytes, stop: int) -> int:
+    def last_paragraph_end(self, window: bytes, stop: int) -> int:
         """After the last blank line before text that is not indented."""
         return _last(_LAST_PARAGRAPH_END, window, stop)
 
@@ -95,19 +95,19 @@ class MarkdownSource(FileSource):
             return super().from_spec(spec, argument, workers)
         if level not in tuple("123456"):
             example = "give the level of a heading, 1 to 6, e.g. `markdown:*.md@2`"
-            raise UserError(f"--source {spec}: after the @, {example}")
+            raise UserError(f"source {spec}: after the @, {example}")
         return dataclasses.replace(super().from_spec(spec, pattern, workers), level=int(level))
 
     @property
     def rule(self) -> BoundaryRule:
         """Headings end documents."""
-        return MarkdownRule(self.level)
+        return _MarkdownRule(self.level)
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         # In the middle of a file, three hyphens are a ruler.
         metadata = _METADATA.match(chunk.data) if chunk.line == 1 and chunk.begins else None
         skipped = metadata.end() if metadata else 0
-        text = decode_utf8(chunk, skipped, len(chunk.data), chunk.origin)
+        text = decode_or_skipped(chunk, skipped, len(chunk.data), chunk.origin)
         if isinstance(text, Skipped):
             yield text
             if chunk.begins and chunk.ends:

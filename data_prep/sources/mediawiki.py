@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from data_prep.sources import files, wikitext_markup
+from data_prep.sources import files, mediawiki_markup
 from data_prep.sources.base import Document, Skipped
 from data_prep.sources.text_chunks import TextChunk
 from data_prep.sources.text_files import RecordSource
@@ -17,14 +17,6 @@ from data_prep.sources.text_files import RecordSource
 _BEGIN = b"<page>"
 # Namespaces of files and categories.
 _HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)</namespace>')
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Pages(TextChunk):
-    """Pages, with the namespaces that the head of the dump defines."""
-
-    hidden: tuple[str, ...] = ()
-    """names, in the language of the wiki, of the namespaces whose links show no text"""
 
 
 class MediaWikiSource(RecordSource):
@@ -41,10 +33,9 @@ class MediaWikiSource(RecordSource):
             if hidden is None:
                 head = chunk.data[: chunk.data.find(_BEGIN)]
                 hidden = tuple(name.decode(errors="replace") for name in _HIDDEN_NAMESPACE.findall(head))
-            fields = {field.name: getattr(chunk, field.name) for field in dataclasses.fields(chunk)}
-            yield _Pages(**fields, hidden=hidden)
+            yield dataclasses.replace(chunk, file_properties=hidden)
 
-    def _documents(self, chunk: _Pages) -> Iterator[Document | Skipped]:
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         data, line, counted, end = chunk.data, chunk.line, 0, 0
         while (begin := data.find(_BEGIN, end)) >= 0:
             line += data.count(b"\n", counted, begin)
@@ -63,7 +54,7 @@ class MediaWikiSource(RecordSource):
             yield from _article(page, chunk, origin)
 
 
-def _article(page: ElementTree.Element, chunk: _Pages, origin: str) -> Iterator[Document | Skipped]:
+def _article(page: ElementTree.Element, chunk: TextChunk, origin: str) -> Iterator[Document | Skipped]:
     if page.findtext("ns", "0").strip() != "0" or page.find("redirect") is not None:
         return
     title = page.findtext("title")
@@ -75,7 +66,7 @@ def _article(page: ElementTree.Element, chunk: _Pages, origin: str) -> Iterator[
         yield Skipped("missing_text", origin, "the page has no revision with text")
     elif (model := revision.findtext("model", "wikitext")) != "wikitext":
         yield Skipped("not_wikitext", origin, f"the page's content model is {model}")
-    elif plain := wikitext_markup.plain_text(text, frozenset(chunk.hidden)):
+    elif plain := mediawiki_markup.plain_text(text, frozenset(chunk.file_properties)):
         yield Document(origin, plain)
     else:
         yield Skipped("empty_document", origin, "the page has no text besides templates, tables and links")

@@ -88,10 +88,10 @@ class ParquetSource(Source):
         for name in names:
             fields = [field.name for field in kind] if hasattr(kind, "get_field_index") else []
             if name not in fields:
-                raise UserError(f"--source {self.spec}: {path}: {missing_field_message(name, fields)}")
+                raise UserError(f"source {self.spec}: {path}: {missing_field_message(name, fields)}")
             kind = kind.field(name).type
         if str(getattr(kind, "value_type", kind)) not in _TEXT_TYPES or hasattr(kind, "value_field"):
-            raise UserError(f"--source {self.spec}: {path}: the column {self.field!r} has type {kind}, not text")
+            raise UserError(f"source {self.spec}: {path}: the column {self.field!r} has type {kind}, not text")
         return names
 
     def _sizes(self, group: Any) -> tuple[int, int]:

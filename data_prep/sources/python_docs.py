@@ -56,7 +56,7 @@ class PythonDocsSource(Source):
         """Names and texts of documents."""
         gathered: list[tuple[str, str]] = []
         size = reported = 0
-        for name, text in documents(self.workers):
+        for name, text in all_documents(self.workers):
             length = len(text.encode())
             if gathered and size + length > self.block_bytes:
                 yield Block(_origin(gathered[0][0]), tuple(gathered), size)
@@ -76,7 +76,7 @@ def _origin(name: str) -> str:
     return f"python-docs {name}"
 
 
-def documents(workers: int = 1) -> Iterator[tuple[str, str]]:
+def all_documents(workers: int = 1) -> Iterator[tuple[str, str]]:
     """Name and text of every document, with blank lines between paragraphs.
 
     Topics come first, then the modules, ordered by a hash of their names, so that at 24 MB every package has its share.
@@ -104,7 +104,7 @@ def versions() -> list[dict]:
     return [{"name": name, "version": version} for name, version in versioned]
 
 
-def module_blocks(source: bytes) -> list[str]:
+def module_docstrings(source: bytes) -> list[str]:
     """Docstrings of a module as prose: its own, then those of classes and functions in source order.
 
     A file that this Python cannot parse (a template, Python 2) has none.
@@ -208,4 +208,4 @@ def _modules(library: pathlib.Path) -> list[tuple[str, pathlib.Path]]:
 
 
 def _read_modules(modules: list[tuple[str, pathlib.Path]]) -> list[tuple[str, list[str]]]:
-    return [(name, module_blocks(path.read_bytes())) for name, path in modules]
+    return [(name, module_docstrings(path.read_bytes())) for name, path in modules]

@@ -98,38 +98,38 @@ def _zipf_sums(count: int) -> list[int]:
     return list(itertools.accumulate(1_000_000 // (rank + 2) for rank in range(count)))
 
 
-class Noun(NamedTuple):
+class _Noun(NamedTuple):
     """A stem and its class, with which articles and adjectives agree."""
 
     stem: str
     kind: int
 
 
-class Lexicon(NamedTuple):
+class _Lexicon(NamedTuple):
     """Nouns and verbs, by decreasing frequency."""
 
-    nouns: tuple[Noun, ...]
+    nouns: tuple[_Noun, ...]
     verbs: tuple[str, ...]
 
 
-class Language(NamedTuple):
+class _Language(NamedTuple):
     """All words of the language."""
 
-    common: Lexicon
-    topics: tuple[Lexicon, ...]
+    common: _Lexicon
+    topics: tuple[_Lexicon, ...]
     adjectives: tuple[str, ...]
     adverbs: tuple[str, ...]
 
 
 @cache
-def language() -> Language:
+def language() -> _Language:
     """The words of the language; all stems differ."""
     stems = _stems(HashRandom(1))
 
-    def lexicon(kinds: Sequence[int], verbs: int) -> Lexicon:
-        return Lexicon(tuple(Noun(next(stems), kind) for kind in kinds), tuple(itertools.islice(stems, verbs)))
+    def lexicon(kinds: Sequence[int], verbs: int) -> _Lexicon:
+        return _Lexicon(tuple(_Noun(next(stems), kind) for kind in kinds), tuple(itertools.islice(stems, verbs)))
 
-    return Language(
+    return _Language(
         common=lexicon([kind for kind in range(_TOPICS) for _ in range(2)], 5),
         topics=tuple(lexicon([topic] * 12, 6) for topic in range(_TOPICS)),
         adjectives=tuple(itertools.islice(stems, 18)),
@@ -161,7 +161,7 @@ def document(index: int) -> list[str]:
     return [_sentence(draws, words, topic, recurring) for _ in range(3 + draws.uniform_int(28))]
 
 
-def _sentence(draws: HashRandom, words: Language, topic: Lexicon, recurring: Sequence[Noun]) -> str:
+def _sentence(draws: HashRandom, words: _Language, topic: _Lexicon, recurring: Sequence[_Noun]) -> str:
     sentence = [_CONNECTIVES[draws.zipf(len(_CONNECTIVES))]] if draws.happens_percent(20) else []
     number = draws.uniform_int(2)
     sentence += _noun_phrase(draws, words, _noun(draws, words, topic, recurring), number)
@@ -177,14 +177,14 @@ def _sentence(draws: HashRandom, words: Language, topic: Lexicon, recurring: Seq
     return " ".join(sentence).capitalize() + "."
 
 
-def _noun(draws: HashRandom, words: Language, topic: Lexicon, recurring: Sequence[Noun]) -> Noun:
+def _noun(draws: HashRandom, words: _Language, topic: _Lexicon, recurring: Sequence[_Noun]) -> _Noun:
     if draws.happens_percent(40):
         return recurring[draws.uniform_int(len(recurring))]
     lexicon = topic if draws.happens_percent(85) else words.common
     return lexicon.nouns[draws.zipf(len(lexicon.nouns))]
 
 
-def _noun_phrase(draws: HashRandom, words: Language, noun: Noun, number: int) -> list[str]:
+def _noun_phrase(draws: HashRandom, words: _Language, noun: _Noun, number: int) -> list[str]:
     ending = _NOUN_ENDINGS[noun.kind][number]
     adjective = [words.adjectives[draws.zipf(len(words.adjectives))] + ending] if draws.happens_percent(40) else []
     return [_ARTICLES[noun.kind][number], *adjective, noun.stem + ending]

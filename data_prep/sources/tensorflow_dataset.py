@@ -44,7 +44,7 @@ class TfdsSource(Source):
         """`tfds:NAME:SPLIT@FIELD`."""
         if match := _ARGUMENT.fullmatch(argument):
             return cls(spec, **match.groupdict())
-        raise UserError(f"--source {spec}: write tfds:NAME:SPLIT@FIELD, e.g. `tfds:lm1b:train@text`")
+        raise UserError(f"source {spec}: write tfds:NAME:SPLIT@FIELD, e.g. `tfds:lm1b:train@text`")
 
     def inputs(self) -> list[Input]:
         """Ranges of examples with about 16 blocks each."""
@@ -58,7 +58,7 @@ class TfdsSource(Source):
             stop = min(examples, start + rows * _BLOCKS_PER_INPUT)
             inputs.append(Input((directory,), int(share * stop) - int(share * start), start, stop))
         if not inputs:
-            raise UserError(f"--source {self.spec}: the split {self.split!r} has no examples")
+            raise UserError(f"source {self.spec}: the split {self.split!r} has no examples")
         return inputs
 
     def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
@@ -100,45 +100,38 @@ class TfdsSource(Source):
         if info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
             file_format = info.file_format.value if info.file_format else "an unknown format"
             raise UserError(
-                f"--source {self.spec}: {directory} is {file_format}, which needs TensorFlow; {_PREPARE_HINT}"
+                f"source {self.spec}: {directory} is {file_format}, which needs TensorFlow; {_PREPARE_HINT}"
             )
         try:
             _ = info.splits[self.split]
         except (KeyError, ValueError) as error:
             splits = ", ".join(sorted(info.splits)) or "none"
-            raise UserError(f"--source {self.spec}: no split {self.split!r}; there are: {splits}") from error
+            raise UserError(f"source {self.spec}: no split {self.split!r}; there are: {splits}") from error
         feature = info.features
         for name in self.field.split("."):
             names = list(feature) if isinstance(feature, tfds.features.FeaturesDict) else []
             if name not in names:
-                raise UserError(f"--source {self.spec}: {missing_field_message(name, names)}")
+                raise UserError(f"source {self.spec}: {missing_field_message(name, names)}")
             feature = feature[name]
         if feature.shape != () or np.dtype(feature.np_dtype) != object:
             kind = " ".join(str(feature).split())
-            raise UserError(f"--source {self.spec}: the field {self.field!r} is {kind}, not text")
+            raise UserError(f"source {self.spec}: the field {self.field!r} is {kind}, not text")
         return info
 
 
 def _find(spec: str, name: str) -> epath.Path:
     """The directory of a dataset's version."""
     base = epath.Path(os.environ.get("TFDS_DATA_DIR", "~/tensorflow_datasets")).expanduser()
-    places = [epath.Path(name).expanduser(), base / name]
-    for place in places:
+    for place in (epath.Path(name).expanduser(), base / name):
         if (place / _INFO).exists():
             return place
-    configs: list[str] = []
-    for place in places:
-        if not place.is_dir():
-            continue
-        folders = [folder for folder in place.iterdir() if folder.is_dir()]
-        versions = [folder for folder in folders if _VERSION.fullmatch(folder.name) and (folder / _INFO).exists()]
+        versions = [path.parent for path in place.glob(f"*/{_INFO}") if _VERSION.fullmatch(path.parent.name)]
         if versions:
             return max(versions, key=lambda folder: [int(number) for number in folder.name.split(".")])
-        configs += sorted(f.name for f in folders if any((v / _INFO).exists() for v in f.iterdir() if v.is_dir()))
-    if configs:
-        prepared = ", ".join(configs)
-        raise UserError(f"--source {spec}: say which configuration, e.g. {name}/{configs[0]}; prepared are: {prepared}")
-    raise UserError(f"--source {spec}: no dataset {name} prepared in {base} ($TFDS_DATA_DIR); {_PREPARE_HINT}")
+    raise UserError(
+        f"source {spec}: no dataset {name} prepared in {base} ($TFDS_DATA_DIR); if it has configurations, write"
+        f" {name}/CONFIG; else {_PREPARE_HINT}"
+    )
 
 
 @functools.lru_cache(maxsize=4)

@@ -35,6 +35,8 @@ class TextChunk:
     """the last document ends in this chunk"""
     line_start: bool = True
     """only white space precedes the first byte on its line"""
+    file_properties: tuple[str, ...] = ()
+    """what the source needs from the start of the file; for dumps of MediaWiki, namespaces whose links show no text"""
 
     @property
     def origin(self) -> str:
@@ -49,7 +51,7 @@ class BoundaryRule:
         """Number of bytes at the start of the window that belong to no document."""
         return 0
 
-    def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
+    def last_document_end(self, window: bytes, stop: int, line_start: bool) -> int:
         """The last place in [0, stop] where a document ends, except the end of the file; 0 for none.
 
         Args:
@@ -59,7 +61,7 @@ class BoundaryRule:
         """
         return 0
 
-    def paragraph(self, window: bytes, stop: int) -> int:
+    def last_paragraph_end(self, window: bytes, stop: int) -> int:
         """The last place in [0, stop] where a paragraph ends; 0 for none."""
         match = _LAST_BLANK_LINE.match(window, 0, stop)
         return match.end() if match else 0
@@ -72,14 +74,14 @@ class BlankLineRule(BoundaryRule):
         """Blank lines."""
         return _BLANK_LINES.match(window).end()
 
-    def boundary(self, window: bytes, stop: int, line_start: bool) -> int:
+    def last_document_end(self, window: bytes, stop: int, line_start: bool) -> int:
         """After the last blank line."""
         match = _LAST_BLANK_LINE.match(window, 0, stop)
         if not match and line_start:
             match = _BLANK_LINE.match(window, 0, stop)
         return match.end() if match else 0
 
-    def paragraph(self, window: bytes, stop: int) -> int:
+    def last_paragraph_end(self, window: bytes, stop: int) -> int:
         """None: the end of a paragraph is the end of the document."""
         return 0
 
@@ -89,7 +91,6 @@ class _Window:
 
     def __init__(self, file: DecompressingReader, size: int):
         self._file = file
-        self._size = size
         self.data = file.read(size)
         self.complete = len(self.data) < size
         """nothing follows in the file"""
@@ -106,12 +107,6 @@ class _Window:
             self.complete = len(more) < missing
             self.data += more
 
-    def read_more(self) -> bytes:
-        """The next bytes, as many as the initial size, for the caller to append; empty at the end of the file."""
-        more = b"" if self.complete else self._file.read(self._size)
-        self.complete = len(more) < self._size
-        return more
-
     def take(self, size: int, begins: bool = True, ends: bool = True) -> TextChunk:
         """Removes bytes from the start and returns them."""
         data = self.data[:size]
@@ -124,7 +119,7 @@ class _Window:
         return chunk
 
 
-def document_aligned_blocks(file: DecompressingReader, rule: BoundaryRule, block_bytes: int) -> Iterator[TextChunk]:
+def document_aligned_chunks(file: DecompressingReader, rule: BoundaryRule, block_bytes: int) -> Iterator[TextChunk]:
     """Chunks of at most `block_bytes` (at least 4) bytes; one empty chunk for a file of white space."""
     window = _Window(file, block_bytes + 1)
     begins, any_yet = True, False
@@ -135,7 +130,7 @@ def document_aligned_blocks(file: DecompressingReader, rule: BoundaryRule, block
                 window.read_up_to(block_bytes + 1)
         if window.complete and len(window.data) <= block_bytes:
             break
-        end = rule.boundary(window.data, block_bytes, window.line_start)
+        end = rule.last_document_end(window.data, block_bytes, window.line_start)
         chunk = window.take(end or _split_place(window.data, rule, block_bytes), begins, ends=end > 0)
         begins, any_yet = chunk.ends, True
         yield chunk
@@ -149,14 +144,14 @@ def document_aligned_blocks(file: DecompressingReader, rule: BoundaryRule, block
 
 def _split_place(window: bytes, rule: BoundaryRule, stop: int) -> int:
     """Where to split a document that is longer than a block."""
-    place = rule.paragraph(window, stop) or window.rfind(b"\n", 0, stop) + 1 or window.rfind(b" ", 0, stop) + 1
+    place = rule.last_paragraph_end(window, stop) or window.rfind(b"\n", 0, stop) + 1 or window.rfind(b" ", 0, stop) + 1
     if place:
         return place
     # In UTF-8 a character has at most 4 bytes; those after the first start with the bits 10.
     return next((end for end in range(stop, stop - 4, -1) if window[end] & 0xC0 != 0x80), stop)
 
 
-def record_aligned_blocks(
+def record_aligned_chunks(
     file: DecompressingReader, end_marker: bytes, block_bytes: int, max_bytes: int = MAX_RECORD_BYTES
 ) -> Iterator[TextChunk | Skipped]:
     """Chunks of about `block_bytes` bytes that end after an `end_marker`, or at the end of the file.
@@ -183,19 +178,14 @@ def record_aligned_blocks(
 
 def _first_end(window: _Window, end_marker: bytes, max_bytes: int) -> int:
     """Reads to the end of the first record and returns its place; 0 if the record is too long."""
-    overlap = len(end_marker) - 1
-    parts, size = [window.data], len(window.data)
-    position, end = window.data.find(end_marker), window.data[-overlap:] if overlap else b""
-    while position < 0 and size <= max_bytes and (more := window.read_more()):
-        place = (end + more).find(end_marker)
-        position = place if place < 0 else size - len(end) + place
-        end = (end + more)[-overlap:] if overlap else b""
-        parts.append(more)
-        size += len(more)
-    window.data = b"".join(parts)
-    if position > max_bytes or (position < 0 and size > max_bytes):
-        return 0
-    return position + len(end_marker) if position >= 0 else size
+    searched = 0
+    while (place := window.data.find(end_marker, searched)) < 0 and len(window.data) <= max_bytes:
+        size = len(window.data)
+        if window.complete:
+            return size
+        searched = max(0, size - len(end_marker) + 1)
+        window.read_up_to(min(2 * size, max_bytes + len(end_marker)))
+    return place + len(end_marker) if 0 <= place <= max_bytes else 0
 
 
 def _skip_record(window: _Window, end_marker: bytes, max_bytes: int) -> Skipped:

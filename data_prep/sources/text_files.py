@@ -12,8 +12,8 @@ from data_prep.sources.text_chunks import (
     BlankLineRule,
     BoundaryRule,
     TextChunk,
-    document_aligned_blocks,
-    record_aligned_blocks,
+    document_aligned_chunks,
+    record_aligned_chunks,
 )
 
 _BLANK_LINES = re.compile(rb"(?:[ \t\r\f\v]*+\n)++")
@@ -62,14 +62,14 @@ class FileSource(Source):
 
     def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
         """Splits a file into chunks; reads it to its end."""
-        return document_aligned_blocks(file, self.rule, self.block_bytes)
+        return document_aligned_chunks(file, self.rule, self.block_bytes)
 
     @abc.abstractmethod
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         """The documents of a chunk that is not empty."""
 
 
-def decode_utf8(chunk: TextChunk, begin: int, end: int, origin: str) -> str | Skipped:
+def decode_or_skipped(chunk: TextChunk, begin: int, end: int, origin: str) -> str | Skipped:
     """Bytes of a chunk as text, or a `Skipped` if they are not UTF-8.
 
     If such bytes are a part of a document, the caller yields an empty part, because other parts may have been read.
@@ -88,7 +88,7 @@ class RecordSource(FileSource):
     end_marker: ClassVar[bytes]
 
     def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
-        return record_aligned_blocks(file, self.end_marker, self.block_bytes, self.max_record_bytes)
+        return record_aligned_chunks(file, self.end_marker, self.block_bytes, self.max_record_bytes)
 
 
 class TextSource(FileSource):
@@ -105,7 +105,7 @@ class TextSource(FileSource):
             counted = begin
             begins, ends = chunk.begins or index > 0, chunk.ends or index < len(spans) - 1
             origin = f"{chunk.path}:{line}"
-            text = decode_utf8(chunk, begin, end, origin)
+            text = decode_or_skipped(chunk, begin, end, origin)
             if isinstance(text, Skipped):
                 yield text
                 if begins and ends:
@@ -127,7 +127,7 @@ def _spans(chunk: TextChunk) -> Iterator[tuple[int, int]]:
         yield begin, len(data)
 
 
-class LinesSource(TextSource):
+class SentencePerLineSource(TextSource):
     """`lines:GLOB`: one sentence on each line, and blank lines separate documents."""
 
     sentence_per_line = True
@@ -138,7 +138,7 @@ class WholeFileSource(FileSource):
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         origin = chunk.path if chunk.begins else chunk.origin
-        text = decode_utf8(chunk, 0, len(chunk.data), origin)
+        text = decode_or_skipped(chunk, 0, len(chunk.data), origin)
         if isinstance(text, Skipped):
             yield text
             if chunk.begins and chunk.ends:

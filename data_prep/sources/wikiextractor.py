@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from data_prep.sources.base import Document, Skipped
 from data_prep.sources.text_chunks import TextChunk
-from data_prep.sources.text_files import RecordSource, decode_utf8
+from data_prep.sources.text_files import RecordSource, decode_or_skipped
 
 _BEGIN = re.compile(rb"<doc[ \t][^\n]*>[ \t]*\r?(?:\n|\Z)")
 _TITLE = re.compile(rb'\btitle="([^\n]*)"')
@@ -58,7 +58,7 @@ def _find_begin(data: bytes, place: int) -> int:
 
 def _article(chunk: TextChunk, begin: int, end: int, origin: str) -> Document | Skipped:
     head = _BEGIN.match(chunk.data, begin)
-    body = decode_utf8(chunk, head.end(), end, origin)
+    body = decode_or_skipped(chunk, head.end(), end, origin)
     if isinstance(body, Skipped):
         return body
     title = _TITLE.search(head[0])

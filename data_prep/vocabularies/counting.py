@@ -83,7 +83,7 @@ def _between_spaces(texts: Iterable[str]) -> collections.Counter[str]:
     return collections.Counter(itertools.chain.from_iterable(map(str.split, texts)))
 
 
-class WordCounts:
+class BoundedWordCounts:
     """Counts of at most `limit` different words."""
 
     def __init__(self, limit: int = MAX_WORDS):

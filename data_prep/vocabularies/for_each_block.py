@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 from data_prep.clean import clean
 from data_prep.parallel import ordered_map
 from data_prep.sources.base import Block, Skipped, Source
@@ -39,13 +39,14 @@ class Totals:
         self.skipped += other.skipped
         self.first = self.first or other.first
 
-    def report(self, source: Source) -> None:
-        """Prints a note on what was skipped; raises the errors of `Source.check_not_empty`."""
-        source.check_not_empty(self.documents, self.skipped, self.first)
-        if self.first:
-            counts = ", ".join(f"{count} x {reason}" for reason, count in self.skipped.items())
-            first = f"{self.first.origin}: {self.first.detail}"
-            print(f"note: --source {source.spec}: skipped {counts}; the first: {first}", file=sys.stderr)
+
+def report_skipped(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
+    """Prints notes on what was skipped; raises the errors of `Source.check_not_empty`."""
+    for source, total in zip(sources, totals, strict=True):
+        source.check_not_empty(total.documents, total.skipped, total.first)
+        if total.first:
+            counts = ", ".join(f"{count} x {reason}" for reason, count in total.skipped.items())
+            print(f"note: source {source.spec}: skipped {counts}; the first: {total.first}", file=sys.stderr)
 
 
 def for_each_block(
@@ -76,7 +77,7 @@ def for_each_block(
     totals = [Totals() for _ in sources]
     parts = [(index, source, part) for index, source in enumerate(sources) for part in source.inputs()]
     rates = tuple(rates) if rates is not None else (1.0,) * len(sources)
-    with progress(description, sum(part.size for _, _, part in parts), "B") as bar:
+    with progress_bar(description, sum(part.size for _, _, part in parts), "B") as bar:
         state = tuple(sources), function, rates
         for index, size, block, result in ordered_map(_map_block, _tasks(parts), workers, _name, _initialize, state):
             totals[index].add(block)

@@ -11,7 +11,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Sequence
 
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 
 MIN_COUNT = 2
 """Pairs that occur less often are not merged."""
@@ -64,7 +64,7 @@ def learn_merges(
     """
     loop = SCORES[score](words, counts, pieces, continuation)
     merges = []
-    with progress("merging pieces", size - len(pieces), "piece") as bar:
+    with progress_bar("merging pieces", size - len(pieces), "piece") as bar:
         while len(loop.pieces) < size and (pair := loop.take_best(min_count)) is not None:
             merges.append((loop.pieces[pair[0]], loop.pieces[pair[1]]))
             loop.merge(pair)

@@ -14,11 +14,11 @@ from data_prep.vocabularies.counting import (
     MAX_WORDS,
     WEIGHT_SCALE,
     BertWordCounter,
+    BoundedWordCounts,
     ByteWordCounter,
-    WordCounts,
     weighted_counts,
 )
-from data_prep.vocabularies.for_each_block import Totals, for_each_block
+from data_prep.vocabularies.for_each_block import Totals, for_each_block, report_skipped
 from data_prep.vocabularies.merges import MIN_COUNT
 
 SENTENCEPIECE_SAMPLE_BYTES = 50_000_000
@@ -71,7 +71,7 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
         sizes = _measure(sources, workers)
         rates = sampling_rates(sizes, smoothed_shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
     is_mixture = recipe.sampling_exponent != 1 and len(sources) > 1
-    tables = [WordCounts(MAX_WORDS // len(sources)) for _ in sources] if is_mixture else [WordCounts()]
+    tables = [BoundedWordCounts(MAX_WORDS // len(sources)) for _ in sources] if is_mixture else [BoundedWordCounts()]
     words = (ByteWordCounter if recipe.kind == "byte-bpe" else BertWordCounter)(recipe.lowercase)
 
     def add(source: int, counts: dict[str, int]) -> None:
@@ -79,7 +79,7 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
 
     totals = for_each_block(sources, words, add, workers, "counting words", rates)
     if sizes is None:
-        _report(sources, totals)
+        report_skipped(sources, totals)
     if not is_mixture:
         return _from_counts(recipe, tables[0].counts, MIN_COUNT)
     sizes = _sizes(sources, totals) if sizes is None else sizes
@@ -105,7 +105,8 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
 
     sizes = _measure(sources, workers)
     shares = smoothed_shares(sizes, recipe.sampling_exponent)
-    limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest_sample(sizes, shares))
+    largest = float((sizes / shares).min())  # with these shares and without repeating text
+    limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest)
     lines: list[str] = []
     for_each_block(
         sources,
@@ -121,7 +122,7 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
 
 def _measure(sources: Sequence[Source], workers: int) -> np.ndarray:
     totals = for_each_block(sources, _nothing, lambda *_: None, workers, "measuring text")
-    _report(sources, totals)
+    report_skipped(sources, totals)
     return _sizes(sources, totals)
 
 
@@ -129,16 +130,11 @@ def _nothing(texts: list[str]) -> None:
     """For measuring sizes only."""
 
 
-def _report(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
-    for source, total in zip(sources, totals, strict=True):
-        total.report(source)
-
-
 def _sizes(sources: Sequence[Source], totals: Sequence[Totals]) -> np.ndarray:
     """UTF-8 bytes of cleaned text, int64 [num_sources]; none is 0."""
     for source, total in zip(sources, totals, strict=True):
         if not total.text_bytes:
-            raise UserError(f"--source {source.spec}: cleaning leaves no text of it; leave it out")
+            raise UserError(f"source {source.spec}: cleaning leaves no text of it; leave it out")
     return np.array([total.text_bytes for total in totals], np.int64)
 
 
@@ -153,8 +149,3 @@ def sampling_rates(sizes: Sequence[float] | np.ndarray, shares: np.ndarray, limi
       limit: total size of the sample, in the unit of the sizes.
     """
     return np.minimum(1.0, limit * shares / np.asarray(sizes, np.float64))
-
-
-def largest_sample(sizes: Sequence[float] | np.ndarray, shares: np.ndarray) -> float:
-    """The largest possible sample with the given shares without repeating text, in the unit of the sizes."""
-    return float((np.asarray(sizes, np.float64) / shares).min())

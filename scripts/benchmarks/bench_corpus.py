@@ -1,17 +1,21 @@
-"""Measure the corpus pipeline: its speed as ratios from one run, and its memory on a large input.
+"""Measure the corpus pipeline: speed of the tokenizer and of builds as ratios from one run, memory on a large input.
 
+    python scripts/benchmarks/bench_corpus.py tokenizer --source "text-files:*.txt" --tokenizer vocab.txt
     python scripts/benchmarks/bench_corpus.py speed --source "text-files:*.txt" --tokenizer vocab.txt [--repeat-to-mb 9]
     python scripts/benchmarks/bench_corpus.py memory --tokenizer vocab.txt --gb 2 [--workers 2] [-- FLAG ...]
 
-`speed` alternates between tokenisation alone (bert_jax's encoder on prepared sentences, one core), a whole build with
-one worker, and a whole build with two; it reports medians over rounds. `memory` writes a synthetic text that contains a
-document of 300 MB on a single line, builds a corpus of it, and reports the peak resident memory of every process.
-Flags after -- go to `bert-data build`.
+`tokenizer` compares bert_jax's WordPiece encoder with the `tokenizers` library, both on one core, with identical ids;
+every line of the text is a sentence, and the first round, which compiles code, is not timed. `speed` alternates between
+tokenisation alone (bert_jax's encoder on prepared sentences, one core), a whole build with one worker, and a whole
+build with two; its seconds are per MB of text. `memory` writes a synthetic text that contains a document of 300 MB on a
+single line, builds a corpus of it, and reports the peak resident memory of every process. Flags after -- go to
+`bert-data build`.
 """
 
 import argparse
 import functools
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -20,67 +24,75 @@ from pathlib import Path
 from typing import Any
 
 import harness
+import tokenizers
 
+from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.tokenizers.wordpiece import FastWordPiece
 from data_prep import sources
 from data_prep.build.sentences import split_paragraphs, split_sentences
 from data_prep.clean import clean
 
 LONG_DOCUMENT_BYTES = 300_000_000
-NOUNS = [
-    "time",
-    "year",
-    "people",
-    "way",
-    "day",
-    "man",
-    "thing",
-    "woman",
-    "life",
-    "child",
-    "world",
-    "school",
-    "state",
-    "family",
-    "student",
-    "group",
-]
+NOUNS = "time year people way day man thing woman life child world school state family student group"
+
+
+def measure_tokenizer(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Seconds of both encoders on the same sentences.
+
+    Raises:
+      UserError: bert_jax's encoder does not support the tokenizer, or ids differ.
+    """
+    os.environ.update(RAYON_NUM_THREADS="1", TOKENIZERS_PARALLELISM="false")  # read at the library's first use
+    sentences = [line for spec in options.source for document in _documents(spec) for line in document.text.split("\n")]
+    library = tokenizers.Tokenizer.from_str(Tokenizer.load(options.tokenizer).to_json())
+    library.encode_special_tokens = True
+    fast = FastWordPiece.from_tokenizer(library)
+    if fast is None:
+        raise UserError("--tokenizer: not BERT's WordPiece, so it has no compiled encoder; give a BERT vocab.txt")
+    sides = {
+        "bert_jax": lambda: fast.encode_flat(sentences),
+        "library": lambda: library.encode_batch_fast(sentences, add_special_tokens=False),
+    }
+    (ids, lengths), encodings = (side() for side in sides.values())
+    expected = [encoding.ids for encoding in encodings]
+    if lengths.tolist() != list(map(len, expected)) or ids.tolist() != [i for part in expected for i in part]:
+        raise UserError("--source: the ids of the two encoders differ, so speeds are not comparable")
+    samples = harness.interleave({name: harness.timer(side) for name, side in sides.items()}, options.rounds)
+    megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
+    sizes = {"sentences": len(sentences), "tokens": len(ids), "MB": megabytes}
+    return sizes | {"encoders": harness.summary(samples, "bert_jax", MB=megabytes), "samples": samples}
 
 
 def measure_speed(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """MB/s of tokenisation alone and of whole builds, and the size of the corpus on disk."""
+    """Seconds per MB of tokenisation alone and of whole builds, and the size of the corpus on disk."""
     documents = [document.text for spec in options.source for document in _documents(spec)]
-    megabytes = sum(len(text.encode()) for text in documents) / 1e6
-    sample = documents if megabytes < 100 else documents[: max(1, int(len(documents) * 100 / megabytes))]
     text = directory / "text"
     text.mkdir()
-    size = _write_text(documents, text, options.repeat_to_mb)
+    size = _write_text(documents, text, options.repeat_to_mb) / 1e6
     tokenizer = Tokenizer.load(options.tokenizer)
-    sentences = [s for t in sample for p in split_paragraphs(clean(t)) for s in split_sentences(p)]
-    sentence_megabytes = sum(len(sentence.encode()) for sentence in sentences) / 1e6
+    sentences = [s for t in documents for p in split_paragraphs(clean(t)) for s in split_sentences(p)]
+    sentence_size = sum(len(sentence.encode()) for sentence in sentences) / 1e6
     tokenizer.encode_flat(sentences[:1000])
-
-    def build(workers: int) -> float:
-        return size / 1e6 / _build(options, directory, f"text-files:{text}/*.txt", workers)[0]
-
-    sides: dict[str, Callable[[], float]] = {
-        "tokenise": lambda: sentence_megabytes / harness.timed(lambda: tokenizer.encode_flat(sentences))[1]["seconds"],
-        "build_1": lambda: build(1),
-        "build_2": lambda: build(2),
-    }
-    rates = harness.interleave(sides, options.rounds)
+    build = functools.partial(_build, options, directory, f"text-files:{text}/*.txt")
+    samples = harness.interleave(
+        {
+            "build, 1 worker": harness.timer(lambda: build(1), size),
+            "build, 2 workers": harness.timer(lambda: build(2), size),
+            "tokenisation": harness.timer(lambda: tokenizer.encode_flat(sentences), sentence_size),
+        },
+        options.rounds,
+    )
     manifest = json.loads((directory / "corpus" / "corpus.json").read_text())
     tokens, kept = (sum(split[count] for split in manifest["splits"].values()) for count in ("tokens", "documents"))
     on_disk = sum(path.stat().st_size for path in (directory / "corpus").iterdir())
     return {
-        "input MB": round(size / 1e6, 1),
-        **{f"{name} MB/s": harness.show(harness.spread(values)) for name, values in rates.items()},
-        "build_1 / tokenise": harness.show(harness.ratio(rates["build_1"], rates["tokenise"])),
-        "build_2 / build_1": harness.show(harness.ratio(rates["build_2"], rates["build_1"])),
+        "input MB": size,
         "tokens": tokens,
-        "bytes on disk per token": round(on_disk / tokens, 3),
-        "tokens per document": round(tokens / kept, 1),
-        "rounds": rates,
+        "bytes on disk per token": on_disk / tokens,
+        "tokens per document": tokens / kept,
+        "seconds per MB": harness.summary(samples, "build, 1 worker", ("seconds",), MB=1),
+        "samples": samples,
     }
 
 
@@ -110,40 +122,31 @@ def _write_text(documents: list[str], directory: Path, repeat_to_mb: int) -> int
 def measure_memory(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
     """Peak resident memory of the processes of a build of a large text."""
     text = directory / "large.txt"
-    size = _write_synthetic(text, int(options.gb * 1e9))
-    seconds, peaks = _build(options, directory, f"text:{text}", options.workers)
-    return {
-        "input MB": size // 1_000_000,
-        "seconds": round(seconds, 1),
-        "MB/s": round(size / 1e6 / seconds, 1),
-        "peak MB of a process": max(peaks),
-        "peak MB of each process": peaks,
-    }
+    _write_synthetic(text, int(options.gb * 1e9))
+    peaks, timing = harness.timed(lambda: _build(options, directory, f"text:{text}", options.workers))
+    processes = [{"process": number, "peak MB": peak} for number, peak in enumerate(peaks)]
+    return {"input MB": text.stat().st_size // 1_000_000, "seconds": timing["seconds"], "memory": processes}
 
 
-def _write_synthetic(path: Path, size: int) -> int:
+def _write_synthetic(path: Path, size: int) -> None:
     """Write documents of numbered sentences, with a 300 MB document without line break in the middle."""
-    written, number, long_done = 0, 0, False
+    written, number, long_done, nouns = 0, 0, False, NOUNS.split()
     with path.open("w") as file:
         while written < size:
             sentences = []
             for _ in range(2000):
                 number += 1
-                chosen = [NOUNS[(number * 31 + i * i * 7 + number // 97 * i) % len(NOUNS)] for i in range(9)]
+                chosen = [nouns[(number * 31 + i * i * 7 + number // 97 * i) % len(nouns)] for i in range(9)]
                 sentences.append(f"{' '.join(chosen).capitalize()} {number}.")
             if not long_done and written > size // 2:
-                line = " ".join(sentences) + " "
-                for _ in range(LONG_DOCUMENT_BYTES // len(line) + 1):
-                    written += file.write(line)
-                long_done = True
-                written += file.write("\n\n")
+                line, long_done = " ".join(sentences) + " ", True
+                written += file.write(line * (LONG_DOCUMENT_BYTES // len(line) + 1) + "\n\n")
             for begin in range(0, 2000, 50):
                 written += file.write("\n".join(sentences[begin : begin + 50]) + "\n\n")
-    return path.stat().st_size
 
 
-def _build(options: argparse.Namespace, directory: Path, spec: str, workers: int) -> tuple[float, list[int]]:
-    """Run a build; returns its seconds and the peak memory in MB of each of its processes."""
+def _build(options: argparse.Namespace, directory: Path, spec: str, workers: int) -> list[int]:
+    """Run a build; returns the peak memory in MB of each of its processes."""
     out = directory / "corpus"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "data_prep", "build", "--source", spec, "--tokenizer", options.tokenizer]
@@ -151,21 +154,18 @@ def _build(options: argparse.Namespace, directory: Path, spec: str, workers: int
     return harness.run_command(command)
 
 
+MODES = {"tokenizer": measure_tokenizer, "speed": measure_speed, "memory": measure_memory}
+
+
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The results of `speed` or `memory`."""
+    """The results of a mode."""
     with tempfile.TemporaryDirectory(prefix="bench-corpus-") as directory:
-        results = {"speed": measure_speed, "memory": measure_memory}[options.what](options, Path(directory))
-    return {"results": results}
-
-
-def render(report: dict[str, Any]) -> list[str]:
-    """A line per result."""
-    return [f"{key:<44} {value}" for key, value in report["results"].items()]
+        return MODES[options.mode](options, Path(directory))
 
 
 def flags(add: Callable[..., Any]) -> None:
     """The command line."""
-    add("what", choices=["speed", "memory"])
+    add("mode", choices=MODES)
     add("--source", action="append", default=[], metavar="SPEC")
     add("--tokenizer", required=True, metavar="FILE")
     add("--repeat-to-mb", type=int, default=0, metavar="MB", help="repeat the text with reversed words")
@@ -174,7 +174,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--workers", type=harness.positive, default=2)
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, render)
+main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python scripts/benchmarks/bench_masking.py --seq-len 128 --batch 8 --json masking.json
 
-One process. Each round times one step and then some calls of each masking program; ratios are medians over rounds.
-Masking a packed row is also compared with the step on unpacked rows: packing only adds predictions to the step, so the
-true ratio is a little smaller. A fourth of the synthetic tokens continue a word. Needs jax, flax, optax, numpy
-and tyro.
+One process. Each round times one step and then some calls of each masking program; ratios are medians over rounds (the
+target is at most 1 % of the step). Masking a packed row is also compared with the step on unpacked rows: packing only
+adds predictions to the step, so the true ratio is a little smaller. A fourth of the synthetic tokens continue a word.
+Needs jax, flax, optax, numpy and tyro.
 """
 
 import argparse
@@ -27,15 +27,6 @@ UNITS = ("token", "word", "ngram", "span")
 CONTINUED = 0.25
 """Share of ids that continue a word: a rough guess; the time hardly depends on it."""
 MASKING_READS = ("input_ids", "segment_ids", "position_ids", "example_id", "mask_epoch")
-TARGET = 0.01
-"""Target for the share of masking in a step."""
-
-
-def vocabulary() -> Any:
-    """Vocabulary of the synthetic rows, with ids that continue words."""
-    continues = np.random.default_rng(0).random(train_step.VOCABULARY.size) < CONTINUED
-    continues[: train_step.FIRST_WORD] = False
-    return train_step.VOCABULARY._replace(continues_word=continues.tobytes())
 
 
 def packed_rows(batch: int, seq_len: int, slots: int = 4) -> dict[str, np.ndarray]:
@@ -54,43 +45,27 @@ def packed_rows(batch: int, seq_len: int, slots: int = 4) -> dict[str, np.ndarra
 
 def compile_masking(rows: dict[str, np.ndarray], unit: str) -> Callable[[], Any]:
     """`mask_tokens` compiled for these rows, as a function without arguments."""
-    key, objective, words = jnp.uint32(1), ObjectiveConfig(mask_unit=unit), vocabulary()
+    continues = np.random.default_rng(0).random(train_step.VOCABULARY.size) < CONTINUED
+    continues[: train_step.FIRST_WORD] = False
+    words = train_step.VOCABULARY._replace(continues_word=continues.tobytes())
+    key, objective = jnp.uint32(1), ObjectiveConfig(mask_unit=unit)
     batch = {name: jnp.asarray(rows[name]) for name in MASKING_READS}
     program = jax.jit(lambda batch, key: mask_tokens(batch, key, objective, words)).lower(batch, key).compile()
     return lambda: program(batch, key)
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each side by round, and ratios to the step."""
+    """Seconds of each side, and ratios to the step."""
     case = train_step.Case(options.preset, options.seq_len, options.batch)
     step = train_step.TrainStep(train_step.config_of(case))
     step.run(1)
-    sides: dict[str, Callable[[], float]] = {"step": lambda: step.run(1)}
+    sides = {"step": harness.timer(lambda: step.run(1))}
     for layout, make in {"unpacked": train_step.synthetic_rows, "packed": packed_rows}.items():
         for unit in UNITS:
             program = compile_masking(make(options.batch, options.seq_len), unit)
-            sides[f"{layout} {unit}"] = functools.partial(train_step.seconds_per_call, program, options.calls)
+            sides[f"{layout} {unit}"] = functools.partial(train_step.queued, program, options.calls)
     samples = harness.interleave(sides, options.rounds)
-    return {
-        "case": {"preset": options.preset, "seq_len": options.seq_len, "batch": options.batch},
-        "calls": options.calls,
-        "seconds": {name: harness.spread(values) for name, values in samples.items()},
-        "ratios": {name: harness.ratio(samples[name], samples["step"]) for name in sides if name != "step"},
-        "samples": samples,
-    }
-
-
-def render(report: dict[str, Any]) -> list[str]:
-    """A line per program, then the largest ratio."""
-    case, step = report["case"], report["seconds"]["step"]["median"]
-    shapes = f"{case['preset']}, {case['batch']} rows of {case['seq_len']} tokens"
-    lines = [f"{harness.header(report)}; {shapes}: {1e3 * step:.1f} ms per step"]
-    for name, ratio in report["ratios"].items():
-        milliseconds = 1e3 * report["seconds"][name]["median"]
-        lines.append(f"{name:16} {milliseconds:8.3f} ms  {harness.show(ratio, '.3%')} of the step")
-    worst = max(report["ratios"], key=lambda name: report["ratios"][name]["median"])
-    share = report["ratios"][worst]["median"]
-    return [*lines, f"largest: {worst}, {share:.3%}; target: at most {TARGET:.0%}"]
+    return {"masking": harness.summary(samples, "step", ("seconds",)), "samples": samples}
 
 
 def flags(add: Callable[..., Any]) -> None:
@@ -102,7 +77,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--calls", type=positive, default=10, help="of each masking program per round")
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, render)
+main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
 
 
 if __name__ == "__main__":

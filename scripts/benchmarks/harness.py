@@ -1,21 +1,20 @@
-"""What all benchmarks share: the command line, interleaved rounds, clocks, ratios by round, memory, and the JSON file.
+"""What all benchmarks share: the command line, interleaved rounds, clocks, ratios by round, memory, tables and JSON.
 
-A benchmark defines its flags, a function that measures and returns the results, and one that prints them; `run` does
-the rest. Needs nothing but bert_jax.errors: a benchmark decides what must be installed.
+A benchmark defines its flags and a function that measures: it calls its variants in turn with `interleave`, and
+describes them with `summary`. `run` and `tables` do the rest. Only bert_jax's `errors` and `report` are imported: a
+benchmark decides what must be installed.
 """
 
 import argparse
 import contextlib
 import datetime
 import json
-import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
 
 from bert_jax.errors import UserError  # noqa: E402
+from bert_jax.report import Section, Table, text  # noqa: E402
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "grain", "tokenizers", "torch", "transformers", "datasketch")
 CLOCKS = {"seconds": time.perf_counter, "cpu": time.process_time, "main": time.thread_time}
@@ -47,39 +47,37 @@ def run(
       about: docstring of the benchmark, its help.
       add_flags: called with `add_argument` of the parser.
       measure: returns the results, ready for JSON. Words after `--` are in `options.rest`.
-      render: lines to print for the report, which has the results, `date`, `command` and `environment`.
+      render: lines to print for the report, which has `options`, the results, `environment`, `date` and `command`.
       arguments: default: those of the process.
 
     Returns:
       0, or 2 after one line for a `UserError`; wrong flags exit with 2.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    options = parse(about, add_flags, arguments)
-    try:
-        if options.json and not options.json.resolve().parent.is_dir():
-            raise UserError(f"--json {options.json}: there is no directory {options.json.resolve().parent}")
-        report = measure(options)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    report["date"] = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    report["command"] = [str(Path(measure.__code__.co_filename).resolve().relative_to(ROOT)), *arguments]
-    report["environment"] = environment() | report.get("environment", {})
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(render(report)))
-    return 0
-
-
-def parse(about: str, add_flags: Callable[[Callable[..., Any]], None], arguments: Sequence[str]) -> argparse.Namespace:
-    """The options; wrong flags exit with 2 after one line."""
     parser = _OneLineParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser.add_argument)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements there")
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:end])
     options.rest = arguments[end + 1 :]
-    return options
+    try:
+        if options.json and not options.json.resolve().parent.is_dir():
+            raise UserError(f"--json {options.json}: there is no directory {options.json.resolve().parent}")
+        results = measure(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    report = {
+        "options": {name: value for name, value in vars(options).items() if value and name not in ("json", "rest")},
+        **results,
+        "environment": environment(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "command": [str(Path(measure.__code__.co_filename).resolve().relative_to(ROOT)), *arguments],
+    }
+    if options.json:
+        options.json.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+    print("\n".join(render(report)))
+    return 0
 
 
 class _OneLineParser(argparse.ArgumentParser):
@@ -88,21 +86,21 @@ class _OneLineParser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
-def positive(text: str) -> int:
+def positive(word: str) -> int:
     """Parse a positive integer, for argparse."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}': it must be a whole number from 1")
-    return int(text)
+    if not word.isdecimal() or int(word) < 1:
+        raise argparse.ArgumentTypeError(f"'{word}': it must be a whole number from 1")
+    return int(word)
 
 
 def listed(kind: Callable[[str], Result]) -> Callable[[str], list[Result]]:
     """Parser of comma-separated values, for argparse."""
 
-    def values(text: str) -> list[Result]:
+    def values(words: str) -> list[Result]:
         try:
-            return [kind(part.strip()) for part in text.split(",")]
+            return [kind(word.strip()) for word in words.split(",")]
         except ValueError as error:
-            raise argparse.ArgumentTypeError(f"'{text}': {error}") from None
+            raise argparse.ArgumentTypeError(f"'{words}': {error}") from None
 
     return values
 
@@ -110,10 +108,10 @@ def listed(kind: Callable[[str], Result]) -> Callable[[str], list[Result]]:
 def one_of(*names: str) -> Callable[[str], str]:
     """Parser of one of the names, for `listed`."""
 
-    def check(text: str) -> str:
-        if text not in names:
+    def check(word: str) -> str:
+        if word not in names:
             raise ValueError(f"it must be one of {', '.join(names)}")
-        return text
+        return word
 
     return check
 
@@ -140,32 +138,24 @@ def usable_cores() -> list[int]:
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
-def pin(threads: int) -> None:
-    """Use that many cores only; jax and torch start one thread for each when they are first used.
-
-    Raises:
-      UserError: there are fewer.
-    """
-    cores = usable_cores()
-    if threads > len(cores):
-        raise UserError(f"--threads {threads}: this process may use {len(cores)} cores")
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, cores[:threads])
-
-
 @contextlib.contextmanager
-def clocked(steps: int = 1) -> Iterator[Timing]:
+def clocked(steps: float = 1) -> Iterator[Timing]:
     """A timing that is filled at the end of the context, divided by `steps`."""
     start, timing = {name: clock() for name, clock in CLOCKS.items()}, {}
     yield timing
     timing |= {name: (clock() - start[name]) / steps for name, clock in CLOCKS.items()}
 
 
-def timed(work: Callable[[], Result], steps: int = 1) -> tuple[Result, Timing]:
+def timed(work: Callable[[], Result], steps: float = 1) -> tuple[Result, Timing]:
     """Result of a call, and its seconds divided by `steps`."""
     with clocked(steps) as timing:
         result = work()
     return result, timing
+
+
+def timer(work: Callable[[], Any], steps: float = 1) -> Callable[[], Timing]:
+    """A side of `interleave`: a function that calls `work` and returns its seconds divided by `steps`."""
+    return lambda: timed(work, steps)[1]
 
 
 def interleave(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
@@ -184,12 +174,70 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 def ratio(values: Sequence[float], baseline: Sequence[float]) -> dict[str, float]:
     """Spread of values / baseline by round, which cancels changes of the machine's speed."""
-    return spread([one / other for one, other in zip(values, baseline, strict=False)])
+    return spread([one / other for one, other in zip(values, baseline, strict=True)])
 
 
-def show(spread: Mapping[str, float], form: str = ".2f") -> str:
-    """A spread as text: 1.09 (1.01 to 1.14)."""
-    return f"{spread['median']:{form}} ({spread['min']:{form}} to {spread['max']:{form}})"
+def summary(
+    samples: Mapping[str, Sequence[Timing]], baseline: str, clocks: Sequence[str] = ("seconds", "cpu"), **work: float
+) -> dict[str, dict[str, Any]]:
+    """A row for each side: its seconds by clock, and their ratios to the baseline's by round.
+
+    Args:
+      samples: timings by side and round.
+      baseline: name of a side.
+      clocks: of CLOCKS.
+      **work: what a side does in a sample, by unit, e.g. MB=9.5; the row then has the amount per second.
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for name, timings in samples.items():
+        values = {clock: [timing[clock] for timing in timings] for clock in clocks}
+        row = rows[name] = {clock: spread(seconds) for clock, seconds in values.items()}
+        row |= {f"{unit}/s": amount / row["seconds"]["median"] for unit, amount in work.items()}
+        if name != baseline:
+            for clock, seconds in values.items():
+                row[f"{clock} / {baseline}"] = ratio(seconds, [timing[clock] for timing in samples[baseline]])
+    return rows
+
+
+def tables(report: Mapping[str, Any]) -> list[str]:
+    """The machine; then a line for a value, and a table for rows (a list, or a dict by name). Samples are not shown."""
+    about = report["environment"]
+    lines = [f"{about.get('device', 'no device')}, {about['threads']} threads, load {about['load'][0]:.1f}"]
+    for name, value in report.items():
+        if name in ("environment", "date", "command", "samples"):
+            continue
+        if isinstance(value, dict) and name != "options":
+            value = [{"name": row_name} | row for row_name, row in value.items()]
+        has_rows = isinstance(value, list) and value
+        lines += ["", _table(name, value)] if has_rows else [f"{name}: {show(value)}"]
+    return lines
+
+
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """Columns after the first that have one value are named in the title."""
+    cells = {name: [show(row.get(name)) for row in rows] for row in rows for name in row if name != "samples"}
+    same = {name: column[0] for name, column in [*cells.items()][1:] if len(rows) > 1 and len(set(column)) == 1}
+    shown = {name: column for name, column in cells.items() if name not in same}
+    title = ", ".join([title, *(f"{name} {value}" for name, value in same.items())])
+    return text.render([Section(title, (Table(tuple(shown), tuple(zip(*shown.values(), strict=True))),))])
+
+
+def show(value: Any) -> str:
+    """A value as text; a spread as 1.09 (1.01 to 1.14)."""
+    match value:
+        case {"median": median, "min": low, "max": high}:
+            return f"{show(median)} ({show(low)} to {show(high)})"
+        case {**items}:
+            return ", ".join(f"{name} {show(item)}" for name, item in items.items())
+        case [*items]:
+            return " ".join(map(show, items))
+        case None:
+            return ""
+        case float():
+            return f"{value:,.0f}" if 1e3 <= abs(value) < 1e6 else f"{value:.3g}"
+        case int() if not isinstance(value, bool):
+            return f"{value:,}"
+    return str(value)
 
 
 def progress(message: str) -> None:
@@ -197,52 +245,26 @@ def progress(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def header(report: Mapping[str, Any]) -> str:
-    """Device and cores of a report, on one line."""
-    about = report["environment"]
-    return f"{about.get('device', 'no device')}, {about['threads']} threads, load {about['load'][0]:.1f}"
-
-
-def memory_megabytes(pid: int | str = "self", field: str = "VmHWM") -> int:
-    """Peak (VmHWM) or current (VmRSS) resident memory of a process; 0 if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0
+def memory_megabytes(pid: str = "self", field: str = "VmHWM") -> int:
+    """Peak (VmHWM) or current (VmRSS) resident memory of a process; OSError or 0 if it has ended."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith(field)), 0)
 
 
-def in_new_process(function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call a function of a module in a fresh process, so that its peak memory is its own."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
-        return process.submit(function, *arguments).result()
-
-
-def run_command(command: Sequence[str], poll_seconds: float = 0.25) -> tuple[float, list[int]]:
-    """Seconds of a command, and the peak memory in MB of each process that it started.
+def run_command(command: Sequence[str], poll_seconds: float = 0.25) -> list[int]:
+    """Run a command; returns the peak memory in MB of it and of each process that it started, largest first.
 
     Raises:
       UserError: it failed.
     """
-    started = time.perf_counter()
-    peaks: dict[int, int] = {}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+    peaks: dict[str, int] = {}
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
         while process.poll() is None:
-            for pid in _descendants(process.pid):
-                peaks[pid] = max(peaks.get(pid, 0), memory_megabytes(pid))
+            for path in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):  # it has just ended
+                    if os.getsid(int(path.name)) == process.pid:
+                        peaks[path.name] = max(peaks.get(path.name, 0), memory_megabytes(path.name))
             time.sleep(poll_seconds)
-        seconds = time.perf_counter() - started
-        if process.returncode:
-            raise UserError(f"{' '.join(command)} failed: {process.stderr.read()[-2000:]}")
-    return seconds, sorted(peaks.values(), reverse=True)
-
-
-def _descendants(pid: int) -> list[int]:
-    pids = [pid]
-    for each in pids:
-        try:
-            children = [(task / "children").read_text() for task in Path(f"/proc/{each}/task").iterdir()]
-        except OSError:
-            continue
-        pids += [int(child) for of_task in children for child in of_task.split()]
-    return pids
+    if process.returncode:
+        raise UserError(f"{' '.join(command)} failed, see above")
+    return sorted(peaks.values(), reverse=True)

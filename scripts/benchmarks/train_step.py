@@ -1,14 +1,14 @@
-"""The train step on synthetic rows, which most benchmarks time, and the rates of the machine that it is compared with.
+"""The train step on synthetic rows, which most benchmarks time, and the rates of the device that it is compared with.
 
 Needs jax, flax, optax, numpy and tyro. The number of cores is that at the first use of a device.
 """
 
 import dataclasses
 import math
-import time
+from collections.abc import Callable
 from typing import Any
 
-import harness  # noqa: F401 (makes bert_jax importable)
+import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,9 +20,8 @@ from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import masking
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs
+from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
-from bert_jax.training.step import put_step_inputs
 
 # (layers, width): Turc et al. 2019, table 1; Devlin et al. 2019, section 3.
 PRESETS = {
@@ -60,11 +59,6 @@ class Case:
     """Variant of the peer: stock or gathered; None is bert_jax."""
 
     @property
-    def program(self) -> str:
-        """Name of the measured program."""
-        return f"transformers {self.variant}" if self.variant else "bert_jax"
-
-    @property
     def dropout(self) -> str:
         """One rate, or hidden/attention."""
         same = self.hidden_dropout == self.attention_dropout
@@ -77,11 +71,7 @@ class Case:
 
 
 def model_config(case: Case) -> ModelConfig:
-    """Model config of a case.
-
-    Raises:
-      UserError: contradicting settings.
-    """
+    """Model config of a case; UserError for contradicting settings."""
     base = families.bert(*PRESETS[case.preset])
     same = ("hidden_dropout", "attention_dropout", "attention", "remat", "scan_unroll")
     return dataclasses.replace(
@@ -106,7 +96,7 @@ def config_of(case: Case) -> Config:
 
 def predictions(seq_len: int) -> int:
     """Masked positions in a full row."""
-    return int(masking.prediction_counts(ObjectiveConfig().mask_rate, seq_len)[-1])
+    return int(masking.prediction_counts_by_length(ObjectiveConfig().mask_rate, seq_len)[-1])
 
 
 def step_flops(case: Case) -> float:
@@ -154,11 +144,9 @@ class TrainStep:
         check_rows(phase.batch_size, self.accumulation, self.mesh, "batch")
         rows = put_rows(synthetic_rows(phase.batch_size, phase.seq_len), self.mesh, phase.batch_size)
         # A tiny learning rate, as in a long warmup: the loss stays that of random weights.
-        self.inputs = rows, put_step_inputs(1e-8, 1, self.mesh)
+        self.inputs = rows, put_step_scalars(1e-8, 1, self.mesh)
         programs = Programs(self.task, self.mesh)
-        start = time.perf_counter()
         self.compiled = programs.train_step(0, self.accumulation)
-        self.compile_seconds = time.perf_counter() - start
         memory = self.memory_analysis()
         # Donated inputs are also outputs: count them once.
         self.memory_bytes = memory and int(memory.argument_size_in_bytes + memory.temp_size_in_bytes)
@@ -180,11 +168,11 @@ class TrainStep:
 
     def run(self, steps: int) -> float:
         """Seconds of `steps` steps, until the device has finished."""
-        start = time.perf_counter()
-        for _ in range(steps):
-            self.state, _ = self(self.state, *self.inputs)
-        jax.block_until_ready((self.state, self.metrics))
-        return time.perf_counter() - start
+        with harness.clocked() as timing:
+            for _ in range(steps):
+                self.state, _ = self(self.state, *self.inputs)
+            jax.block_until_ready((self.state, self.metrics))
+        return timing["seconds"]
 
     def loss(self) -> float:
         """Loss of the last step."""
@@ -192,52 +180,42 @@ class TrainStep:
 
 
 class Ceiling:
-    """Measured rates of square matrix products and copies on one device, sampled repeatedly during a run.
+    """Measured rate of square matrix products on one device, sampled repeatedly during a run.
 
     Float32 products have jax's default precision, as in the model: TF32 on recent GPUs, bf16 passes on TPU.
     """
 
     def __init__(self, platform: str):
-        """Choose the largest size whose product takes at most 0.1 s, or the smallest size."""
-        sizes = (512, 1024, 2048) if platform == "cpu" else (1024, 2048, 4096, 8192)
-        self.samples: dict[str, list[float]] = {}
-        """FLOP/s by type, and bytes/s under "copy"."""
-        self.sizes: dict[str, int] = {}
+        """Chooses the largest size whose product takes at most 0.1 s, or the smallest size."""
         self.multiply = jax.jit(jnp.matmul)
-        self.copy = jax.jit(lambda x: x + 1)
-        self.numbers = np.random.default_rng(0).standard_normal(2**20 - 3, np.float32)
-        self.copy_elements = 2**24 if platform == "cpu" else 2**28
-        for dtype in ("float32", "bfloat16"):
-            for size in sizes:
-                seconds = self._time_product(dtype, size, repeats=1)
-                self.sizes[dtype] = size
+        self.sizes: dict[str, int] = {}
+        """Rows of the matrices by type."""
+        self.samples: dict[str, list[float]] = {"float32": [], "bfloat16": []}
+        """FLOP/s by type."""
+        for dtype in self.samples:
+            for self.sizes[dtype] in (512, 1024, 2048) if platform == "cpu" else (1024, 2048, 4096, 8192):
                 # The next size has eight times the work.
-                if seconds > 0.1 / 8:
+                if self._seconds(dtype, calls=1) > 0.1 / 8:
                     break
 
     def sample(self, repeats: int = 3) -> None:
         """Measure all rates again; takes about a second."""
-        for dtype, size in self.sizes.items():
-            for _ in range(repeats):
-                self.samples.setdefault(dtype, []).append(2.0 * size**3 / self._time_product(dtype, size))
-        x = jnp.zeros((self.copy_elements,), jnp.float32)
-        for _ in range(repeats):
-            seconds = seconds_per_call(lambda: self.copy(x), 4)
-            self.samples.setdefault("copy", []).append(2.0 * x.nbytes / seconds)
+        for dtype, rates in self.samples.items():
+            calls = max(1, min(50, int(0.05 / self._seconds(dtype, calls=1))))
+            rates += [2.0 * self.sizes[dtype] ** 3 / self._seconds(dtype, calls) for _ in range(repeats)]
 
-    def _time_product(self, dtype: str, size: int, repeats: int | None = None) -> float:
+    def _seconds(self, dtype: str, calls: int) -> float:
         # Random numbers: with zeros a GPU would draw less power and clock higher than in a model.
-        a, b = (jnp.asarray(np.resize(self.numbers, (size, size)), dtype) for _ in range(2))
-        seconds = seconds_per_call(lambda: self.multiply(a, b), 1)
-        calls = repeats or max(1, min(50, int(0.05 / seconds)))
-        return seconds_per_call(lambda: self.multiply(a, b), calls)
+        numbers = np.random.default_rng(0).standard_normal(2**20 - 3, np.float32)
+        square = jnp.asarray(np.resize(numbers, (self.sizes[dtype],) * 2), dtype)
+        return queued(lambda: self.multiply(square, square), calls)["seconds"]
 
 
-def seconds_per_call(call: Any, calls: int) -> float:
-    """Seconds per call over several queued calls, after one untimed call."""
+def queued(call: Callable[[], Any], calls: int) -> harness.Timing:
+    """Seconds per call over several queued calls, until the device has finished; after one untimed call."""
     jax.block_until_ready(call())
-    start = time.perf_counter()
-    for _ in range(calls):
-        result = call()
-    jax.block_until_ready(result)
-    return (time.perf_counter() - start) / calls
+    with harness.clocked(calls) as timing:
+        for _ in range(calls):
+            result = call()
+        jax.block_until_ready(result)
+    return timing

@@ -5,8 +5,7 @@ the masked positions only, as bert_jax does. Both use the library's fast options
 attention mask (all rows are full), and on a GPU bf16 autocast and `torch.compile`.
 """
 
-import time
-
+import harness
 import numpy as np
 import torch
 import train_step
@@ -39,24 +38,23 @@ class TransformersStep:
         if gpu:
             self.loss_of = torch.compile(self.loss_of)
             torch.cuda.reset_peak_memory_stats()
-        first = self.run(1)
-        self.compile_seconds = first if gpu else None
+        self.run(1)
         self.memory_bytes = torch.cuda.max_memory_allocated() if gpu else None
 
     def run(self, steps: int) -> float:
         """Seconds of `steps` steps, until the device has finished."""
-        start = time.perf_counter()
-        for _ in range(steps):
-            with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
-                loss = self.loss_of()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-            self.last = loss.detach()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        return time.perf_counter() - start
+        with harness.clocked() as timing:
+            for _ in range(steps):
+                with torch.autocast(self.device.type, self.autocast, enabled=self.autocast is not None):
+                    loss = self.loss_of()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+                self.last = loss.detach()
+            if self.device.type == "cuda":
+                torch.cuda.synchronize()
+        return timing["seconds"]
 
     def loss(self) -> float:
         """Loss of the last step."""
@@ -108,8 +106,8 @@ def _build(model: ModelConfig) -> transformers.BertForMaskedLM:
 
 def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
     """Fused AdamW with bert_jax's settings; no decay of biases and LayerNorms, as in the library's Trainer."""
-    config, named = OptimizerConfig(), list(model.named_parameters())
-    plain = [p for name, p in named if name.endswith("bias") or "LayerNorm" in name]
-    decayed = [p for name, p in named if not (name.endswith("bias") or "LayerNorm" in name)]
+    config, plain, decayed = OptimizerConfig(), [], []
+    for name, parameter in model.named_parameters():
+        (plain if name.endswith("bias") or "LayerNorm" in name else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=1e-5, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)

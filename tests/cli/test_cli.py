@@ -1,6 +1,5 @@
 """The commands of `bert-jax` on small runs: every user error is one line, exit code 2, and changes no file."""
 
-import hashlib
 import json
 import os
 import pathlib
@@ -12,13 +11,11 @@ import sys
 
 import numpy as np
 import pytest
-from array_record.python import array_record_module
 
 from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
 from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.sources.files import file_entry
 from tests.corpus_writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -33,50 +30,10 @@ def config():
 
 def snapshot(directory: pathlib.Path) -> dict[str, tuple]:
     """Every file with its time and content, every directory."""
-    found = {}
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory).as_posix()
-        about = path.stat()
-        found[name] = (
-            (about.st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest()) if path.is_file() else ("directory",)
-        )
-    return found
-
-
-def spoil(corpus: pathlib.Path, name: str, other: pathlib.Path) -> None:
-    """Damage a corpus in the way of this name."""
-    manifest, tokenizer = corpus / "corpus.json", corpus / "tokenizer.json"
-    (shard,) = corpus.glob("*-train.array_record-*")
-    if name in ("flipped", "offsets"):
-        path = shard if name == "flipped" else corpus / "validation.document_offsets.npy"
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-    elif name == "cut":
-        shard.write_bytes(shard.read_bytes()[:-100])
-    elif name == "gone":
-        shard.unlink()
-    elif name == "miscounted":  # a record less, with a right checksum
-        reader = array_record_module.ArrayRecordReader(str(shard))
-        records = reader.read_all()
-        reader.close()
-        writer = array_record_module.ArrayRecordWriter(str(shard), "group_size:1")
-        for record in records[1:]:
-            writer.write(record)
-        writer.close()
-        values = json.loads(manifest.read_text())
-        values["files"][shard.name] = file_entry(shard)
-        manifest.write_text(json.dumps(values))
-    elif name == "retokenized":
-        shutil.copy(other / "tokenizer.json", tokenizer)
-    elif name == "reordered":  # the same words with other ids
-        values = json.loads(tokenizer.read_text())
-        words = values["model"]["vocab"]
-        (one, first), (two, second) = list(words.items())[-2:]
-        words[one], words[two] = second, first
-        tokenizer.write_text(json.dumps(values))
-    else:  # renamed
-        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"name": name}))
+    return {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes()) if path.is_file() else ()
+        for path in directory.rglob("*")
+    }
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +45,18 @@ def sandbox(tmp_path_factory, tiny_corpus, second_corpus, other_corpus, tiny_run
     (directory / "notes" / "mine.txt").write_text("not a run")
     for name, source in (("corpus", tiny_corpus), ("other", other_corpus), ("run", tiny_run), ("export", tiny_export)):
         shutil.copytree(source, directory / name)
-    spoilt = dict.fromkeys(["flipped", "offsets", "cut", "gone", "miscounted", "retokenized", "reordered"], tiny_corpus)
-    for name, source in (spoilt | {"named": second_corpus, "foreign": other_corpus}).items():
+    for name, source in (("named", second_corpus), ("foreign", other_corpus)):
         shutil.copytree(source, directory / name)
-        spoil(directory / name, name, other_corpus)
+        manifest = directory / name / "corpus.json"
+        manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"name": name}))
+    for name in ("flipped", "cut", "retokenized"):
+        shutil.copytree(tiny_corpus, directory / name)
+    (shard,) = (directory / "flipped").glob("*-train.array_record-*")
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    (directory / "cut" / shard.name).write_bytes(content[:-100])
+    shutil.copy(other_corpus / "tokenizer.json", directory / "retokenized")
     tokenizer = Tokenizer.load(tiny_corpus)
     for name, counts in (("short", {"train": 3, "validation": 1}), ("few", {"train": 1, "validation": 5})):
         with CorpusWriter(directory / name, name, tokenizer) as writer:
@@ -114,7 +79,6 @@ def cwd(sandbox, monkeypatch):
 
 
 PRETRAIN = "pretrain tiny.py --corpus corpus --workdir new"
-COUNTS = "--data.verify counts"
 REMEDY = "copy the corpus again or rebuild it"
 BAD = [
     # command line, parts of the error's line
@@ -122,40 +86,23 @@ BAD = [
         (f"pretrain tiny.py --workdir new --corpus {corpora.replace(' ', ' --corpus ')} {more}", parts)
         for corpora, more, parts in (
             ("nowhere", "", "nowhere ... no such corpus ... bert-data build"),
-            ("notes", "", "notes ... not a finished corpus"),
             ("short", "", "split 'validation' has 1 document(s) ... at least 2 ... a larger --validation-fraction"),
-            ("short", "--objective.pair none", "split 'validation' has 1 document(s)"),
-            ("short", "--data.format sentence_pair", "split 'validation' has 1 document(s)"),
             ("few", "", "corpus few: split 'train' has 1 document(s), but  ... needs at least 2"),
-            ("few", "--data.format sentence_order --objective.pair sop", "split 'train' has 1 document(s), but "),
             ("flipped", "", f"flipped/corpus-train ... damaged, its SHA-256 is not the recorded one; {REMEDY}"),
-            ("cut", "", f"damaged, it has  ... bytes where corpus.json lists  ... {REMEDY}"),
-            ("cut", COUNTS, f"damaged, it has  ... bytes where corpus.json lists  ... {REMEDY}"),
-            ("gone", "", f"gone/corpus-train ... missing; {REMEDY}"),
-            ("gone", COUNTS, "missing"),
-            ("miscounted", "", "holds  ... records where corpus.json lists  ... ; copy the"),
-            ("miscounted", COUNTS, "holds  ... records where corpus.json lists "),
-            ("offsets", "", "offsets/validation.document_offsets.npy: ... rebuild it"),
+            ("cut", "--data.verify counts", f"damaged, it has  ... bytes where corpus.json lists  ... {REMEDY}"),
             ("retokenized", "", f"tokenizer.json is not the tokenizer that the corpus was built with ... {REMEDY}"),
-            ("reordered", "", "is not the tokenizer"),
-            ("corpus ./corpus", "", "is given twice"),
+            ("corpus ./corpus", "", "are the same corpus"),
             ("corpus other", "", "both named 'corpus' ... --name"),
             ("corpus=2 named", "", "has no weight ... give all of them a weight"),
             ("corpus=1 named=99999", "", "rounded to 0 of 10,000 ... give it more"),
             ("corpus foreign", "", "different tokenizers ... --tokenizer"),
-            ("corpus nowhere", "", "nowhere: no such corpus"),
         )
     ],
     (f"{PRETRAIN} --model.vocab-size 90", "token ids up to ... model.vocab_size is 90 ... set --model.vocab-size"),
-    (f"{PRETRAIN} --mesh.fsdp 3", "does not fit ... mesh.fsdp"),
     (f"{PRETRAIN[:-3]}run --seed 5", "run holds a different run ... seed 0 -> 5 ... choose another --workdir"),
-    ("pretrain tiny.py --corpus other --workdir run", "a run on other corpora ( ... /corpus instead of other)"),
     (f"{PRETRAIN[:-3]}notes", "notes holds files, but no run ... choose another --workdir"),
-    (f"{PRETRAIN[:-3]}tiny.py", "tiny.py is a file ... another --workdir"),
     (f"{PRETRAIN[:-3]}tiny.py/run", "cannot write to ... choose another"),
     ("evaluate run --corpus other", "built with another tokenizer ... again with --tokenizer run/tokenizer.json"),
-    ("evaluate notes --corpus corpus", "notes holds no run"),
-    ("evaluate run --corpus nowhere", "nowhere ... no such corpus"),
     ("evaluate run --corpus corpus --seq-len 65", "--seq-len is 65 ... from 8 to 64"),
     ("evaluate run --corpus corpus --rows 0", "--rows is 0 ... at least 1"),
     ("fill-mask run 'the river'", "no [MASK]"),
@@ -178,7 +125,7 @@ def test_errors_are_one_line(cwd, capfd, line, parts):
 def test_damaged_checkpoints(cwd, capfd):
     """One warning for each damaged checkpoint, then the error; training does not restart on top of them."""
     pretrain = "pretrain tiny.py --corpus corpus --workdir damaged"
-    for line in ("evaluate damaged --corpus corpus", "fill-mask damaged '[MASK]'", "convert damaged new", pretrain):
+    for line in ("fill-mask damaged '[MASK]'", pretrain):
         assert cli.main(shlex.split(line)) == 2
         *before, message = capfd.readouterr().err.splitlines()
         assert message.startswith("error: ") and "every checkpoint is damaged" in message
@@ -228,7 +175,7 @@ def test_pretrain_a_file_with_overrides(sandbox, tmp_path, capsys, monkeypatch):
 
 
 def test_pretrain_and_evaluate_a_mixture(sandbox, second_corpus, tmp_path, capsys, monkeypatch):
-    """Shares are stored; the order of flags has no effect; other shares and other corpora are refused."""
+    """Shares are stored; the order of flags has no effect; other shares are refused."""
     monkeypatch.chdir(tmp_path)
     one, two = f"--corpus={sandbox / 'corpus'}", f"--corpus={second_corpus}"
     arguments = ["pretrain", str(sandbox / "tiny.py"), "--workdir", "run"]
@@ -237,18 +184,11 @@ def test_pretrain_and_evaluate_a_mixture(sandbox, second_corpus, tmp_path, capsy
     shares = json.loads((tmp_path / "run" / "config.json").read_text())["corpora"]
     assert sorted(shares.values()) == [0.25, 0.75]
     assert shares[Corpus.open(second_corpus, "train").identity] == 0.25
-    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     assert cli.main([*arguments, f"{two}=0.5", f"{one}=1.5"]) == 0
     assert "continuing from step 2" in capsys.readouterr().err
-    for mixture, words in (
-        ([f"{one}=1", f"{two}=1"], ["other shares", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5"]),
-        ([one], ["on other corpora (", "second too)"]),
-        ([one, two, f"--corpus={sandbox / 'other'}"], ["both named 'corpus'"]),
-    ):
-        assert cli.main([*arguments, *mixture]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert all(word in line for word in words), line
-    assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert cli.main([*arguments, f"{one}=1", f"{two}=1"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert all(word in line for word in ("different run", "second 0.25 -> 0.5", "corpus 0.75 -> 0.5")), line
     assert cli.main(["evaluate", "run", one, two, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {name for name in found if "second" in name}, found

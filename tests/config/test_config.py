@@ -163,7 +163,7 @@ CONTRADICTIONS = [
     (lambda: Phase(moments="reset"), "moments 'reset'", "reset both"),
     (lambda: Phase(learning_rate=10**400), "learning_rate is 1000", "a number in [0, 1e30]"),
     (lambda: StartConfig(embeddings="new"), "start.embeddings 'new'", "start.source"),
-    (lambda: StartConfig(optimizer_state="keep"), "start.optimizer_state 'keep'", "start.source"),
+    (lambda: StartConfig(optimizer_state="keep"), "start.optimizer_state 'keep'", "set start.source"),
     (lambda: StartConfig("run", "new", "keep"), "start.optimizer_state 'keep'", "new embeddings have no moments"),
     (lambda: with_objective(mask_rate=0.003), "objective.mask_rate 0.003 rounds to no token", "use at least 0.0078"),
     (lambda: with_objective(pair="sop"), "objective.pair 'sop' needs data.format sentence_order", "not 'segment_pair'"),

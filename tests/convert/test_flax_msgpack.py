@@ -13,8 +13,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from bert_jax.convert.formats import flax_msgpack_reader
-from bert_jax.convert.translate import from_huggingface, to_huggingface
+from bert_jax.convert.formats import flax_msgpack_reader, input_formats
+from bert_jax.convert.translate import to_huggingface
 from bert_jax.errors import UserError
 
 FIXTURES = Path(__file__).parent / "fixtures" / "flax"
@@ -43,45 +43,28 @@ def test_every_family_is_there():
     }
 
 
+def read(directory: Path) -> input_formats.SourceModel:
+    with input_formats.open_model(directory) as source_model:
+        return source_model
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_as_transformers_reads_it(name):
-    hf_model = flax_msgpack_reader.read_hf_model(FIXTURES / name)
+    """And back from bert_jax."""
+    source_model = read(FIXTURES / name)
+    hf_model = source_model.hf_model
     expected = json.loads((FIXTURES / name / "expected.json").read_text())
-    found = digests(hf_model.tensors.items())
     for twice, once in TIED.items():
         if twice in expected:
-            assert twice not in found and expected[twice] == expected[once]
+            assert twice not in hf_model.tensors and expected[twice] == expected[once]
             del expected[twice]
-    assert found == expected
+    assert digests(hf_model.tensors.items()) == expected
     assert {name: list(t.shape) for name, t in hf_model.tensors.lazy_tensors.items()} == {
         n: e[0] for n, e in expected.items()
     }
-    assert hf_model.config["architectures"] == [name] and hf_model.source == str(FIXTURES / name)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_into_bert_jax_and_back(name):
-    hf_model = flax_msgpack_reader.read_hf_model(FIXTURES / name)
-    again = to_huggingface(from_huggingface(hf_model), "again")
-    assert digests(again.tensors.items()) == digests(hf_model.tensors.items())
-    assert again.config["architectures"] == hf_model.config["architectures"]
-
-
-def test_shards():
-    whole, shards = (
-        flax_msgpack_reader.read_hf_model(FIXTURES / "BertForPreTraining"),
-        flax_msgpack_reader.read_hf_model(FIXTURES / "sharded"),
-    )
-    assert not (FIXTURES / "sharded" / flax_msgpack_reader.WEIGHTS).exists()
-    assert len(list((FIXTURES / "sharded").glob("*.msgpack"))) > 2
-    assert digests(whole.tensors.items()) == digests(shards.tensors.items())
-
-
-def test_is_flax(tmp_path):
-    assert flax_msgpack_reader.matches(FIXTURES / "sharded") and flax_msgpack_reader.matches(
-        FIXTURES / "BertForPreTraining"
-    )
-    assert not flax_msgpack_reader.matches(tmp_path)
+    again = to_huggingface(source_model.model, "again")
+    assert digests(again.tensors.items()) == expected
+    assert again.config["architectures"] == hf_model.config["architectures"] == [name]
 
 
 @pytest.fixture
@@ -89,22 +72,31 @@ def copy(tmp_path):
     return shutil.copytree(FIXTURES / "BertForPreTraining", tmp_path / "copy")
 
 
-def test_chunks_and_bfloat16(copy, monkeypatch):
+def test_shards(tmp_path):
+    copy = shutil.copytree(FIXTURES / "sharded", tmp_path / "copy")
+    assert not (copy / flax_msgpack_reader.WEIGHTS).exists() and len(list(copy.glob("*.msgpack"))) > 2
+    whole, shards = (read(place).hf_model.tensors for place in (FIXTURES / "BertForPreTraining", copy))
+    assert digests(whole.items()) == digests(shards.items())
+    shard = sorted(copy.glob("*.msgpack"))[1]
+    shard.unlink()
+    fails(copy, str(shard), "missing")
+
+
+def test_chunks_and_bfloat16(tmp_path, monkeypatch):
     """Above 1 GiB an array is saved in chunks; in this test the limit is 64 bytes."""
     every = np.arange(2**16, dtype=np.uint16).view(ml_dtypes.bfloat16)
-    tree = {"params": {"bert": {"x": {"kernel": np.arange(60, dtype=np.float32).reshape(6, 10)}}, "every": every}}
+    tree = {"params": {"x": {"kernel": np.arange(60, dtype=np.float32).reshape(6, 10)}, "every": every}}
     monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 64)
-    content = flax.serialization.msgpack_serialize(tree)
+    (tmp_path / "x").write_bytes(content := flax.serialization.msgpack_serialize(tree))
     assert b"__msgpack_chunked_array__" in content
-    (copy / flax_msgpack_reader.WEIGHTS).write_bytes(content)
-    found = flax_msgpack_reader.read_hf_model(copy).tensors
-    np.testing.assert_array_equal(found["bert.x.weight"], tree["params"]["bert"]["x"]["kernel"].T)
-    assert found["every"].dtype == every.dtype and found["every"].tobytes() == every.tobytes()
+    found = flax_msgpack_reader._leaves(tmp_path / "x")
+    np.testing.assert_array_equal(found["x", "kernel"], tree["params"]["x"]["kernel"])
+    assert found["every",].dtype == every.dtype and found["every",].tobytes() == every.tobytes()
 
 
 def fails(directory, *words):
     with pytest.raises(UserError) as caught:
-        flax_msgpack_reader.read_hf_model(directory)
+        read(directory)
     message = str(caught.value)
     assert "\n" not in message
     for word in words:
@@ -117,26 +109,25 @@ def test_damaged(copy):
     for content in (b"", whole[:100], whole[:-1], b"\x05", b"<html>"):
         weights.write_bytes(content)
         fails(copy, str(weights), "truncated")
-    weights.write_bytes(flax.serialization.to_bytes({"a": np.arange(3)}))
-    fails(copy, "'a'", "int64", "weights must be one of")
+    tree = flax.serialization.msgpack_restore(whole)
+    tree["cls"]["predictions"]["bias"] = tree["cls"]["predictions"]["bias"].astype(np.int64)
+    weights.write_bytes(flax.serialization.to_bytes(tree))
+    fails(copy, "'cls.predictions.bias'", "int64", "weights must be one of")
 
 
-def test_missing_shard(tmp_path):
-    copy = shutil.copytree(FIXTURES / "sharded", tmp_path / "copy")
-    shard = sorted(copy.glob("*.msgpack"))[1]
-    shard.unlink()
-    fails(copy, str(shard), "missing")
-
-
-def test_configs(copy):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"model_type": "gpt2"}, "'gpt2' is not one of bert"),
+        ({"model_type": "distilbert", "sinusoidal_pos_embds": True}, "with learned positions"),
+        ("{", "is not JSON"),
+        (None, "is missing"),
+    ],
+)
+def test_configs(copy, change, words):
     path = copy / "config.json"
-    hf_config = json.loads(path.read_text())
-    path.write_text(json.dumps(hf_config | {"model_type": "gpt2"}))
-    fails(copy, str(path), "'gpt2' is not one of bert")
-    path.write_text(json.dumps(hf_config | {"model_type": "distilbert", "sinusoidal_pos_embds": True}))
-    fails(copy, str(path), "sinusoidal_pos_embds")
-    for content, words in (("{", "is not JSON"), ("[]", "is not a JSON object")):
-        path.write_text(content)
-        fails(copy, str(path), words)
+    text = path.read_text()
     path.unlink()
-    fails(copy, str(path), "missing")
+    if change is not None:
+        path.write_text(change if isinstance(change, str) else json.dumps(json.loads(text) | change))
+    fails(copy, str(path), words)

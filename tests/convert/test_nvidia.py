@@ -5,8 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from bert_jax.convert.formats import fairseq, nvidia, torch_checkpoint
-from bert_jax.convert.translate import from_huggingface
+from bert_jax.convert.formats import input_formats, nvidia
 from bert_jax.errors import UserError
 
 LAYER, OURS = "bert.encoder.layer.3.", "bert.encoder.layer.3."
@@ -65,12 +64,6 @@ CONFIG = {
 }
 
 
-def read(path):
-    content = torch_checkpoint.load(path, placeholders=True)
-    assert nvidia.matches(content) and not fairseq.matches(content)
-    return nvidia.read_hf_model(content, path)
-
-
 @pytest.fixture
 def model():
     """transformers' own model of 32 rows, for 31 tokens, with every tensor different."""
@@ -107,61 +100,67 @@ def mlperf_name(name: str) -> str:
     return ("bert_model_segment." if name.startswith("bert.") else "heads_only_segment.") + name
 
 
+@pytest.fixture
+def opens(tmp_path):
+    """Reads a checkpoint with a content and a bert_config.json."""
+
+    def read(content, config=CONFIG, new: bool = True) -> input_formats.SourceModel:
+        import torch
+
+        torch.save(content, tmp_path / "ckpt_8601.pt", _use_new_zipfile_serialization=new)
+        (tmp_path / "bert_config.json").write_text(json.dumps(config))
+        with input_formats.open_model(tmp_path / "ckpt_8601.pt") as source_model:
+            return source_model
+
+    return read
+
+
+def untied(state: dict) -> dict:
+    return {name: tensor for name, tensor in state.items() if not name.endswith("decoder.bias")}
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
 @pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
 @pytest.mark.parametrize("naming", [examples_name, mlperf_name, lambda name: f"module.{examples_name(name)}"])
-def test_checkpoint(tmp_path, model, naming, new):
+def test_checkpoint(opens, model, naming, new):
     import torch
 
-    state = {naming(name): tensor for name, tensor in model.state_dict().items() if not name.endswith("decoder.bias")}
+    model.tie_weights()
+    expected = {name: tensor.numpy() for name, tensor in untied(model.state_dict()).items()}
+    state = {naming(name): tensor for name, tensor in untied(model.state_dict()).items()}
     assert not set(state) <= set(model.state_dict())
     loader = torch.utils.data.DataLoader([np.zeros(2), np.ones(2)], batch_size=2)
     content = {"model": state, "optimizer": {"state": {}}, "epoch": 3, "data_loader": loader, "loss": np.float64(0.5)}
-    path = tmp_path / "ckpt_8601.pt"
-    torch.save(content, path, _use_new_zipfile_serialization=new)
-    (tmp_path / "bert_config.json").write_text(json.dumps(CONFIG))
-    hf_model = read(path)
-    assert hf_model.config == CONFIG | {
+    source_model = opens(content, CONFIG | {"unknown": 3}, new)
+    assert source_model.format == "nvidia" and source_model.model.heads.pair
+    assert source_model.hf_config == CONFIG | {
         "model_type": "bert",
         "architectures": ["BertForPreTraining"],
         "layer_norm_eps": 1e-12,
         "tie_word_embeddings": True,
     }
-    expected = {name: t.numpy() for name, t in model.state_dict().items() if not name.endswith("decoder.bias")}
     for name in ("bert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight", "cls.predictions.bias"):
         expected[name] = expected[name][:31]
-    assert set(hf_model.tensors) == set(expected)
-    assert from_huggingface(hf_model).heads.pair
+    assert set(source_model.hf_model.tensors) == set(expected)
     for name, array in expected.items():
-        np.testing.assert_array_equal(hf_model.tensors[name], array)
+        np.testing.assert_array_equal(source_model.hf_model.tensors[name], array)
+    headless = {name: tensor for name, tensor in untied(model.state_dict()).items() if not name.startswith("cls.seq")}
+    assert opens({"model": headless}).hf_config["architectures"] == ["BertForMaskedLM"]
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-def test_what_is_wrong(tmp_path, model):
-    import torch
-
-    path, config = tmp_path / "ckpt_1.pt", tmp_path / "bert_config.json"
-
-    def fails(*words):
-        with pytest.raises(UserError) as caught:
-            read(path)
-        assert "\n" not in str(caught.value)
-        for word in words:
-            assert word in str(caught.value)
-
-    state = model.state_dict()
-    torch.save({"model": state}, path)
-    fails(str(config), "is missing")
-    config.write_text(json.dumps({"vocab_size": 31}))
-    fails(str(config), "lacks hidden_size")
-    config.write_text(json.dumps(CONFIG | {"vocab_size": 40}))
-    fails(str(path), "32 rows", "40 tokens")
-    config.write_text(json.dumps(CONFIG))
-    twice = {"bert.pooler.dense_act.bias": state["bert.pooler.dense.bias"]}
-    torch.save({"model": state | twice}, path)
-    fails(str(path), "two tensors")
-    headless = {name: tensor for name, tensor in state.items() if not name.startswith("cls.seq")}
-    torch.save({"model": headless}, path)
-    assert read(path).config["architectures"] == ["BertForMaskedLM"]
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"vocab_size": 31}, "lacks 'hidden_size'"),
+        (CONFIG | {"vocab_size": 40}, "shape [32, 8], the config says [40, 8]: the vocabulary has another size"),
+        ([], "bert_config.json is not a JSON object"),
+    ],
+)
+def test_what_is_wrong(opens, model, config, words):
+    model.tie_weights()
+    with pytest.raises(UserError) as caught:
+        opens({"model": model.state_dict()}, config)
+    assert words in str(caught.value) and "\n" not in str(caught.value)

@@ -5,7 +5,6 @@ import pytest
 
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity.sample_texts import MAX_ROW_LENGTH, TEXTS, sample_inputs
-from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
 
 BERT = {"model_type": "bert", "vocab_size": 120, "max_position_embeddings": 64, "type_vocab_size": 2, "pad_token_id": 0}
@@ -54,7 +53,6 @@ def test_random_rows():
     assert ids.min() >= 0 and 110 < ids.max() < 120
     assert types.any() and not types[mask == 0].any()
     np.testing.assert_array_equal(ids, sample_inputs(form(pad_token_id=7), None).input_ids_BS)
-    assert (ids != sample_inputs(form(pad_token_id=7), None, seed=1).input_ids_BS).any()
 
 
 @pytest.mark.parametrize("family", ["distilbert", "modernbert", "roberta"])
@@ -73,13 +71,3 @@ def test_never_longer_than_the_position_table(tokenizer: Tokenizer):
         # RoBERTa's positions begin after its padding id.
         short = form(vocab_size=size, model_type="roberta", pad_token_id=1, max_position_embeddings=20)
         assert sample_inputs(short, each).input_ids_BS.shape[1] == 18
-
-
-def test_a_config_without_a_vocabulary():
-    with pytest.raises(UserError, match=r"^here: the config has no 'vocab_size'$"):
-        sample_inputs(HuggingFaceModel({"model_type": "bert"}, {}, "here"), None)
-
-
-def test_a_tokenizer_of_another_model(tokenizer: Tokenizer):
-    with pytest.raises(UserError, match=r"^here: the tokenizer gives id \d+, the model's vocabulary has 50$"):
-        sample_inputs(form(vocab_size=50), tokenizer)

@@ -2,7 +2,6 @@
 
 import argparse
 import builtins
-import json
 import os
 import pickle
 import shutil
@@ -59,19 +58,6 @@ def test_state_dicts(tmp_path, state, new):
     save(state, tmp_path / "pytorch_model.bin", new)
     assert (tmp_path / "pytorch_model.bin").read_bytes().startswith(b"PK") == new
     assert_same(tensor_files.open_tensors(tmp_path), state)
-
-
-@pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
-def test_shards(tmp_path, state, new):
-    weight_map = {}
-    for number, name in enumerate(state):
-        save({name: state[name]}, tmp_path / f"part-{number}.bin", new)
-        weight_map[name] = f"part-{number}.bin"
-    (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert_same(tensor_files.open_tensors(tmp_path), state)
-    (tmp_path / "part-2.bin").unlink()
-    with pytest.raises(UserError, match=r"index\.json: names the shard part-2\.bin"):
-        tensor_files.open_tensors(tmp_path)
 
 
 def test_torch_reads_what_was_written(tmp_path):
@@ -164,32 +150,32 @@ def test_other_things(tmp_path):
     torch.save([torch.zeros(2)], path)
     with pytest.raises(UserError, match="holds list, not a state dict"):
         tensor_files.open_tensors(tmp_path)
-    torch.save({"good": torch.ones(2), "odd": torch.ones(2, dtype=torch.int8)}, path)
+    torch.save(
+        {"good": torch.ones(2), "odd": torch.ones(2, dtype=torch.int8), "sparse": torch.eye(3).to_sparse()}, path
+    )
     found = tensor_files.open_tensors(tmp_path)
     assert found["good"].sum() == 2
-    with pytest.raises(UserError, match=r"pytorch_model\.bin: tensor 'odd' has type int8"):
-        found["odd"]
-    torch.save({"odd": torch.eye(3).to_sparse()}, path)
-    with pytest.raises(UserError, match="'odd'"):
-        dict(tensor_files.open_tensors(tmp_path))
+    for name, dtype in (("odd", "int8"), ("sparse", "float32")):
+        with pytest.raises(UserError, match=rf"pytorch_model\.bin: tensor '{name}' has type {dtype}"):
+            found[name]
 
 
 STATE = {"a": torch.zeros(1)}
+NEITHER = "not a checkpoint of fairseq or NVIDIA. If it is a state dict, name it pytorch_model.bin"
 KINDS = {
-    "args": ({"model": STATE, "args": argparse.Namespace(x=1)}, "no table of|pre-norm"),
-    "cfg": ({"model": STATE, "cfg": {"model": {}}, "args": None}, "no table of|pre-norm"),
+    "args": ({"model": STATE, "args": argparse.Namespace(x=1)}, "not a fairseq RoBERTa"),
+    "cfg": ({"model": STATE, "cfg": {"model": {}}, "args": None}, "not a fairseq RoBERTa"),
     "no settings": ({"model": STATE, "optimizer": {}, "epoch": 3}, r"bert_config\.json is missing"),
-    "a state dict": (STATE, "is a state dict without settings: name it pytorch_model.bin"),
-    "nothing": ({}, "not a state dict, and not a checkpoint of fairseq or NVIDIA"),
-    "a number": ({"weights": 3}, "not a state dict, and not a checkpoint of fairseq or NVIDIA"),
-    "a list": ([1], "not a state dict, and not a checkpoint of fairseq or NVIDIA"),
+    "a state dict": (STATE, NEITHER),
+    "nothing": ({}, NEITHER),
+    "a list": ([1], NEITHER),
 }
 """Content of a file -> message of the reader that takes it: fairseq's, NVIDIA's or none."""
 
 
-@pytest.mark.parametrize("new", FORMATS.values(), ids=FORMATS)
-def test_kinds(tmp_path, new):
-    for content, message in KINDS.values():
-        save(content, tmp_path / "x.pt", new)
-        with pytest.raises(UserError, match=message), input_formats.open_model(tmp_path / "x.pt"):
-            pass
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds(tmp_path, kind):
+    content, message = KINDS[kind]
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(UserError, match=message), input_formats.open_model(tmp_path / "x.pt"):
+        pass

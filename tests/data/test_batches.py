@@ -9,7 +9,6 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.data import epoch_plan as plan_module
-from bert_jax.data.batch import empty_rows
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
@@ -43,7 +42,7 @@ def make(corpus, special_ids, two_phases):
 @pytest.fixture(scope="module")
 def whole(corpus, special_ids, two_phases):
     """Every batch of the run."""
-    return list(TrainingStream([corpus], [1.0], two_phases, special_ids).read(Cursor()))
+    return list(TrainingStream([corpus], [1.0], two_phases, special_ids).batches(Cursor()))
 
 
 def assert_same(left, right):
@@ -79,7 +78,7 @@ def test_cursors_against_counting_rows_one_by_one(whole, make, two_phases):
     (source,) = stream.corpora
     at, step, epochs_seen, straddled = [0, 0, 0], 0, set(), 0
     for number, phase in enumerate(two_phases.phases):
-        plan = source.epoch_plan(phase.seq_len)
+        plan = source.epoch_planner(phase.seq_len)
         if at[1:] != [0, 0]:
             at = [at[0] + 1, 0, 0]
         for _ in range(phase.steps):
@@ -119,7 +118,7 @@ def test_a_phase_that_ends_with_an_epoch_skips_none(make, two_phases):
 
 @pytest.mark.parametrize("processes", [2, 4])
 def test_processes_share_one_batch(whole, make, processes):
-    streams = [make(process=i, processes=processes).read(Cursor()) for i in range(processes)]
+    streams = [make(process=i, processes=processes).batches(Cursor()) for i in range(processes)]
     for (rows, size, following), *shares in zip(whole, *streams, strict=True):
         assert {share.next_cursor for share in shares} == {following} and {share.size for share in shares} == {size}
         assert len({len(share.rows["row"]) for share in shares}) == 1
@@ -139,14 +138,14 @@ def test_a_process_reads_only_its_own_records(corpus, special_ids, two_phases, m
 
         monkeypatch.setattr(Corpus, "records", spy)
         stream = TrainingStream([corpus], [1.0], config, special_ids, process, 2)
-        stream.batch(stream.resolve_cursor(Cursor()))
+        stream.rows_at(stream.normalize_cursor(Cursor()))
     assert read[0] and read[1] and read[0] != read[1]
     assert max(map(len, read.values())) < len(corpus.record_offsets) - 1
 
 
 def test_prefetch_changes_nothing(whole, make):
     for prefetch in (1, 7):
-        assert_same_batches(whole, make(prefetch=prefetch).read(Cursor()))
+        assert_same_batches(whole, make(prefetch=prefetch).batches(Cursor()))
 
 
 def test_resume_from_every_cursor(whole, make):
@@ -154,46 +153,46 @@ def test_resume_from_every_cursor(whole, make):
         # A new stream, and a cursor from a checkpoint: no state is kept.
         saved = Cursor.from_dict(json.loads(json.dumps(dataclasses.asdict(cursor))))
         assert saved == cursor
-        resumed = list(itertools.islice(make().read(saved), 2))
+        resumed = list(itertools.islice(make().batches(saved), 2))
         assert_same_batches(whole[step + 1 : step + 3], resumed)
-    assert list(make().read(whole[-1].next_cursor)) == []
+    assert list(make().batches(whole[-1].next_cursor)) == []
 
 
 def test_resume_plans_no_earlier_window(make, monkeypatch):
-    planned, original = [], plan_module.EpochPlan.window
+    planned, original = [], plan_module.EpochPlanner.window
 
     def spy(self, epoch, index):
         planned.append((epoch, index))
         return original(self, epoch, index)
 
-    monkeypatch.setattr(plan_module.EpochPlan, "window", spy)
-    next(iter(make().read(Cursor(step=5, phase=0, rows=120, positions=(CorpusPosition(70, 2, 3),)))))
+    monkeypatch.setattr(plan_module.EpochPlanner, "window", spy)
+    next(iter(make().batches(Cursor(step=5, phase=0, rows=120, positions=(CorpusPosition(70, 2, 3),)))))
     assert min(planned) == (70, 2)
 
 
 def test_more_steps_change_no_earlier_row(whole, make, two_phases):
     longer = dataclasses.replace(two_phases.phases[1], steps=50)
     extended = make(dataclasses.replace(two_phases, phases=(two_phases.phases[0], longer)))
-    assert_same_batches(whole, itertools.islice(extended.read(Cursor()), 12))
+    assert_same_batches(whole, itertools.islice(extended.batches(Cursor()), 12))
     first = dataclasses.replace(two_phases.phases[0], steps=40)
     extended = make(dataclasses.replace(two_phases, phases=(first, two_phases.phases[1])))
-    for one, two in zip(whole[:7], itertools.islice(extended.read(Cursor()), 7), strict=True):
+    for one, two in zip(whole[:7], itertools.islice(extended.batches(Cursor()), 7), strict=True):
         assert_same(one.rows, two.rows)
 
 
 def test_seed_decides(whole, make, two_phases):
-    other = next(iter(make(dataclasses.replace(two_phases, seed=1)).read(Cursor())))
+    other = next(iter(make(dataclasses.replace(two_phases, seed=1)).batches(Cursor())))
     assert (other.rows["input_ids"] != whole[0].rows["input_ids"]).any()
 
 
 def test_a_ramp_moves_the_cursor_by_what_it_reads(make, two_phases):
     sizes = {"batch_size": 24, "accumulation": 3, "start_batch_size": 8}
     ramp = dataclasses.replace(two_phases.phases[0], steps=9, ramp_steps=6, **sizes)
-    ramped = list(make(dataclasses.replace(two_phases, phases=(ramp,))).read(Cursor()))
+    ramped = list(make(dataclasses.replace(two_phases, phases=(ramp,))).batches(Cursor()))
     assert [update.size for update in ramped] == [8, 8, 16, 16, 24, 24, 24, 24, 24]
     flat = dataclasses.replace(ramp, batch_size=8, accumulation=1, start_batch_size=None, ramp_steps=0, steps=21)
     stream = make(dataclasses.replace(two_phases, phases=(flat,)))
-    eights = [update.rows["input_ids"] for update in stream.read(Cursor())]
+    eights = [update.rows["input_ids"] for update in stream.batches(Cursor())]
     np.testing.assert_array_equal(
         np.concatenate([update.rows["input_ids"] for update in ramped]), np.concatenate(eights)
     )
@@ -203,18 +202,18 @@ def test_a_ramp_moves_the_cursor_by_what_it_reads(make, two_phases):
 def test_skipped_intervals(whole, make, two_phases):
     """After going back to step 3, the rows of steps 4 to 6 and 9 are skipped; the others are unchanged."""
     back = whole[2].next_cursor.skipping_rows(4 * 24, 7 * 24).skipping_rows(9 * 24, 10 * 24)
-    updates = list(make().read(back))
+    updates = list(make().batches(back))
     assert [update.next_cursor.step for update in updates] == list(range(4, 13))
     # A phase keeps its number of steps: the second begins three batches later.
     longer = dataclasses.replace(two_phases.phases[0], steps=12)
-    straight = list(make(dataclasses.replace(two_phases, phases=(longer,))).read(Cursor()))
+    straight = list(make(dataclasses.replace(two_phases, phases=(longer,))).batches(Cursor()))
     for update, number in zip(updates[:4], (3, 7, 8, 10), strict=True):
         assert_same(update.rows, straight[number].rows)
     assert updates[4].rows["input_ids"].shape[1] == two_phases.phases[1].seq_len
     # Resuming from a cursor after them, or inside one, changes nothing.
-    assert_same_batches(make().read(updates[0].next_cursor), updates[1:])
+    assert_same_batches(make().batches(updates[0].next_cursor), updates[1:])
     inside = whole[4].next_cursor.skipping_rows(4 * 24, 7 * 24)
-    assert make().resolve_cursor(inside).rows == 7 * 24
+    assert make().normalize_cursor(inside).rows == 7 * 24
 
 
 def test_skipped_rows_in_a_ramp(make, two_phases):
@@ -224,9 +223,9 @@ def test_skipped_rows_in_a_ramp(make, two_phases):
     stream = make(dataclasses.replace(two_phases, phases=(ramp,)))
     cursors = [stream.cursor_at(Cursor(), step) for step in range(10)]
     back = cursors[2].skipping_rows(cursors[2].rows, cursors[9].rows)
-    assert stream.resolve_cursor(back).positions == cursors[9].positions and stream.resolve_cursor(back).step == 2
-    first = next(stream.read(back)).rows
-    rows = stream.batch(cursors[9])
+    assert stream.normalize_cursor(back).positions == cursors[9].positions and stream.normalize_cursor(back).step == 2
+    first = next(stream.batches(back)).rows
+    rows = stream.rows_at(cursors[9])
     assert len(first["row"]) < len(rows["row"])
     np.testing.assert_array_equal(first["input_ids"], rows["input_ids"][: len(first["row"])])
 
@@ -238,7 +237,7 @@ def test_mixture_order(two_phases):
     config = dataclasses.replace(two_phases, phases=(dataclasses.replace(two_phases.phases[0], steps=84),))
     config = config_lib.replace(config, data={"examples_per_row": 1})
     stream = TrainingStream(corpora, shares, config, SPECIAL_IDS)
-    updates = list(stream.read(Cursor()))
+    updates = list(stream.batches(Cursor()))
     ids = np.concatenate([update.rows["input_ids"] for update in updates])
     corpus_of_row = stream.mixture_order.corpus_of_rows(0, len(ids))
     cycle = stream.mixture_order.corpus_of_rows(0, CYCLE_ROWS)
@@ -246,20 +245,16 @@ def test_mixture_order(two_phases):
     np.testing.assert_allclose(np.bincount(corpus_of_row) / len(corpus_of_row), shares, atol=2 / len(corpus_of_row))
     for i, corpus in enumerate(corpora):
         alone = dataclasses.replace(config.phases[0], steps=100)
-        rows = TrainingStream([corpus], [1.0], dataclasses.replace(config, phases=(alone,)), SPECIAL_IDS).read(Cursor())
+        rows = TrainingStream([corpus], [1.0], dataclasses.replace(config, phases=(alone,)), SPECIAL_IDS).batches(
+            Cursor()
+        )
         expected = np.concatenate([update.rows["input_ids"] for update in rows])
         count = (corpus_of_row == i).sum()
         np.testing.assert_array_equal(ids[corpus_of_row == i], expected[:count])
     epochs = [position.epoch for position in updates[-1].next_cursor.positions]
     assert len(set(epochs)) > 1  # they go round at their own pace
-    resumed = TrainingStream(corpora, shares, config, SPECIAL_IDS).read(updates[40].next_cursor)
+    resumed = TrainingStream(corpora, shares, config, SPECIAL_IDS).batches(updates[40].next_cursor)
     assert_same_batches(updates[41:44], itertools.islice(resumed, 3))
-    halves = [TrainingStream(corpora, shares, config, SPECIAL_IDS, i, 2).read(Cursor()) for i in (0, 1)]
+    halves = [TrainingStream(corpora, shares, config, SPECIAL_IDS, i, 2).batches(Cursor()) for i in (0, 1)]
     for update, left, right in zip(updates[:20], *halves, strict=False):
         assert_same(update.rows, {n: np.concatenate([left.rows[n], right.rows[n]]) for n in update.rows})
-
-
-def test_empty_rows_are_padding():
-    rows = empty_rows(2, 8, 3, 9)
-    assert (rows["input_ids"] == 9).all() and (rows["segment_ids"] == 0).all() and (rows["example_id"] == -1).all()
-    assert rows["pair_labels"].shape == (2, 3) and (rows["pair_labels"] == -1).all()

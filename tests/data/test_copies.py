@@ -15,7 +15,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.row_reader import CorpusRows
 from bert_jax.doctor.epochs import estimate_epochs
-from bert_jax.doctor.schedule_checks import ineffective_settings
+from bert_jax.doctor.schedule_checks import questionable_settings
 from bert_jax.objectives.masking import Vocabulary, mask_tokens
 
 SEQ_LEN, EPOCHS, ROOM = 32, 5, 160
@@ -115,12 +115,12 @@ def test_copies_that_never_come_again(corpus, special_ids, tiny_config, copies, 
     steps = [(round(epochs * length), seq_len) for length, (epochs, seq_len) in zip(lengths, phases, strict=True)]
     config = run_of(tiny_config, *steps, example_copies=copies, mask_copies=copies)
     stream = TrainingStream([corpus], [1.0], config, special_ids)
-    found = ineffective_settings(config, estimate_epochs(config, stream.corpora, stream.mixture_order))
+    found = questionable_settings(config, estimate_epochs(config, [corpus], stream.mixture_order))
     assert {name for name in found if "copies" in name} == (
         {"data.example_copies", "data.mask_copies"} if warned else set()
     )
     epochs = {}
-    cursor = stream.resolve_cursor(Cursor())
+    cursor = stream.normalize_cursor(Cursor())
     for _ in range(config.total_steps):
         epochs.setdefault(config.phases[cursor.phase].seq_len, set()).add(cursor.positions[0].epoch)
         cursor = stream.next_cursor(cursor)

@@ -196,7 +196,7 @@ def check_offsets(examples, corpus, chunks):
 def check_against_reference(documents, data, seq_len, chunks, key):
     """Makes the examples of chunks, compares all of them, and returns them with the documents that each shows."""
     corpus = make_corpus(documents)
-    window = examples_of(corpus, data, seq_len, chunks, key)
+    examples, truncated_tokens, forced_random = examples_of(corpus, data, seq_len, chunks, key)
     if data.format in PAIRS:
         references = [reference_pairs(documents, chunk, data, seq_len, key) for chunk in chunks]
         expected = [(a, b, label, random, 3) for pairs, _ in references for a, b, label, random in pairs]
@@ -204,20 +204,20 @@ def check_against_reference(documents, data, seq_len, chunks, key):
     else:
         parts = flat(reference_single_segments(documents, chunk, data, seq_len) for chunk in chunks)
         expected, truncated = [(flat(one), [], -1, True, len(one) + 1) for one in parts], 0
-    assert len(window.examples) == len(expected) and window.truncated_tokens == truncated
+    assert len(examples) == len(expected) and truncated_tokens == truncated
     seen = []
-    for example, (a, b, label, random, separators) in zip(window.examples, expected, strict=True):
+    for example, (a, b, label, random, separators) in zip(examples, expected, strict=True):
         assert shown(example, corpus) == (a, b) and example["pair_label"] == label
         assert example["length"] == len(a) + len(b) + separators <= seq_len
         assert (example["b_offset"] < 0) == random and example["a_offset"] >= 0
         seen += a if random else a + b
-    check_offsets(window.examples, corpus, chunks)
-    assert len(seen) == len(set(seen)) == corpus.num_tokens - window.truncated_tokens
-    ids = window.examples["example_id"]
+    check_offsets(examples, corpus, chunks)
+    assert len(seen) == len(set(seen)) == corpus.num_tokens - truncated
+    ids = examples["example_id"]
     assert len(np.unique(ids)) == len(ids) and ids.min() >= 0
     if data.format == "sentence_order":
-        assert window.forced_random_pairs == sum(random for *_, random, _ in expected)
-    return window, expected
+        assert forced_random == sum(random for *_, random, _ in expected)
+    return examples, truncated, expected
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -227,10 +227,12 @@ def test_examples_equal_the_reference(form, seq_len, short, end):
     documents = random_documents(seq_len, 60)
     sentences, cut = sum(map(len, documents)), sum(map(len, documents[:20])) + 1
     data = DataConfig(format=form, short_example_rate=short, example_end=end)
-    window, expected = check_against_reference(documents, data, seq_len, [(cut, sentences), (0, cut)], (7, 1))
-    assert len(window.examples) > 60
-    assert {*window.examples["pair_label"].tolist()} == ({0, 1} if form in PAIRS else {-1})
-    assert form not in ("segment_pair", "sentence_order") or window.truncated_tokens
+    examples, truncated, expected = check_against_reference(
+        documents, data, seq_len, [(cut, sentences), (0, cut)], (7, 1)
+    )
+    assert len(examples) > 60
+    assert {*examples["pair_label"].tolist()} == ({0, 1} if form in PAIRS else {-1})
+    assert form not in ("segment_pair", "sentence_order") or truncated
     assert form in PAIRS or any(separators > 2 for *_, separators in expected) == (form == "full_sentences")
 
 
@@ -261,23 +263,23 @@ def test_share_of_negatives(form):
     Sentences of 10 tokens into 12 tokens of room: a chunk takes two sentences, unless only one is left.
     """
     corpus = make_corpus([[10] * 5] * 4000)
-    window = examples_of(corpus, DataConfig(format=form, short_example_rate=0.0), 15, [(0, 20000)])
-    random = window.examples["b_offset"] < 0
-    single = np.minimum(window.examples["a_start"], np.where(random, 10**9, window.examples["b_start"])) % 5 == 4
-    assert window.forced_random_pairs == single.sum() > 1000 and (window.examples["pair_label"][single] == 1).all()
-    label = window.examples["pair_label"][~single]
+    examples, _, forced_random = examples_of(corpus, DataConfig(format=form, short_example_rate=0.0), 15, [(0, 20000)])
+    random = examples["b_offset"] < 0
+    single = np.minimum(examples["a_start"], np.where(random, 10**9, examples["b_start"])) % 5 == 4
+    assert forced_random == single.sum() > 1000 and (examples["pair_label"][single] == 1).all()
+    label = examples["pair_label"][~single]
     assert stats.binomtest(int(label.sum()), len(label), 0.5).pvalue > ALPHA
     expected = 0.5 + 0.5 * single.mean()
     assert 0.55 < expected < 0.7
-    bound = stats.norm.isf(ALPHA / 2) * 0.5 * np.sqrt(len(label)) / len(window.examples)
-    assert abs(window.examples["pair_label"].mean() - expected) < bound
+    bound = stats.norm.isf(ALPHA / 2) * 0.5 * np.sqrt(len(label)) / len(examples)
+    assert abs(examples["pair_label"].mean() - expected) < bound
 
 
 def test_random_documents_are_uniform():
     """Where random Bs come from: chi-square at alpha 1e-4 over the other documents, seen from the first."""
     corpus, found = make_corpus([[3] * 6] * 12), []
     for epoch in range(400):
-        examples = examples_of(corpus, DataConfig(short_example_rate=0.0), 16, [(0, 72)], (1, epoch)).examples
+        examples = examples_of(corpus, DataConfig(short_example_rate=0.0), 16, [(0, 72)], (1, epoch))[0]
         found.append(examples[(examples["b_offset"] < 0) & (examples["a_start"] < 6)]["b_start"])
     starts = np.concatenate(found)
     counts = np.bincount(starts // 6, minlength=12)
@@ -292,7 +294,7 @@ def test_salt_and_place_name_an_example():
     layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets)
 
     def ids(salt, data=DataConfig()):  # noqa: B008
-        return make_examples(layout, np.array(chunks), data, 32, make_key(0), np.uint64(salt)).examples["example_id"]
+        return make_examples(layout, np.array(chunks), data, 32, make_key(0), np.uint64(salt))[0]["example_id"]
 
     assert not np.isin(ids(1), ids(2)).any()
     order = set(ids(1, DataConfig(format="sentence_order")).tolist())

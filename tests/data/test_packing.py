@@ -4,7 +4,6 @@ import itertools
 from collections import Counter
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -49,18 +48,3 @@ def test_packing_equals_the_reference(seq_len, data):
         assert rows == [[i] for i in range(len(lengths))]
     else:
         assert rows == slow_best_fit(lengths, seq_len, slots, key)
-
-
-def test_the_key_decides_among_equals():
-    lengths = np.full(100, 10, np.int32)
-    one, two = (rows_of(pack(lengths, 30, 3, make_key(key))) for key in (1, 2))
-    assert one != two and one == rows_of(pack(lengths, 30, 3, make_key(1)))
-    assert all(len(row) == 3 for row in one[:-1])
-
-
-@pytest.mark.parametrize(("seq_len", "goal"), [(128, 0.995), (512, 0.998)])
-def test_mixed_lengths_fill_their_rows(seq_len, goal):
-    """What short and long examples together can do; 10,000 gamma lengths of mean seq_len / 3."""
-    lengths = np.random.default_rng(0).gamma(2.0, seq_len / 6, 10_000).clip(5, seq_len).astype(np.int32)
-    packed = pack(lengths, seq_len, 16, make_key(0))
-    assert lengths.sum() / (len(packed[0]) - 1) / seq_len > goal

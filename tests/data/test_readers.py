@@ -39,7 +39,7 @@ def test_a_damaged_record_names_its_document(tmp_path, tiny_corpus, special_ids,
     config = config_lib.replace(two_phases, data={"reader_processes": processes})
     stream = TrainingStream([Corpus.open(tmp_path / "corpus")], [1.0], config, special_ids)
     with pytest.raises(UserError) as caught:
-        list(stream.read(Cursor()))
+        list(stream.batches(Cursor()))
     message = str(caught.value)
     assert re.search(r"damaged at record \d+, document \d+ of split 'train' .*; copy the corpus", message)
     assert "\n" not in message
@@ -48,16 +48,16 @@ def test_a_damaged_record_names_its_document(tmp_path, tiny_corpus, special_ids,
 
 def test_threads_end_with_their_iterator(make):
     """Neither a finished, nor a dropped, nor a never started iterator leaves a thread."""
-    list(make(0).read(Cursor()))
+    list(make(0).batches(Cursor()))
     gc.collect()
     time.sleep(0.3)
     before = set(threading.enumerate())
-    half_read = make(0).read(Cursor())
+    half_read = make(0).batches(Cursor())
     next(half_read)
     assert set(threading.enumerate()) - before  # there are threads to leak
-    finished = make(0).read(Cursor())
+    finished = make(0).batches(Cursor())
     list(finished)
-    untouched = make(0).read(Cursor())
+    untouched = make(0).batches(Cursor())
     del half_read, finished, untouched
     gc.collect()
     deadline = time.monotonic() + 10
@@ -74,9 +74,9 @@ def shared_memory(process: int | str) -> set[Path]:
 
 @pytest.mark.slow
 def test_processes_change_nothing_and_end(make):
-    whole = list(make(0).read(Cursor()))
-    assert_same_batches(whole, make(2).read(Cursor()))
-    resumed = make(2).read(whole[3].next_cursor)
+    whole = list(make(0).batches(Cursor()))
+    assert_same_batches(whole, make(2).batches(Cursor()))
+    resumed = make(2).batches(whole[3].next_cursor)
     assert_same_batches(whole[4:6], itertools.islice(resumed, 2))
     readers = multiprocessing.active_children()
     assert len(readers) == 2  # there are processes to leak

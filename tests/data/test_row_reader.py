@@ -116,7 +116,7 @@ def test_any_rows_in_any_order(monkeypatch, form):
     for _ in range(total):
         positions.append(position)
         position = source.advance(48, position, 1)
-    assert position == CorpusPosition(1) and positions[-1].window == source.epoch_plan(48).windows - 1 >= 4
+    assert position == CorpusPosition(1) and positions[-1].window == source.epoch_planner(48).windows - 1 >= 4
     for i in reversed(range(total)):
         rows = empty_rows(1, 48, 4, SPECIAL_IDS.pad_id, first=i)
         source.read_into(rows, np.zeros(1, np.int64), positions[i], skip=0)

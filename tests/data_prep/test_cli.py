@@ -1,6 +1,5 @@
 """`bert-data` on the command line: whole builds, and every user error as one line with exit code 2."""
 
-import bz2
 import errno
 import gzip
 import json
@@ -8,7 +7,6 @@ import os
 import pathlib
 import re
 import shutil
-import signal
 import subprocess
 import sys
 
@@ -139,31 +137,23 @@ def test_the_module_is_runnable(workspace):
 TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
 BAD_FILES = {
     "empty.txt": b" \n",
-    "binary.txt": bytes(range(256)) * 40,
-    "data.jsonl": b'{"text": "The river."}\n' * 3,
     "one.txt": b"Only one document.",
     "array.json": b"[\n  {\n",
     "maskless.txt": b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nriver\n",
 }
 USER_ERRORS = [
     ([*TOKENIZER, "txt:text.txt"], "unknown kind 'txt', did you mean 'text'?"),
-    ([*TOKENIZER, "text-file:text.txt"], "did you mean 'text-files'?"),
-    ([*TOKENIZER, "text"], "say which files"),
-    ([*TOKENIZER, "jsonl:text.txt"], "say which field"),
-    ([*TOKENIZER, "python-docs:x"], "takes no glob"),
     ([*TOKENIZER, "text:absent/*.txt"], "no file matches absent/*.txt"),
     ([*TOKENIZER, "text:t"], "t is a directory; write `text:t/*`, or name its files"),
-    (["tokenizer", "--vocab-size", "9", "--out", "new.json", "--source", "text:text.txt"], "use at least"),
-    (["tokenizer", "--source", "text:text.txt", "--out", "text.txt"], "text.txt: exists already"),
     (["inspect", "absent"], "no such corpus"),
     (["verify", "t"], "not a finished corpus"),
-    (build_arguments("c", "text:text.txt", "--decontaminate", "jsonl:text.txt"), "--decontaminate jsonl:text.txt"),
+    (
+        build_arguments("c", "text:text.txt", "--decontaminate", "jsonl:text.txt"),
+        "source jsonl:text.txt: say which field",
+    ),
     (build_arguments("c", "jsonl:array.json@text"), "each line must be a JSON object"),
     (build_arguments("c", "text:empty.txt"), "empty.txt"),
-    (build_arguments("c", "text:binary.txt"), "binary.txt"),
     (build_arguments("c", "text:cut.txt.gz"), "cut.txt.gz: truncated"),
-    (build_arguments("c", "text:cut.txt.bz2"), "cut.txt.bz2: truncated"),
-    (build_arguments("c", "jsonl:data.jsonl@txt"), "did you mean 'text'"),
     (build_arguments("c", "tfds:absent_set:train@text"), "absent_set"),
     (build_arguments("c", "text:one.txt"), "1 different documents with text are left"),
     (build_arguments("c/1"), "give one with --name"),
@@ -184,45 +174,25 @@ def test_user_errors(workspace, capsys):
     for name, text in BAD_FILES.items():
         pathlib.Path(name).write_bytes(text)
     pathlib.Path("cut.txt.gz").write_bytes(gzip.compress(content)[:-100])
-    pathlib.Path("cut.txt.bz2").write_bytes(bz2.compress(content)[:-100])
     for arguments, message in USER_ERRORS:
         expect_error(capsys, arguments, message)
         assert not pathlib.Path("new.json").exists() and not pathlib.Path("c/corpus.json").exists(), arguments
         shutil.rmtree("c", ignore_errors=True)
 
 
-def test_one_bad_document_is_counted_and_shown(workspace, capsys):
-    pathlib.Path("latin1.txt").write_bytes(b"The river sings.\n\nA caf\xe9.\n\nThe stone falls.")
-    assert build("c", "text:latin1.txt", "--source", "text:text.txt") == 0
-    shown = capsys.readouterr().out
-    assert "latin1.txt:3" in shown and "not UTF-8 at byte 23" in shown
-
-
-def test_build_refuses_to_overwrite(workspace, capsys):
-    assert build() == 0
-    before = files("c")
-    expect_error(capsys, build_arguments(), "c: already holds a corpus")
-    assert before == files("c")
-
-
-def test_a_fraction_that_works_is_named(workspace, capsys):
+@pytest.mark.parametrize(("fraction", "split"), [("1e-9", "validation"), ("0.999999999", "train")])
+def test_a_fraction_that_works_is_named(workspace, capsys, fraction, split):
+    """It holds out two documents: one is too few for pairs."""
     pathlib.Path("few.txt").write_text("\n\n".join(make_documents(2, 4)))
-    for out, fraction, message in (
-        ("c", "1e-9", "none of the 4 documents fell into the validation split"),
-        ("d", "0.999999999", "all of the 4 documents fell into the validation split"),
-    ):
-        tiny = build_arguments(out, "text:few.txt", "--validation-fraction", fraction)
-        capsys.readouterr()
-        assert main(tiny) == 2
-        error = capsys.readouterr().err
-        assert message in error
-        named = error.split("--validation-fraction ")[1].split()[0]
-        assert build(out, "text:few.txt", "--validation-fraction", named) == 0
-        if out == "c":  # one held-out document is too few for pairs
-            note = next(line for line in capsys.readouterr().err.splitlines() if "1 document is held out" in line)
-            enough = note.split("--validation-fraction ")[1].split()[0]
-            assert build("two", "text:few.txt", "--validation-fraction", enough) == 0
-            assert json.loads(pathlib.Path("two/corpus.json").read_text())["splits"]["validation"]["documents"] == 2
+    expect_error(
+        capsys,
+        arguments := build_arguments("c", "text:few.txt", "--validation-fraction", fraction),
+        f"none of the 4 documents fell into the {split} split; --validation-fraction ",
+    )
+    assert main(arguments) == 2
+    named = capsys.readouterr().err.split("--validation-fraction ")[1].split()[0]
+    assert build("c", "text:few.txt", "--validation-fraction", named) == 0
+    assert Corpus.open("c", "validation").num_documents == 2
 
 
 def test_a_failure_names_its_document(workspace, monkeypatch):
@@ -272,40 +242,6 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
         assert build("disk/c", "text:text.txt", "--name", "c") == 0
         assert main(["verify", "disk/c"]) == 0
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
-        expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose a writable directory")
+        expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose another path")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_one_line(workspace, tmp_path):
-    """The system kills a worker, e.g. for lack of memory; the error names it, and the build can continue."""
-    code = (
-        "import os, signal, sys; sys.path.insert(0, sys.argv.pop(1))\n"
-        "from data_prep.build import prepare\n"
-        "from data_prep.cli import main as cli\n"
-        "if __name__ == '__mp_main__':\n"
-        "    prepare.BlockPreparer.__call__ = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "elif __name__ == '__main__':\n"
-        "    sys.exit(cli.main(sys.argv[1:]))\n"
-    )
-    script = tmp_path / "killed.py"
-    script.write_text(code)
-    arguments = build_arguments("c", "text:text.txt", "--workers", "2")
-    killed = subprocess.run(
-        [sys.executable, str(script), str(ROOT), *arguments], capture_output=True, text=True, check=False
-    )
-    assert killed.returncode == 2 and "Traceback" not in killed.stderr, killed.stderr
-    assert re.search(r"^error: a worker process died at or after text.txt:1.*with fewer --workers", killed.stderr, re.M)
-    assert killed.returncode != -signal.SIGKILL and not pathlib.Path("c/corpus.json").exists()
-    assert main(arguments) == 0
-
-
-def test_python_docs_end_to_end(workspace, monkeypatch):
-    from data_prep.sources import python_docs
-
-    monkeypatch.setattr(python_docs, "MAX_BYTES", 300_000)
-    assert build("c", "python-docs") == 0
-    assert Corpus.open("c").num_documents > 20
-    manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
-    assert any(about["name"] == "numpy" for about in manifest["sources"][0]["files"])

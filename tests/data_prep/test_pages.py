@@ -3,15 +3,13 @@
 import json
 import os
 import pathlib
-import re
 import shlex
 
 import pytest
 
 from data_prep.cli.main import main
 from tests.building import make_documents
-
-ROOT = pathlib.Path(__file__).parents[2]
+from tests.pages import code_of, lines_of
 
 
 @pytest.fixture(autouse=True)
@@ -20,9 +18,7 @@ def one_worker(monkeypatch):
 
 
 def commands_of(page):
-    blocks = re.findall(r"```bash\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [shlex.split(line) for line in lines if line.strip()]
+    return [shlex.split(line) for line in lines_of(page)]
 
 
 def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
@@ -30,14 +26,12 @@ def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
     pathlib.Path("texts").mkdir()
     for index, document in enumerate(make_documents(3, 400, paragraphs=3)):
         pathlib.Path(f"texts/{index}.txt").write_text(document)
-    page = (ROOT / "docs" / "corpus.md").read_text()
-    commands = commands_of("corpus.md")
+    commands = commands_of("docs/corpus.md")
     assert [command[1] for command in commands] == ["tokenizer", "build", "inspect", "inspect"]
     for command in commands:
         assert main(["90" if word == "8192" else word for word in command[1:]]) == 0
-    assert main(re.search(r"`bert-data (verify [^`]+)`", page)[1].split()) == 0
-    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(compile(code, "docs/corpus.md", "exec"), {})
+    assert main(["verify", "corpus/mine"]) == 0
+    exec(compile(code_of("docs/corpus.md", "python"), "docs/corpus.md", "exec"), {})
 
 
 PAGE = """  <page>
@@ -67,7 +61,7 @@ def dump(tmp_path, monkeypatch):
 
 
 def test_the_commands_of_the_page_on_wikipedia(dump):
-    commands = [command for command in commands_of("wikipedia.md") if "beam" not in command]
+    commands = [command for command in commands_of("docs/wikipedia.md") if "beam" not in command]
     assert [command[1] for command in commands] == ["install", "tokenizer", "build", "verify", "inspect", "install"]
     for command in commands:
         if command[0] == "bert-data":
@@ -79,7 +73,7 @@ def test_the_commands_of_the_page_on_wikipedia(dump):
 @pytest.mark.filterwarnings("default")
 def test_the_cluster_command_of_the_page_on_wikipedia(dump):
     pytest.importorskip("apache_beam", reason="needs the extra `beam`")
-    (command,) = [command for command in commands_of("wikipedia.md") if "beam" in command]
-    tokenizer = commands_of("wikipedia.md")[1]
+    (command,) = [command for command in commands_of("docs/wikipedia.md") if "beam" in command]
+    tokenizer = commands_of("docs/wikipedia.md")[1]
     assert main(["90" if word == "30522" else word for word in tokenizer[1:]]) == 0
     assert main(command[1:]) == 0

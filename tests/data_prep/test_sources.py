@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import importlib
 import pathlib
-import sys
 
 import pytest
 
@@ -122,33 +121,20 @@ def test_a_strongly_compressed_file_is_read_in_small_pieces(tmp_path):
     assert 8192 <= (30 << 20) - sum(map(len, pieces)) <= 1 << 20
 
 
-def test_zstd_without_the_library(tmp_path, monkeypatch):
-    (tmp_path / "a.zst").write_bytes(b"x")
-    monkeypatch.setitem(sys.modules, "backports.zstd", None)
-    monkeypatch.setitem(sys.modules, "compression.zstd", None)
-    with pytest.raises(UserError, match=r"reading \.zst needs .*zstd, which is missing: pip install '"):
-        read(f"text:{tmp_path}/a.zst")
-
-
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"abc\0def", "is a binary file"),
-        (gzip.compress(b"x", mtime=0), "is gzip-compressed; rename it to end in .gz"),
-        (b"%PDF-1.7\n", "is a PDF"),
-        (b"PK\x03\x04rest", "is a zip archive"),
-        (codecs.BOM_UTF16_LE + "text".encode("utf-16-le"), "is UTF-16; convert it"),
-        (codecs.BOM_UTF32_LE + "text".encode("utf-32-le"), "is UTF-32; convert it.* `iconv -f UTF-32 -t UTF-8`"),
-        (codecs.BOM_UTF32_BE + "text".encode("utf-32-be"), "is UTF-32; convert it"),
-        ("The river sings.".encode("utf-16-le"), "looks like UTF-16LE text; convert it"),
-        ("The river sings.".encode("utf-32-be"), "looks like UTF-32BE text; convert it"),
-        (b"\xfd7zXZ\0", "is xz-compressed; unpack it"),
+        b"abc\0def",
+        gzip.compress(b"x", mtime=0),
+        b"%PDF-1.7\n",
+        "The river sings.".encode("utf-16-le"),
+        codecs.BOM_UTF32_BE + "text".encode("utf-32-be"),
     ],
 )
-def test_binary_files(tmp_path, content, message):
+def test_binary_files(tmp_path, content):
     (tmp_path / "a.dat").write_bytes(content)
     for kind in ("text", "text-files", "markdown", "wikiextractor", "mediawiki"):
-        with pytest.raises(UserError, match=message):
+        with pytest.raises(UserError, match=r"a\.dat: is not UTF-8 text; .* leave it out of the source"):
             read(f"{kind}:{tmp_path}/a.dat")
 
 
@@ -206,28 +192,21 @@ def test_invalid_utf8_in_a_part_of_a_long_document(tmp_path):
     [
         ("txt:a", "unknown kind 'txt', did you mean 'text'?"),
         ("text-file:a", "did you mean 'text-files'?"),
-        ("json:a@text", "did you mean 'jsonl'?"),
         ("zebra:a", "unknown kind 'zebra'. Kinds: text, "),
         ("books/*.txt", "say how to read it, e.g. `text-files:books/*.txt`"),
         ("gs://bucket/*.txt", "say how to read it, e.g. `text-files:gs://bucket/*.txt`"),
         ("text", "say which files, e.g. `text:texts"),
-        ("mediawiki:", "say which files"),
-        ("jsonl:", "say which files"),
         ("jsonl:a.jsonl", "say which field holds the text, e.g. `jsonl:a.jsonl@text`"),
-        ("jsonl:a.jsonl@", "say which field holds the text, e.g. `jsonl:a.jsonl@text`"),
         ("parquet:@text", "say which field"),
         ("markdown:*.md@7", "the level of a heading, 1 to 6"),
-        ("markdown:*.md@", "the level of a heading, 1 to 6"),
         ("markdown:@2", "say which files"),
-        ("python-docs:x", "takes no glob"),
         ("reference:x", "takes no glob; write just `reference`"),
         ("tfds:lm1b", "write tfds:NAME:SPLIT@FIELD"),
         ("tfds:lm1b:train", "write tfds:NAME:SPLIT@FIELD"),
-        ("tfds:lm1b@text", "write tfds:NAME:SPLIT@FIELD"),
     ],
 )
 def test_specs_that_say_too_little(spec, message):
-    with pytest.raises(UserError, match=f"--source {spec}: ".replace("*", r"\*")) as error:
+    with pytest.raises(UserError, match=f"source {spec}: ".replace("*", r"\*")) as error:
         parse(spec)
     assert message in str(error.value)
 
@@ -244,9 +223,3 @@ def test_specs():
     for kind, (path, usage) in sources._KINDS.items():
         assert importlib.import_module(f"data_prep.sources.{path.partition('.')[0]}") and usage.startswith(kind)
         assert f"| `{usage.partition(' ')[0]}` |" in page
-
-
-@pytest.mark.parametrize("kind", ["text:{}", "markdown:{}@2", "jsonl:{}@text", "parquet:{}@text"])
-def test_no_file_matches(tmp_path, kind):
-    with pytest.raises(UserError, match=r"no file matches .*/\*\.none"):
-        parse(kind.format(f"{tmp_path}/*.none")).inputs()

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from data_prep.sources import files, parse
-from data_prep.sources.text_chunks import BlankLineRule, BoundaryRule, document_aligned_blocks, record_aligned_blocks
+from data_prep.sources.text_chunks import BlankLineRule, BoundaryRule, document_aligned_chunks, record_aligned_chunks
 from tests.data_prep.test_sources_reading import read
 
 SPACES = [" ", "\t", "\x0b", "\r", "\n", "\n", "\n\n", "\r\n", "\r\n\r\n"]
@@ -44,7 +44,7 @@ def file():
 
 def pieces(path, rule, block_bytes):
     with files.DecompressingReader(str(path)) as reader:
-        return list(document_aligned_blocks(reader, rule, block_bytes))
+        return list(document_aligned_chunks(reader, rule, block_bytes))
 
 
 @settings(max_examples=400, deadline=None)
@@ -137,7 +137,7 @@ def test_long_documents_need_little_memory(tmp_path):
 
 def records(path, end_marker, block_bytes, **settings):
     with files.DecompressingReader(str(path)) as reader:
-        return list(record_aligned_blocks(reader, end_marker, block_bytes, **settings))
+        return list(record_aligned_chunks(reader, end_marker, block_bytes, **settings))
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,14 +1,12 @@
 """Markup becomes plain text: Markdown, WikiExtractor's files, MediaWiki's dumps and wikitext."""
 
 import bz2
-import os
-import pathlib
 
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.sources import wikitext_markup
-from data_prep.sources.wikitext_markup import plain_text
+from data_prep.sources import mediawiki_markup
+from data_prep.sources.mediawiki_markup import plain_text
 from tests.data_prep.test_sources_reading import read
 
 MARKDOWN = """\
@@ -153,17 +151,6 @@ def test_markdown_without_text(tmp_path, pyromark):
     assert reading.texts == ["a ruler, no metadata"]
     reasons = ["empty_document", "empty_file", "invalid_utf8"]
     assert [reason for reason, _ in reading.places] == reasons
-
-
-@pytest.mark.skipif("BERT_JAX_SHARED_DATA" not in os.environ, reason="needs the shared data")
-def test_real_books(pyromark):
-    books = pathlib.Path(os.environ["BERT_JAX_SHARED_DATA"]) / "books"
-    whole = read(f"markdown:{books}/*.md@3")
-    assert len(whole.documents) > 3000 and not whole.skipped
-    cut = read(f"markdown:{books}/*.md@3", block_bytes=1 << 14)
-    assert [text.rstrip() for text in cut.texts] == whole.texts
-    everything = "".join(whole.texts)
-    assert "\n# " not in everything and "](" not in everything
 
 
 WIKIEXTRACTOR = """\
@@ -359,9 +346,9 @@ def test_what_bounds_the_time(monkeypatch):
         def search(self, text, place):
             searched.append(place)
 
-    monkeypatch.setitem(wikitext_markup._END_TAGS, "ref", EndTag())
+    monkeypatch.setitem(mediawiki_markup._END_TAGS, "ref", EndTag())
     assert plain_text("a<ref>b<ref>c<ref>d") == "abcd"
     assert searched == [7], "an end tag that is missing is looked for once"
-    assert plain_text("[[a" * 20 + "b]]" * 20).count("[[") == 19 - wikitext_markup._MAX_LINK_DEPTH, (
+    assert plain_text("[[a" * 20 + "b]]" * 20).count("[[") == 19 - mediawiki_markup._MAX_LINK_DEPTH, (
         "all but the innermost"
     )

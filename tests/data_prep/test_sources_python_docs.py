@@ -53,7 +53,7 @@ if True:
 
 
 def test_module_blocks_are_prose_in_source_order():
-    assert python_docs.module_blocks(MODULE.encode()) == [
+    assert python_docs.module_docstrings(MODULE.encode()) == [
         "The module.\n\nIt has a second paragraph over two lines, and says half of .",
         "A thing::\n\nBack to prose.\n\nx : int How many.\n\ny : str What it is called, in words.\n\n- one"
         "\n\n- two\n\nThe end.",
@@ -61,8 +61,8 @@ def test_module_blocks_are_prose_in_source_order():
         "Inner.",
         "Later.",
     ]
-    assert python_docs.module_blocks(b"print 'python 2'") == []
-    assert python_docs.module_blocks(b"x = '\\d'") == []
+    assert python_docs.module_docstrings(b"print 'python 2'") == []
+    assert python_docs.module_docstrings(b"x = '\\d'") == []
 
 
 @pytest.fixture
@@ -83,16 +83,16 @@ def small_library(tmp_path, monkeypatch):
 
 
 def test_documents_of_an_environment(small_library):
-    documents = dict(python_docs.documents())
+    documents = dict(python_docs.all_documents())
     assert list(documents) == ["topic assert", "long", "p.__init__"]
     assert documents["long"].endswith("Shared sentence.")
     assert "Shared" not in documents["p.__init__"], "a docstring that occurred before is left out"
 
 
 def test_the_cap_cuts_at_a_document(small_library, monkeypatch):
-    everything = list(python_docs.documents())
+    everything = list(python_docs.all_documents())
     monkeypatch.setattr(python_docs, "MAX_BYTES", sum(len(text) for _, text in everything) - 1)
-    assert list(python_docs.documents()) == everything[:-1]
+    assert list(python_docs.all_documents()) == everything[:-1]
 
 
 def test_versions_name_this_python():
@@ -101,7 +101,7 @@ def test_versions_name_this_python():
 
 
 def test_the_source(small_library, monkeypatch):
-    texts = list(python_docs.documents())
+    texts = list(python_docs.all_documents())
     for block_bytes in (10, 700, 1 << 20):
         reading = read("python-docs", block_bytes=block_bytes)
         assert reading.texts == [text for _, text in texts]

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shlex
 import subprocess
 import sys
@@ -12,9 +11,10 @@ import numpy as np
 import pytest
 
 from bert_jax.tokenizers.kinds import SPECIAL_TOKENS, byte_alphabet
-from bert_jax.tokenizers.tokenizer import Tokenizer, wordpiece
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.cli.main import main
 from data_prep.vocabularies.train import KINDS
+from tests.pages import code_of, lines_of
 from tests.tokenizers.test_tokenizer import LINES, train
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def folder(tmp_path, monkeypatch):
     Path("texts").mkdir()
     for language, documents in (("en", 300), ("de", 100), ("is", 20)):
         Path(f"texts/{language}.txt").write_text(make_texts(language, documents))
-    wordpiece([*SPECIAL_TOKENS, "a", "##b"], None, "test").save_vocab("vocab.txt")
+    Path("vocab.txt").write_text("\n".join([*SPECIAL_TOKENS, "a", "##b"]))
     Path("spiece.model").write_bytes(train(LINES, "unigram"))
     Path("gpt2").mkdir()
     Path("gpt2/merges.txt").write_text("#version: 0.2\nl o\n")
@@ -101,14 +101,10 @@ FROM = ["--from", "vocab.txt", "--out", "new.json"]
         (["--from", "absent.json", "--out", "new.json"], "absent.json: no such tokenizer"),
         (["--from", "texts/en.txt", "--out", "new.json"], "twice"),
         ([*FROM, "--kind", "bpe"], "--kind applies to --source only"),
-        ([*FROM, "--vocab-size", "9"], "--vocab-size applies to --source only"),
-        ([*FROM, "--sample-mb", "9"], "--sample-mb applies to --source only"),
         (["--from", "vocab.txt", "--out", "vocab.txt"], "vocab.txt: exists already"),
         ([*SOURCE, "--add-special-tokens"], "applies to --from only"),
         ([*SOURCE, "--kind", "bpe", "--score", "count"], "--score applies to --kind wordpiece, not to bpe"),
         ([*SOURCE, "--kind", "byte-bpe", "--max-characters", "9"], "applies to --kind wordpiece or bpe"),
-        ([*SOURCE, "--vocab-size", "9"], "use at least"),
-        (["--source", "text:absent/*", "--out", "new.json"], "no file matches"),
     ],
 )
 def test_user_errors(folder, capsys, words, message):
@@ -138,13 +134,10 @@ def test_same_bytes_whatever_the_machine_does(folder, kind):
 
 def test_the_commands_of_the_page(folder):
     """docs/tokenizers.md, word for word; only the vocabularies are smaller, and there is one process."""
-    page = (ROOT / "docs" / "tokenizers.md").read_text()
-    blocks = "\n".join(re.findall(r"^```bash\n(.*?)^```", page, re.M | re.S)).replace("\\\n", " ")
-    commands = [shlex.split(line) for line in blocks.splitlines() if line.strip()]
+    commands = [shlex.split(line) for line in lines_of("docs/tokenizers.md")]
     assert len(commands) >= 8 and {tuple(command[:2]) for command in commands} == {("bert-data", "tokenizer")}
     smaller = {"30522": "300", "50265": "300", "120000": "300"}
     for command in commands:
         assert main([*(smaller.get(word, word) for word in command[1:]), "--workers", "1"]) == 0, command
         assert Tokenizer.load(command[command.index("--out") + 1]).continues_word.any()
-    for code in re.findall(r"^```python\n(.*?)^```", page, re.M | re.S):
-        exec(compile(code, "docs/tokenizers.md", "exec"), {})
+    exec(compile(code_of("docs/tokenizers.md", "python"), "docs/tokenizers.md", "exec"), {})

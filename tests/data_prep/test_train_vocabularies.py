@@ -6,15 +6,14 @@ import functools
 import numpy as np
 import pytest
 import tokenizers
-from tokenizers import models, normalizers, pre_tokenizers, trainers
+from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.kinds import bert_normalizer
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.vocabularies import counting, sentencepiece_training
-from data_prep.vocabularies.counting import BertWordCounter, ByteWordCounter, WordCounts, weighted_counts
-from data_prep.vocabularies.train import KINDS, Recipe, largest_sample, sampling_rates, train
-from data_prep.vocabularies.wordpiece_bpe import train_char_bpe, train_wordpiece
+from data_prep.vocabularies.counting import BertWordCounter, BoundedWordCounts, ByteWordCounter, weighted_counts
+from data_prep.vocabularies.train import KINDS, Recipe, sampling_rates, train
 from tests.data_prep.fakes import fake
 
 TEXTS = [
@@ -64,7 +63,7 @@ def test_words_are_those_of_gpt2(lowercase):
 
 
 def test_rare_words_are_forgotten_beyond_the_limit(capsys):
-    table = WordCounts(limit=6)
+    table = BoundedWordCounts(limit=6)
     table.add({"a": 3, "b": 1, "c": 2, "d": 1})
     assert len(table.counts) == 4 and not capsys.readouterr().err
     table.add({"e": 1, "f": 2, "g": 2, "a": 1})
@@ -76,7 +75,6 @@ def test_rare_words_are_forgotten_beyond_the_limit(capsys):
 
 def test_rates_reach_limit_and_shares():
     sizes, shares = [900.0, 100.0], np.array([0.5, 0.5])
-    assert largest_sample(sizes, shares) == 200
     for limit, rates in ((200, [100 / 900, 1]), (100, [50 / 900, 0.5]), (1000, [500 / 900, 1])):
         np.testing.assert_allclose(sampling_rates(sizes, shares, limit), rates)
 
@@ -84,36 +82,6 @@ def test_rates_reach_limit_and_shares():
 def test_weights_are_thousandths():
     total = weighted_counts([{"a": 2, "b": 1}, {"b": 3}], np.array([1.0, 1.5]))
     assert total == {"a": 2000, "b": 1000 + 4500}
-
-
-def test_worked_example():
-    # Counts of pairs: ##e+##s 9, ##s+##t 9, l+##o 7, ... so counting starts with "##es".
-    counts = {"low": 5, "lower": 2, "newest": 6, "widest": 3}
-    # 5 specials, 10 letters, 8 letters inside a word, 3 merges
-    assert pieces(train_wordpiece(counts, 26, True))[-3:] == ["##es", "##est", "lo"]
-    assert pieces(train_wordpiece(counts, 24, True, score="likelihood"))[-1:] == ["wi"]
-    # 5 specials, ▁, 10 letters; every word begins with ▁, so ▁+l is as frequent as l+o, and comes first
-    assert pieces(train_char_bpe(counts, 20, True))[-4:] == ["es", "est", "▁l", "ow"]
-
-
-def test_no_piece_occurs_twice():
-    rng = np.random.default_rng(0)
-    words = ["".join(rng.choice(["a", "b"], size, p=[0.8, 0.2])) for size in rng.integers(1, 14, 3000)]
-    made = pieces(train_wordpiece(collections.Counter(words), 400, True))
-    assert len(made) == len(set(made)) == 400
-
-
-def test_same_pieces_as_the_library_with_the_same_counts():
-    """`tokenizers`' trainer breaks ties by chance, so compare the sets where no tie is cut in two."""
-    backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer, backend.pre_tokenizer = bert_normalizer(True), pre_tokenizers.BertPreTokenizer()
-    counts = {"hug": 10, "pug": 5, "pun": 12, "bun": 4}
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    backend.train_from_iterator(
-        [" ".join(f"{word} " * count for word, count in counts.items())],
-        trainers.WordPieceTrainer(vocab_size=40, special_tokens=special, show_progress=False, min_frequency=2),
-    )
-    assert set(pieces(train_wordpiece(counts, 40, True))) == set(backend.get_vocab())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -168,7 +136,7 @@ def test_user_errors(kind):
 
 def test_a_note_about_what_is_skipped(capsys):
     train(recipe("bpe"), [fake(*TEXTS, None, "x", None, spec="some")], workers=1)
-    assert "--source some: skipped 2 x malformed_json; the first: some#4: no brace" in capsys.readouterr().err
+    assert "source some: skipped 2 x malformed_json; the first: some#4: no brace" in capsys.readouterr().err
     train(recipe("sentencepiece-bpe"), [fake(*TEXTS, None, spec="some")], workers=1)
     assert capsys.readouterr().err.count("skipped") == 1, "two passes, one note"
 
@@ -213,13 +181,6 @@ def test_sampling_exponent_weights_counts(monkeypatch):
         assert sizes[1] / sizes[0] == pytest.approx((small / large) ** exponent, rel=0.002)
 
 
-def test_sampling_exponent_helps_the_small_language():
-    def small(tokenizer):
-        return sum(len(ids) for ids in tokenizer.encode_batch(LANGUAGES[1]))
-
-    assert small(mixed("wordpiece", 0.0, vocab_size=60)) < small(mixed("wordpiece", 1.0, vocab_size=60))
-
-
 @pytest.mark.parametrize("exponent", [0.0, 0.7, 1.0])
 def test_sampling_exponent_for_text_takes_no_document_twice(exponent, monkeypatch):
     seen = []
@@ -239,9 +200,9 @@ def test_a_sample_is_about_as_large_as_asked_and_always_the_same(monkeypatch):
     words = [f"{i:x}g" for i in range(4000)]
     size = sum(map(len, words))
     seen = []
-    real = counting.WordCounts.add
+    real = counting.BoundedWordCounts.add
     monkeypatch.setattr(
-        counting.WordCounts, "add", lambda self, counts: seen.append(dict(counts)) or real(self, counts)
+        counting.BoundedWordCounts, "add", lambda self, counts: seen.append(dict(counts)) or real(self, counts)
     )
 
     def sample(per_block, limit):
@@ -258,7 +219,7 @@ def test_a_sample_is_about_as_large_as_asked_and_always_the_same(monkeypatch):
 
 def test_a_source_without_text_in_a_mixture():
     sources = [fake(*TEXTS), fake("\u200b", spec="invisible")]
-    with pytest.raises(UserError, match="--source invisible: cleaning leaves no text"):
+    with pytest.raises(UserError, match="source invisible: cleaning leaves no text"):
         train(recipe("bpe", sampling_exponent=0.7), sources, workers=1)
     assert train(recipe("bpe"), sources, workers=1).vocab_size == SIZES["bpe"]
 
@@ -273,9 +234,3 @@ def test_lines_for_sentencepiece_are_not_too_long():
     solid = "語" * 5000
     parts = cut([solid])
     assert "".join(parts) == solid and len(parts) == 4
-
-
-def test_long_lines_count_for_sentencepiece():
-    """The library leaves out what is longer than 4192 bytes; cut, it is used."""
-    tokenizer = train(recipe("sentencepiece-bpe"), [fake("qu" * 6000, *TEXTS)], workers=1)
-    assert max(len(piece) for piece in pieces(tokenizer) if set(piece) == {"q", "u"}) >= 8

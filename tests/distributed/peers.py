@@ -4,6 +4,7 @@ Usage: peers.py INDEX COUNT PORT REPORT TIMEOUT CHILD, where CHILD is Python cod
 """
 
 import json
+import socket
 import sys
 
 from bert_jax.distributed import supervisor
@@ -21,11 +22,15 @@ def announce_exit(code):
 """
 
 
-supervisor.GRACE_SECONDS = 0.5  # these children print nothing at the end
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def main(index: int, count: int, port: int, report: dict, timeout: float, child: str) -> int:
     info = ProcessInfo("127.0.0.1", port, index, count, None)
+    supervisor.GRACE_SECONDS = 0.5  # these children print nothing at the end
     try:
         return supervisor.supervise([sys.executable, "-c", PREAMBLE + child], info, report, timeout)
     except UserError as error:

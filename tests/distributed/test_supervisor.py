@@ -14,19 +14,14 @@ import pytest
 
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.process_report import COMPARED_SECTIONS, report_differences
-from bert_jax.distributed.rendezvous import Connection, Rendezvous, open_rendezvous
+from bert_jax.distributed.rendezvous import Rendezvous, open_rendezvous
 from bert_jax.errors import PeerError, UserError
+from tests.distributed.peers import free_port
 
 ROOT = Path(__file__).parents[2]
 SAME = {"config": {"steps": 3}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "environment": {}}
 SLEEP = "time.sleep(60)"
 DONE = "announce_exit(0)"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def start(children: dict[int, str], processes: int, reports: dict[int, dict] | None = None, timeout: float = 60):
@@ -142,9 +137,10 @@ def test_no_child_is_started_when_reports_differ(tmp_path):
 
 def test_all_sections_of_reports_are_compared():
     other = {"config": {"steps": 4}, "code": {"hash": "b"}, "versions": {"jax": "2"}, "environment": {"XLA_FLAGS": "x"}}
+    other["corpora"] = {"/data": "c"}
     texts = report_differences([SAME | {"host": "a"}, SAME | other | {"host": "b"}])
-    shown = ["steps is 4 instead of 3", "hash is b instead of a", "XLA_FLAGS is x instead of None"]
-    shown.insert(2, "jax is 2 instead of 1")
+    shown = ["steps is 4 instead of 3", "hash is b instead of a", "jax is 2 instead of 1"]
+    shown += ["XLA_FLAGS is x instead of None", "/data is c instead of None"]
     for section, words, text in zip(COMPARED_SECTIONS, shown, texts, strict=True):
         assert f"process 1 (b) differs from process 0 (a) in its {section}: {words}." in text
 
@@ -155,16 +151,7 @@ def test_a_port_in_use_is_a_users_mistake():
         taken.listen()
         info = ProcessInfo("127.0.0.1", taken.getsockname()[1], 0, 2, None)
         with pytest.raises(UserError, match="cannot listen on port"):
-            open_rendezvous(info, SAME | {"host": "h"}, 5)
-
-
-def test_sigterm_reaches_the_child(tmp_path):
-    child = f"signal.signal(signal.SIGTERM, lambda *_: announce_exit(75)); {write_pid(tmp_path)}; {SLEEP}"
-    running = start({0: child, 1: child}, 2)
-    wait_for_pids(tmp_path, 2)
-    for supervisor in running.values():
-        supervisor.terminate()
-    assert {code for code, _ in end(running).values()} == {75}
+            open_rendezvous(info, SAME | {"host": "h"}, 5, list)
 
 
 @pytest.mark.slow
@@ -195,24 +182,22 @@ def test_a_second_ctrl_c_stops_at_once(tmp_path):
 def test_messages_over_a_connection():
     """In any packets; None at the end. The kernel detects a host that is gone in 60 s."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        raw = socket.create_connection(server.getsockname())
+        peer = socket.create_connection(server.getsockname())
         accepted = server.accept()[0]
-    connection = Connection(accepted)
+    rendezvous = Rendezvous()
+    rendezvous.add(3, accepted, accepted.makefile())
     option = functools.partial(accepted.getsockopt, socket.IPPROTO_TCP)
     assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     idle, interval, count = (option(getattr(socket, f"TCP_KEEP{name}")) for name in ("IDLE", "INTVL", "CNT"))
     assert idle + interval * count == 60 and option(socket.TCP_USER_TIMEOUT) == 60_000
-    rendezvous = Rendezvous()
-    rendezvous.connections[3] = connection
-    assert rendezvous.poll(0.01) == []
-    raw.sendall(b'{"a": 1}\n{"b": 2}\n{"c"')
-    assert [rendezvous.poll(5), rendezvous.poll(5)] == [[(3, {"a": 1})], [(3, {"b": 2})]]
-    assert connection.receive(0.05) is None, "too late"
-    raw.sendall(b": 3}\n")
-    assert rendezvous.poll(5) == [(3, {"c": 3})]
-    raw.close()
-    assert rendezvous.poll(5) == [(3, None)] and not rendezvous.connections
+    peer.sendall(b'{"a": 1}\n{"b": 2}\n{"c"')
+    assert [rendezvous.events.get(timeout=5) for _ in range(2)] == [(3, {"a": 1}), (3, {"b": 2})]
+    peer.sendall(b": 3}\n")
+    assert rendezvous.events.get(timeout=5) == (3, {"c": 3})
+    peer.close()
+    assert rendezvous.events.get(timeout=5) == (3, None)
     rendezvous.send(late=True)
+    rendezvous.close()
 
 
 def test_clients_that_are_not_processes_of_the_run_are_refused():
@@ -224,5 +209,5 @@ def test_clients_that_are_not_processes_of_the_run_are_refused():
     )
     client = subprocess.Popen([sys.executable, "-c", script])
     with pytest.raises(PeerError, match="process 1 of 2 did not connect"):
-        open_rendezvous(info, SAME | {"host": "h"}, 1)
+        open_rendezvous(info, SAME | {"host": "h"}, 1, list)
     client.wait()

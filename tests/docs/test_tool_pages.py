@@ -17,7 +17,7 @@ def models(folder, tiny_export):
     import torch
 
     from tests.convert.test_nvidia import examples_name
-    from tests.live import zoo
+    from tests.golden.make_families import make
 
     tests = ROOT / "tests"
     shutil.copytree(tiny_export, folder / "all-MiniLM-L6-v2")
@@ -25,7 +25,7 @@ def models(folder, tiny_export):
     for place in ("roberta.large.mnli", "nvidia"):
         (folder / place).mkdir()
     shutil.copy(tests / "convert/fixtures/fairseq/new.pt", folder / "roberta.large.mnli/model.pt")
-    hf_model = zoo.build("bert", "ForPreTraining")
+    hf_model = make("BertForPreTraining", 0)
     state = {examples_name(name): t for name, t in hf_model.state_dict().items() if not name.endswith("decoder.bias")}
     torch.save({"model": state}, folder / "nvidia/ckpt_8601.pt")
     hf_model.config.to_json_file(folder / "nvidia/bert_config.json")
@@ -37,13 +37,14 @@ def test_commands(page, folder, monkeypatch, quick_compilation):
     run_page(page, folder, monkeypatch)
 
 
-def test_commands_on_scaling(folder, monkeypatch, quick_compilation):
+def test_commands_on_scaling(folder, monkeypatch, quick_compilation, capsys):
     """The calibration with two small cases."""
     calibrate = load_script(ROOT / "scripts" / "benchmarks" / "calibrate_roofline.py")
     monkeypatch.setattr(calibrate, "FITTED", (calibrate.Case("bert_tiny", 16, 2),))
     monkeypatch.setattr(calibrate, "CHECKED", (calibrate.Case("bert_tiny", 16, 2, optimizer="lamb"),))
     monkeypatch.setattr(calibrate, "MEMORY_ELEMENTS", 2**12)
     run_page("docs/scaling.md", folder, monkeypatch)
+    assert "bert_tiny 16 x 2, lamb, dropout 0.1" in capsys.readouterr().out
 
 
 def test_commands_on_other_formats(models, monkeypatch, quick_compilation):

@@ -12,14 +12,15 @@ from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import presets
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.doctor import reference_curve
-from bert_jax.doctor.reference_curve import Curve, compare, read_curve, reference_config
+from bert_jax.doctor.reference_curve import Curve, compare, comparison_config, read_curve
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 
 ROOT = Path(__file__).parent.parent.parent
 CURVES = ["bert_mini", "bert_tiny"]
+FASTER = dataclasses.replace(presets.load_config("bert_tiny").phases[0], learning_rate=7e-3)
 
 
 @pytest.fixture(scope="module")
@@ -74,17 +75,6 @@ def test_bfloat16_may_be_farther_off():
     values = {name: scaled(row, 1.009, 0, 60) for name, row in curve.metrics.items()}
     assert set(levels(compare(values, curve, "float32")).values()) == {"error"}
     assert set(levels(compare(values, curve, "bfloat16")).values()) == {"ok"}
-    values["pair_loss"] = scaled(curve.metrics["pair_loss"], 1.011, 0, 1)
-    assert levels(compare(values, curve, "bfloat16"))["first"] == "error"
-
-
-def test_the_text_of_a_finding():
-    curve = synthetic()
-    values = curve.metrics | {"mlm_loss": scaled(curve.metrics["mlm_loss"], 1.02, 20, 60)}
-    line = next(line for line in compare(values, curve, "float32") if line.name == "mlm_loss")
-    assert line.text.startswith("off by 2% over steps 21 to 40, where 0.01% is allowed, and in 1 of 3 windows after")
-    assert line.values["deviations"] == pytest.approx([0, 0.02, 0.02]) and line.values["bounds"] == [1e-4] * 3
-    json.dumps(line._asdict())
 
 
 @pytest.mark.parametrize("name", CURVES)
@@ -100,7 +90,7 @@ def test_free_settings_are_kept_and_the_others_are_the_curves(name):
         phases=(dataclasses.replace(preset.phases[0], accumulation=4), *preset.phases[1:]),
     )
     wanted = config_lib.from_dict(curve.config)
-    config = reference_config(user, preset, curve)
+    config = comparison_config(user, preset, curve)
     assert config == config_lib.replace(
         wanted,
         model=free,
@@ -115,21 +105,15 @@ def test_free_settings_are_kept_and_the_others_are_the_curves(name):
     ("changes", "named"),
     [
         ({"seed": 1}, "seed 1"),
-        ({"model": {"hidden_dropout": 0.2}}, r"model\.hidden_dropout 0\.2"),
+        ({"phases": (FASTER,)}, r"phases\.0\.learning_rate 0\.007"),
         ({"model": {"vocab_size": 999}}, r"model\.vocab_size 999: .* run that has 1000"),
         ({"optimizer": {"beta2": 0.98}}, r"optimizer\.beta2 0\.98"),
-        ({"objective": {"mask_rate": 0.1}}, r"objective\.mask_rate 0\.1"),
-        ({"data": {"short_example_rate": 0.0}}, r"data\.short_example_rate 0\.0"),
     ],
 )
-@pytest.mark.parametrize("name", CURVES)
-def test_settings_that_decide_the_results_are_refused(name, changes, named):
-    preset = presets.load_config(name)
+def test_settings_that_decide_the_results_are_refused(changes, named):
+    preset = presets.load_config("bert_tiny")
     with pytest.raises(UserError, match=f"^{named}"):
-        reference_config(config_lib.replace(preset, **changes), preset, read_curve(name))
-    faster = tuple(dataclasses.replace(phase, learning_rate=7e-3) for phase in preset.phases)
-    with pytest.raises(UserError, match=r"^phases\.0\.learning_rate 0\.007"):
-        reference_config(dataclasses.replace(preset, phases=faster), preset, read_curve(name))
+        comparison_config(config_lib.replace(preset, **changes), preset, read_curve("bert_tiny"))
 
 
 def test_refusals_on_the_command_line(tiny_corpus, capsys):
@@ -225,11 +209,3 @@ def corpus(tmp_path_factory) -> Path:
 
 def test_the_commands_make_the_corpus_of_the_curves(corpus):
     assert {read_curve(name).corpus for name in CURVES} == {Corpus.open(corpus).identity}
-
-
-@pytest.mark.slow
-def test_a_correct_run_matches_the_shipped_curve(corpus, capsys):
-    args = ["doctor", "bert_tiny", "--corpus", str(corpus), "--against", "--json", "--phases.0.accumulation", "2"]
-    assert cli.main(args) == 0
-    findings = json.loads(capsys.readouterr().out)
-    assert {line["level"] for line in findings} == {"ok"} and len(findings) == 7

@@ -65,16 +65,15 @@ def drawn(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def make(name: str, size: int, **changes):
-    """A transformers model with random weights."""
+    """A transformers model with random weights; `changes` are settings that differ from SETTINGS."""
     import torch
     import transformers
 
-    family = next(family for family in SETTINGS if name.startswith(family))
+    family = max((family for family in SETTINGS if family.lower() in name.lower()), key=len)
     labels = {} if name.endswith(("QuestionAnswering", "PreTraining")) else {"num_labels": 3}
-    config = getattr(transformers, f"{family}Config")(
-        **(SETTINGS[family][size] | labels | changes), attn_implementation="eager"
-    )
-    model = getattr(transformers, name)(config).eval()
+    model_class = getattr(transformers, name)
+    settings = SETTINGS[family][size] | labels | changes
+    model = model_class(model_class.config_class(**settings, attn_implementation="eager")).eval()
     with torch.no_grad():
         for key, tensor in model.named_parameters():
             tensor.copy_(torch.tensor(drawn(key, tuple(tensor.shape))))
@@ -127,6 +126,11 @@ def sampled(values: np.ndarray, mask_BS: np.ndarray) -> np.ndarray:
     """At most `KEPT` values, spread evenly over those at real tokens."""
     flat = at_real(values, mask_BS).reshape(-1)
     return flat[np.linspace(0, flat.size - 1, min(KEPT, flat.size)).astype(int)]
+
+
+PARTS = {"layer 0": "embeddings", "pooled": "pooled vector"}
+PARTS |= {name: f"{name} logits" for name in ("mlm", "pair", "task")}
+"""Names in the goldens -> names in the parity report."""
 
 
 def goldens() -> dict[str, dict]:

@@ -61,7 +61,7 @@ def main(directory: Path) -> None:
     """Write both, and the digests of their parameters."""
     from bert_jax.convert.conversion import convert
     from bert_jax.convert.formats import input_formats, native
-    from bert_jax.data.mixture_spec import CorpusWeight
+    from bert_jax.data.mixture import CorpusWeight
     from bert_jax.training import pretraining
     from bert_jax.training.run_directory import checkpoint, workdir
 

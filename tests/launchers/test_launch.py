@@ -32,9 +32,7 @@ def test_scripts_are_written_as_packaged(tmp_path, capsys, cluster, names):
     ("words", "message"),
     [
         (["pbs", "--out", "x"], "launch pbs: give slurm, tpu or kubernetes"),
-        (["slurm"], "take --out DIR"),
-        (["tpu", "--out", "x", "--force"], "take --out DIR"),
-        (["slurm", "--out="], "--out is empty"),
+        (["slurm"], "launch slurm needs --out DIR"),
     ],
 )
 def test_mistakes(capsys, words, message):

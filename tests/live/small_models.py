@@ -6,26 +6,25 @@ from pathlib import Path
 from etils import epath
 
 from bert_jax.convert import tokenizer_files
-from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.fixtures import WORDS, make_documents
-from tests.live import zoo
+from tests.golden import make_families
 
-HEADS = {"bert": "ForPreTraining", "albert": "ForPreTraining", "electra": "ForPreTraining"}
-"""Other families: ForMaskedLM."""
+CLASSES = {
+    "bert": "BertForPreTraining",
+    "roberta": "RobertaForMaskedLM",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+    "camembert": "CamembertForMaskedLM",
+    "albert": "AlbertForPreTraining",
+    "distilbert": "DistilBertForMaskedLM",
+    "electra": "ElectraForPreTraining",
+    "modernbert": "ModernBertForMaskedLM",
+}
 
 
 def wordpiece(directory: Path) -> Tokenizer:
     letters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
-    pieces = [
-        "[PAD]",
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        *letters,
-        *(f"##{letter}" for letter in letters),
-        *WORDS[2:],
-    ]
+    pieces = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters), *WORDS[2:]]
     (directory / "vocab.txt").write_text("".join(f"{piece}\n" for piece in dict.fromkeys(pieces)))
     return Tokenizer.load(directory)
 
@@ -63,9 +62,9 @@ def save(family: str, directory: Path, scratch: Path) -> object:
     ids = {"pad_token_id": tokenizer.pad_id}
     if family not in ("bert", "distilbert", "electra"):
         ids |= {"bos_token_id": first, "cls_token_id": first, "eos_token_id": last, "sep_token_id": last}
-    head = HEADS.get(family, "ForMaskedLM")
     # Two more rows than tokens, as padded vocabularies have them.
-    model = zoo.build(family, head, vocab_size=tokenizer.vocab_size + 2, **ids)
+    model = make_families.make(CLASSES[family], 0, vocab_size=tokenizer.vocab_size + 2, **ids)
     model.save_pretrained(directory)
-    tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(directory), family, zoo.SIZES["narrow"]["positions"])
+    positions = make_families.BERT["max_position_embeddings"]
+    tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(directory), family, positions)
     return model

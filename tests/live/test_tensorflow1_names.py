@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.convert.formats import tensorflow1
+from bert_jax.convert.formats import input_formats, tensorflow1
+from bert_jax.convert.formats.format import ReadOptions, to_source_model
 from bert_jax.convert.hf_model import HuggingFaceModel
 
 pytestmark = [
@@ -22,7 +23,8 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "tensor_bundle"
 
 @pytest.mark.parametrize("family", ["bert", "albert"])
 def test_a_form_is_what_transformers_has(family):
-    hf_model = tensorflow1.read_hf_model(GOLDEN / family)
+    with input_formats.open_model(GOLDEN / family) as source_model:
+        hf_model = source_model.hf_model
     config = getattr(transformers, f"{family.capitalize()}Config")(**hf_model.config)
     model = getattr(transformers, hf_model.config["architectures"][0])(config)
     hf_shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items() if ".decoder." not in name}
@@ -41,8 +43,10 @@ def test_what_transformers_has_can_be_written_and_read(tmp_path, family, head):
     model = getattr(transformers, family + head)(getattr(transformers, f"{family}Config")(**sizes, num_labels=2))
     tensors = {name: tensor.numpy() for name, tensor in model.state_dict().items()}
     config = model.config.to_dict()
-    tensorflow1.write_hf_model(HuggingFaceModel(config, tensors, "transformers"), tmp_path / "out")
-    back = tensorflow1.read_hf_model(tmp_path / "out")
+    source_model = to_source_model("test", HuggingFaceModel(config, tensors, "transformers"), None, ReadOptions())
+    tensorflow1.write(source_model, tmp_path)
+    with input_formats.open_model(tmp_path) as source_model:
+        back = source_model.hf_model
     assert set(back.tensors) == {name for name in tensors if ".decoder." not in name}
     for name, array in back.tensors.items():
         np.testing.assert_array_equal(array, tensors[name], err_msg=name)

@@ -17,7 +17,6 @@ from bert_jax.convert import tokenizer_files
 from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.cli import main as cli
 from tests.live import small_models
 
 pytestmark = pytest.mark.slow
@@ -52,26 +51,15 @@ def lines():
     return list(dict.fromkeys(every_line(Path(FOLDER)))) if FOLDER else LINES
 
 
-@pytest.fixture(scope="module")
-def sources(tmp_path_factory):
-    """A tokenizer of each kind, released ones where the folder has them."""
-    folder = tmp_path_factory.mktemp("sources")
-    (folder / "text.txt").write_text("\n".join(f"{line} {i}" for i in range(40) for line in LINES))
-    found = {}
-    for name, kind, size in (
-        ("bert", "wordpiece", 150),
-        ("roberta", "byte-bpe", 320),
-        ("albert", "sentencepiece-unigram", 100),
-    ):
-        found[name] = folder / f"{name}.json"
-        command = ["tokenizer", "--source", f"lines:{folder / 'text.txt'}", "--kind", kind, "--vocab-size", str(size)]
-        cli.main([*command, "--out", str(found[name])])
-    if FOLDER:
-        vocab = Path(FOLDER) / "vocab"
-        found["bert"] = vocab / "bert_base_uncased_vocab.txt"
-        found["electra"] = vocab / "bert_base_cased_vocab.txt"
-        found["roberta"] = vocab / "gpt2_vocab.bpe"
-    return found
+RELEASED = {"bert": "bert_base_uncased_vocab.txt", "electra": "bert_base_cased_vocab.txt", "roberta": "gpt2_vocab.bpe"}
+
+
+def tokenizer_of(family: str, scratch: Path) -> Tokenizer:
+    """A released one where the folder has it, else a small one."""
+    if FOLDER and family in RELEASED:
+        return Tokenizer.load(Path(FOLDER) / "vocab" / RELEASED[family], add_special_tokens=True)
+    scratch.mkdir()
+    return small_models.KINDS.get(family, small_models.wordpiece)(scratch)
 
 
 def differing(tokenizer: Tokenizer, hf_tokenizer, lines: list[str]) -> list[str]:
@@ -88,32 +76,31 @@ def differing(tokenizer: Tokenizer, hf_tokenizer, lines: list[str]) -> list[str]
 
 
 @pytest.mark.parametrize("family", ["bert", "electra", "distilbert", "roberta"])
-def test_made_files(tmp_path, sources, lines, family):
-    source = sources.get(family, sources["bert"])
-    before = Tokenizer.load(source, add_special_tokens=True)
-    tokenizer_files.write_tokenizer_files(before, epath.Path(tmp_path), family, 512)
-    after = Tokenizer.load(tmp_path)
-    assert after.fingerprint == before.fingerprint
-    assert after.encode_batch(lines) == before.encode_batch(lines)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
-    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+def test_made_files(tmp_path, lines, family):
+    before, directory = tokenizer_of(family, tmp_path / "scratch"), tmp_path / "written"
+    directory.mkdir()
+    tokenizer_files.write_tokenizer_files(before, epath.Path(directory), family, 512)
+    (directory / "config.json").write_text(json.dumps({"model_type": family}))
+    hf_tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     assert differing(before, hf_tokenizer, lines) == []
     roles = ("pad", "unk", "cls", "sep", "mask")
     assert [getattr(hf_tokenizer, f"{r}_token_id") for r in roles] == [getattr(before, f"{r}_id") for r in roles]
-    carried = tmp_path / "carried"
-    carried.mkdir()
-    tokenizer_files.copy_tokenizer_files(epath.Path(tmp_path), epath.Path(carried))
-    assert Tokenizer.load(carried).fingerprint == before.fingerprint
+    after = Tokenizer.load(directory)
+    assert after.fingerprint == before.fingerprint
+    assert after.encode_batch(lines) == before.encode_batch(lines)
 
 
 @pytest.mark.parametrize("how", ["a run's own", "released"])
-def test_albert(tmp_path, sources, lines, how):
+def test_albert(tmp_path, lines, how):
     """A released directory has the model file alone. Of many lines a few differ: see sentencepiece_backend.py."""
-    tokenizer_files.write_tokenizer_files(Tokenizer.load(sources["albert"]), epath.Path(tmp_path), "albert", 512)
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "albert"}))
+    directory = tmp_path / "written"
+    directory.mkdir()
+    made = tokenizer_of("albert", tmp_path / "scratch")
+    tokenizer_files.write_tokenizer_files(made, epath.Path(directory), "albert", 512)
+    (directory / "config.json").write_text(json.dumps({"model_type": "albert"}))
     if how == "released":
-        (tmp_path / "tokenizer_config.json").unlink()
-    tokenizer, hf_tokenizer = Tokenizer.load(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+        (directory / "tokenizer_config.json").unlink()
+    tokenizer, hf_tokenizer = Tokenizer.load(directory), transformers.AutoTokenizer.from_pretrained(directory)
     wrong = differing(tokenizer, hf_tokenizer, lines)
     print(f"{how}: {len(wrong)} of {len(lines)} lines differ, as {wrong[:5]}")
     assert len(wrong) <= len(lines) // 1000

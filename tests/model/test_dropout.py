@@ -99,14 +99,6 @@ def test_masks_of_keys_are_independent():
         assert correlation.max() < bound, (names[worst[0]], names[worst[1]], shift)
 
 
-def test_pairs_of_neighbours_are_independent():
-    """Chi-square of the 2 x 2 table of neighbouring elements along both axes, alpha 1e-4."""
-    kept = keeps(hash_combine(jnp.uint32(8)), range(16), (128, 128))
-    for one, two in ((kept[:, :, ::2], kept[:, :, 1::2]), (kept[:, ::2], kept[:, 1::2]), (kept[::2], kept[1::2])):
-        table = np.array([[(one == a).ravel() @ (two == b).ravel().astype(int) for a in (0, 1)] for b in (0, 1)])
-        assert stats.chi2_contingency(table, correction=False).pvalue > ALPHA
-
-
 def test_order_of_words_matters():
     words = list(itertools.permutations((0, 1, 2)))
     assert len({int(hash_combine(jnp.uint32(9), *order)) for order in words}) == len(words)

@@ -36,7 +36,7 @@ def from_recipe(weights):
 
 @jax.jit
 def forward(params, inputs):
-    model = bert.merge_params(CONFIG, HEADS, params)
+    model = bert.model_from_params(CONFIG, HEADS, params)
     output = model.encoder(inputs, hidden_states=True)
     return {
         "hidden_states": output.hidden_states,

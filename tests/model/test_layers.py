@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.heads import gather_positions, score_labels
+from bert_jax.model.heads import gather_positions, label_log_likelihoods
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -97,7 +97,7 @@ def test_scores_of_labels_and_gathering():
     expected = np.take_along_axis(logits - special.logsumexp(logits, -1, keepdims=True), labels[..., None], -1)[..., 0]
     labels[0] = logits[0].argmax(-1)
     expected[0] = logits[0].max(-1) - special.logsumexp(logits[0], -1)
-    likelihood, correct = score_labels(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
+    likelihood, correct = label_log_likelihoods(jnp.asarray(logits, jnp.float32), jnp.asarray(labels))
     np.testing.assert_allclose(likelihood, expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(correct, logits.argmax(-1) == labels)
     assert correct[0].all() and not correct[1].all()

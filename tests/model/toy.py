@@ -52,7 +52,7 @@ def inputs(lengths: tuple[int, ...] = (12, 7, 9), packed: bool = False, seed: in
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("hidden_states", "attentions"))
 def encode(config: ModelConfig, params, batch: EncoderInputs, **options):
     """The encoder's output."""
-    return bert.merge_params(config, Heads(pair=True), params).encoder(batch, **options)
+    return bert.model_from_params(config, Heads(pair=True), params).encoder(batch, **options)
 
 
 def real(batch: EncoderInputs) -> jax.Array:

@@ -8,8 +8,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bert_jax.planning.hlo import Collective
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import combine
 from bert_jax.training.sharding import DATA_AXES
-from bert_jax.training.step import combine
 
 REDUCTIONS = ("all-reduce", "reduce-scatter")
 
@@ -28,7 +28,7 @@ def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) 
 
     def gradients_of(params, batch):
         batch = task.prepare(batch, evaluating=False)
-        weights = task.loss_weights(batch)
+        weights = task.loss_weight_sums(batch)
         parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
         parts = jax.lax.with_sharding_constraint(parts, split)
 

@@ -5,7 +5,7 @@ collectives of the compiled programs (promise 2). All tests share one training r
 import numpy as np
 import pytest
 
-from bert_jax.planning.hlo import bytes_by_kind, parse_collectives
+from bert_jax.planning.hlo import array_bytes_by_kind, parse_collectives
 from tests.multi_device.exchanges import gradients_sent, table_gathers
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def test_programs_differ(cases):
     """Otherwise their agreement would mean nothing."""
     assert not parse_collectives(cases["one"]["hlo"])
     for name in ("data8", "fsdp8", "cube/8"):
-        assert sum(bytes_by_kind(parse_collectives(cases[name]["hlo"])).values()) > 1_000_000
+        assert sum(array_bytes_by_kind(parse_collectives(cases[name]["hlo"])).values()) > 1_000_000
     assert "known_trip_count" in cases["data8/8"]["hlo"]
 
 
@@ -63,6 +63,17 @@ def test_training_agrees_with_one_device(cases, name):
     assert abs(other[0] - reference[0]) <= 1e-6 * abs(reference[0])
     assert cases[name]["gradient_distance"] <= 1e-5
     np.testing.assert_allclose(other, reference, rtol=1e-4)
+
+
+def test_trust_ratios_span_devices(cases):
+    """LAMB's norms are those of logical tensors, which are split over devices."""
+    reference, other = cases["one, lamb"], cases["cube/8, lamb"]
+    assert other["word_shard"] == [256, 64] and other["gradient_distance"] <= 1e-5
+    np.testing.assert_allclose(other["losses"], reference["losses"], rtol=1e-4)
+    assert "trust_ratio/layer_01" in reference["norms"] and reference["norms"].keys() == other["norms"].keys()
+    for name, value in reference["norms"].items():
+        np.testing.assert_allclose(other["norms"][name], value, rtol=1e-4, err_msg=name)
+    assert abs(reference["losses"][-1] - cases["one"]["losses"][-1]) > 1e-2, "the optimizers should differ"
 
 
 def test_a_partial_batch_is_split_over_devices(outcome):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import Config, MeshConfig, Phase
+from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
 from bert_jax.inference import loaded_model
 from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads
@@ -22,22 +22,23 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import wordpiece
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs
+from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.step import put_step_inputs
 from tests.multi_device.exchanges import compile_naive
 
 VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 20
 ACCUMULATION, RAMP_ROWS = 8, 24
 PHASE = Phase(steps=100, seq_len=SEQ_LEN, batch_size=ROWS, warmup_steps=0)
 CASES = {
-    # name: (data, fsdp, tensor, accumulation)
-    "one": (1, 1, 1, 1),
-    "data8": (8, 1, 1, 1),
-    "data8/8": (8, 1, 1, ACCUMULATION),
-    "fsdp8": (1, 8, 1, 1),
-    "fsdp8/8": (1, 8, 1, ACCUMULATION),
-    "cube/8": (2, 2, 2, ACCUMULATION),
+    # name: (data, fsdp, tensor, accumulation, optimizer)
+    "one": (1, 1, 1, 1, "adamw"),
+    "data8": (8, 1, 1, 1, "adamw"),
+    "data8/8": (8, 1, 1, ACCUMULATION, "adamw"),
+    "fsdp8": (1, 8, 1, 1, "adamw"),
+    "fsdp8/8": (1, 8, 1, ACCUMULATION, "adamw"),
+    "cube/8": (2, 2, 2, ACCUMULATION, "adamw"),
+    "one, lamb": (1, 1, 1, 1, "lamb"),
+    "cube/8, lamb": (2, 2, 2, ACCUMULATION, "lamb"),
 }
 
 
@@ -67,29 +68,31 @@ def rows_of_step(step: int) -> dict[str, np.ndarray]:
     }
 
 
-def make_task(mesh: MeshConfig, **phase: int) -> Pretraining:
+def make_task(mesh: MeshConfig, optimizer: str = "adamw", **phase: int) -> Pretraining:
     model = families.bert(num_layers=2, hidden_size=128, vocab_size=VOCAB)
     config = Config(
         name="equivalence",
         model=dataclasses.replace(model, intermediate_size=256, max_positions=SEQ_LEN),
         phases=(dataclasses.replace(PHASE, **phase),),
         mesh=mesh,
+        optimizer=OptimizerConfig(name=optimizer),
     )
     assert config.model.hidden_dropout == config.model.attention_dropout == 0.1
     return Pretraining(config, Vocabulary(VOCAB, 4, (0, 1, 2, 3, 4)))
 
 
-def run(data: int, fsdp: int, tensor: int, accumulation: int) -> tuple[dict, dict[str, np.ndarray]]:
-    task = make_task(MeshConfig(data, fsdp, tensor))
+def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) -> tuple[dict, dict[str, np.ndarray]]:
+    task = make_task(MeshConfig(data, fsdp, tensor), optimizer)
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
-    programs, inputs = Programs(task, mesh), put_step_inputs(3e-3, 1, mesh)
+    programs, inputs = Programs(task, mesh), put_step_scalars(3e-3, 1, mesh)
     state, compiled = programs.init_state(), programs.train_step(0, accumulation)
-    losses, first_moments = [], {}
+    losses, norms, first_moments = [], {}, {}
     for step in range(STEPS):
         rows = put_rows(rows_of_step(step), mesh, ROWS)
         state, metrics = compiled(state, rows, inputs)
         losses.append(float(metrics["loss"]))
         if step == 0:  # after one step the first moment is a tenth of the clipped gradient
+            norms = {name: float(value) for name, value in metrics.items() if "norm" in name or "ratio" in name}
             moments = name_leaves(jax.device_get(state.optimizer.mu))
             first_moments = {name: np.asarray(value) for name, value in moments.items()}
     word = state.params["encoder"]["embeddings"]["word"]
@@ -99,6 +102,7 @@ def run(data: int, fsdp: int, tensor: int, accumulation: int) -> tuple[dict, dic
     )
     facts = {
         "losses": losses,
+        "norms": norms,
         "hlo": compiled.as_text(),
         "word_shard": word.addressable_shards[0].data.shape,
         "up_shard": kernel.addressable_shards[0].data.shape,
@@ -139,7 +143,7 @@ def one_step(task: Pretraining, accumulation: int, rows: dict, micro_batches: in
     }
     programs = Programs(task, mesh)
     state, metrics = programs.train_step(0, accumulation)(
-        programs.init_state(), batch, put_step_inputs(3e-3, micro_batches, mesh)
+        programs.init_state(), batch, put_step_scalars(3e-3, micro_batches, mesh)
     )
     moments = {name: np.asarray(value) for name, value in name_leaves(jax.device_get(state.optimizer.mu)).items()}
     return {name: float(value) for name, value in metrics.items()}, moments, shards
@@ -191,7 +195,8 @@ def main() -> None:
     results, moments = {}, {}
     for name, case in CASES.items():
         results[name], moments[name] = run(*case)
-        results[name]["gradient_distance"] = relative_distance(moments["one"], moments[name])
+        reference = "one, lamb" if case[-1] == "lamb" else "one"
+        results[name]["gradient_distance"] = relative_distance(moments[reference], moments[name])
     controls = {
         f"{name}/{parts}": naive(*sizes, parts)
         for name, sizes, parts in (("data8", (8, 1), 1), ("data8", (8, 1), ACCUMULATION), ("fsdp8", (1, 8), 1))

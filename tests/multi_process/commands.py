@@ -3,17 +3,18 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from tests.distributed.peers import free_port
+
 ROOT = Path(__file__).parents[2]
 STEPS = 90
 FLAGS = (
     "--model.vocab-size 96 --model.hidden-size 64 --model.num-layers 2 --model.num-heads 2 "
-    "--model.intermediate-size 128 --model.max-positions 64 --phases.0.seq-len 48 "
+    "--model.intermediate-size 128 --model.max-positions 64 --model.hidden-dropout 0.1 --phases.0.seq-len 48 "
     f"--phases.0.batch-size 32 --phases.0.accumulation 1 --phases.0.steps {STEPS} --phases.0.warmup-steps 2 "
     "--phases.0.learning-rate 1e-3 --evaluation.rows 10 --evaluation.batch-size 6 --evaluation.every 30 "
     "--checkpoint.every 10 --log.every 1 --log.no-tensorboard --data.prefetch 2 --cluster.timeout 120"
@@ -43,27 +44,14 @@ class Job:
           extra: additional flags by process.
           interpreters: Python interpreters by process; others use this one.
         """
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.workdir, self.supervisors = workdir, []
+        port, self.workdir, self.supervisors = free_port(), workdir, []
         quick_env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
         environment = os.environ | quick_env | {"PYTHONPATH": str(ROOT)}
         for process in range(processes):
-            cluster = (
-                f"--cluster.coordinator 127.0.0.1:{port} --cluster.processes {processes} --cluster.process {process}"
-            )
-            arguments = [
-                "bert_tiny",
-                "--corpus",
-                str(corpus),
-                "--workdir",
-                str(workdir),
-                *FLAGS.split(),
-                *cluster.split(),
-            ]
-            arguments += (extra or {}).get(process, [])
-            command = [(interpreters or {}).get(process, sys.executable), "-m", "bert_jax", "pretrain", *arguments]
+            command = [(interpreters or {}).get(process, sys.executable), "-m", "bert_jax", "pretrain", "bert_tiny"]
+            command += ["--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
+            command += ["--cluster.coordinator", f"127.0.0.1:{port}", "--cluster.processes", str(processes)]
+            command += ["--cluster.process", str(process), *(extra or {}).get(process, [])]
             self.supervisors.append(
                 subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             )
@@ -84,15 +72,11 @@ class Job:
             assert time.monotonic() < deadline and self.supervisors[0].poll() is None, self.end()
             time.sleep(0.02)
 
-    def child(self, process: int) -> int:
-        """Process id of the training process."""
+    def kill_child(self, process: int) -> None:
+        """Send SIGKILL to a training process, as the out-of-memory killer does."""
         supervisor = self.supervisors[process].pid
         (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-        return int(child)
-
-    def kill_child(self, process: int) -> None:
-        """Send SIGKILL to the training process, as the out-of-memory killer does."""
-        os.kill(self.child(process), signal.SIGKILL)
+        os.kill(int(child), signal.SIGKILL)
 
     def end(self) -> list[tuple[int, str, str]]:
         """Exit code, stdout and stderr of each process."""

@@ -18,13 +18,11 @@ STEPS = 51
 """Steps 0 to 50."""
 CHUNK_TOKENS, WINDOW_CHUNKS = 200, 6
 """Replace those of data/epoch_plan.py, so that an epoch has several windows."""
-PREFETCH = {1: 1, 2: 4, 4: 7}
-READER_PROCESSES = {1: 0, 2: 2, 4: 0}
+PREFETCH = {1: 1, 4: 7}
+READER_PROCESSES = {1: 0, 4: 1}
 """By number of processes, so that the compared runs prepare their batches in different ways."""
-DEVICES = {1: 1, 2: 1, 4: 2}
+DEVICES = {1: 1, 4: 2}
 """Devices per process, by number of processes."""
-ACCUMULATION = {1: 1, 2: 1, 4: 2}
-"""Micro-batches, by number of processes."""
 
 MODEL = ModelConfig(vocab_size=96, hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128, max_positions=64)
 PHASES = (
@@ -50,13 +48,7 @@ STREAMS = {
         RUNS, data=DataConfig(mixture_exponent=0.7, examples_per_row=8), objective=ObjectiveConfig()
     ),
 }
-"""The last case reads two corpora, with two processes through reader processes."""
-LOSSES = dataclasses.replace(
-    RUNS,
-    data=DataConfig(examples_per_row=8),
-    objective=ObjectiveConfig(),
-    phases=(Phase(steps=20, seq_len=48, batch_size=16, learning_rate=3e-3, warmup_steps=0),),
-)
+"""The last case reads two corpora, with four processes through reader processes."""
 
 
 def make_document(rng: np.random.Generator, prefixes) -> str:

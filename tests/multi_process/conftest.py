@@ -1,14 +1,22 @@
 """The corpora that all processes read, what groups of them computed, and the metrics of an undisturbed run."""
 
+import functools
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.multi_process.commands import Job, lines
+from tests.distributed.peers import free_port
+from tests.multi_process.commands import ROOT, Job, lines
 from tests.multi_process.configs import build_corpora
-from tests.multi_process.launch import launch
+
+TIMEOUT_SECONDS = 600
+Written = list[dict[str, np.ndarray]]
 
 
 @pytest.fixture(scope="session")
@@ -24,28 +32,38 @@ def corpora(tmp_path_factory) -> list[Path]:
     return [large, small, damaged]
 
 
-class Groups:
-    """What 1, 2 and 4 processes wrote; each group is started once and does all jobs of worker.py."""
+@pytest.fixture(scope="session")
+def groups(tmp_path_factory, corpora) -> Callable[[str, int], Written]:
+    """Arrays of a job of worker.py, of each of 1 or 4 processes. A group is started once and does all its jobs."""
 
-    def __init__(self, directory: Path, corpora: list[Path]):
-        self._directory, self._corpora, self._written = directory, corpora, {}
+    @functools.cache
+    def start(processes: int) -> Written:
+        directory, port, running = tmp_path_factory.mktemp(f"{processes}-processes"), free_port(), []
+        environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+        try:
+            for process in range(processes):
+                words = ["-m", "tests.multi_process.worker", process, processes, port, directory, *corpora]
+                with (directory / f"{process}.log").open("wb") as log:
+                    running.append(
+                        subprocess.Popen([sys.executable, *map(str, words)], stdout=log, stderr=log, env=environment)
+                    )
+            codes = [process.wait(TIMEOUT_SECONDS) for process in running]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+        logs = [(directory / f"{process}.log").read_text(errors="replace")[-3000:] for process in range(processes)]
+        assert not any(codes), "\n\n".join(map(str, zip(codes, logs, strict=True)))
+        return [dict(np.load(directory / f"{process}.npz")) for process in range(processes)]
 
-    def of(self, job: str, processes: int) -> list[dict[str, np.ndarray]]:
-        """Arrays of a job, of each process."""
-        if processes not in self._written:
-            directory = self._directory / str(processes)
-            directory.mkdir()
-            self._written[processes] = launch(processes, directory, self._corpora)
+    def of(job: str, processes: int) -> Written:
         prefix = f"{job}/"
         return [
             {name.removeprefix(prefix): array for name, array in written.items() if name.startswith(prefix)}
-            for written in self._written[processes]
+            for written in start(processes)
         ]
 
-
-@pytest.fixture(scope="session")
-def groups(tmp_path_factory, corpora) -> Groups:
-    return Groups(tmp_path_factory.mktemp("groups"), corpora)
+    return of
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,11 @@
-"""Real runs of several processes: one is killed, one gets SIGTERM."""
+"""Real runs of several processes: one is killed, one gets SIGTERM; and a run that continues with other processes."""
 
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.multi_process.commands import STEPS, Job, lines
@@ -103,3 +105,43 @@ def test_an_error_of_one_process_ends_all(tmp_path, corpora, separate_mount):
     assert [code for code, _, _ in results] == [2, 2]
     assert "error: " in results[1][2] and str(corpus) in results[1][2]
     assert "process 1 of 2 (" in results[0][2] and "ended with exit code 2" in results[0][2]
+
+
+def train_lines(workdir: Path) -> list[dict]:
+    return [line for line in lines(workdir) if line["split"] == "train"]
+
+
+def continue_run(corpus: Path, workdir: Path, until: int | None, processes: int, devices: int, mesh: str) -> int:
+    """Start the run; stop it after a step, or let it end. Returns the number of steps done."""
+    extra = {process: mesh.split() for process in range(processes)}
+    job = Job(corpus, workdir, processes, devices=devices, extra=extra)
+    if until is not None:
+        job.wait_for(until)
+        job.supervisors[0].terminate()
+    for code, _, stderr in job.end():
+        assert code == (0 if until is None else 75), stderr[-3000:]
+    return len(train_lines(workdir))
+
+
+def test_a_run_continues_with_other_processes_and_meshes(tmp_path, corpora, undisturbed):
+    """One process with 8 devices, 4 with 4 devices and two micro-batches each, one with 2; against 2 processes."""
+    workdir = tmp_path / "run"
+    first = continue_run(corpora[0], workdir, 15, 1, 8, "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2")
+    four = "--mesh.data 4 --mesh.fsdp 2 --mesh.tensor 2 --micro-batch 2"
+    second = continue_run(corpora[0], workdir, first + 20, 4, 4, four)
+    assert 0 < first < second < STEPS
+    assert continue_run(corpora[0], workdir, None, 1, 2, "--mesh.data 1 --mesh.fsdp 2") == STEPS
+    reference = [line for line in undisturbed if line["split"] == "train"]
+    continued = train_lines(workdir)
+    assert [line["tokens_seen"] for line in continued] == [line["tokens_seen"] for line in reference]
+    losses, expected = (np.array([line["loss"] for line in run]) for run in (continued, reference))
+    assert (losses != expected).any(), "sums in a different order should round differently"
+    assert np.median(np.abs(np.diff(expected))) > 0.01, "losses change by far more than the tolerance"
+    assert abs(losses[0] / expected[0] - 1) <= 1e-6
+    np.testing.assert_allclose(losses, expected, rtol=1e-4)
+    # Evaluation batches have 6 or 8 rows here, and the same rows in all.
+    held_out = [
+        [line["mlm_loss"] for line in run if line["split"] == "validation"] for run in (lines(workdir), undisturbed)
+    ]
+    assert len(held_out[0]) == 3
+    np.testing.assert_allclose(*held_out, rtol=1e-4)

@@ -1,6 +1,6 @@
 """One of several processes of a run; writes what it read or computed to OUT/PROCESS.npz.
 
-Usage: worker.py PROCESS PROCESSES PORT OUT CORPUS...: see launch.py and JOBS. multiprocessing imports this file in
+Usage: worker.py PROCESS PROCESSES PORT OUT CORPUS...: see conftest.py and JOBS. multiprocessing imports this file in
 reader processes too; module constants are therefore changed on import.
 """
 
@@ -14,12 +14,11 @@ import numpy as np
 
 from bert_jax.data import epoch_plan
 from tests.multi_process.configs import (
-    ACCUMULATION,
     CHUNK_TOKENS,
     DEVICES,
-    LOSSES,
     PREFETCH,
     READER_PROCESSES,
+    RUNS,
     STEPS,
     STREAMS,
     WINDOW_CHUNKS,
@@ -27,12 +26,10 @@ from tests.multi_process.configs import (
 
 epoch_plan.CHUNK_TOKENS, epoch_plan.WINDOW_CHUNKS = CHUNK_TOKENS, WINDOW_CHUNKS
 PREPARED = ("input_ids", "target_positions", "target_labels", "target_weights")
-FEW = 4
-"""Steps whose records are collected."""
 
 
 def open_task(config, parts):
-    from bert_jax.data.mixture_spec import CorpusWeight
+    from bert_jax.data.mixture import CorpusWeight
     from bert_jax.training import pretraining
 
     return pretraining.open_task(config, [CorpusWeight(Path(part)) for part in parts])
@@ -57,108 +54,34 @@ def read_stream(task) -> dict[str, np.ndarray]:
     return found
 
 
-def records_of_few(task) -> list[int]:
-    """Records that this process reads for the first steps."""
-    from bert_jax.data.corpus import Corpus
-    from bert_jax.data.cursor import Cursor
-
-    read, original = set(), Corpus.records
-
-    def spy(self, indices):
-        read.update(map(int, indices))
-        return original(self, indices)
-
-    Corpus.records = spy
-    for step in range(FEW):
-        task.train.batch(task.train.cursor_at(Cursor(), step))
-    Corpus.records = original
-    return sorted(read)
-
-
 def stream(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
-    """All cases; with two processes also a case in which each of them reads everything."""
-    from bert_jax.data.batches import TrainingStream
-
+    """All cases."""
     found = {}
     for name, config in STREAMS.items():
         readers = READER_PROCESSES[processes] if name == "mixture" else 0
         data = dataclasses.replace(config.data, prefetch=PREFETCH[processes], reader_processes=readers)
         task = open_task(dataclasses.replace(config, data=data), corpora[:2] if name == "mixture" else corpora[:1])
         assert (task.train.process_index, task.train.process_count) == (process, processes)
-        if name == "doc_sentences":
-            found[f"{name}/records"] = np.array(records_of_few(task))
-            if processes == 2:
-                everything = TrainingStream(
-                    [task.train.corpora[0].corpus], [1.0], task.config, task.train.special_ids, 0, 1
-                )
-                wrong = dataclasses.replace(task, train=everything)
-                found |= {f"unshared/{key}": value for key, value in read_stream(wrong).items()}
-        found[f"{name}/windows"] = np.array([rows.epoch_plan(48).windows for rows in task.train.corpora])
+        found[f"{name}/windows"] = np.array([rows.epoch_planner(48).windows for rows in task.train.corpora])
         found |= {f"{name}/{key}": value for key, value in read_stream(task).items()}
     return found
-
-
-def losses(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
-    """20 steps, held-out metrics before and after them, and this process's held-out rows."""
-    phases = (dataclasses.replace(LOSSES.phases[0], accumulation=ACCUMULATION[processes]),)
-    task = open_task(dataclasses.replace(LOSSES, phases=phases), corpora[:1])
-    assert (task.train.process_index, task.train.process_count) == (process, processes)
-    found = train(task, ACCUMULATION[processes])
-    settings, seq_len = task.config.evaluation, task.config.phases[-1].seq_len
-    for i, (_, rows) in enumerate(task.validation.batches(seq_len, settings.rows, settings.batch_size)):
-        found |= {f"held_out/{i}/{key}": value for key, value in rows.items()}
-    return found
-
-
-def train(task, accumulation: int) -> dict[str, np.ndarray]:
-    """The loop without its log and its checkpoints."""
-    import jax
-
-    from bert_jax.data.cursor import Cursor
-    from bert_jax.training.loop import check_run
-    from bert_jax.training.optimizers.schedules import learning_rate_at
-    from bert_jax.training.param_paths import name_leaves
-    from bert_jax.training.programs import Programs
-    from bert_jax.training.sharding import make_mesh, put_rows
-    from bert_jax.training.step import put_step_inputs
-
-    programs = Programs(task, make_mesh(task.config.mesh))
-    mesh = programs.mesh
-    check_run(programs, jax.process_count())
-    state, step = programs.init_state(), programs.train_step(0, accumulation)
-    found = {f"before/{name}": np.array(value) for name, value in programs.evaluate(state.params, 0).items()}
-    found["losses"] = []
-    for rows, size, following in task.batches(Cursor()):
-        batch = put_rows(rows, mesh, size)
-        inputs = put_step_inputs(learning_rate_at(task.config, following.step - 1), 1, mesh)
-        state, metrics = step(state, batch, inputs)
-        found["losses"].append(float(metrics["loss"]))
-        if following.step == 1:
-            shards = batch["input_ids"].addressable_shards
-            found["devices"] = np.array(len(shards))
-            found["shard"] = np.concatenate([np.asarray(shard.data) for shard in shards])
-            found["shard_rows"] = np.concatenate([np.arange(size)[shard.index[0]] for shard in shards])
-            found |= {f"first/{name}": array for name, array in rows.items()}
-            # After one update the first moment is a tenth of the clipped gradient.
-            moments = name_leaves(jax.device_get(state.optimizer.mu))
-            found |= {f"moment/{name}": np.asarray(value) for name, value in moments.items()}
-    return found | {f"after/{name}": np.array(value) for name, value in programs.evaluate(state.params, 0).items()}
 
 
 def refusals(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
     """What each process says of a corpus with one bad shard, and of a mesh that leaves processes without rows."""
     from bert_jax.config import MeshConfig
-    from bert_jax.data.mixture_spec import CorpusWeight
+    from bert_jax.data.mixture import CorpusWeight
     from bert_jax.errors import UserError
     from bert_jax.training import pretraining
 
     intact, _, damaged = (Path(corpus) for corpus in corpora)
     workdir = damaged.parent / "run"
-    meshes = {"shard": (damaged, MeshConfig()), "mesh": (intact, MeshConfig(data=1, fsdp=1, tensor=processes))}
+    meshes = {"shard": (damaged, MeshConfig()), "mesh": (intact, MeshConfig(data=2, fsdp=1, tensor=4))}
+    run = dataclasses.replace(RUNS, model=dataclasses.replace(RUNS.model, num_heads=4))
     found = {}
     for name, (corpus, mesh) in meshes.items():
         try:
-            pretraining.pretrain(dataclasses.replace(LOSSES, mesh=mesh), [CorpusWeight(corpus)], workdir)
+            pretraining.pretrain(dataclasses.replace(run, mesh=mesh), [CorpusWeight(corpus)], workdir)
         except UserError as error:
             found[name] = np.array(str(error))
     return found | {"workdir": np.array(workdir.exists())}
@@ -170,7 +93,7 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     from bert_jax.errors import PeerError
 
     agreement.set_timeout(60)
-    found = {"broadcast": np.array(agreement.broadcast_from_first("a word", lambda: f"from {process}"))}
+    found = {"broadcast": np.array(agreement.compute_and_broadcast("a word", lambda: f"from {process}"))}
     found["gathered"] = np.array(agreement.all_gather("numbers", process))
     agreement.set_timeout(5)
     if process == 2:
@@ -182,7 +105,7 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     return found
 
 
-JOBS = {1: (stream, losses), 2: (stream, losses, refusals), 4: (stream, losses, lateness)}
+JOBS = {1: (stream,), 4: (stream, refusals, lateness)}
 """By number of processes."""
 
 

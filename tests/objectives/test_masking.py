@@ -2,11 +2,7 @@
 
 import functools
 import itertools
-import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +20,7 @@ from bert_jax.objectives.masking import (
     REPLACE,
     SELECT,
     mask_tokens,
-    prediction_counts,
+    prediction_counts_by_length,
     predictions_per_row,
 )
 from tests.objectives.masking_batches import (
@@ -242,13 +238,6 @@ def test_properties(unit, bodies, rate, first):
 # Counts and sizes.
 
 
-def test_prediction_counts():
-    counts = prediction_counts(0.15, 512)
-    assert counts.shape == (513,) and counts.dtype == np.int32
-    assert [int(counts[n]) for n in (0, 1, 3, 10, 128, 512)] == [0, 1, 1, 2, 19, 77]
-    assert (np.diff(counts) >= 0).all()
-
-
 @pytest.mark.parametrize("rate", [0.01, 0.15, 0.5, 0.8])
 def test_predictions_per_row_is_the_largest_sum(rate):
     def partitions(room, slots, shortest=3):
@@ -264,18 +253,10 @@ def test_predictions_per_row_is_the_largest_sum(rate):
 
 def test_predictions_of_one_example_per_row():
     for seq_len in (8, 128, 512):
-        assert predictions_per_row(0.15, seq_len, 1) == prediction_counts(0.15, seq_len)[-1]
+        assert predictions_per_row(0.15, seq_len, 1) == prediction_counts_by_length(0.15, seq_len)[-1]
     assert predictions_per_row(0.15, 512, 8) > 77
-    assert prediction_counts(0.15, 512, 80)[-1] == 77 and prediction_counts(0.15, 128, 19)[-1] == 19
+    assert prediction_counts_by_length(0.15, 512, 80)[-1] == 77 and prediction_counts_by_length(0.15, 128, 19)[-1] == 19
     assert predictions_per_row(0.15, 128, 1, 15) == 15 and predictions_per_row(0.15, 128, 2, 6) == 12
-
-
-def test_packed_rows_keep_all_their_predictions():
-    """Eight examples of four tokens predict one token each; one of 48 predicts but seven."""
-    packs = [[(8 * row + k, [CLS, 1 + k, 2, SEP]) for k in range(8)] for row in range(3)]
-    for unit in UNITS:
-        masks = masks_of(packs, ObjectiveConfig(mask_unit=unit), slots=8)
-        assert [len(mask) for row in masks for mask in row.values()] == [1] * 24
 
 
 @pytest.mark.parametrize("unit", ["token", "word"])
@@ -294,28 +275,6 @@ def test_max_predictions(unit):
             for x in (bounded, free)
         ]
         assert chosen[0] < chosen[1]
-
-
-def test_exact_number_never_special_never_padding():
-    lengths = (40, 39, 20, 5, 3)
-    before = make_batch([[(i, n)] for i, n in enumerate(lengths)], 40)
-    after = jax.tree.map(np.asarray, masked(before, KEY, OBJECTIVE, VOCABULARY))
-    ids = np.asarray(before["input_ids"])
-    assert after["target_positions"].shape == (5, 6)
-    for row, length in enumerate(lengths):
-        real = after["target_weights"][row] > 0
-        # The example of three has no ordinary token at all: [CLS] [SEP] [SEP].
-        expected = {40: 6, 39: 6, 20: 3, 5: 1, 3: 0}[length]
-        assert real.sum() == expected and (real == (np.arange(6) < expected)).all()
-        positions = after["target_positions"][row][real]
-        assert (np.diff(positions) > 0).all() and (positions < length).all()
-        assert not np.isin(ids[row, positions], VOCABULARY.special_ids).any()
-        np.testing.assert_array_equal(after["target_labels"][row][real], ids[row, positions])
-        untouched = np.setdiff1d(np.arange(40), positions)
-        np.testing.assert_array_equal(after["input_ids"][row, untouched], ids[row, untouched])
-        assert set(after["target_weights"][row].tolist()) <= {0.0, 1.0}
-    for name in before.keys() - {"input_ids"}:
-        np.testing.assert_array_equal(after[name], before[name])
 
 
 # What masks depend on.
@@ -340,14 +299,6 @@ def test_other_epochs_seeds_and_examples_get_other_masks():
             assert (first != other).any(axis=1).all()
 
 
-def test_static_masks_need_only_equal_epochs():
-    """Masks depend on `mask_epoch`, not on the row index."""
-    base = make_batch([[(2, 48)], [(3, 48)]], 48)
-    one = masked(base | {"row": jnp.array([0, 1])}, KEY, OBJECTIVE, VOCABULARY)
-    two = masked(base | {"row": jnp.array([7, 8])}, KEY, OBJECTIVE, VOCABULARY)
-    np.testing.assert_array_equal(one["input_ids"], two["input_ids"])
-
-
 @pytest.mark.parametrize("unit", UNITS)
 def test_in_shard_map_and_without_needless_loops(unit):
     """Inside shard_map, loop carries must have the same varying axes as the values."""
@@ -358,16 +309,3 @@ def test_in_shard_map_and_without_needless_loops(unit):
     sharded = jax.jit(jax.shard_map(mask, mesh=mesh, in_specs=(rows, every), out_specs=rows))(batch, KEY)
     jax.tree.map(np.testing.assert_array_equal, sharded, masked(batch, KEY, objective, PIECES))
     assert str(jax.make_jaxpr(mask)(batch, KEY)).count("while[") == (unit != "token")
-
-
-@pytest.mark.slow
-def test_bench_masking(tmp_path):
-    script, file = Path(__file__).parents[2] / "scripts" / "benchmarks" / "bench_masking.py", tmp_path / "masking.json"
-    arguments = "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1"
-    command = [sys.executable, str(script), *arguments.split(), "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(file.read_text())
-    assert list(report["ratios"]) == [f"{layout} {unit}" for layout in ("unpacked", "packed") for unit in UNITS]
-    assert all(ratio["median"] > 0 for ratio in report["ratios"].values())
-    assert done.stdout.splitlines()[-1].startswith("largest: ")

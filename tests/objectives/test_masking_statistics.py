@@ -79,65 +79,6 @@ def million(unit: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
 
 
-def inclusion(lengths: np.ndarray) -> np.ndarray:
-    """Chance that each of 126 words of one token is among the 19 chosen.
-
-    Word i, in the group [s, e), is chosen if the groups with lower scores leave room for i - s + 1 words. Given that
-    its group's score is u, each other group is lower with chance u, independently: so the number of words before it
-    has a generating function in x that is a product over groups, (1 - u) + u x^length, and groups to both sides are
-    fresh renewals, the last one cut. It is a polynomial in u: Gauss-Legendre quadrature integrates it exactly.
-    """
-    nodes, weights = np.polynomial.legendre.leggauss(64)
-    u, weights = (nodes + 1)[:, None] / 2, weights / 2
-    tail = np.cumsum(lengths[::-1])[::-1]  # P(length >= n) at n - 1
-
-    def grow(series: np.ndarray, length: int) -> np.ndarray:
-        """Another group, which comes before with chance u. Powers of x beyond 18 do not matter."""
-        shifted = np.zeros_like(series)
-        shifted[:, length:] = series[:, : max(CHOSEN - length, 0)]
-        return (1 - u) * series + u * shifted
-
-    none = np.zeros((64, CHOSEN))
-    none[:, 0] = 1
-    left, right = [none], [none]
-    for n in range(1, WORDS + 1):
-        steps = range(1, min(n, len(lengths)) + 1)
-        left.append(sum(lengths[k - 1] * grow(left[n - k], k) for k in steps))
-        right.append(sum((tail if k == n else lengths)[k - 1] * grow(right[n - k], k) for k in steps))
-    chance = np.zeros(WORDS)
-    for s in range(WORDS):
-        for k in range(1, min(WORDS - s, len(lengths)) + 1):
-            share = (tail if s + k == WORDS else lengths)[k - 1]
-            rest = right[WORDS - s - k]
-            for o in range(min(k, CHOSEN)):
-                room = CHOSEN - o  # at most room - 1 words before the group
-                fits = (left[s][:, :room] * np.cumsum(rest, axis=1)[:, :room][:, ::-1]).sum(1)
-                chance[s + o] += share * (weights * fits).sum()
-    assert math.isclose(chance.sum(), CHOSEN)
-    return chance
-
-
-def hotelling(samples: np.ndarray, mean: np.ndarray) -> float:
-    """p-value of a mean vector; the last entry, which the others determine, is left out."""
-    samples, mean = samples[:, :-1].astype(float), mean[:-1]
-    n, size = samples.shape
-    gap = samples.mean(0) - mean
-    square = n * gap @ np.linalg.solve(np.cov(samples.T), gap)
-    return stats.f.sf(square * (n - size) / (size * (n - 1)), size, n - size)
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_positions_are_chosen_with_their_probability(unit):
-    """Single tokens and words uniformly; in groups the ends of the example differ, and all that is exact."""
-    chosen = million(unit)[2]
-    expected = inclusion(LENGTHS[unit])
-    if unit in ("token", "word"):
-        np.testing.assert_allclose(expected, CHOSEN / WORDS)
-    assert ALPHA / 2 < hotelling(chosen, expected) < 1 - ALPHA / 2
-    # The test has power: 3 % more or less for every other word is rejected.
-    assert hotelling(chosen, expected * (1 + 0.03 * (-1.0) ** np.arange(WORDS))) < ALPHA
-
-
 @pytest.mark.parametrize("unit", UNITS)
 def test_shares_of_mask_random_and_kept(unit):
     """80 % [MASK], 10 % random, 10 % kept, of tokens, or of spans; a random draw of m tokens can hit all of them."""

@@ -20,7 +20,6 @@ CHIP = Chip(
     slice_devices=16,
     network_bandwidth=1e8,
     efficiency=Efficiency(0.5, 1.0, 1.0, 1.0, 1.0),
-    source="nowhere",
 )
 
 

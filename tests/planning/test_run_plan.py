@@ -1,4 +1,4 @@
-"""`bert-jax plan`: the figures of a phase, the whole run, one-line errors, a search that compiles few programs."""
+"""`bert-jax plan`: the figures of a phase, the whole run, one-line errors, topologies."""
 
 import dataclasses
 import importlib.util
@@ -13,9 +13,10 @@ from bert_jax.chips import CHIPS, GIB, Sizes
 from bert_jax.cli import main as cli
 from bert_jax.config import MeshConfig, presets
 from bert_jax.errors import UserError
-from bert_jax.planning import aot_compile, mesh_search, run_plan, topologies, workload
+from bert_jax.planning import aot_compile, run_plan, topologies, workload
 from bert_jax.planning.hlo import Collective
 from bert_jax.planning.topologies import Topology
+from bert_jax.report.text import render
 
 GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, None)
 
@@ -31,16 +32,8 @@ class FakeTopology(Topology):
 TPUS = FakeTopology("v3:2x2", CHIPS["v3"], 8, 1, ())
 
 
-def compiler(total: int, calls: list | None = None):
-    """Fake of `aot_compile.compile_step`: a program of `total` bytes, with an all-reduce of 1 MiB over data."""
-
-    def compiled(config, phase, mesh, accumulation):
-        if calls is not None:
-            calls.append((phase, dict(mesh.shape), accumulation, config.model.remat))
-        exchange = Collective("all-reduce", ("f32[262144]",), 2**20, 1, tuple(range(8)))
-        return aot_compile.CompiledStepStats(total // 2, total // 4, total // 4, total, [exchange], 1.0)
-
-    return compiled
+def text_of(plan):
+    return " ".join(render(run_plan.to_sections(plan)).split())
 
 
 @pytest.fixture
@@ -48,8 +41,22 @@ def config():
     return config_lib.replace(presets.load_config("bert_tiny"), evaluation={"batch_size": 12})
 
 
-def test_figures_of_a_row(config):
-    found = run_plan.plan(config, TPUS, price=2.0, compile_step=compiler(2 * GIB))
+@pytest.fixture
+def compiled(monkeypatch):
+    """Replaces the compiler: programs of given bytes, with an all-reduce of 1 MiB over data."""
+
+    def replace(total):
+        exchange = Collective("all-reduce", ("f32[262144]",), 2**20, 1, tuple(range(8)))
+        program = aot_compile.CompiledStepStats(total // 2, total // 4, total, [exchange])
+        monkeypatch.setattr(aot_compile, "compiled_step_stats", mock.Mock(return_value=program))
+        return aot_compile.compiled_step_stats
+
+    replace(2 * GIB)
+    return replace
+
+
+def test_figures_of_a_row(config, compiled):
+    found = run_plan.plan(config, TPUS, price=2.0)
     (row,) = found["phases"]
     memory = row["memory"]
     parameters = workload.count_parameters(config.model, config.objective.pair != "none", Sizes(data=8)).total
@@ -64,95 +71,67 @@ def test_figures_of_a_row(config):
     hours = config.phases[0].steps * row["step_seconds"] / 3600
     assert found["chips"] == 4, "two devices of v3 are one chip"
     assert math.isclose(found["run"]["hours"], hours) and math.isclose(found["run"]["cost"], 2.0 * 4 * hours)
-    text = "\n".join(run_plan.format_lines(found))
-    assert "at the given price" in text and "one of the 2 cores" in text
+    assert "at the given price" in text_of(found) and "one of the 2 cores" in text_of(found)
     json.dumps(found)
 
 
-def test_a_phase_that_does_not_fit_is_a_row(config):
-    def refused(config, phase, mesh, accumulation):
-        return aot_compile.OutOfMemoryReport(20 * GIB, 16 * GIB, True)
-
-    found = run_plan.plan(config, TPUS, compile_step=refused)
-    (row,) = found["phases"]
-    assert not row["fits"] and row["short_by"] == 4 * GIB and row["step_seconds"] is None
-    text = "\n".join(run_plan.format_lines(found))
-    assert "does not fit, by at least 4.00 GiB" in text and "the run does not fit" in text
-    # A program that compiles but is larger than the memory in the table of chips does not fit either.
-    (row,) = run_plan.plan(config, TPUS, compile_step=compiler(17 * GIB))["phases"]
-    assert not row["fits"]
+def test_a_phase_that_does_not_fit(config, monkeypatch, compiled):
+    """The compiler stops, before or after it counts the arguments; or the program is larger than the chip's memory."""
+    stored = 12 * workload.count_parameters(config.model, config.objective.pair != "none", Sizes(data=8)).total
+    for counted, more in ((True, 0), (False, stored)):
+        report = aot_compile.OutOfMemoryReport(20 * GIB, counted)
+        monkeypatch.setattr(aot_compile, "compiled_step_stats", mock.Mock(return_value=report))
+        found = run_plan.plan(config, TPUS)
+        (row,) = found["phases"]
+        assert row["memory"]["total"] == 20 * GIB + more and row["step_seconds"] is None and not row["fits"]
+        assert row["short_by"] == 20 * GIB + more - int(15.48 * GIB)
+        assert "does not fit, by at least 4.5" in text_of(found) and "the run does not fit" in text_of(found)
+    compiled(17 * GIB)
+    assert not run_plan.plan(config, TPUS)["phases"][0]["fits"]
 
 
 def test_gpus_are_estimated(config):
     found = run_plan.plan(config, GPUS)
     (row,) = found["phases"]
     assert not row["compiled"] and row["collectives"] is None and row["memory"]["total"] > 0
-    text = "\n".join(run_plan.format_lines(found))
-    assert "sends from each device, by estimate" in text and "lowered for GPUs, not compiled" in text
+    assert "sent over data, by estimate" in text_of(found) and "lowered for GPUs, not compiled" in text_of(found)
 
 
-def test_time_of_ramps_and_clocks(config):
-    long = run_plan.plan(config, TPUS, compile_step=compiler(GIB))["run"]["hours"]
-    ramp = {"start_batch_size": 8, "ramp_steps": config.phases[0].steps // 2, "accumulation": 2}
-    phases = (dataclasses.replace(config.phases[0], **ramp),)
-    assert config.phases[0].batch_size == 16
-    ramping = run_plan.plan(config_lib.replace(config, phases=phases), TPUS, 1, compile_step=compiler(GIB))
-    step = ramping["phases"][0]["step_seconds"]
+def test_time_of_ramps_and_clocks(config, compiled):
+    def planned(micro_batch=None, **changes):
+        phases = (dataclasses.replace(config.phases[0], **changes),)
+        plan = run_plan.plan(config_lib.replace(config, phases=phases), TPUS, micro_batch)
+        return plan["run"]["hours"], plan["phases"][0]["step_seconds"], phases[0]
+
+    hours, seconds, phase = planned(1, start_batch_size=8, ramp_steps=config.phases[0].steps // 2, accumulation=2)
     # In the first part of the run, batches have half the rows.
-    rows = phases[0].rows_before(phases[0].steps)
-    assert rows < phases[0].steps * 16
-    assert math.isclose(ramping["run"]["hours"], rows / 16 * step / 3600)
-    timed = (dataclasses.replace(config.phases[0], hours=long / 2),)
-    assert (
-        run_plan.plan(config_lib.replace(config, phases=timed), TPUS, compile_step=compiler(GIB))["run"]["hours"]
-        == long / 2
+    rows = phase.rows_before(phase.steps)
+    assert rows < phase.steps * 16 and math.isclose(hours, rows / 16 * seconds / 3600)
+    long, _, _ = planned()
+    assert planned(hours=long / 2)[0] == long / 2
+
+
+def test_parameters_that_cannot_be_divided_are_named(compiled):
+    config = dataclasses.replace(presets.load_config("bert_base"), mesh=MeshConfig(2, 1, 4))
+    text = text_of(run_plan.plan(config, TPUS))
+    table = "encoder/embeddings/word is copied, not split: mesh.tensor 4 does not divide its dimension 0, 30,522"
+    assert f"{table}; {3 * 4 * 30522 * 768 / GIB:.2f} GiB with its moments on each device" in text
+    assert "mlm/bias is copied" in text and text.count("is copied") == 2
+    assert "is copied" not in text_of(
+        run_plan.plan(config_lib.replace(config, mesh={"data": 1, "fsdp": 8, "tensor": 1}), TPUS)
     )
 
 
-def test_a_table_that_cannot_be_divided_is_named():
-    config = presets.load_config("bert_base")
-    config = dataclasses.replace(config, mesh=MeshConfig(2, 1, 4))
-    text = "\n".join(run_plan.format_lines(run_plan.plan(config, TPUS, compile_step=compiler(GIB))))
-    assert "encoder/embeddings/word is copied, not split: mesh.tensor 4 does not divide its dimension 0, 30,522" in text
-
-
-def test_the_search_compiles_few(config, monkeypatch):
-    calls: list = []
-    monkeypatch.setattr(aot_compile, "compile_step", compiler(GIB, calls))
+def test_search(config, compiled):
+    """The plan has the row of the program that the search compiled."""
+    compiled_step_stats = compiled(GIB)
     phase = config.phases[0]
-    # Alone, the second phase would get another mesh: its large batch reduces the relative cost of parameters.
     config = config_lib.replace(config, phases=(phase, dataclasses.replace(phase, steps=1, batch_size=4096)))
-    search = mesh_search.search_mesh(config, TPUS)
-    assert len(calls) == 2 and [phase for phase, *_ in calls] == [0, 1], (
-        "the longest first, and one that fits is enough"
-    )
-    assert calls[0][1] == calls[1][1] and calls[0][3] == calls[1][3], "one mesh and one policy"
-    found = run_plan.plan(search.config, TPUS, compile_step=search.compiled_step)
-    assert len(calls) == 2 and all(row["fits"] for row in found["phases"])
-    assert any(line.startswith("found: --mesh.data") for line in mesh_search.format_lines(search))
-    json.dumps(mesh_search.to_dict(search))
-    calls.clear()
-    monkeypatch.setattr(aot_compile, "compile_step", compiler(100 * GIB, calls))
-    with pytest.raises(UserError, match="no tried setting fits"):
-        mesh_search.search_mesh(config, TPUS)
-    assert 1 <= len(calls) <= 6
-
-
-MISTAKES = {
-    "v7:2x2": "there is no chip 'v7'",
-    "h200": "did you mean 'h200:8x8'",
-    "v5e:4by4": "write v5e:16x16",
-    "v5e:0x4": "at least 1",
-    "2xh100:8x8": "number of nodes",
-    "h100:64": "number of nodes",
-}
-
-
-@pytest.mark.parametrize("name", MISTAKES)
-def test_invalid_topologies(name):
-    with pytest.raises(UserError, match=MISTAKES[name]) as error:
-        topologies.parse_topology(name)
-    assert "\n" not in str(error.value)
+    found = run_plan.plan(config, TPUS, search=True)
+    assert [call.args[1] for call in compiled_step_stats.call_args_list] == [0, 1], "the longest first"
+    assert all(row["fits"] for row in found["phases"]) and [row["phase"] for row in found["phases"]] == [0, 1]
+    assert "found: --mesh.data" in text_of(found) and "slower" in text_of(found)
+    json.dumps(found)
 
 
 def test_without_libtpu(monkeypatch):
@@ -165,6 +144,11 @@ def test_without_libtpu(monkeypatch):
     ("arguments", "message"),
     [
         ("--topology v9:2x2", "there is no chip 'v9'"),
+        ("--topology h200", "write v5e:16x16"),
+        ("--topology v5e:4by4", "write v5e:16x16"),
+        ("--topology v5e:0x4", "write v5e:16x16"),
+        ("--topology 2xh100:8x8", "number of nodes"),
+        ("--topology h100:64", "number of nodes"),
         ("--topology h100:1x8 --mesh.data 3", "does not fit 8 devices"),
         ("--topology h100:2x4 --mesh.data 1 --mesh.fsdp 8", "are in 2 slices"),
         ("--topology h100:1x8 --mesh.tensor 4", "does not divide the 2 attention heads"),
@@ -186,6 +170,9 @@ def test_errors_are_one_line(arguments, message, capsys):
 
 def test_the_command(capsys, monkeypatch):
     monkeypatch.setattr(aot_compile, "trace_step", mock.Mock())  # `test_gpus_are_estimated` traces
-    assert cli.main(["plan", "bert_tiny", "--topology", "h100:1x8", "--price-per-chip-hour", "2.5", "--json"]) == 0
+    command = ["plan", "bert_tiny", "--topology", "h100:1x8", "--price-per-chip-hour", "2.5"]
+    assert cli.main([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and found["run"]["cost"] > 0
+    assert cli.main(command) == 0
+    assert capsys.readouterr().out.startswith("bert_tiny on h100:1x8: 8 devices, mesh data 8, fsdp 1, tensor 1\n===")

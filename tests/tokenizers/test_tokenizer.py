@@ -97,36 +97,28 @@ def test_special_tokens_in_text_are_text_unless_asked_for(uncased):
     assert uncased.mask_id not in uncased.encode("[MASK]"), "asking once must not change what follows"
 
 
-def test_special_ids_and_continuations(uncased):
+def test_special_ids_lookups_and_continuations(uncased):
     ids = uncased.pad_id, uncased.unk_id, uncased.cls_id, uncased.sep_id, uncased.mask_id
     assert ids == uncased.special_ids == (0, 1, 2, 3, 4)
     continues = uncased.continues_word
     assert continues.dtype == np.bool_ and continues.shape == (uncased.vocab_size,)
     assert continues[uncased.token_to_id("##em")] and not continues[uncased.token_to_id("superior")]
     assert continues.sum() == UNCASED.count("##")
-
-
-def test_decode_and_lookups(uncased):
     assert uncased.decode(uncased.encode("Respublica superiorem")) == "respublica superiorem"
     assert "[MASK]" in uncased.decode(np.array([uncased.mask_id]))
     assert uncased.token_to_id("nowhere") is None
-    with pytest.raises(IndexError):
-        uncased.id_to_token(uncased.vocab_size)
-    with pytest.raises(IndexError):
-        uncased.id_to_token(-1)
+    for outside in (uncased.vocab_size, -1):
+        with pytest.raises(IndexError):
+            uncased.id_to_token(outside)
 
 
-def test_files_round_trip_and_fingerprint(uncased, cased, tmp_path):
-    uncased.save(tmp_path / "tokenizer.json")
-    uncased.save_vocab(tmp_path / "vocab.txt")
-    assert (tmp_path / "vocab.txt").read_text().split("\n")[:2] == ["[PAD]", "[UNK]"]
-    for path in (tmp_path, tmp_path / "tokenizer.json", tmp_path / "vocab.txt"):
-        loaded = Tokenizer.load(path)
-        assert loaded.fingerprint == uncased.fingerprint
-        assert loaded.encode("Hello superiorem!") == uncased.encode("Hello superiorem!")
+def test_a_vocabulary_file_is_the_same_tokenizer(uncased, cased, tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join([*SPECIALS, *UNCASED.split()]))
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.fingerprint == uncased.fingerprint
+    assert loaded.encode("Hello superiorem!") == uncased.encode("Hello superiorem!")
     assert Tokenizer.load(tmp_path / "vocab.txt", lowercase=False).fingerprint != uncased.fingerprint
     assert cased.fingerprint != uncased.fingerprint
-    assert pickle.loads(pickle.dumps(uncased)).fingerprint == uncased.fingerprint
 
 
 def test_fingerprint_ignores_what_does_not_decide_ids(uncased, tmp_path):
@@ -145,19 +137,6 @@ def test_case_is_decided_by_letters_that_have_two_cases():
     # ℝ counts as upper case but has no lower-case form; bert-base-uncased holds it.
     assert wordpiece([*SPECIALS, "ℝ", "a"], None, "stand-in").lowercase
     assert not wordpiece([*SPECIALS, "A", "a"], None, "stand-in").lowercase
-
-
-def test_a_vocabulary_that_is_not_wordpiece_loads(tmp_path):
-    vocab = {piece: i for i, piece in enumerate(["<pad>", "<s>", "</s>", "<unk>", "<mask>", "Ġ", "l", "o", "lo"])}
-    backend = tokenizers.Tokenizer(models.BPE(vocab, [("l", "o")]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    backend.save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Tokenizer.load(tmp_path)
-    assert (tokenizer.pad_id, tokenizer.cls_id, tokenizer.mask_id) == (0, 1, 4)
-    assert pieces(tokenizer, "lo") == "Ġ lo"
-    assert tokenizer.continues_word.tolist() == [False] * 6 + [True] * 3
-    with pytest.raises(UserError, match=r"vocab\.txt"):
-        tokenizer.save_vocab(tmp_path / "vocab.txt")
 
 
 def test_user_errors(tmp_path, uncased):
@@ -181,36 +160,29 @@ def test_user_errors(tmp_path, uncased):
         Tokenizer.load(tmp_path, lowercase=False)
 
 
-def assert_golden(tokenizer, texts, golden, spelled):
-    """Ids of a stand-in, translated through the pieces to the ids that the real vocabulary gives them."""
-    found = tokenizer.encode_batch(texts)
-    assert [" ".join(tokenizer.id_to_token(i) for i in ids) for ids in found] == spelled
-    real = {}
-    for ids, expected in zip(found, golden, strict=True):
-        assert len(ids) == len(expected)
-        real.update(zip(ids, expected, strict=True))
-        assert [real[i] for i in ids] == expected
-    assert len(set(real.values())) == len(real)
+UNCASED_PIECES = [
+    "hello world ! , how are you ?",
+    "hello world ¿",
+    "res ##pu ##bl ##ica superior ##em",
+    "av ##di ##ja vr ##sa ##jevic in",
+    "hello ! how are you ? [ un ##k ]",
+]
+CASED_PIECES = [
+    "Hello World ! , how are you ?",
+    "H ##é ##ll ##ó [UNK] ¿",
+    "Re ##sp ##ub ##lica superior ##em",
+    "A ##v ##di ##ja V ##r ##ša ##je ##vić î ##n",
+]
 
 
-def test_published_ids_with_stand_ins(uncased, cased, gpt2_files):
-    spelled = [
-        "hello world ! , how are you ?",
-        "hello world ¿",
-        "res ##pu ##bl ##ica superior ##em",
-        "av ##di ##ja vr ##sa ##jevic in",
-        "hello ! how are you ? [ un ##k ]",
-    ]
-    assert_golden(uncased, UNCASED_TEXTS, UNCASED_IDS, spelled)
-    spelled = [
-        "Hello World ! , how are you ?",
-        "H ##é ##ll ##ó [UNK] ¿",
-        "Re ##sp ##ub ##lica superior ##em",
-        "A ##v ##di ##ja V ##r ##ša ##je ##vić î ##n",
-    ]
-    assert_golden(cased, TEXTS, CASED_IDS, spelled)
+def test_pieces_of_published_ids_with_stand_ins(uncased, cased, gpt2_files):
     gpt2 = Tokenizer.load(gpt2_files, add_special_tokens=True)
-    assert_golden(gpt2, GPT2_TEXTS, GPT2_IDS, GPT2_PIECES)
+    for tokenizer, texts, expected in (
+        (uncased, UNCASED_TEXTS, UNCASED_PIECES),
+        (cased, TEXTS, CASED_PIECES),
+        (gpt2, GPT2_TEXTS, GPT2_PIECES),
+    ):
+        assert [pieces(tokenizer, text) for text in texts] == expected
     assert uncased.lowercase and not cased.lowercase
     assert [pieces(uncased, text) for text in ("力hello", "x" * 101, "")] == ["力 hello", "[UNK]", ""]
 
@@ -245,8 +217,6 @@ def test_a_vocabulary_without_special_tokens_is_one_error_that_names_the_way_rou
     text = "<mask> how <|endoftext|>"
     assert set(tokenizer.encode(text)).isdisjoint([size - 1, *tokenizer.special_ids])
     assert pieces(tokenizer, "Hello <mask> space", specials=True) == "Hello <mask> Ġspace"
-    tokenizer.save(tmp_path / "tokenizer.json")
-    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
     continues = tokenizer.continues_word
     assert not continues[[size - 1, *tokenizer.special_ids, tokenizer.token_to_id("ĠWorld")]].any()
     assert continues[[tokenizer.token_to_id("!,"), tokenizer.token_to_id("Hello")]].all()
@@ -257,8 +227,6 @@ def test_missing_special_tokens_are_named_as_the_others(tmp_path):
     tokenizer = Tokenizer.load(tmp_path, add_special_tokens=True)
     assert [tokenizer.id_to_token(i) for i in range(7)] == ["a", "##b", "[MASK]", "[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     assert tokenizer.encode("ab c") == [0, 1, tokenizer.unk_id]
-    complete = Tokenizer.load(tmp_path, add_special_tokens=True)
-    assert complete.fingerprint == tokenizer.fingerprint
 
 
 def test_openai_names_and_broken_merges(gpt2_files, tmp_path):
@@ -362,30 +330,15 @@ AWKWARD = [*LINES, "", "  two  spaces ", "[MASK] <mask> [CLS]", "ﬁnal ①", "e
 def test_sentencepiece_gives_the_ids_of_its_library(model, tmp_path):
     (tmp_path / "spiece.model").write_bytes(model)
     tokenizer = Tokenizer.load(tmp_path)
+    assert tokenizer.fingerprint == sentencepiece(model, "test").fingerprint
     library = sentencepiece_library.SentencePieceProcessor(model_proto=model)
     expected = library.encode(AWKWARD)
     assert tokenizer.encode_batch(AWKWARD) == expected
-    assert [tokenizer.encode(text) for text in AWKWARD] == expected
     assert tokenizer.special_ids == (0, 1, 2, 3, 4) and tokenizer.mask_id == 4
     assert {i for ids in expected for i in ids}.isdisjoint([0, 2, 3, 4])
     assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == [
         library.id_to_piece(i) for i in range(library.vocab_size())
     ]
-
-
-def test_sentencepiece_in_every_form_is_the_same(model, tmp_path):
-    tokenizer = sentencepiece(model, "test")
-    (tmp_path / "a.model").write_bytes(model)
-    tokenizer.save(tmp_path / "tokenizer.json")
-    copies = [Tokenizer.load(tmp_path / "a.model"), Tokenizer.load(tmp_path), pickle.loads(pickle.dumps(tokenizer))]
-    for copy in copies:
-        assert copy.fingerprint == tokenizer.fingerprint
-        assert copy.encode_batch(AWKWARD) == tokenizer.encode_batch(AWKWARD)
-        assert copy.to_json() == tokenizer.to_json()
-    assert sentencepiece(train(LINES, "unigram", vocab_size=80, pad_id=0, unk_id=1, bos_id=2, eos_id=3,
-                               control_symbols=["<mask>"]), "other").fingerprint != tokenizer.fingerprint  # fmt: skip
-    with pytest.raises(UserError, match=r"only a WordPiece .* this one is SentencePiece"):
-        tokenizer.save_vocab(tmp_path / "vocab.txt")
 
 
 def test_sentencepiece_special_tokens_and_words(model):
@@ -401,8 +354,6 @@ def test_sentencepiece_special_tokens_and_words(model):
     assert continues.tolist() == [False] * 5 + [not piece.startswith("▁") for piece in spelled[5:]]
     assert 0 < continues.sum() < len(spelled) - 5
     assert not tokenizer.lowercase
-    with pytest.raises(IndexError):
-        tokenizer.id_to_token(tokenizer.vocab_size)
 
 
 def test_sentencepiece_vocabularies_of_others():
@@ -439,15 +390,18 @@ def test_special_tokens_are_appended_to_sentencepiece(tmp_path):
 
 def test_damaged_sentencepiece_models(model, tmp_path):
     path = tmp_path / "broken.model"
-    empty = sentencepiece_model_pb2.ModelProto().SerializeToString()
-    for content, message in [(model[:-3], "not a SentencePiece model"), (b"text", "not a"), (empty, "no pieces")]:
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto.pieces[1].type = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
+    damages = {
+        model[:-3]: "not a SentencePiece model",
+        b"text": "not a SentencePiece model",
+        sentencepiece_model_pb2.ModelProto().SerializeToString(): "no pieces",
+        proto.SerializeToString(): "the SentencePiece library rejects this model",
+    }
+    for content, message in damages.items():
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"broken.model: .*{message}"):
             Tokenizer.load(path)
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
-    proto.pieces[1].type = sentencepiece_model_pb2.ModelProto.SentencePiece.NORMAL
-    with pytest.raises(UserError, match="broken: the SentencePiece library rejects this model"):
-        sentencepiece(proto.SerializeToString(), "broken")
     wrapped = json.loads(sentencepiece(model, "test").to_json())
     for damage in ({"model": wrapped["model"][:-1]}, {"model": "é"}):
         with pytest.raises(UserError, match="in it is damaged"):
@@ -483,7 +437,6 @@ def test_bpe_marks_the_words_that_bert_sees():
     tokenizer = small_bpe()
     assert pieces(tokenizer, "Low, lower! low") == "▁low ▁ [UNK] ▁low e r ▁ ! ▁low"
     assert tokenizer.decode(tokenizer.encode("low lower")) == "low lower"
-    assert tokenizer.encode("[MASK]").count(tokenizer.mask_id) == 0
     assert pieces(tokenizer, "low [MASK] low", specials=True) == "▁low [MASK] ▁low"
     assert [tokenizer.id_to_token(i) for i in np.flatnonzero(~tokenizer.continues_word)] == [*SPECIALS, "▁", "▁low"]
 
@@ -493,7 +446,6 @@ def test_byte_bpe_reads_a_space_before_every_text():
     assert pieces(tokenizer, "low lower é") == "Ġlow Ġlow e r Ġ Ã ©"
     assert tokenizer.decode(tokenizer.encode("low lower é")) == " low lower é"
     assert pieces(tokenizer, "low <mask> low", specials=True) == "Ġlow <mask> Ġlow"
-    assert tokenizer.mask_id not in tokenizer.encode("low <mask>")
     assert [tokenizer.id_to_token(i) for i in np.flatnonzero(~tokenizer.continues_word)] == [*ROBERTA, "Ġ", "Ġlow"]
 
 
@@ -504,28 +456,25 @@ def any_kind(request, uncased):
     return {"wordpiece": uncased, "bpe": small_bpe(), "byte-bpe": small_byte_bpe()}[request.param]
 
 
-def assert_flat_is_batch(tokenizer, sentences):
-    ids, lengths = tokenizer.encode_flat(sentences)
+@pytest.mark.parametrize("sentences", [[*AWKWARD, *TEXTS, "x" * 101, "low [MASK]", ""], [], [""]])
+def test_encode_flat_is_encode_batch(any_kind, sentences):
+    ids, lengths = any_kind.encode_flat(sentences)
     assert ids.dtype == np.uint32 and lengths.dtype == np.int64 and ids.ndim == lengths.ndim == 1
-    expected = tokenizer.encode_batch(sentences)
+    expected = any_kind.encode_batch(sentences)
     assert lengths.tolist() == [len(encoded) for encoded in expected]
     assert ids.tolist() == [i for encoded in expected for i in encoded]
+    assert set(ids.tolist()).isdisjoint(set(any_kind.special_ids) - {any_kind.unk_id})
 
 
-def test_encode_flat_is_encode_batch(any_kind):
-    assert_flat_is_batch(any_kind, [*AWKWARD, *TEXTS, "x" * 101, "low [MASK]"])
-    assert_flat_is_batch(any_kind, [])
-    assert_flat_is_batch(any_kind, [""])
-    assert_flat_is_batch(any_kind, ["", "hello low", ""])
-
-
-def test_copies_and_threads_do_the_same(any_kind):
+def test_files_copies_and_threads_do_the_same(any_kind, tmp_path):
     sentences = [*AWKWARD, *TEXTS, "[MASK] <mask>"] * 20
     expected = any_kind.encode_batch(sentences)
     any_kind.encode("a", specials=True)
+    any_kind.save(tmp_path / "tokenizer.json")
     copy = pickle.loads(pickle.dumps(any_kind))
-    assert copy.encode_batch(sentences) == expected
-    assert copy.fingerprint == any_kind.fingerprint
+    for other in (copy, Tokenizer.load(tmp_path), Tokenizer.load(tmp_path / "tokenizer.json")):
+        assert other.encode_batch(sentences) == expected
+        assert other.fingerprint == any_kind.fingerprint and other.to_json() == any_kind.to_json()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for ids, _ in pool.map(copy.encode_flat, [sentences] * 8):
             assert ids.tolist() == [i for encoded in expected for i in encoded]

@@ -51,7 +51,7 @@ def die_at_a_commit(count: int, point: str) -> None:
 
 def die_in_a_reader(count: int) -> None:
     """Die of a reader process that has just filled the COUNT-th batch."""
-    original, lock, filled = batches.TrainingStream.batch, threading.Lock(), []
+    original, lock, filled = batches.TrainingStream.rows_at, threading.Lock(), []
 
     def batch(self, cursor):
         rows = original(self, cursor)
@@ -61,7 +61,7 @@ def die_in_a_reader(count: int) -> None:
                 die(os.getppid())
         return rows
 
-    batches.TrainingStream.batch = batch
+    batches.TrainingStream.rows_at = batch
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from bert_jax.cli import main as cli
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -73,7 +73,7 @@ def test_runs_of_different_formats_on_one(run_as, tiny_corpus, tiny_programs, ca
     flags = ["evaluate", str(pairs), "--corpus", str(tiny_corpus), "--format", "full_sentences", "--seq-len", "24"]
     assert cli.main([*flags, "--rows", "9"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("scored: format full_sentences, example_end sentence, seq_len 24, rows 9\n")
+    assert shown.startswith("scored: format full_sentences, example_end sentence, seq_len 24, rows 9 at most\n")
     assert re.search(rf"^  mlm_loss +{one.metrics['mlm_loss']:.4f}$", shown, re.M)
 
 

@@ -7,7 +7,6 @@ import json
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, RecoveryConfig
-from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.training import loop, pretraining
 from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize
@@ -42,11 +41,11 @@ def attempt(clock: Clock, workdir, begin: int, last: int, save_every: int = 4) -
     meter.ready(begin)
     for step in range(begin + 1, last + 1):
         clock.now += 1
-        meter.record(step)
+        meter.write_totals(step)
         if step % save_every == 0:
             with meter.measure("checkpoint"):
                 clock.now += 3
-            meter.record(step)
+            meter.write_totals(step)
     return meter
 
 
@@ -63,7 +62,7 @@ def test_all_kinds_of_one_attempt(clock, tmp_path):
             clock.now += 10 * i
             raise ValueError  # what went wrong took its time as well
         clock.now += 100
-    meter.record(4)
+    meter.write_totals(4)
     expected = {"init": 7, "compile": 10, "data_wait": 20, "evaluation": 30, "checkpoint": 40, "step": 400}
     found = summarize(tmp_path)
     assert nonzero(found) == expected | {"wall": 507} and found["goodput"] == pytest.approx(400 / 507)
@@ -81,51 +80,12 @@ def test_updates_behind_the_last_save_are_lost(clock, tmp_path):
     assert nonzero(summarize(tmp_path)) == expected | {"wall": 97}
 
 
-def test_a_run_that_is_only_continued_loses_nothing(clock, tmp_path):
-    attempt(clock, tmp_path, 0, 4)
-    attempt(clock, tmp_path, 4, 8)
-    assert nonzero(summarize(tmp_path)) == {"init": 20, "checkpoint": 6, "step": 8, "wall": 34}
-
-
 def test_going_back_behind_several_attempts_loses_of_all(clock, tmp_path):
     """From 4, then from 8, then back to 4: what was done between 4 and 8 was done twice as well."""
     for begin, last in ((0, 6), (4, 10), (8, 11), (4, 12)):
         attempt(clock, tmp_path, begin, last)
     found = nonzero(summarize(tmp_path))
     assert (found["step"], found["lost"]) == (12, 2 + 6 + 3)
-
-
-@pytest.mark.parametrize(
-    "damage", [{"start_time": "then"}, {"step": None}, {"seconds": dict.fromkeys((*KINDS, "step"), "")}]
-)
-def test_a_line_with_values_of_other_types_is_left_out(clock, tmp_path, damage, capfd):
-    attempt(clock, tmp_path, 0, 5)
-    line = json.loads((tmp_path / FILE).read_text().splitlines()[-1])
-    with (tmp_path / FILE).open("a") as file:
-        file.write(json.dumps(line | damage) + "\n")
-    assert nonzero(summarize(tmp_path)) == {"init": 10, "checkpoint": 3, "step": 5, "wall": 18}
-    assert "is incomplete or damaged; skipped" in capfd.readouterr().err
-
-
-@pytest.mark.parametrize("read", [True, False])
-@pytest.mark.parametrize("cut", [1, 20, -1])
-def test_killed_in_the_middle_of_a_line(clock, tmp_path, cut, read):
-    """Half a line is none, and the next one does not grow on it, whether somebody looked in between or not."""
-    attempt(clock, tmp_path, 0, 5)
-    path = tmp_path / FILE
-    whole = path.read_text()
-    path.write_text(whole + whole.splitlines()[-1][:cut])
-    if read:
-        assert nonzero(summarize(tmp_path)) == {"init": 10, "checkpoint": 3, "step": 5, "wall": 18}
-    clock.now += 60
-    attempt(clock, tmp_path, 4, 8)
-    assert path.read_text().startswith(whole)
-    assert nonzero(summarize(tmp_path)) == {"init": 20, "checkpoint": 6, "step": 8, "lost": 1, "down": 60, "wall": 95}
-
-
-def test_nothing_was_done_yet(tmp_path):
-    found = summarize(tmp_path)
-    assert set(found.values()) == {0.0} and format_summary(found).startswith("goodput 0.0% of 0 s")
 
 
 @pytest.fixture(scope="module")
@@ -153,10 +113,10 @@ def entries(workdir) -> list[dict]:
     return [json.loads(line) for line in (workdir / FILE).read_text().splitlines()]
 
 
-def test_a_run_killed_and_continued(config, tiny_corpus, tiny_programs, tmp_path, ticking):
+def test_a_run_killed_and_continued(config, train, tmp_path, ticking):
     """Everything that happened is counted once, and nothing twice: kinds add up to the time that passed."""
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(every=3, keep=4))
-    began, parts, workdir = ticking.now + 1, [CorpusWeight(tiny_corpus)], tmp_path / "run"
+    began, workdir = ticking.now + 1, tmp_path / "run"
 
     def die(count, state):
         if count == 6:
@@ -164,9 +124,9 @@ def test_a_run_killed_and_continued(config, tiny_corpus, tiny_programs, tmp_path
         return state
 
     with pytest.raises(Killed):
-        pretraining.pretrain(config, parts, workdir, make_programs=tiny_programs(after_step=die))
+        train(config, workdir, after_step=die)
     ticking.now += 500
-    pretraining.pretrain(config, parts, workdir, make_programs=tiny_programs())
+    train(config, workdir)
     found = summarize(workdir)
     # Five steps up to the last line, then five from the save after the third; evaluated and saved after 3, 6 and 8.
     steps = 5 + 5
@@ -182,10 +142,10 @@ def test_a_run_killed_and_continued(config, tiny_corpus, tiny_programs, tmp_path
         assert all(one["seconds"][kind] <= other["seconds"][kind] for kind in one["seconds"])
 
 
-def test_a_run_that_goes_back(config, tiny_corpus, tiny_programs, tmp_path, ticking):
+def test_a_run_that_goes_back(config, train, tmp_path, ticking):
     """From step 6 to the save after step 2: what was done in between is lost."""
-    began, programs = ticking.now + 1, tiny_programs(change_task=spoil(32, 48, float("nan")))
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], tmp_path / "run", make_programs=programs)
+    began = ticking.now + 1
+    progress = train(config, tmp_path / "run", change_task=spoil(32, 48, float("nan")))
     assert progress.ended == "steps" and progress.cursor.skipped
     found, lines = summarize(tmp_path / "run"), entries(tmp_path / "run")
     first = [entry for entry in lines if entry["start_time"] == began]

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from typing import TypedDict
 
 import pytest
 
@@ -20,8 +21,8 @@ def write_steps(path, steps, tail=""):
     path.write_bytes((text + tail).encode())
 
 
-def valid(value):
-    return "step" in value
+class Line(TypedDict):
+    step: int
 
 
 def steps_of(values):
@@ -36,9 +37,9 @@ def test_truncate_lines(place, step, kept, tail):
     path = place / "metrics.jsonl"
     write_steps(path, [2, 2, 4, 6, 8], tail)
     before = path.read_bytes()
-    assert steps_of(read_lines(path, valid)) == [2, 2, 4, 6, 8] and path.read_bytes() == before
-    values = truncate_lines(path, valid, lambda value: value["step"] <= step)
-    assert steps_of(values) == steps_of(read_lines(path, valid)) == kept
+    assert steps_of(read_lines(path, Line)) == [2, 2, 4, 6, 8] and path.read_bytes() == before
+    values = truncate_lines(path, Line, lambda value: value["step"] <= step)
+    assert steps_of(values) == steps_of(read_lines(path, Line)) == kept
     after = path.read_bytes()
     assert before.startswith(after) and (not after or after.endswith(b"\n"))
 
@@ -51,22 +52,22 @@ def test_damaged_lines_are_reported_and_skipped(place, damage, capfd):
     write_steps(path, [2])
     path.write_bytes(path.read_bytes() + damage + b'{"step": 6}\n{"st')
     damaged = path.read_bytes()
-    assert steps_of(read_lines(path, valid)) == [2, 6] and path.read_bytes() == damaged
+    assert steps_of(read_lines(path, Line)) == [2, 6] and path.read_bytes() == damaged
     assert capfd.readouterr().err == f"warning: {path}: line 2 is incomplete or damaged; skipped\n"
-    assert steps_of(truncate_lines(path, valid)) == [2, 6]
+    assert steps_of(truncate_lines(path, Line)) == [2, 6]
     assert capfd.readouterr().err == f"warning: {path}: line 2, 4 is incomplete or damaged; removed\n"
-    assert steps_of(truncate_lines(path, valid)) == [2, 6] and not capfd.readouterr().err
+    assert steps_of(truncate_lines(path, Line)) == [2, 6] and not capfd.readouterr().err
     path.write_bytes(damaged)
-    assert steps_of(truncate_lines(path, valid, cut_at_damage=True)) == [2]
+    assert steps_of(truncate_lines(path, Line, cut_at_damage=True)) == [2]
     assert path.read_bytes() == damaged.splitlines(keepends=True)[0]
 
 
 def test_truncate_lines_of_nothing(place):
-    assert truncate_lines(place / "none", valid) == [] and not (place / "none").exists()
+    assert truncate_lines(place / "none", Line) == [] and not (place / "none").exists()
     (place / "empty").write_bytes(b"")
-    assert truncate_lines(place / "empty", valid) == []
+    assert truncate_lines(place / "empty", Line) == []
     (place / "half").write_bytes(b'{"st')
-    assert truncate_lines(place / "half", valid) == [] and (place / "half").read_bytes() == b""
+    assert truncate_lines(place / "half", Line) == [] and (place / "half").read_bytes() == b""
 
 
 @pytest.mark.parametrize("durable", [False, True])
@@ -77,7 +78,7 @@ def test_lines_are_added_to_those_that_are_there(place, durable):
         lines = JsonLines(path, durable=durable)
         lines.write({"step": step})
         lines.close()
-    assert steps_of(read_lines(path, valid)) == [1, 2, 3, 4]
+    assert steps_of(read_lines(path, Line)) == [1, 2, 3, 4]
 
 
 def test_durable_lines_are_in_the_store_at_once():
@@ -85,7 +86,7 @@ def test_durable_lines_are_in_the_store_at_once():
     lines = JsonLines(path, durable=True)
     for step in (1, 2):
         lines.write({"step": step})
-        assert steps_of(read_lines(path, valid)) == list(range(1, step + 1))
+        assert steps_of(read_lines(path, Line)) == list(range(1, step + 1))
 
 
 def test_other_lines_come_in_company(monkeypatch):
@@ -97,14 +98,14 @@ def test_other_lines_come_in_company(monkeypatch):
         lines.write({"step": step})
     assert not MemoryStore.written
     lines.flush()
-    assert steps_of(read_lines(path, valid)) == [0, 1, 2, 3, 4] and len(MemoryStore.written) == 1
+    assert steps_of(read_lines(path, Line)) == [0, 1, 2, 3, 4] and len(MemoryStore.written) == 1
     lines.flush()
     assert len(MemoryStore.written) == 1, "nothing was added"
     clock[0] += storage.UPLOAD_INTERVAL_SECONDS
     lines.write({"step": 5})
     lines.write({"step": 6})
     lines.close()
-    assert steps_of(read_lines(path, valid)) == [0, 1, 2, 3, 4, 5, 6] and len(MemoryStore.written) <= 3
+    assert steps_of(read_lines(path, Line)) == [0, 1, 2, 3, 4, 5, 6] and len(MemoryStore.written) <= 3
 
 
 def test_adding_does_not_wait_for_the_network(monkeypatch):
@@ -125,7 +126,7 @@ def test_adding_does_not_wait_for_the_network(monkeypatch):
     assert not path.exists()
     open_gate.set()
     lines.flush()
-    assert steps_of(read_lines(path, valid)) == [1, 2]
+    assert steps_of(read_lines(path, Line)) == [1, 2]
     lines.close()
 
 
@@ -140,4 +141,4 @@ def test_trouble_in_the_other_thread_is_raised(monkeypatch):
         with pytest.raises(OSError, match="the store is gone"):
             lines.flush()
     lines.flush()
-    assert steps_of(read_lines(storage.to_path("az://bucket/metrics"), valid)) == [1]
+    assert steps_of(read_lines(storage.to_path("az://bucket/metrics"), Line)) == [1]

@@ -169,13 +169,6 @@ def test_wandb_gets_the_lines_that_it_has_not(tmp_path, fake_wandb):
     assert list(fake_wandb.runs.values()) == [rows_of((2, 4, 6))]
 
 
-def test_two_runs_are_two(tmp_path, fake_wandb):
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        write_some(tmp_path / name, 0, (2,))
-    assert [init["name"] for init in fake_wandb.inits] == ["a", "b"] and len(fake_wandb.runs) == 2
-
-
 def test_wandb_is_missing(tmp_path, monkeypatch):
     lines_to(tmp_path / "metrics.jsonl", [2, 4])
     monkeypatch.setitem(sys.modules, "wandb", None)

@@ -8,14 +8,18 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.cli import main as cli
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, MeshConfig, Phase
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.config import CheckpointConfig, Config, MeshConfig, Phase
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.planning.aot_compile import compile_only_task
 from bert_jax.training import micro_batch, pretraining
-from bert_jax.training.loop import check_run
-from bert_jax.training.micro_batch import TrainSteps, fit_to_memory, requested_accumulation, valid_accumulations
+from bert_jax.training.micro_batch import (
+    TrainSteps,
+    check_run,
+    fit_to_memory,
+    requested_accumulation,
+    valid_accumulations,
+)
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import make_mesh
@@ -151,16 +155,16 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
         return TrainSteps(programs, Ledger(tmp_path / name), check_run(programs, 1))
 
     here = train_steps("cpu")
-    here.compile_ahead(0)
+    here.precompile(0)
     assert [here.of_phase(i)[1] for i in (0, 1)] == [1, 1] and not Ledger(tmp_path / "cpu").entries
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: 5100 / micro_batch.MEMORY_SHARE)
     there = train_steps("gpu")
-    there.compile_ahead(0)
+    there.precompile(0)
     entries = Ledger(tmp_path / "gpu").entries_of("micro_batch")
     assert [(entry["phase"], entry["accumulation"]) for entry in entries] == [(0, 1), (1, 4)]
     assert [there.of_phase(i)[1] for i in (0, 1)] == [1, 4]
     again = train_steps("gpu")
-    again.compile_ahead(1)
+    again.precompile(1)
     assert again.of_phase(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
 
 
@@ -195,15 +199,13 @@ def test_a_number_is_taken_or_refused(mesh):
 
 
 @pytest.fixture(scope="module")
-def config(tiny_config) -> Config:
+def config(plain_config) -> Config:
     """Four steps of 64 rows, so that activations need more memory than parameters."""
-    phase = dataclasses.replace(tiny_config.phases[0], steps=4, batch_size=64, warmup_steps=0)
+    phase = dataclasses.replace(plain_config.phases[0], steps=4, batch_size=64, warmup_steps=0)
     return dataclasses.replace(
-        tiny_config,
+        plain_config,
         phases=(phase,),
         checkpoint=CheckpointConfig(every=2, keep=2),
-        log=LogConfig(every=1, tensorboard=False),
-        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
     )
 
 
@@ -215,12 +217,11 @@ def assert_close(found: list[dict], expected: list[dict]) -> None:
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=f"{name} at {b['step']}")
 
 
-def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tiny_programs, tmp_path, monkeypatch):
+def test_runs_agree_whatever_the_micro_batch(config, train, tmp_path, monkeypatch):
     """Whole batches; what --micro-batch says; what fits into less memory than a whole batch needs."""
 
     def run(workdir, micro_batch):
-        arguments = {"micro_batch": micro_batch, "make_programs": tiny_programs()}
-        return pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir, **arguments)
+        return train(config, workdir, micro_batch=micro_batch)
 
     give_memory(monkeypatch, 1e15)
     run(tmp_path / "whole", "auto")
@@ -234,14 +235,14 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tiny_programs,
     ], "the programs should differ"
 
     give_memory(monkeypatch, whole["bytes"] - 1)
-    decide, cut = Ledger.record_decision, tmp_path / "cut"
+    decide, cut = Ledger.make_decision, tmp_path / "cut"
 
     def decide_and_die(self, event, make):
         if decide(self, event, make) is not None:
             raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "record_decision", decide_and_die)
+        patch.setattr(Ledger, "make_decision", decide_and_die)
         with pytest.raises(Killed):
             run(cut, "auto")
     # The decision is there before the first step. It is not made again, whatever memory there is then.
@@ -251,22 +252,3 @@ def test_runs_agree_whatever_the_micro_batch(config, tiny_corpus, tiny_programs,
     run(cut, "auto")
     assert Ledger(cut / "ledger.jsonl").entries == [entry]
     assert_close(numbers(cut), numbers(tmp_path / "whole"))
-
-
-def test_no_phase_is_refused_when_its_turn_comes(config, tiny_corpus, tmp_path):
-    """That would be after days of training: nothing is written yet."""
-    later = dataclasses.replace(config.phases[0], batch_size=6)
-    two = dataclasses.replace(config, phases=(*config.phases, later))
-    with pytest.raises(UserError, match=r"--micro-batch 16 .* phases\.1 .*\[1, 2, 3, 6\]"):
-        pretraining.pretrain(two, [CorpusWeight(tiny_corpus)], tmp_path / "run", micro_batch=16)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "2.5", "Auto", "two", "", "²"])
-def test_no_number_is_one_line(tiny_corpus, tmp_path, capsys, text):
-    workdir = tmp_path / "run"
-    flags = ["--corpus", str(tiny_corpus), "--workdir", str(workdir), f"--micro-batch={text}"]
-    assert cli.main(["pretrain", "bert_tiny", *flags]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("error: ") and said.err.count("\n") == 1 and "micro-batch" in said.err
-    assert not said.out and not workdir.exists()

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics

@@ -14,7 +14,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.model.heads import Heads, gather_positions, score_labels
+from bert_jax.model.heads import Heads, gather_positions, label_log_likelihoods
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.pretraining_task import Pretraining
@@ -49,18 +49,18 @@ def losses_of_an_epoch(corpus, special_ids, vocabulary, config):
     @jax.jit
     def score(batch):
         batch = task.prepare(batch, evaluating=False)
-        model = bert.merge_params(config.model, Heads(pair="pair" in params), params)
+        model = bert.model_from_params(config.model, Heads(pair="pair" in params), params)
         output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
         hidden = gather_positions(output.hidden, batch["target_positions"])
-        tokens, _ = score_labels(model.mlm(hidden, model.encoder.embeddings.attend), batch["target_labels"])
+        tokens, _ = label_log_likelihoods(model.mlm(hidden, model.encoder.embeddings.attend), batch["target_labels"])
         pairs = jnp.zeros(batch["example_id"].shape)
         if model.pair is not None:
-            pairs, _ = score_labels(model.pair(output.pooled), jnp.maximum(batch["pair_labels"], 0))
+            pairs, _ = label_log_likelihoods(model.pair(output.pooled), jnp.maximum(batch["pair_labels"], 0))
         return batch, tokens, pairs
 
-    found, cursor = {}, stream.resolve_cursor(Cursor())
+    found, cursor = {}, stream.normalize_cursor(Cursor())
     while cursor.positions[0].epoch == 0:
-        batch, tokens, pairs = jax.tree.map(np.asarray, score(stream.batch(cursor)))
+        batch, tokens, pairs = jax.tree.map(np.asarray, score(stream.rows_at(cursor)))
         for row, place in np.argwhere(batch["example_id"] >= 0):
             at = batch["target_positions"][row]
             mine = (batch["segment_ids"][row, at] == place + 1) & (batch["target_weights"][row] > 0)

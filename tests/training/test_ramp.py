@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import Config, EvaluationConfig, LogConfig
+from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import put_step_scalars
 from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.step import put_step_inputs
 from tests.runs import arrays, numbers
 
 SIZES = [4, 4, 8, 8, 12, 12, 16, 16]
@@ -21,21 +21,16 @@ EXACT = {4: 1, 12: 3}
 
 
 @pytest.fixture(scope="module")
-def config(tiny_config) -> Config:
+def config(plain_config) -> Config:
     """Eight steps of 4 to 16 rows, in micro-batches of 4."""
-    phase = dataclasses.replace(tiny_config.phases[0], batch_size=16, start_batch_size=4, ramp_steps=8, accumulation=4)
-    return dataclasses.replace(
-        tiny_config,
-        phases=(phase,),
-        log=LogConfig(every=1, tensorboard=False),
-        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
-    )
+    phase = dataclasses.replace(plain_config.phases[0], batch_size=16, start_batch_size=4, ramp_steps=8, accumulation=4)
+    return dataclasses.replace(plain_config, phases=(phase,))
 
 
 def one_step(task: Pretraining, make_programs, rows: dict[str, np.ndarray], micro_batches: int) -> tuple[dict, dict]:
     """Metrics, and first moments by name, of a step from fresh parameters."""
     phase, mesh = task.config.phases[0], make_mesh(task.config.mesh)
-    batch, inputs = put_rows(rows, mesh, phase.batch_size), put_step_inputs(5e-3, micro_batches, mesh)
+    batch, inputs = put_rows(rows, mesh, phase.batch_size), put_step_scalars(5e-3, micro_batches, mesh)
     programs = make_programs()(task, mesh)
     state, metrics = programs.train_step(0, phase.accumulation)(programs.init_state(), batch, inputs)
     moments = {name: array.astype(np.float64) for name, array in arrays(state.optimizer.mu).items()}
@@ -46,7 +41,7 @@ def one_step(task: Pretraining, make_programs, rows: dict[str, np.ndarray], micr
 def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, tiny_programs, size):
     """Against a program for exactly so many rows; the first moment is the gradient but for a factor."""
     task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
-    rows = task.train.batch(task.train.cursor_at(Cursor(), SIZES.index(size)))
+    rows = task.train.rows_at(task.train.cursor_at(Cursor(), SIZES.index(size)))
     assert len(rows["row"]) == size and (rows["pair_labels"] >= 0).sum() > 1
     exact = dataclasses.replace(
         config.phases[0], batch_size=size, start_batch_size=None, ramp_steps=0, accumulation=EXACT[size]
@@ -67,7 +62,7 @@ def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, tiny_progra
 def test_the_inputs_say_how_many_micro_batches_are_computed(config, tiny_corpus, tiny_programs):
     """Else padding would cost as much as rows: of twelve rows, one micro-batch is the first four."""
     task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
-    rows = task.train.batch(task.train.cursor_at(Cursor(), SIZES.index(12)))
+    rows = task.train.rows_at(task.train.cursor_at(Cursor(), SIZES.index(12)))
     # Loss terms are divided by what the whole batch predicts, so parts of it add up.
     losses = [one_step(task, tiny_programs, rows, micro_batches)[0]["loss"] for micro_batches in (1, 2, 3, 4)]
     assert 0.2 < losses[0] / losses[2] < 0.5 < losses[1] / losses[2] < 0.8 and losses[3] == losses[2]
@@ -75,7 +70,7 @@ def test_the_inputs_say_how_many_micro_batches_are_computed(config, tiny_corpus,
 
 def test_padding_is_neither_text_nor_example(config, tiny_corpus):
     task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
-    rows = task.train.batch(task.train.resolve_cursor(Cursor()))
+    rows = task.train.rows_at(task.train.normalize_cursor(Cursor()))
     batch = jax.device_get(put_rows(rows, make_mesh(config.mesh), 16))
     for name, array in batch.items():
         np.testing.assert_array_equal(array[:4], rows[name], err_msg=name)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, Phase, RecoveryConfig, StartConfig
+from bert_jax.config import CheckpointConfig, Config, RecoveryConfig, StartConfig
 from bert_jax.convert.init_from import load_initial_params
-from bert_jax.data.cursor import Cursor, count_rows
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.cursor import Cursor, rows_before_step
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining, recovery
 from bert_jax.training.divergence import (
@@ -26,15 +26,13 @@ from tests.runs import Killed, arrays, assert_same_run, final_state, numbers, sp
 
 
 @pytest.fixture(scope="module")
-def config(tiny_config) -> Config:
+def config(plain_config) -> Config:
     """20 steps of 8 rows in two phases, a checkpoint every 4."""
-    phase = dataclasses.replace(tiny_config.phases[0], steps=14)
+    phase = dataclasses.replace(plain_config.phases[0], steps=14)
     return dataclasses.replace(
-        tiny_config,
+        plain_config,
         phases=(phase, dataclasses.replace(phase, steps=6, batch_size=4, warmup_steps=0)),
         checkpoint=CheckpointConfig(every=4, keep=1),
-        log=LogConfig(every=1, tensorboard=False),
-        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
         recovery=RecoveryConfig(max_skipped=2, spike=3.0, stable_steps=3, max_rollbacks=2),
     )
 
@@ -49,12 +47,11 @@ def lines(workdir) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def run(config, tiny_corpus, tiny_programs):
+def run(config, train):
     """Trains in a directory; the loss of the stream's rows [first, last) is multiplied with `factor`."""
 
     def run(workdir, first=0, last=0, factor=float("nan"), config=config, after_step=None, **arguments):
-        programs = tiny_programs(after_step=after_step, change_task=spoil(first, last, factor))
-        return pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir, make_programs=programs, **arguments)
+        return train(config, workdir, None, after_step, spoil(first, last, factor), **arguments)
 
     return run
 
@@ -105,13 +102,6 @@ def test_trouble_goes_back_and_passes_over_the_rows(run, stable_run, tmp_path, c
         assert "restored 1 from the checkpoint" in capfd.readouterr().err and rollbacks(tmp_path / "run") == [entry]
 
 
-def test_without_a_good_checkpoint_a_run_begins_anew(run, tmp_path):
-    progress = run(tmp_path / "run", 16, 32)  # steps 3 and 4
-    (entry,) = rollbacks(tmp_path / "run")
-    assert (entry["to"], entry["skipped_rows"]) == (0, [0, 32]) and progress.ended == "steps"
-    assert min(int(path.name) for path in (tmp_path / "run" / "checkpoints").iterdir()) > 4
-
-
 def test_a_run_that_diverges_again_and_again_stops(run, tmp_path):
     with pytest.raises(
         UserError, match=r"training diverged: .* not finite in 2 steps in a row.*rolled back 2 time\(s\)"
@@ -152,14 +142,14 @@ def test_a_good_checkpoint_is_kept_while_divergence_begins(run, config, tmp_path
 
 
 def test_a_damaged_checkpoint_is_not_gone_back_to(run, tmp_path, monkeypatch):
-    workdir, decide_rollback = tmp_path / "run", recovery.decide_rollback
+    workdir, record_rollback = tmp_path / "run", recovery.record_rollback
 
     def damage_and_decide(*arguments):
         data = max((workdir / "checkpoints" / "00000004").rglob("d/*"), key=lambda path: path.stat().st_size)
         data.write_bytes(data.read_bytes()[:-1])
-        decide_rollback(*arguments)
+        record_rollback(*arguments)
 
-    monkeypatch.setattr(recovery, "decide_rollback", damage_and_decide)
+    monkeypatch.setattr(recovery, "record_rollback", damage_and_decide)
     progress = run(workdir, 64, 80)
     assert [entry["to"] for entry in rollbacks(workdir)] == [0] and progress.ended == "steps"
 
@@ -194,7 +184,7 @@ def test_killed_while_going_back(run, rolled_back, config, tmp_path, monkeypatch
 
     with monkeypatch.context() as patch:
         if point == "before the ledger":
-            patch.setattr(recovery, "decide_rollback", die)
+            patch.setattr(recovery, "record_rollback", die)
         elif point == "after the ledger":
             apply_rollback, calls = recovery.apply_rollback, iter((False, True))
             patch.setattr(recovery, "apply_rollback", lambda *a: die() if next(calls) else apply_rollback(*a))
@@ -212,7 +202,7 @@ def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
     task = pretraining.open_task(two_phases, [CorpusWeight(tiny_corpus)])
     start = Cursor(skipped=((30, 50), (48, 60), (200, 205)))
     for step in range(two_phases.total_steps + 1):
-        assert count_rows(two_phases, start, step) == task.train.cursor_at(start, step).rows
+        assert rows_before_step(two_phases, start, step) == task.train.cursor_at(start, step).rows
 
 
 def test_the_loss_average():
@@ -244,44 +234,22 @@ def test_what_counts_as_divergence():
         check_divergence(7, 5.0, 0, 2.1, bounds)
 
 
-def test_a_cut_ledger_line_is_no_decision(tmp_path):
-    from bert_jax.training.run_directory.ledger import Ledger
-
-    path = tmp_path / "ledger.jsonl"
-    first = {"to": 4, "skipped_rows": [4, 9]}
-    Ledger(path).record_decision("rollback", lambda: first)
-    with path.open("a") as file:
-        file.write('{"event": "roll')
-    again = Ledger(path)
-    assert again.entries == [{"event": "rollback", **first}]
-    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
-    assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]
-
-
 def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
     """What a checkpoint was trained with is restored; what was decided later may have depended on the lost line."""
     from bert_jax.training.run_directory.ledger import Ledger
 
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
-    saved = [ledger.record_decision("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
+    saved = [ledger.make_decision("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
     lines = path.read_bytes().splitlines(keepends=True)
-    untyped = (b'{"event": "rollback"}\n', b'{"event": "rollback", "to": 1, "skipped_rows": [1]}\n')
-    for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), *untyped):
+    untyped = b'{"event": "rollback", "to": 1, "skipped_rows": [1]}\n'
+    incomplete = b'{"event": "rollback", "to": 1}\n'
+    for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), untyped, incomplete):
         path.write_bytes(b"".join([lines[0], damaged, *lines[2:]]))
         again = Ledger(path)
         again.restore(saved[:3])
         assert again.entries == Ledger(path).entries == saved[:3]
         assert "restored 3 from the checkpoint; later ones are made again" in capfd.readouterr().err
-    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    again.make_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
     again.restore(saved[:3])
     assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]
-
-
-def test_phases_have_averages_of_their_own(run, config, tmp_path):
-    """A jump where a phase begins is no divergence: the average is reset there."""
-    bounds = RecoveryConfig(max_skipped=2, spike=0.2, stable_steps=3, max_rollbacks=0)
-    phase = Phase(steps=4, seq_len=32, batch_size=8, learning_rate=1e-3, warmup_steps=0)
-    longer = dataclasses.replace(phase, batch_size=4, steps=2)
-    quiet = dataclasses.replace(config, phases=(phase, longer), recovery=bounds)
-    assert run(tmp_path / "run", config=quiet).ended == "steps"

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -19,10 +18,8 @@ from bert_jax.config.presets import load_config
 from bert_jax.convert.formats.tensor_files import SAFETENSORS as WEIGHTS
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_corpus_files
-from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
-from bert_jax.training import pretraining
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.ledger import Ledger
@@ -56,11 +53,9 @@ def config(tiny_config):
 
 
 @pytest.fixture(scope="module")
-def run(config, tiny_programs):
+def run(config, train):
     """Trains on a corpus in a directory."""
-    return lambda corpus, workdir, **arguments: pretraining.pretrain(
-        config, [CorpusWeight(corpus)], workdir, make_programs=tiny_programs(), **arguments
-    )
+    return lambda corpus, workdir, **arguments: train(config, workdir, corpus=corpus, **arguments)
 
 
 @pytest.fixture(scope="module")
@@ -177,22 +172,12 @@ def test_shards_are_cached_and_checked(bucket, cache):
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(bytes(content))
-    assert len(Corpus.open(bucket / "corpus").sentences(0, 50)) > 50, "it is read from the cache"
+    assert len(Corpus.open(bucket / "corpus").read_sentences(0, 50)) > 50, "it is read from the cache"
     for path in cache.iterdir():
         path.unlink()
     for level in ("checksums", "counts"):
         with pytest.raises(UserError, match="damaged, its SHA-256 is not the recorded one"):
             check_corpus_files([Corpus.open(bucket / "corpus")], level)
-
-
-def test_a_ledger_in_a_store(bucket):
-    path = bucket / "ledger.jsonl"
-    ledger = Ledger(path)
-    ledger.record_decision("rollback", lambda: {"to": 4, "skipped_rows": [4, 9]})
-    path.write_bytes(path.read_bytes() + b'{"event": "roll')
-    again = Ledger(path)
-    again.record_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
-    assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]
 
 
 def test_commands(bucket, tiny_run, tmp_path, capfd):
@@ -275,52 +260,15 @@ def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
     assert here.keys() == there.keys()
     differ = {name for name in here if here[name] != there[name]}
     assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
-    assert verify_corpus(bucket / "built").extra == ()
+    assert "not of this corpus" not in verify_corpus(bucket / "built")
     assert not [request for request in requests if request.copies]
 
 
-@pytest.mark.slow
-def test_commands_on_s3(s3, tiny_run, tmp_path, monkeypatch, capfd):
-    bucket, requests = s3
-    storage.copy_tree(tiny_run, bucket / "finished")
-    assert cli.main(["evaluate", f"{bucket}/finished", "--corpus", f"{bucket}/corpus"]) == 0
-    assert "mlm_loss" in capfd.readouterr().out
-    assert cli.main(["convert", f"{bucket}/finished", f"{bucket}/export"]) == 0
-    assert cli.main(["fill-mask", f"{bucket}/export", "the [MASK] runs"]) == 0
-    assert "[MASK] 1:" in capfd.readouterr().out
-    assert not [request for request in requests if request.copies]
-
-
-REACH = """
-from bert_jax import storage
-from bert_jax.errors import UserError
-
-try:
-    storage.check_reachable(storage.to_path("s3://{}/run"))
-except UserError as error:
-    print(error)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bucket", "settings", "words"),
-    [
-        (None, {}, ""),
-        ("bucked", {}, "s3://bucked/run: there is no bucket 'bucked'"),
-        (None, {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None}, "(Unable to locate credentials)"),
-        (None, {"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "Could not connect to the endpoint URL"),
-    ],
-)
-def test_what_a_user_hears_of_s3(s3, bucket, settings, words):
-    there, requests = s3
-    environment = {k: v for k, v in (os.environ | settings).items() if v is not None}
-    done = subprocess.run(
-        [sys.executable, "-c", REACH.format(bucket or there.name)],
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=True,
-    )
-    assert words in done.stdout and len(done.stdout.splitlines()) == bool(words)
-    assert not [request for request in requests if request.method in ("PUT", "POST")]
+def test_a_ledger_in_a_store(bucket):
+    path = bucket / "ledger.jsonl"
+    ledger = Ledger(path)
+    ledger.make_decision("rollback", lambda: {"to": 4, "skipped_rows": [4, 9]})
+    path.write_bytes(path.read_bytes() + b'{"event": "roll')
+    again = Ledger(path)
+    again.make_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]

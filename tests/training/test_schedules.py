@@ -1,12 +1,9 @@
 """Learning rates against values worked out by hand and published schedules."""
 
-import math
-from fractions import Fraction
-
 import numpy as np
 import pytest
 
-from bert_jax.config import Config, Phase, presets
+from bert_jax.config import Config, Phase
 from bert_jax.training.optimizers.schedules import learning_rate, learning_rate_at
 
 
@@ -43,30 +40,6 @@ def test_every_decay(kind, at_quarters):
     assert learning_rate(late, 1e6) == learning_rate(late, 100)
 
 
-def test_warmup_stable_decay():
-    """Warner et al. 2024: a plateau, then 1 - sqrt(t)."""
-    phase = Phase(steps=1000, learning_rate=8e-4, warmup_steps=100, decay="sqrt", decay_start=900)
-    np.testing.assert_allclose(rates(phase, (0, 50, 99)), [0, 4e-4, 8e-4 * 0.99], rtol=1e-12)
-    assert set(rates(phase, range(100, 901))) == {8e-4}
-    np.testing.assert_allclose(rates(phase, (901, 925, 1000)), [8e-4 * 0.9, 8e-4 * 0.5, 0], rtol=1e-12)
-
-
-def test_fairseqs_polynomial():
-    """fairseq polynomial_decay_schedule.py: the decay begins where the warmup ends."""
-    phase = Phase(steps=500, learning_rate=6e-4, warmup_steps=24, decay_start=24, end_learning_rate=1e-5)
-    for step in range(24, 500, 7):
-        remaining = 1 - (step - 24) / (500 - 24)
-        np.testing.assert_allclose(learning_rate(phase, step), (6e-4 - 1e-5) * remaining + 1e-5, rtol=1e-12)
-    assert learning_rate(phase, 24) == 6e-4 != learning_rate(Phase(steps=500, learning_rate=6e-4, warmup_steps=24), 24)
-
-
-def test_warmup_that_is_partly_done():
-    """MLPerf: start_warmup_step lies before the phase, so that its first step is no longer at 0."""
-    phase = Phase(steps=1000, learning_rate=4e-4, warmup_steps=60, warmup_done=40)
-    np.testing.assert_allclose(rates(phase, (0, 10, 59)), [1.6e-4, 2e-4, 3.96e-4], rtol=1e-12)
-    assert learning_rate(phase, 60) == pytest.approx(4e-4 * 0.94, rel=1e-12)
-
-
 @pytest.mark.parametrize("decay", ["polynomial", "cosine", "sqrt", "constant"])
 def test_steps_need_not_be_whole(decay):
     """Between two steps the rate is between their rates; in a linear part, the middle is their mean."""
@@ -89,29 +62,3 @@ def test_a_phase_starts_its_own_schedule():
     assert {step: config.locate_step(step) for step in places} == places
     found = [learning_rate_at(config, step) for step in (9, 10, 11, 14, 20, 29, 30)]
     np.testing.assert_allclose(found, [0.19, 0.0, 0.025, 0.1 * 0.8, 0.05, 0.1 / 20, 0.0], rtol=1e-12)
-
-
-def test_long_runs_keep_their_precision():
-    """A hundred million steps, against fractions."""
-    steps, warmup = 100_000_000, 1_000_000
-    phase = Phase(steps=steps, learning_rate=1e-4, warmup_steps=warmup)
-    for step in (1, 999_999, 1_000_000, 12_345_679, 99_999_999):
-        exact = Fraction(step, warmup) if step < warmup else 1 - Fraction(step, steps)
-        np.testing.assert_allclose(learning_rate(phase, step), float(Fraction(1, 10_000) * exact), rtol=1e-8)
-        assert learning_rate(phase, step) > 0
-
-
-def test_published_schedule_meets_at_a_tenth():
-    """bert_base: one linear decay over both phases."""
-    config = presets.load_config("bert_base")
-    assert learning_rate_at(config, 900_000) == pytest.approx(1e-5, rel=1e-12)
-    assert learning_rate_at(config, 899_999) == pytest.approx(1e-5, rel=1e-4)
-    assert learning_rate_at(config, 500_000) == pytest.approx(1e-4 - 9e-5 * 5 / 9, rel=1e-12)
-
-
-def test_every_preset_has_rates():
-    for name in presets.preset_files():
-        config = presets.load_config(name)
-        found = [learning_rate_at(config, config.total_steps * i // 100) for i in range(101)]
-        assert all(math.isfinite(rate) and rate >= 0 for rate in found), name
-        assert max(found) <= max(phase.learning_rate for phase in config.phases), name

@@ -9,19 +9,15 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig
-from bert_jax.data.cursor import Cursor
-from bert_jax.data.mixture_spec import CorpusWeight
 from bert_jax.inference import loaded_model
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.training import pretraining
 from bert_jax.training.param_paths import map_with_paths
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.sharding import make_mesh, put_rows
-from bert_jax.training.state import InitialParams, TrainState
-from bert_jax.training.step import put_step_inputs
-from tests.runs import arrays, assert_same_arrays, assert_same_run, final_state
+from bert_jax.training.sharding import make_mesh
+from bert_jax.training.state import TrainState
+from tests.runs import arrays, assert_same_arrays, assert_same_run
 
 DEPTHS = (1, 2, 4)
 STEPS = 2
@@ -67,15 +63,6 @@ def random_state(programs: Programs, phase: int) -> TrainState:
     return jax.device_put(map_with_paths(draw, abstract), jax.tree.map(lambda x: x.sharding, abstract))
 
 
-@pytest.fixture(scope="module")
-def rows(config, tiny_corpus):
-    """A batch of the first phase on one device."""
-    stream = pretraining.open_task(config, [CorpusWeight(tiny_corpus)]).train
-    return put_rows(
-        stream.batch(stream.resolve_cursor(Cursor())), make_mesh(config_lib.MeshConfig(), jax.devices()[:1]), 4
-    )
-
-
 def assert_grown(found, there, depth: int) -> None:
     """Layer l is layer l mod L, and all else is what it was, bit for bit."""
     found, there = arrays(found), arrays(there)
@@ -118,55 +105,20 @@ def test_what_becomes_of_the_state(config, programs_of, phase, moments, step_cou
     assert found == expected
 
 
-def test_a_deeper_start_is_not_the_same_function(config, programs_of, rows):
-    """Stacking preserves no function: a test that it did would be wrong."""
-    programs = programs_of(config)
-    state, losses = random_state(programs, 0), []
-    for phase in range(3):
-        state = programs.enter_phase(state, phase) if phase else state
-        _, sums = programs.eval_step(phase)(state.params, rows)
-        losses.append(float(sums["mlm_loss"].sum / sums["mlm_loss"].weight))
-    assert np.abs(np.diff(losses)).min() > 1e-4, losses  # rounding moves them by 1e-6
-
-
-def test_a_count_that_starts_anew_corrects_bias_anew(config, programs_of, rows):
-    """After a reset of both, the first step is that of a new optimizer; else it differs."""
-    model = dataclasses.replace(config.model, hidden_dropout=0.0, attention_dropout=0.0)  # the step decides dropout
-    updates, inputs = {}, None
-    for moments, step_count in (("keep", "keep"), ("keep", "reset"), ("reset", "reset")):
-        phases = tuple(dataclasses.replace(p, moments=moments, step_count=step_count) for p in config.phases)
-        programs = programs_of(dataclasses.replace(config, model=model, phases=phases))
-        if inputs is None:
-            program, inputs = programs.train_step(1, 1), put_step_inputs(1e-3, 1, programs.mesh)
-        state = programs.enter_phase(random_state(programs, 0), 1)
-        params = jax.device_get(state.params)
-        updates[moments, step_count] = program(state, rows, inputs)[0]
-    fresh, _ = program(programs.state_from_initial(InitialParams(params), 1), rows, inputs)
-    assert_same_arrays(updates["reset", "reset"].params, fresh.params)
-    assert_same_arrays(updates["reset", "reset"].optimizer, fresh.optimizer)
-    assert int(fresh.optimizer.count) == 1 == int(updates["keep", "reset"].optimizer.count)
-    words = [np.asarray(state.params["encoder"]["embeddings"]["word"]) for state in updates.values()]
-    for i, j in ((0, 1), (0, 2), (1, 2)):
-        assert np.abs(words[i] - words[j]).max() > 1e-5
-
-
-def test_shared_layers_grow_without_parameters(config, programs_of, rows):
+def test_shared_layers_grow_without_parameters(config, programs_of):
     """ALBERT: one set of parameters, used once, twice, four times."""
     programs = programs_of(config_lib.replace(config, model={"parameter_groups": 1}))
     before = random_state(programs, 0)
     after = programs.enter_phase(before, 1)
     assert_same_arrays((after.params, after.optimizer), (before.params, before.optimizer))
     assert {len(array) for name, array in arrays(after.params).items() if "/layers/" in name} == {1}
-    sums = [programs.eval_step(phase)(after.params, rows)[1]["mlm_loss"] for phase in (0, 1)]
-    assert abs(float(sums[0].sum - sums[1].sum)) > 1e-2 * float(sums[0].weight)
 
 
 @pytest.fixture(scope="module")
-def whole(config, tiny_corpus, tmp_path_factory, tiny_programs):
+def whole(config, train, tmp_path_factory):
     """The run, uninterrupted."""
     workdir = tmp_path_factory.mktemp("growing") / "run"
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], workdir, make_programs=tiny_programs())
-    assert progress.ended == "steps"
+    assert train(config, workdir).ended == "steps"
     return workdir
 
 
@@ -195,16 +147,8 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
 
 
 @pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS])
-def test_stopped_right_before_or_after_a_switch(whole, config, tiny_corpus, tiny_programs, tmp_path, step):
+def test_stopped_right_before_or_after_a_switch(whole, config, train, tmp_path, step):
     cut = cut_at(whole, step, tmp_path)
-    progress = pretraining.pretrain(config, [CorpusWeight(tiny_corpus)], cut, make_programs=tiny_programs())
+    progress = train(config, cut)
     assert progress.ended == "steps" and progress.cursor.step == 3 * STEPS
     assert_same_run(cut, whole, config)
-
-
-def test_the_layers_part_after_the_switch(whole, config):
-    """They are trained each on its own; the count of the last phase is its own."""
-    state, _ = final_state(whole, config)
-    kernel = np.asarray(state.params["encoder"]["layers"]["up"]["kernel"])
-    assert all(np.abs(kernel[i] - kernel[j]).max() > 1e-4 for i, j in ((0, 1), (0, 2), (1, 3)))
-    assert int(state.optimizer.count) == STEPS and int(state.step) == 3 * STEPS

@@ -4,24 +4,21 @@ import dataclasses
 
 import pytest
 
-from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, TargetConfig
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, TargetConfig
 from bert_jax.errors import UserError
-from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from tests.runs import numbers
 
 
 @pytest.fixture(scope="module")
-def config(tiny_config) -> Config:
+def config(plain_config) -> Config:
     """4 steps of 8 rows, and 18 of 4 rows: 104 rows."""
-    phase = dataclasses.replace(tiny_config.phases[0], steps=4, warmup_steps=0)
+    phase = dataclasses.replace(plain_config.phases[0], steps=4, warmup_steps=0)
     return dataclasses.replace(
-        tiny_config,
+        plain_config,
         phases=(phase, dataclasses.replace(phase, steps=18, batch_size=4, accumulation=1)),
         checkpoint=CheckpointConfig(every=1000, keep=2),
-        log=LogConfig(every=1, tensorboard=False),
         evaluation=EvaluationConfig(every=1000, rows=8, batch_size=8),
     )
 
@@ -33,15 +30,6 @@ def aiming(config: Config, goal: float | None, every: int | None = None) -> Conf
 def files(workdir) -> list[tuple]:
     kept = [*(workdir / "checkpoints").rglob("*"), workdir / "metrics.jsonl"]
     return sorted((path, path.stat().st_mtime_ns) for path in kept)
-
-
-@pytest.fixture
-def run(tiny_corpus, tiny_programs):
-    """Trains in a directory, with hooks of `runs.share_programs`."""
-    parts = [CorpusWeight(tiny_corpus)]
-    return lambda config, workdir, **hooks: pretraining.pretrain(
-        config, parts, workdir, make_programs=tiny_programs(**hooks)
-    )
 
 
 class Scored(Pretraining):
@@ -61,7 +49,7 @@ def evaluations() -> list[float]:
 
 
 @pytest.fixture
-def scored_run(run, evaluations):
+def scored_run(train, evaluations):
     """Trains with the accuracies of `Scored`."""
 
     def change_task(task):
@@ -69,7 +57,7 @@ def scored_run(run, evaluations):
         scored.__class__.found = evaluations
         return scored
 
-    return lambda config, workdir: run(config, workdir, change_task=change_task)
+    return lambda config, workdir: train(config, workdir, change_task=change_task)
 
 
 def test_a_run_ends_where_it_reaches_its_target(config, scored_run, evaluations, tmp_path):
@@ -95,66 +83,43 @@ def test_a_run_ends_where_it_reaches_its_target(config, scored_run, evaluations,
     assert [line["step"] for line in numbers(workdir, "train")] == list(range(1, 23))
 
 
-def test_a_target_reached_in_parts_is_the_same_run(config, scored_run, evaluations, tmp_path):
-    whole = tmp_path / "whole"
-    scored_run(aiming(config, 0.9, 20), whole)
-    evaluations.clear()
-    scored_run(aiming(config, 0.1, 20), tmp_path / "run")
-    scored_run(aiming(config, 0.9, 20), tmp_path / "run")
-    for split in ("train", "validation"):
-        assert numbers(tmp_path / "run", split) == numbers(whole, split)
-
-
-def test_a_finished_run_is_lengthened(config, run, tmp_path):
+def test_a_finished_run_is_lengthened(config, train, tmp_path):
     """By two steps and a second phase: bit-identical to the longer run at once. With another schedule it is refused."""
     first = dataclasses.replace(config.phases[0], decay="constant")
     config = dataclasses.replace(config, evaluation=EvaluationConfig(every=0, rows=8, batch_size=8))
     longer = dataclasses.replace(config, phases=(dataclasses.replace(first, steps=6), config.phases[1]))
-    whole = run(longer, tmp_path / "whole")
-    progress = run(dataclasses.replace(config, phases=(first,)), tmp_path / "run")
+    whole = train(longer, tmp_path / "whole")
+    progress = train(dataclasses.replace(config, phases=(first,)), tmp_path / "run")
     assert progress.cursor.step == 4 and progress.ended == "steps"
-    assert run(longer, tmp_path / "run") == whole
+    assert train(longer, tmp_path / "run") == whole
     assert numbers(tmp_path / "run", "train") == numbers(tmp_path / "whole", "train")
     assert numbers(tmp_path / "run", "validation")[1:] == numbers(tmp_path / "whole", "validation")
     before = files(tmp_path / "run")
     steeper = dataclasses.replace(longer, phases=(longer.phases[0], dataclasses.replace(longer.phases[1], steps=30)))
     with pytest.raises(UserError, match=r"phases.1.steps 18 -> 30.*the learning rate of step 8 was .*--init-from"):
-        run(steeper, tmp_path / "run")
+        train(steeper, tmp_path / "run")
     assert files(tmp_path / "run") == before
 
 
-def test_a_second_run_is_refused_while_the_first_goes_on(config, run, tmp_path):
+def test_a_second_run_is_refused_while_the_first_goes_on(config, train, tmp_path):
     workdir, refused = tmp_path / "run", []
 
     def start_another(step, _):
         if step == 3:
             with pytest.raises(UserError, match=r"run is in use by process \d+ on "):
-                run(aiming(config, 1.0, 200), workdir)
+                train(aiming(config, 1.0, 200), workdir)
             refused.append(step)
 
-    run(aiming(config, 1.0, 200), workdir, before_step=start_another)
+    train(aiming(config, 1.0, 200), workdir, before_step=start_another)
     assert refused == [3] and [line["step"] for line in numbers(workdir, "train")] == list(range(1, 23))
     assert not (workdir / "run.lock").exists()
 
 
-def test_a_real_figure_is_looked_at(config, run, tmp_path):
-    """Its own accuracy ends the run at once, and one a little higher does not."""
-    whole = tmp_path / "whole"
-    assert run(aiming(config, 1.0, 32), whole).ended == "steps"
-    validation = numbers(whole, "validation")
-    assert [line["step"] for line in validation] == [4, 12, 20, 22]
-    first = next(line for line in validation if line["mlm_accuracy"] > 0)
-    progress = run(aiming(config, first["mlm_accuracy"], 32), tmp_path / "run")
-    assert (progress.ended, progress.cursor.step) == ("target", first["step"]) and first["step"] < 22
-    progress = run(aiming(config, first["mlm_accuracy"] + 1e-6, 32), tmp_path / "run")
-    assert progress.cursor.step > first["step"]
-
-
-def test_evaluations_change_nothing_of_the_run(config, run, tmp_path):
+def test_evaluations_change_nothing_of_the_run(config, train, tmp_path):
     often = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=1))
     never = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=0))
     runs = {"often": often, "never": never, "by rows": aiming(config, 1.0, 1)}
-    places = {name: run(one, tmp_path / name) for name, one in runs.items()}
+    places = {name: train(one, tmp_path / name) for name, one in runs.items()}
     steps = {name: [line["step"] for line in numbers(tmp_path / name, "validation")] for name in runs}
     assert steps == {"often": list(range(1, 23)), "never": [22], "by rows": list(range(1, 23))}
     reference = numbers(tmp_path / "never", "train")
@@ -177,19 +142,19 @@ def test_evaluations_change_nothing_of_the_run(config, run, tmp_path):
     ],
 )
 def test_mlperf_says_how_often(batch_size, rows):
-    assert TargetConfig(0.72).rows_between(batch_size) == rows
-    assert TargetConfig(0.72, every=1000).rows_between(batch_size) == 1000
+    assert TargetConfig(0.72).rows_between_evaluations(batch_size) == rows
+    assert TargetConfig(0.72, every=1000).rows_between_evaluations(batch_size) == 1000
 
 
 def test_an_mlperf_run_evaluates_by_its_formula(config, scored_run, tmp_path, monkeypatch):
     """The loop asks for the batch size of the phase that it is in."""
     asked = []
 
-    def rows_between(self, batch_size):
+    def rows_between_evaluations(self, batch_size):
         asked.append(batch_size)
         return 52
 
-    monkeypatch.setattr(TargetConfig, "rows_between", rows_between)
+    monkeypatch.setattr(TargetConfig, "rows_between_evaluations", rows_between_evaluations)
     scored_run(aiming(config, 1.0), tmp_path / "run")
     assert asked == [8] * 4 + [4] * 18
     assert [line["step"] for line in numbers(tmp_path / "run", "validation")] == [9, 22]

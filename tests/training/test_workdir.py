@@ -10,7 +10,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.config import Config, Phase
 from bert_jax.data.corpus import FORMAT_VERSION, identity_of
-from bert_jax.data.mixture_spec import CorpusWeight
+from bert_jax.data.mixture import CorpusWeight
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.errors import UserError
 from bert_jax.training import continuation, pretraining
@@ -24,7 +24,7 @@ PATHS = ["/books", "/wiki"]
 def acquire_as_a_run(directory, config, mixture, paths, tokenizer_text):
     """As a run does that starts or continues."""
     before = workdir.matching_config(directory, config, mixture, paths)
-    workdir.acquire(directory, before, config, mixture, paths, tokenizer_text)
+    workdir.write_run_config(directory, before, config, mixture, paths, tokenizer_text)
 
 
 def contents(directory):
@@ -162,13 +162,6 @@ def test_the_config_is_read_after_the_lock_is_acquired(tiny_config, tiny_corpus,
         pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
 
 
-def test_shares_are_kept_as_the_stream_uses_them(tmp_path):
-    acquire_as_a_run(tmp_path, CONFIG, {"b": 2 / 3, "a": 1 / 3}, PATHS, "t")
-    assert workdir.read_run(tmp_path)["corpora"] == {"a": 0.3333, "b": 0.6667}
-    acquire_as_a_run(tmp_path / "even", CONFIG, dict.fromkeys("cba", 1 / 3), PATHS, "t")
-    assert workdir.read_run(tmp_path / "even")["corpora"] == {"a": 0.3334, "b": 0.3333, "c": 0.3333}
-
-
 @pytest.fixture
 def places(tmp_path):
     """Directories with a corpus.json each, and their identities."""
@@ -190,11 +183,11 @@ def acquire(directory, places, shares):
 @pytest.mark.parametrize(
     ("shares", "words"),
     [
-        ({"books": 0.5, "news": 0.5}, "holds a run on other corpora ({wiki} instead of {news}): choose"),
-        ({"books": 1.0}, "holds a run on other corpora ({wiki} too): choose"),
-        ({"books": 0.4, "wiki": 0.4, "news": 0.2}, "holds a run on other corpora (without {news}): choose"),
-        ({"wiki": 0.3, "books": 0.7}, "{books} 0.5 -> 0.7"),
-        ({"wiki": 0.3, "books": 0.7}, "{wiki} 0.5 -> 0.3"),
+        (
+            {"books": 0.5, "news": 0.5},
+            "holds a different run (corpora.{news} None -> 0.5; corpora.{wiki} 0.5 -> None): ",
+        ),
+        ({"wiki": 0.3, "books": 0.7}, "corpora.{books} 0.5 -> 0.7"),
     ],
 )
 def test_another_mixture_is_refused(tmp_path, places, shares, words):
@@ -210,7 +203,7 @@ def test_another_mixture_is_refused(tmp_path, places, shares, words):
 
 def test_a_corpus_that_is_gone_is_named_by_its_identity(tmp_path):
     acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
-    with pytest.raises(UserError, match=r"\(one with identity cd34 instead of one with identity ef56\)"):
+    with pytest.raises(UserError, match=r"corpora\.identity cd34 0\.3 -> None; corpora\.identity ef56 None -> 0\.3"):
         acquire_as_a_run(tmp_path, CONFIG, {"ab12": 0.7, "ef56": 0.3}, PATHS, "t")
 
 
@@ -228,13 +221,6 @@ def test_files_of_a_killed_process_are_replaced(tmp_path, left):
     acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     assert workdir.read_config(tmp_path) == CONFIG
     assert (tmp_path / "tokenizer.json").read_text() == "t" and not (tmp_path / "config.json.f.partial").exists()
-
-
-def test_a_file_that_is_renamed_meanwhile_is_not_missed(tmp_path, monkeypatch):
-    """run.lock is written by a thread of the same process."""
-    monkeypatch.setattr(workdir, "_partial_files", lambda directory: {"run.lock.f.partial"})
-    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
-    assert workdir.read_config(tmp_path) == CONFIG
 
 
 def test_a_place_that_cannot_be_written(tmp_path):
@@ -257,6 +243,8 @@ def test_a_damaged_config_is_reported(tmp_path, text):
             use()
 
 
-def test_no_run_there(tmp_path):
-    with pytest.raises(UserError, match=r"holds no run of bert_jax \(there is no config\.json\)"):
-        workdir.read_config(tmp_path)
+def test_a_file_that_is_renamed_meanwhile_is_not_missed(tmp_path, monkeypatch):
+    """run.lock is written by a thread of the same process."""
+    monkeypatch.setattr(workdir, "_partial_files", lambda directory: {"run.lock.f.partial"})
+    acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
+    assert workdir.read_config(tmp_path) == CONFIG

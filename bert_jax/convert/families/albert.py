@@ -7,13 +7,13 @@ from bert_jax.convert.families.family import (
     SHARED_FIELDS,
     Family,
     Field,
-    Settings,
+    HuggingFaceConfig,
     embeddings,
-    layers,
+    find_task_head_with_pooler,
     mlm_head,
+    post_norm_layers,
     read_fields,
     task_heads,
-    task_of_pooled,
     write_fields,
 )
 from bert_jax.convert.name_map import dense
@@ -27,7 +27,7 @@ FIELDS = (
 )
 
 
-def _read_config(settings: Settings) -> ModelConfig:
+def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     settings.require_value("inner_group_num", 1, "only one layer in a group can be read")
     return read_fields(settings, FIELDS)
 
@@ -48,7 +48,7 @@ ALBERT = Family(
     names=(
         *embeddings("albert"),
         *dense("albert.encoder.embedding_hidden_mapping_in", "encoder/embeddings/projection"),
-        *layers(
+        *post_norm_layers(
             "albert.encoder.albert_layer_groups.{n}.albert_layers.0",
             qkv=("attention.query", "attention.key", "attention.value"),
             attention_out="attention.dense",
@@ -65,7 +65,7 @@ ALBERT = Family(
     decoder="predictions.decoder",
     read_config=_read_config,
     write_config=_write_config,
-    read_task=task_of_pooled,
+    read_task=find_task_head_with_pooler,
     class_prefix="Albert",
     defaults={"hidden_act": DEFAULTS["hidden_act"]},
 )

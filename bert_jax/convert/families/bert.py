@@ -5,10 +5,10 @@ from bert_jax.convert.families.family import (
     bert_layers,
     decoder_flag,
     embeddings,
+    find_task_head_with_pooler,
     mlm_head,
     read_fields,
     task_heads,
-    task_of_pooled,
     write_fields,
 )
 from bert_jax.convert.name_map import dense
@@ -27,7 +27,7 @@ BERT = Family(
     decoder="cls.predictions.decoder",
     read_config=read_fields,
     write_config=lambda config, heads: write_fields(config, heads) | decoder_flag(config),
-    read_task=task_of_pooled,
+    read_task=find_task_head_with_pooler,
     class_prefix="Bert",
     class_suffixes={"causal": "LMHeadModel", "pair alone": "ForNextSentencePrediction"},
 )

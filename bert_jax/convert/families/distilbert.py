@@ -1,17 +1,20 @@
 """DistilBERT (transformers modeling_distilbert.py; Sanh et al. 2019)."""
 
+from collections.abc import Mapping
+
 from bert_jax.convert.families.family import (
     Family,
     Field,
-    Settings,
-    TensorNames,
+    HuggingFaceConfig,
     embeddings,
-    layers,
     mlm_head,
+    post_norm_layers,
     read_fields,
     task_heads,
+    task_of_tokens,
     write_fields,
 )
+from bert_jax.convert.tensors import LazyTensor
 from bert_jax.model.heads import TaskHead
 
 FIELDS = (
@@ -29,12 +32,10 @@ FIELDS = (
 FIXED = {"sinusoidal_pos_embds": False, "tie_weights_": True}
 
 
-def _read_task(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
-    if names.has("pre_classifier.weight"):
-        return names.find_task_head("classifier", "classification", "cls", activation="relu")
-    return names.find_task_head("classifier", "tagging", "tokens") or names.find_task_head(
-        "qa_outputs", "span", "tokens"
-    )
+def _read_task(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
+    if "pre_classifier.weight" in tensors:
+        return settings.find_task_head(tensors, "classifier", "classification", "cls", activation="relu")
+    return task_of_tokens(settings, tensors)
 
 
 DISTILBERT = Family(
@@ -42,7 +43,7 @@ DISTILBERT = Family(
     base="distilbert",
     names=(
         *embeddings("distilbert"),
-        *layers(
+        *post_norm_layers(
             "distilbert.transformer.layer.{n}",
             qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
             attention_out="attention.out_lin",

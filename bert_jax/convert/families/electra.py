@@ -1,29 +1,31 @@
 """ELECTRA, generator and discriminator (transformers modeling_electra.py; Clark et al. 2020)."""
 
+from collections.abc import Mapping
+
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
-    Settings,
-    TensorNames,
+    HuggingFaceConfig,
     bert_layers,
     embeddings,
+    find_task_head_without_pooler,
     mlm_head,
     read_fields,
     task_heads,
-    task_of_cls,
     write_fields,
 )
 from bert_jax.convert.name_map import dense
+from bert_jax.convert.tensors import LazyTensor
 from bert_jax.model.heads import TaskHead
 
 
-def _read_task(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
-    if names.has("discriminator_predictions.dense.weight"):
+def _read_task(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
+    if "discriminator_predictions.dense.weight" in tensors:
         return TaskHead("replaced", ("replaced",), "tokens", activation=settings.activation("hidden_act"))
-    return task_of_cls(names, "classifier.out_proj", "gelu")
+    return find_task_head_without_pooler(settings, tensors, "classifier.out_proj", "gelu")
 
 
-def _read_config(settings: Settings) -> ModelConfig:
+def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     width = settings.get("embedding_size", 128)
     return read_fields(settings, embedding_size=None if width == settings.required_size("hidden_size") else width)
 

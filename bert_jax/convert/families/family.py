@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from bert_jax import field_validation
 from bert_jax.config import ModelConfig
 from bert_jax.convert.name_map import Entry, Params, dense, norm, same_layout
-from bert_jax.convert.tensors import to_lazy
-from bert_jax.errors import UserError
+from bert_jax.convert.tensors import LazyTensor
+from bert_jax.errors import require
 from bert_jax.model.heads import Heads, TaskHead
 from bert_jax.training.param_paths import name_leaves
 
@@ -53,18 +51,18 @@ class Family:
     """By kind of task head: the parameter of every tensor in it."""
     decoder: str
     """Name of the layer that is tied to the word embeddings."""
-    read_config: Callable[["Settings"], ModelConfig]
+    read_config: Callable[["HuggingFaceConfig"], ModelConfig]
     write_config: Callable[[ModelConfig, Heads], dict[str, Any]]
     """The family's config.json fields."""
-    read_task: Callable[["Settings", "TensorNames", bool], TaskHead | None]
-    """The task head, from config, names and whether there is a pooler."""
+    read_task: Callable[["HuggingFaceConfig", Mapping[str, LazyTensor], bool], TaskHead | None]
+    """The task head, from config, tensors and whether there is a pooler."""
     class_prefix: str
     """Of the classes in transformers."""
     class_suffixes: Mapping[str, str] = field(default_factory=dict)
     """By head: suffixes that differ from CLASS_SUFFIXES; "pair alone" is a pair head without an MLM head."""
     defaults: Mapping[str, Any] = field(default_factory=lambda: {"hidden_act": "gelu"})
     """Defaults of transformers' configuration_*.py for fields that the readers require."""
-    mlm_activation: Callable[["Settings"], str | None] = lambda settings: None
+    mlm_activation: Callable[["HuggingFaceConfig"], str | None] = lambda settings: None
     """Activation of the MLM head; None: that of the layers."""
     buffers: tuple[str, ...] = ("embeddings.position_ids", "embeddings.token_type_ids")
     """Patterns of names, after `base`, that are not parameters."""
@@ -91,27 +89,27 @@ class Family:
                     if n >= entry.first:
                         yield entry._replace(hf_name=entry.hf_name.replace("{n}", str(n)), layer=n)
 
-    def name_of(self, param_path: str) -> str:
+    def tensor_name(self, param_path: str) -> str:
         """The tensor of a parameter that belongs to no layer."""
         return next(entry.hf_name for entry in self.names if entry.param_path == param_path)
 
     @property
     def copies(self) -> dict[str, str]:
         """Tied copies that some files contain: name of the copy -> name of the original."""
-        word, bias = self.name_of("encoder/embeddings/word"), self.name_of("mlm/bias")
+        word, bias = self.tensor_name("encoder/embeddings/word"), self.tensor_name("mlm/bias")
         copies = {f"{self.decoder}.weight": word, f"{self.decoder}.bias": bias}
         return {copy: original for copy, original in copies.items() if copy != original}
 
-    def read_heads(self, settings: "Settings", names: "TensorNames") -> Heads:
+    def read_heads(self, settings: "HuggingFaceConfig", tensors: Mapping[str, LazyTensor]) -> Heads:
         """The heads that a model has tensors of."""
-        present = {entry.param_path for entry in self.names if names.has(entry.hf_name)}
+        present = {entry.param_path for entry in self.names if entry.hf_name in tensors}
         pooler = "encoder/pooler/kernel" in present
         return Heads(
             mlm="mlm/bias" in present,
             mlm_activation=self.mlm_activation(settings),
             pair="pair/dense/kernel" in present,
             pooler=pooler,
-            task=self.read_task(settings, names, pooler),
+            task=self.read_task(settings, tensors, pooler),
         )
 
     def architecture(self, config: ModelConfig, heads: Heads) -> str:
@@ -124,7 +122,7 @@ class Family:
         return self.class_prefix + suffixes[head]
 
 
-class Settings:
+class HuggingFaceConfig:
     """The fields of a config.json."""
 
     def __init__(self, values: dict[str, Any], source: str):
@@ -140,14 +138,10 @@ class Settings:
         """A size without a default.
 
         Raises:
-          UserError: the field is missing, or not a positive integer.
+          UserError: the field is missing.
         """
-        value = self.values.get(name)
-        if value is None:
-            raise UserError(f"{self.source}: config.json lacks '{name}', which is required")
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UserError(f"{self.source}: {name} is {value!r} in config.json: it must be a whole number above 0")
-        return value
+        require(self.get(name) is not None, f"{self.source}: its config lacks '{name}', which is required")
+        return self.values[name]
 
     def model(self, **values: Any) -> ModelConfig:
         """A `ModelConfig` with these values.
@@ -163,22 +157,36 @@ class Settings:
         Raises:
           UserError: bert_jax does not have it.
         """
-        hf_activation = self.get(name, default)
-        if hf_activation not in _ACTIVATIONS:
-            raise UserError(f"{self.source}: {name} '{hf_activation}' is not one of {', '.join(_ACTIVATIONS)}")
+        hf_activation, known = self.get(name, default), ", ".join(_ACTIVATIONS)
+        require(hf_activation in _ACTIVATIONS, f"{self.source}: {name} '{hf_activation}' is not one of {known}")
         return _ACTIVATIONS[hf_activation]
 
     def require_value(self, name: str, supported: Any, why: str) -> None:
         """Raise UserError if a field has another value than the supported one, which is also its default."""
-        if self.get(name, supported) != supported:
-            raise UserError(f"{self.source}: {name} is {self.get(name)!r}: {why}")
+        value = self.get(name, supported)
+        require(value == supported, f"{self.source}: {name} is {value!r}: {why}")
 
-    def labels(self, count: int) -> tuple[str, ...]:
-        """Label names: those of id2label if it has `count` entries, else transformers' default names."""
+    def find_task_head(
+        self, tensors: Mapping[str, LazyTensor], output: str, kind: str, reads: str, **parts: Any
+    ) -> TaskHead | None:
+        """The head that ends in the dense layer `output`, or None if there is no such layer.
+
+        Its labels are those of id2label if it has as many, else transformers' default names.
+
+        Raises:
+          UserError: the layer's weight is empty, or does not have two axes.
+        """
+        name = f"{output}.weight"
+        if name not in tensors:
+            return None
+        shape = tensors[name].shape
+        fits = len(shape) == 2 and 0 not in shape
+        require(fits, f"{self.source}: tensor '{name}' has shape {list(shape)}: it must be [labels, inputs]")
         label_names = self.get("id2label", {})
-        if len(label_names) == count:
-            return tuple(str(label_names[i]) for i in sorted(label_names, key=int))
-        return tuple(f"LABEL_{i}" for i in range(count))
+        labels = tuple(f"LABEL_{i}" for i in range(shape[0]))
+        if len(label_names) == len(labels):
+            labels = tuple(str(label_names[i]) for i in sorted(label_names, key=int))
+        return TaskHead(kind, SPAN_LABELS if kind == "span" else labels, reads, **parts)
 
     @property
     def architecture(self) -> str:
@@ -186,54 +194,32 @@ class Settings:
         return (self.get("architectures") or [""])[0]
 
 
-class TensorNames:
-    """The names of a model's tensors."""
-
-    def __init__(self, tensors: Mapping[str, np.ndarray], settings: Settings):
-        """The encoder's names have the family's prefix."""
-        self._tensors, self._settings = to_lazy(tensors), settings
-
-    def has(self, name: str) -> bool:
-        """Whether there is such a tensor."""
-        return name in self._tensors
-
-    def find_task_head(self, output: str, kind: str, reads: str, **parts: Any) -> TaskHead | None:
-        """The head that ends in the dense layer `output`, or None if there is no such layer.
-
-        Raises:
-          UserError: the layer's weight is empty, or does not have two axes.
-        """
-        weight = self._tensors.get(f"{output}.weight")
-        if weight is None:
-            return None
-        if len(weight.shape) != 2 or 0 in weight.shape:
-            shape = f"has shape {list(weight.shape)}: it must be [labels, inputs]"
-            raise UserError(f"{self._settings.source}: tensor '{output}.weight' {shape}")
-        labels = SPAN_LABELS if kind == "span" else self._settings.labels(weight.shape[0])
-        return TaskHead(kind, labels, reads, **parts)
-
-
-def task_of_pooled(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
+def find_task_head_with_pooler(
+    settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool
+) -> TaskHead | None:
     """The task head in families whose sequence classifiers read the pooler.
 
     A `classifier` labels tokens if the class says so or, if the class is unknown, if there is no pooler.
     """
-    span = names.find_task_head("qa_outputs", "span", "tokens")
-    if span is not None:
-        return span
     by_token = settings.architecture.endswith("ForTokenClassification")
-    if by_token or not (pooler or settings.architecture.endswith("ForSequenceClassification")):
-        return names.find_task_head("classifier", "tagging", "tokens")
-    return names.find_task_head("classifier", "classification", "pooled")
+    by_sequence = settings.architecture.endswith("ForSequenceClassification")
+    if "qa_outputs.weight" in tensors or by_token or not (pooler or by_sequence):
+        return task_of_tokens(settings, tensors)
+    return settings.find_task_head(tensors, "classifier", "classification", "pooled")
 
 
-def task_of_cls(names: TensorNames, classifier: str, activation: str) -> TaskHead | None:
+def find_task_head_without_pooler(
+    settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], classifier: str, activation: str
+) -> TaskHead | None:
     """The task head in families whose sequence classifiers have a dense layer on [CLS]."""
-    return (
-        names.find_task_head(classifier, "classification", "cls", activation=activation)
-        or names.find_task_head("classifier", "tagging", "tokens")
-        or names.find_task_head("qa_outputs", "span", "tokens")
-    )
+    head = settings.find_task_head(tensors, classifier, "classification", "cls", activation=activation)
+    return head or task_of_tokens(settings, tensors)
+
+
+def task_of_tokens(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor]) -> TaskHead | None:
+    """The task head for spans or labels of tokens."""
+    span = settings.find_task_head(tensors, "qa_outputs", "span", "tokens")
+    return span or settings.find_task_head(tensors, "classifier", "tagging", "tokens")
 
 
 class Field(NamedTuple):
@@ -263,7 +249,9 @@ SHARED_FIELDS = (
 TIED = {"tie_word_embeddings": True}
 
 
-def read_fields(settings: "Settings", fields: tuple[Field, ...] = SHARED_FIELDS, **changes: Any) -> ModelConfig:
+def read_fields(
+    settings: "HuggingFaceConfig", fields: tuple[Field, ...] = SHARED_FIELDS, **changes: Any
+) -> ModelConfig:
     """A `ModelConfig` from config.json; `changes` are values that no field has as it is."""
     settings.require_value("position_embedding_type", "absolute", "only absolute positions can be read")
     values: dict[str, Any] = {"direction": "causal" if settings.get("is_decoder", False) else "bidirectional"}
@@ -312,7 +300,7 @@ def embeddings(base: str) -> tuple[Entry, ...]:
     )
 
 
-def layers(
+def post_norm_layers(
     prefix: str,
     *,
     qkv: tuple[str, str, str],
@@ -336,7 +324,7 @@ def layers(
 
 def bert_layers(base: str) -> tuple[Entry, ...]:
     """Layers with the names of BERT, RoBERTa and ELECTRA."""
-    return layers(
+    return post_norm_layers(
         f"{base}.encoder.layer.{{n}}",
         qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
         attention_out="attention.output.dense",

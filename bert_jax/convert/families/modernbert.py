@@ -1,5 +1,6 @@
 """ModernBERT (transformers modeling_modernbert.py; Warner et al. 2024)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.config import ModelConfig
@@ -7,37 +8,36 @@ from bert_jax.convert.families.family import (
     ACTIVATION_NAMES,
     SPAN_LABELS,
     Family,
-    Settings,
-    TensorNames,
+    HuggingFaceConfig,
     describe_labels,
 )
 from bert_jax.convert.name_map import Entry, Layout, dense, norm, same_layout
-from bert_jax.errors import UserError
+from bert_jax.convert.tensors import LazyTensor
+from bert_jax.errors import UserError, require
 from bert_jax.model.heads import Heads, TaskHead
 
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
 
 
-def _mlm_activation(settings: Settings) -> str:
+def _mlm_activation(settings: HuggingFaceConfig) -> str:
     return settings.activation("classifier_activation")
 
 
-def _read_task(settings: Settings, names: TensorNames, pooler: bool) -> TaskHead | None:
+def _read_task(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
     parts = {"activation": _mlm_activation(settings), "norm": True}
     if settings.architecture.endswith("ForTokenClassification"):
-        return names.find_task_head("classifier", "tagging", "tokens", **parts)
+        return settings.find_task_head(tensors, "classifier", "tagging", "tokens", **parts)
     if settings.architecture.endswith("ForQuestionAnswering"):
-        return TaskHead("span", SPAN_LABELS, "tokens", **parts) if names.has("classifier.weight") else None
+        return TaskHead("span", SPAN_LABELS, "tokens", **parts) if "classifier.weight" in tensors else None
     pooling = settings.get("classifier_pooling", "cls")
-    if pooling not in ("cls", "mean"):
-        raise UserError(
-            f"{settings.source}: classifier_pooling is '{pooling}' in config.json: only cls and mean are known"
-        )
-    return names.find_task_head("classifier", "classification", pooling, **parts)
+    require(
+        pooling in ("cls", "mean"), f"{settings.source}: classifier_pooling is '{pooling}': only cls and mean are known"
+    )
+    return settings.find_task_head(tensors, "classifier", "classification", pooling, **parts)
 
 
-def _global_every(settings: Settings) -> int:
+def _global_every(settings: HuggingFaceConfig) -> int:
     """Every n-th layer has global attention; 1: all layers.
 
     Raises:
@@ -46,16 +46,16 @@ def _global_every(settings: Settings) -> int:
     kinds = settings.get("layer_types")
     if kinds is None:
         return settings.get("global_attn_every_n_layers", 3)
-    is_global = [kind == "full_attention" for kind in kinds]
-    for global_every in range(1, len(is_global) + 1):
-        if is_global == [layer % global_every == 0 for layer in range(len(is_global))]:
+    is_global, num_layers = [kind == "full_attention" for kind in kinds], settings.required_size("num_hidden_layers")
+    for global_every in range(1, num_layers + 1):
+        if is_global == [layer % global_every == 0 for layer in range(num_layers)]:
             return global_every
     raise UserError(
-        f"{settings.source}: layer_types must have global attention in the first and then every n-th layer: {kinds}"
+        f"{settings.source}: layer_types must give each of {num_layers} layers, the first and then every n-th global"
     )
 
 
-def _rotary_base(settings: Settings, kind: str, legacy_name: str, default: float) -> float:
+def _rotary_base(settings: HuggingFaceConfig, kind: str, legacy_name: str, default: float) -> float:
     """From the config of transformers 5 (rope_parameters) or 4 (legacy_name)."""
     rope = settings.get("rope_parameters", {}).get(kind) or {}
     if rope.get("rope_type", "default") != "default":
@@ -63,7 +63,7 @@ def _rotary_base(settings: Settings, kind: str, legacy_name: str, default: float
     return float(rope.get("rope_theta") or settings.get(legacy_name, default))
 
 
-def _read_config(settings: Settings) -> ModelConfig:
+def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     for name in ("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"):
         settings.require_value(name, False, "only models without biases, except in output layers, can be read")
     settings.require_value("decoder_bias", True, "only decoders with a bias can be read")

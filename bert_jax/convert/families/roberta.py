@@ -10,21 +10,21 @@ from typing import Any
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families.family import (
     Family,
-    Settings,
+    HuggingFaceConfig,
     bert_layers,
     decoder_flag,
     embeddings,
+    find_task_head_without_pooler,
     mlm_head,
     read_fields,
     task_heads,
-    task_of_cls,
     write_fields,
 )
 from bert_jax.convert.name_map import dense
 from bert_jax.model.heads import Heads
 
 
-def _read_config(settings: Settings) -> ModelConfig:
+def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     offset = settings.get("pad_token_id", 1) + 1
     max_positions = settings.required_size("max_position_embeddings") - offset
     return read_fields(settings, position_offset=offset, max_positions=max_positions)
@@ -49,7 +49,9 @@ ROBERTA = Family(
     decoder="lm_head.decoder",
     read_config=_read_config,
     write_config=_write_config,
-    read_task=lambda settings, names, pooler: task_of_cls(names, "classifier.out_proj", "tanh"),
+    read_task=lambda settings, tensors, pooler: find_task_head_without_pooler(
+        settings, tensors, "classifier.out_proj", "tanh"
+    ),
     mlm_activation=lambda settings: "gelu",
     class_prefix="Roberta",
     class_suffixes={"causal": "ForCausalLM"},

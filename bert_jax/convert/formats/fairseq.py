@@ -20,10 +20,10 @@ import numpy as np
 from etils import epath
 
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.formats.format import ReadOptions, TrainerFormat, to_source_model
+from bert_jax.convert.formats.format import ReadOptions, to_source_model
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import LazyTensor, LazyTensors, lazy_from_array, lazy_row_slice
+from bert_jax.convert.tensors import LazyStateDict, LazyTensor, lazy_from_array, lazy_row_slice
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import find_tokenizer_file
@@ -34,7 +34,6 @@ DICTIONARY, ENCODER, MERGES = "dict.txt", "encoder.json", "vocab.bpe"
 SPECIALS = {"<s>": 0, "<pad>": 1, "</s>": 2, "<unk>": 3}
 MASK = "<mask>"
 OVERWRITE = " #fairseq:overwrite"
-ENCODER_PREFIX = "sentence_encoder."
 RENAMED = (
     (r"^sentence_encoder\.embed_tokens\.", "roberta.embeddings.word_embeddings."),
     (r"^sentence_encoder\.embed_positions\.", "roberta.embeddings.position_embeddings."),
@@ -55,7 +54,7 @@ UNUSED = re.compile(r"\.version$|\.layers\.\d+\.((in|out)_proj|fc[12])_(weight|b
 filled in from the modules (`self_attn`, `fc1`, `fc2`) on loading (0.12.2 fairseq/modules/transformer_layer.py)."""
 
 
-def matches(content: object) -> bool:
+def matches_content(content: object) -> bool:
     """Whether the content of a file is a checkpoint of fairseq: a state dict with settings."""
     has_model = isinstance(content, Mapping) and isinstance(content.get("model"), Mapping)
     return has_model and bool({"args", "cfg"} & content.keys())
@@ -64,38 +63,30 @@ def matches(content: object) -> bool:
 def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
     """Read a RoBERTa checkpoint; its tokenizer needs ``dict.txt``, ``encoder.json`` and ``vocab.bpe`` beside it.
 
+    Weights keep their dtype.
+
     Raises:
       UserError: it is not a post-norm RoBERTa, lacks settings, or dict.txt belongs to another model.
     """
-    hf_model, notes = read_hf_model(content, source)
-    missing = [name for name in (DICTIONARY, ENCODER, MERGES) if not (source.parent / name).exists()]
-    if missing:
-        notes.append(f"no tokenizer files, because {', '.join(missing)} is not in the checkpoint's directory")
-        # vocab.bpe alone is not enough: without dict.txt its ids are GPT-2's.
-        tokenizer = source.parent / "tokenizer.json"
-        return to_source_model("fairseq", hf_model, tokenizer if tokenizer.exists() else None, options, tuple(notes))
-    for name, file in convert_dictionary(source.parent, hf_model.config["vocab_size"]).items():
-        (scratch / name).write_bytes(file)
-    return to_source_model("fairseq", hf_model, find_tokenizer_file(epath.Path(scratch)), options, tuple(notes))
-
-
-def read_hf_model(content: Mapping, path: StoredPath) -> tuple[HuggingFaceModel, list[str]]:
-    """The model with the names of transformers; weights keep their dtype. Also sentences for the model card."""
-    settings = _settings(content, path)
-    fairseq_tensors = {
-        re.sub(r"^(encoder|decoder)\.", "", name): tensor for name, tensor in _split_qkv(content["model"], path)
-    }
-    notes: list[str] = []
-    heads, classifier = _heads(fairseq_tensors), {}
+    tensors, heads = _tensors(content["model"], source)
+    notes, classifier = [], {}
     if len(heads) == 1:
         ((name, head),) = heads.items()
         classifier = {f"classifier.{inside}": tensor for inside, tensor in head.items()}
         notes.append(f"tensors classifier.* are fairseq's classification head '{name}'")
     elif heads:
         notes.append(f"left out: classification heads {', '.join(heads)}")
-    tensors = _renamed(fairseq_tensors, path)
-    config = _config(settings, tensors, classifier, path)
-    return HuggingFaceModel(config, LazyTensors(tensors | classifier), str(path)), notes
+    config = _config(_settings(content, source), tensors, classifier, source)
+    hf_model = HuggingFaceModel(config, LazyStateDict(tensors | classifier), str(source))
+    missing = [name for name in (DICTIONARY, ENCODER, MERGES) if not (source.parent / name).exists()]
+    if missing:
+        notes.append(f"no tokenizer files, because {', '.join(missing)} is not in the checkpoint's directory")
+        # vocab.bpe alone is not enough: without dict.txt its ids are GPT-2's.
+        tokenizer = source.parent / "tokenizer.json"
+        return to_source_model("fairseq", hf_model, tokenizer if tokenizer.exists() else None, options, tuple(notes))
+    for name, file in convert_dictionary(source.parent, config["vocab_size"]).items():
+        (scratch / name).write_bytes(file)
+    return to_source_model("fairseq", hf_model, find_tokenizer_file(epath.Path(scratch)), options, tuple(notes))
 
 
 def _settings(content: Mapping, path: StoredPath) -> dict[str, Any]:
@@ -106,92 +97,73 @@ def _settings(content: Mapping, path: StoredPath) -> dict[str, Any]:
     return settings
 
 
-def _split_qkv(model: Mapping, path: StoredPath) -> list[tuple[str, LazyTensor]]:
-    """The tensors, with query, key and value as separate tensors."""
-    tensors = []
-    for name, tensor in torch_checkpoint.lazy_state_dict(model, path).lazy_tensors.items():
-        fused = re.search(r"\.self_attn\.in_proj_(weight|bias)$", name)
+def _tensors(model: Mapping, path: StoredPath) -> tuple[dict[str, LazyTensor], dict[str, dict[str, LazyTensor]]]:
+    """The encoder and the MLM head with the names of transformers; and by head, the tensors of classification heads."""
+    tensors: dict[str, LazyTensor] = {}
+    heads: dict[str, dict[str, LazyTensor]] = {}
+    for full_name, tensor in torch_checkpoint.as_lazy_state_dict(model, path).lazy_tensors.items():
+        name = re.sub(r"^(encoder|decoder)\.", "", full_name)
         if UNUSED.search(name):
             continue
-        if fused is None:
-            tensors.append((name, tensor))
-            continue
-        require(bool(tensor.shape), f"{path}: tensor '{name}' has no axes: it is not part of a RoBERTa")
-        width = tensor.shape[0] // 3
-        for part, letter in enumerate("qkv"):
-            part_name = f"{name[: fused.start()]}.self_attn.{letter}_proj.{fused[1]}"
-            tensors.append((part_name, lazy_row_slice(tensor, part * width, (part + 1) * width)))
-    return tensors
-
-
-def _heads(fairseq_tensors: Mapping[str, LazyTensor]) -> dict[str, dict[str, LazyTensor]]:
-    """Head -> name of the tensor in the head -> tensor."""
-    heads: dict[str, dict[str, LazyTensor]] = {}
-    for name, tensor in fairseq_tensors.items():
+        if name.startswith(("sentence_encoder.layer_norm.", "roberta.")):
+            raise UserError(
+                f"{path}: '{full_name}' is not part of a post-norm RoBERTa of fairseq: pre-norm models "
+                "(encoder_normalize_before) are not supported"
+            )
         if name.startswith("classification_heads."):
             head, _, inside = name.removeprefix("classification_heads.").partition(".")
             heads.setdefault(head, {})[inside] = tensor
-    return heads
+        elif ".self_attn.in_proj_" in name and tensor.shape:  # query, key and value in one tensor
+            width = tensor.shape[0] // 3
+            for part, letter in enumerate("qkv"):
+                part_name = name.replace("in_proj_", f"{letter}_proj.")
+                tensors[_rename(part_name)] = lazy_row_slice(tensor, part * width, (part + 1) * width)
+        else:
+            tensors[_rename(name)] = tensor
+    return tensors, heads
 
 
-def _renamed(fairseq_tensors: Mapping[str, LazyTensor], path: StoredPath) -> dict[str, LazyTensor]:
-    norms = {f"{ENCODER_PREFIX}{name}.weight" for name in ("layernorm_embedding", "emb_layer_norm")}
-    if f"{ENCODER_PREFIX}layer_norm.weight" in fairseq_tensors or not norms & set(fairseq_tensors):
-        raise UserError(
-            f"{path}: it is a pre-norm model (encoder_normalize_before), which RoBERTa in transformers does not support"
-        )
-    tensors = {}
-    for name, tensor in fairseq_tensors.items():
-        if name.startswith("classification_heads."):
-            continue
-        hf_name = name
-        for pattern, replacement in RENAMED:
-            hf_name = re.sub(pattern, replacement, hf_name)
-        tensors[hf_name] = tensor
-    for needed in ("word", "position"):
-        name = f"roberta.embeddings.{needed}_embeddings.weight"
-        table = name in tensors and len(tensors[name].shape) == 2
-        require(table, f"{path}: has no table of {needed} embeddings: it is not a fairseq RoBERTa")
-    # RoBERTa has no token types; transformers' RoBERTa has a table with one row, which is 0.
-    width = tensors["roberta.embeddings.word_embeddings.weight"].shape[1]
-    zeros = np.zeros((1, width), np.float32)
-    tensors["roberta.embeddings.token_type_embeddings.weight"] = lazy_from_array(zeros)
-    return tensors
+def _rename(name: str) -> str:
+    for pattern, replacement in RENAMED:
+        name = re.sub(pattern, replacement, name)
+    return name
 
 
 def _config(
     settings: Mapping[str, Any],
-    tensors: Mapping[str, LazyTensor],
+    tensors: dict[str, LazyTensor],
     classifier: Mapping[str, LazyTensor],
     path: StoredPath,
 ) -> dict[str, Any]:
-    """The config of transformers: sizes from tensor shapes, the rest from the settings."""
-    vocab_size, width = tensors["roberta.embeddings.word_embeddings.weight"].shape
-    layers = {int(match[1]) for name in tensors if (match := re.match(r"roberta\.encoder\.layer\.(\d+)\.", name))}
-    whole = bool(layers) and layers == set(range(len(layers)))
-    require(whole, f"{path}: it has only the layers {sorted(layers)}: fetch it again")
-    heads = settings.get("encoder_attention_heads")
-    require(isinstance(heads, int), f"{path}: its settings lack encoder_attention_heads: it is incomplete")
-    activation = settings.get("activation_fn", "gelu")
+    """The config of transformers: sizes from tensor shapes, the rest from the settings. Adds the table of types."""
+
+    def shape(name: str) -> tuple[int, ...]:
+        known = (tensors | classifier).get(name)
+        require(known is not None and len(known.shape) == 2, f"{path}: has no '{name}': it is not a fairseq RoBERTa")
+        return known.shape
+
+    vocab_size, width = shape("roberta.embeddings.word_embeddings.weight")
+    # RoBERTa has no token types; transformers' RoBERTa has a table with one row, which is 0.
+    zeros = np.zeros((1, width), np.float32)
+    tensors["roberta.embeddings.token_type_embeddings.weight"] = lazy_from_array(zeros)
+    layers = [int(match[1]) for name in tensors if (match := re.match(r"roberta\.encoder\.layer\.(\d+)\.", name))]
+    pooler, activation = settings.get("pooler_activation_fn", "tanh"), settings.get("activation_fn", "gelu")
     require(
-        activation in [*ACTIVATIONS], f"{path}: activation_fn '{activation}' is not one of {', '.join(ACTIVATIONS)}"
+        pooler == "tanh" or not classifier, f"{path}: pooler_activation_fn '{pooler}' is not supported: only tanh is"
     )
-    if classifier:
-        pooler = settings.get("pooler_activation_fn", "tanh")
-        require(pooler == "tanh", f"{path}: pooler_activation_fn '{pooler}' is not supported: only tanh is")
     config = {
         "architectures": ["RobertaForSequenceClassification" if classifier else "RobertaForMaskedLM"],
         "model_type": "roberta",
         "vocab_size": vocab_size,
         "hidden_size": width,
-        "num_hidden_layers": len(layers),
-        "num_attention_heads": heads,
-        "intermediate_size": _outputs(tensors, "roberta.encoder.layer.0.intermediate.dense.weight", path),
-        "hidden_act": ACTIVATIONS[activation],
+        "num_hidden_layers": max(layers, default=-1) + 1,
+        "num_attention_heads": settings.get("encoder_attention_heads"),
+        "intermediate_size": shape("roberta.encoder.layer.0.intermediate.dense.weight")[0],
+        "hidden_act": ACTIVATIONS.get(str(activation), str(activation)),
         "hidden_dropout_prob": settings.get("dropout", 0.1),
         "attention_probs_dropout_prob": settings.get("attention_dropout", 0.1),
         # fairseq's positions begin at padding_idx + 1 = 2: a table for 512 tokens has 514 rows.
-        "max_position_embeddings": tensors["roberta.embeddings.position_embeddings.weight"].shape[0],
+        "max_position_embeddings": shape("roberta.embeddings.position_embeddings.weight")[0],
         "type_vocab_size": 1,
         "initializer_range": 0.02,
         "layer_norm_eps": 1e-5,
@@ -201,17 +173,10 @@ def _config(
         "tie_word_embeddings": not settings.get("untie_weights_roberta", False),
     }
     if classifier:
-        labels = range(_outputs(classifier, "classifier.out_proj.weight", path))
+        labels = range(shape("classifier.out_proj.weight")[0])
         config["id2label"] = {str(label): f"LABEL_{label}" for label in labels}
         config["label2id"] = {f"LABEL_{label}": label for label in labels}
     return config
-
-
-def _outputs(tensors: Mapping[str, LazyTensor], name: str, path: StoredPath) -> int:
-    """Number of outputs of a dense layer, from the shape of its weight."""
-    tensor = tensors.get(name)
-    require(tensor is not None and len(tensor.shape) == 2, f"{path}: has no '{name}': it is not a fairseq RoBERTa")
-    return tensor.shape[0]
 
 
 def convert_dictionary(directory: StoredPath, rows: int) -> dict[str, bytes]:
@@ -226,19 +191,18 @@ def convert_dictionary(directory: StoredPath, rows: int) -> dict[str, bytes]:
     Raises:
       UserError: a file is damaged, a line is not an id of GPT-2, or the number of tokens is not that of the rows.
     """
-    dict_txt, encoder_json, vocab_bpe = (directory / name for name in (DICTIONARY, ENCODER, MERGES))
-    words = _words(dict_txt)
+    dict_txt, encoder_json = directory / DICTIONARY, directory / ENCODER
     numbers = read_json_object(encoder_json, "fetch GPT-2's again")
     tokens = {str(number): token for token, number in numbers.items()}
-    ids = dict(SPECIALS)
-    for position, word in enumerate(words):
-        if word.isdigit() and word not in tokens:
+    ids, count = dict(SPECIALS), len(SPECIALS)
+    for line in dict_txt.read_bytes().decode(errors="replace").splitlines():
+        word, _, frequency = line.rstrip().removesuffix(OVERWRITE).rpartition(" ")
+        if not word or not frequency.isdigit() or (word.isdigit() and word not in tokens):
             raise UserError(
-                f"{dict_txt}, line {position + 1}: {word} is not an id in {encoder_json}: they belong "
-                "to different models"
+                f"{dict_txt}: '{line[:60]}' is not a token of {encoder_json} and its count: fetch both again"
             )
-        ids[tokens.get(word, word)] = len(SPECIALS) + position
-    count = len(SPECIALS) + len(words)
+        ids[tokens.get(word, word)] = count
+        count += 1
     if MASK not in ids:
         ids[MASK] = count
         count += 1
@@ -246,26 +210,7 @@ def convert_dictionary(directory: StoredPath, rows: int) -> dict[str, bytes]:
         raise UserError(
             f"{dict_txt}: has {count} tokens, special ones included, the model {rows} rows: it belongs to another model"
         )
-    try:
-        merges = vocab_bpe.read_bytes()
-        merges.decode()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{vocab_bpe}: not a file of merges: fetch GPT-2's again") from error
-    return {"vocab.json": json.dumps(ids, ensure_ascii=False).encode(), "merges.txt": merges}
-
-
-def _words(path: StoredPath) -> list[str]:
-    words = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: not a text file: fetch it again") from error
-    for number, line in enumerate(lines, 1):
-        word, _, count = line.rstrip().removesuffix(OVERWRITE).rpartition(" ")
-        if not word or not count.isdigit():
-            raise UserError(f"{path}, line {number}: '{line[:60]}' is not a token and its count: fetch it again")
-        words.append(word)
-    return words
-
-
-INPUT = TrainerFormat(matches, read)
+    return {
+        "vocab.json": json.dumps(ids, ensure_ascii=False).encode(),
+        "merges.txt": (directory / MERGES).read_bytes(),
+    }

@@ -5,15 +5,15 @@ import difflib
 import fnmatch
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bert_jax.convert.families.family import Settings
-from bert_jax.convert.families.hf_config import normalize_hf_config
+from bert_jax.convert.families.family import HuggingFaceConfig
+from bert_jax.convert.families.hf_config_validation import validate_hf_config
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import BUFFERS, LazyTensors, lazy_row_slice, to_lazy
+from bert_jax.convert.tensors import BUFFERS, LazyStateDict, lazy_row_slice, to_lazy_tensors
 from bert_jax.convert.translate import find_family, from_huggingface
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -41,15 +41,6 @@ class InputFormat(NamedTuple):
     """(source, options, an empty directory that exists as long as the model is read)."""
 
 
-class TrainerFormat(NamedTuple):
-    """One kind of training checkpoint in a file of torch.save."""
-
-    matches: Callable[[Any], bool]
-    """Whether the content of a file is in this format."""
-    read: Callable[[Any, StoredPath, ReadOptions, Path], SourceModel]
-    """(content, its file, and the last two arguments of `InputFormat.read`)."""
-
-
 class OutputFormat(NamedTuple):
     """One format that can be written."""
 
@@ -65,7 +56,7 @@ class OutputFormat(NamedTuple):
     """Whether it includes the files of sentence-transformers."""
 
 
-def refuse_edits(source: StoredPath, options: ReadOptions) -> None:
+def refuse_drop_and_trim(source: StoredPath, options: ReadOptions) -> None:
     """Raise UserError for options that a run or a model in the native format does not have."""
     if options.drop or options.trim_vocabulary:
         raise UserError(
@@ -92,14 +83,14 @@ def to_source_model(
     Raises:
       UserError: the model or an option does not fit the family or the tokenizer.
     """
-    hf_model = dataclasses.replace(hf_model, config=normalize_hf_config(hf_model.config, hf_model.source))
+    hf_model = dataclasses.replace(hf_model, config=validate_hf_config(hf_model.config, hf_model.source))
     buffers = {key: hf_model.tensors[key] for key in hf_model.tensors if key.endswith(BUFFERS)}
     if options.drop:
         hf_model = _drop_tensors(hf_model, options.drop)
     size = None if tokenizer is None else Tokenizer.load(tokenizer).vocab_size
     if options.trim_vocabulary:
-        rows = Settings(hf_model.config, hf_model.source).required_size("vocab_size") if size is None else size
-        hf_model = trim_vocabulary(hf_model, rows)
+        rows = HuggingFaceConfig(hf_model.config, hf_model.source).required_size("vocab_size")
+        hf_model = trim_vocabulary(hf_model, rows if size is None else size)
     model = from_huggingface(hf_model)
     if size is not None and size > model.config.vocab_size:
         raise UserError(
@@ -125,8 +116,12 @@ def _drop_tensors(hf_model: HuggingFaceModel, patterns: tuple[str, ...]) -> Hugg
             raise UserError(
                 f"--drop '{pattern}' matches no tensor of {hf_model.source}, which has for example '{''.join(near)}'"
             )
-    kept = {k: v for k, v in to_lazy(hf_model.tensors).items() if not any(fnmatch.fnmatchcase(k, p) for p in patterns)}
-    return dataclasses.replace(hf_model, tensors=LazyTensors(kept))
+    kept = {
+        k: v
+        for k, v in to_lazy_tensors(hf_model.tensors).items()
+        if not any(fnmatch.fnmatchcase(k, p) for p in patterns)
+    }
+    return dataclasses.replace(hf_model, tensors=LazyStateDict(kept))
 
 
 def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceModel:
@@ -135,31 +130,17 @@ def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceM
     Trainers add such rows for sizes that divide evenly: NVIDIA's BERT pads to a multiple of 8 (DeepLearningExamples
     PyTorch/LanguageModeling/BERT/run_pretraining.py), Megatron to a multiple of 128 times the number of tensor-parallel
     parts. Hidden states stay the same. Probabilities are then over the tokenizer's tokens only.
-
-    Args:
-      hf_model: with at least vocab_size rows.
-      vocab_size: number of the tokenizer's tokens.
-
-    Raises:
-      UserError: there are fewer rows than tokens, or the tables differ in size.
     """
-    source, family = hf_model.source, find_family(Settings(hf_model.config, hf_model.source))
-    tensors = to_lazy(hf_model.tensors)
-    tables = {family.name_of("encoder/embeddings/word"), f"{family.decoder}.weight"}
-    names = tables | {family.name_of("mlm/bias"), f"{family.decoder}.bias"}
-    bare = {name.removeprefix(f"{family.base}.") for name in tables}
-    rows = {name: (*tensors[name].shape, 0)[0] for name in tensors if name in names | bare}
-    if not rows.keys() & (tables | bare):
-        raise UserError(f"{source}: there is no table of word embeddings")
-    if len(set(rows.values())) != 1:
-        sizes = ", ".join(f"{name} {size}" for name, size in sorted(rows.items()))
-        raise UserError(f"{source}: the vocabulary's tables differ in their number of rows: {sizes}")
-    num_rows = next(iter(rows.values()))
-    if num_rows < vocab_size:
-        raise UserError(
-            f"{source}: the word table has {num_rows} rows, the tokenizer {vocab_size} tokens: "
-            "the tokenizer belongs to another model"
-        )
-    kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in rows}
+    family, tensors = (
+        find_family(HuggingFaceConfig(hf_model.config, hf_model.source)),
+        to_lazy_tensors(hf_model.tensors),
+    )
+    word, bias = family.tensor_name("encoder/embeddings/word"), family.tensor_name("mlm/bias")
+    tables = {word, word.removeprefix(f"{family.base}."), bias, f"{family.decoder}.weight", f"{family.decoder}.bias"}
+    rows = {tensors[name].shape[0] for name in tables & tensors.keys()}
+    require(
+        len(rows) <= 1, f"{hf_model.source}: tables of the vocabulary have different numbers of rows: {sorted(rows)}"
+    )
+    kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in tables & tensors.keys()}
     config = hf_model.config | {"vocab_size": vocab_size}
-    return dataclasses.replace(hf_model, config=config, tensors=LazyTensors(tensors | kept))
+    return dataclasses.replace(hf_model, config=config, tensors=LazyStateDict(tensors | kept))

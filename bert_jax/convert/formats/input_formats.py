@@ -28,8 +28,9 @@ DIRECTORY_FILES = (
 )
 """Names of files that are incomplete alone: a path to one of them means its directory."""
 TORCH_FILES = (".pt", ".pth", ".bin", ".ckpt")
-TRAINERS = (fairseq.INPUT, nvidia.INPUT)
-"""Training checkpoints in files of torch.save, in the order of detection."""
+TRAINERS = (fairseq, nvidia)
+"""Readers of training checkpoints in files of torch.save, in the order of detection. Each has a function
+`matches_content`, and `read` of a file's content, the file, and the last two arguments of `InputFormat.read`."""
 
 
 @contextlib.contextmanager
@@ -90,14 +91,12 @@ def _read_torch_file(source: StoredPath, options: ReadOptions, scratch: Path) ->
     """
     content = torch_checkpoint.load(Path(source), placeholders=True)
     for trainer in TRAINERS:
-        if trainer.matches(content):
+        if trainer.matches_content(content):
             return trainer.read(content, source, options, scratch)
-    if torch_checkpoint.is_state_dict(content):
-        raise UserError(
-            f"{source} is a state dict without settings: name it pytorch_model.bin, put its config.json in the same "
-            "directory, and give the directory"
-        )
-    raise UserError(f"{source}: not a state dict, and not a checkpoint of fairseq or NVIDIA")
+    raise UserError(
+        f"{source}: not a checkpoint of fairseq or NVIDIA. If it is a state dict, name it pytorch_model.bin, put its "
+        "config.json in the same directory, and give the directory"
+    )
 
 
 FORMATS = (

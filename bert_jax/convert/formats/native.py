@@ -18,7 +18,7 @@ import safetensors.numpy
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families import FAMILIES
-from bert_jax.convert.formats.format import InputFormat, OutputFormat, ReadOptions, refuse_edits
+from bert_jax.convert.formats.format import InputFormat, OutputFormat, ReadOptions, refuse_drop_and_trim
 from bert_jax.convert.formats.tensor_files import open_safetensors
 from bert_jax.convert.name_map import Params, check_finite
 from bert_jax.convert.source_model import SourceModel
@@ -27,7 +27,7 @@ from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.storage import StoredPath, read_json
+from bert_jax.storage import StoredPath, read_json_as
 from bert_jax.tokenizers.files import find_tokenizer_file
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
@@ -88,7 +88,7 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     Raises:
       UserError: a file is missing, damaged or of an unknown version, or has a value that is not finite.
     """
-    refuse_edits(directory, options)
+    refuse_drop_and_trim(directory, options)
     about = _read_description(directory)
     for name, digest in about["sha256"].items():
         if not (directory / name).is_file() or _digest(directory / name) != digest:
@@ -115,7 +115,7 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
 
 def _read_description(directory: StoredPath) -> Description:
     path, advice = directory / DESCRIPTION, "convert the model again"
-    about = read_json(path, Description, advice, FORMAT_VERSION)
+    about = read_json_as(path, Description, advice, FORMAT_VERSION)
     files = about["sha256"].keys()
     if about["family"] not in FAMILIES or not {PARAMS} <= files <= {PARAMS, MOMENTS, BUFFERS}:
         raise UserError(f"{path} is damaged: {advice}")

@@ -14,35 +14,25 @@ Both pad the vocabulary to a multiple of 8. The weights are those of ``model``, 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from bert_jax.convert.families.hf_config import normalize_hf_config
+from bert_jax.convert.families.family import HuggingFaceConfig
+from bert_jax.convert.families.hf_config_validation import validate_hf_config
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.formats.format import ReadOptions, TrainerFormat, to_source_model, trim_vocabulary
+from bert_jax.convert.formats.format import ReadOptions, to_source_model, trim_vocabulary
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import LazyTensors
-from bert_jax.errors import UserError
+from bert_jax.convert.tensors import LazyStateDict
+from bert_jax.errors import require
 from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import find_tokenizer_file
 
 CONFIG = "bert_config.json"
 SETTINGS = (
-    "vocab_size",
-    "hidden_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "intermediate_size",
-    "max_position_embeddings",
-    "type_vocab_size",
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    *("max_position_embeddings", "type_vocab_size"),
+    *("hidden_act", "hidden_dropout_prob", "attention_probs_dropout_prob", "initializer_range"),
 )
-OPTIONAL = {
-    "hidden_act": "gelu",
-    "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1,
-    "initializer_range": 0.02,
-}
-"""Fields that may be missing, with the defaults of NVIDIA's BertConfig."""
+"""The fields of NVIDIA's BertConfig; the last line has the defaults of transformers."""
 RENAMED = (
     (r"^(module\.|bert_model_segment\.|heads_only_segment\.)+", ""),
     (r"\.dense_act\.", ".dense."),
@@ -59,7 +49,7 @@ RENAMED = (
 """(pattern in the checkpoint's name, replacement), applied in this order."""
 
 
-def matches(content: object) -> bool:
+def matches_content(content: object) -> bool:
     """Whether the content of a file is a checkpoint of NVIDIA, or of another trainer without settings."""
     return isinstance(content, Mapping) and isinstance(content.get("model"), Mapping)
 
@@ -70,22 +60,19 @@ def read(content: Mapping, source: StoredPath, options: ReadOptions, scratch: Pa
     Raises:
       UserError: the config is missing, incomplete, or has a larger vocabulary.
     """
-    return to_source_model("nvidia", read_hf_model(content, source), find_tokenizer_file(source.parent), options)
-
-
-def read_hf_model(content: Mapping, path: StoredPath) -> HuggingFaceModel:
-    """The model with the names of transformers."""
-    tensors = torch_checkpoint.lazy_state_dict(content["model"], path)
-    renamed = {rename(name): tensor for name, tensor in tensors.lazy_tensors.items()}
-    if len(renamed) != len(tensors):
-        raise UserError(f"{path}: two tensors are the same one under the names of different versions")
-    settings = _settings(path.parent / CONFIG)
-    pretraining = {"cls.predictions.bias", "cls.predictions.decoder.bias"} & set(renamed)
-    if pretraining and "cls.seq_relationship.weight" in renamed:
-        settings["architectures"] = ["BertForPreTraining"]
-    elif pretraining:
-        settings["architectures"] = ["BertForMaskedLM"]
-    return trim_vocabulary(HuggingFaceModel(settings, LazyTensors(renamed), str(path)), settings["vocab_size"])
+    tensors = torch_checkpoint.as_lazy_state_dict(content["model"], source).lazy_tensors
+    renamed = {rename(name): tensor for name, tensor in tensors.items()}
+    require(len(renamed) == len(tensors), f"{source}: two of its tensors have the same name in transformers")
+    file = source.parent / CONFIG
+    given = read_json_object(file, f"copy the model's {CONFIG} there")
+    config = {"model_type": "bert", **{name: given.get(name) for name in SETTINGS}, "layer_norm_eps": 1e-12}
+    config = validate_hf_config(config | {"tie_word_embeddings": True}, str(file))
+    if renamed.keys() & {"cls.predictions.bias", "cls.predictions.decoder.bias"}:
+        pair = "cls.seq_relationship.weight" in renamed
+        config["architectures"] = ["BertForPreTraining" if pair else "BertForMaskedLM"]
+    rows = HuggingFaceConfig(config, str(file)).required_size("vocab_size")
+    hf_model = trim_vocabulary(HuggingFaceModel(config, LazyStateDict(renamed), str(source)), rows)
+    return to_source_model("nvidia", hf_model, find_tokenizer_file(source.parent), options)
 
 
 def rename(name: str) -> str:
@@ -93,18 +80,3 @@ def rename(name: str) -> str:
     for pattern, replacement in RENAMED:
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def _settings(path: StoredPath) -> dict[str, Any]:
-    source_config = read_json_object(path, f"copy the model's {CONFIG} there")
-    missing = [name for name in SETTINGS if name not in source_config]
-    if missing:
-        raise UserError(f"{path}: lacks {', '.join(missing)}: copy the model's {CONFIG} there")
-    known = {name: source_config[name] for name in SETTINGS}
-    known |= {name: source_config.get(name, default) for name, default in OPTIONAL.items()}
-    return normalize_hf_config(
-        {"model_type": "bert", **known, "layer_norm_eps": 1e-12, "tie_word_embeddings": True}, str(path)
-    )
-
-
-INPUT = TrainerFormat(matches, read)

@@ -6,10 +6,10 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from bert_jax.convert.formats.format import InputFormat, ReadOptions, refuse_edits
+from bert_jax.convert.formats.format import InputFormat, ReadOptions, refuse_drop_and_trim
 from bert_jax.convert.name_map import check_finite
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import NativeModel, family_of
+from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.storage import StoredPath
@@ -41,7 +41,7 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     Raises:
       UserError: no run, no intact checkpoint, or a value that is not finite.
     """
-    refuse_edits(directory, options)
+    refuse_drop_and_trim(directory, options)
     config = workdir.read_config(directory)
     save = checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
     if save is None:
@@ -60,7 +60,7 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     for tree in (params, *(moments[1:] if moments else ())):
         for name, leaf in name_leaves(tree).items():
             check_finite(name, np.asarray(leaf), str(save))
-    translated = NativeModel(family_of(model, heads), model, heads, params)
+    translated = NativeModel(infer_model_type(model, heads), model, heads, params)
     return SourceModel(
         "run", str(directory), translated, directory / workdir.TOKENIZER, optimizer_state=moments, notes=notes
     )

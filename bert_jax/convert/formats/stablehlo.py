@@ -14,6 +14,7 @@ import numpy as np
 import safetensors.numpy
 from jax import export
 
+from bert_jax.array_types import Array
 from bert_jax.convert.formats.format import OutputFormat
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.parity import jax_forward
@@ -21,7 +22,6 @@ from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tokenizer_check import write_native_tokenizer
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, install_command
-from bert_jax.shapes import Array
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 
 PROGRAM, PARAMS = "model.stablehlo", "params.safetensors"
@@ -59,13 +59,16 @@ def _function(model: NativeModel):
     return apply
 
 
-def run(directory: Path, inputs: ForwardInputs) -> ForwardOutputs:
-    """Run the program as a server would; it returns only the last hidden state."""
+def run(directory: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
+    """Run the program as a server would; it returns only the last hidden state.
+
+    Args:
+      directory: where the program of `model` was written.
+      model: names the outputs.
+      inputs: a batch.
+    """
     program = export.deserialize((directory / PROGRAM).read_bytes())
-    outputs = program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs)
-    arrays = {name: np.asarray(values) for name, values in outputs.items()}
-    logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
-    return ForwardOutputs([arrays["hidden"]], logits, pooled_BH=arrays.get("pooled"))
+    return jax_forward.name_outputs(model, program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs))
 
 
 OUTPUT = OutputFormat(write, PROGRAM)

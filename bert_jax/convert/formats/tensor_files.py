@@ -13,7 +13,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.convert.formats import torch_checkpoint
-from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensor, LazyTensors, weight_dtype_message
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyStateDict, LazyTensor, weight_dtype_message
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
 
@@ -23,7 +23,7 @@ TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
-def open_tensors(directory: StoredPath) -> LazyTensors:
+def open_tensors(directory: StoredPath) -> LazyStateDict:
     """Every tensor of a model's directory by name, read on access.
 
     Args:
@@ -34,26 +34,25 @@ def open_tensors(directory: StoredPath) -> LazyTensors:
         access: a tensor's dtype is not one of weights.
     """
     place = Path(directory)
-    openers = {SAFETENSORS: open_safetensors, PICKLE: open_pickle}
+    openers = {SAFETENSORS: open_safetensors, PICKLE: _open_pickle}
     for name, opener in openers.items():
         if (place / name).exists():
             return _weights(opener(place / name))
         if (place / f"{name}.index.json").exists():
             return _weights(_shards(place / f"{name}.index.json", opener))
-    looked_for = ", ".join(name + end for name in openers for end in ("", ".index.json"))
-    raise UserError(f"{directory}: no Hugging Face checkpoint: looked for {looked_for}")
+    raise UserError(f"{directory}: has no weights of transformers")
 
 
-def _weights(tensors: LazyTensors) -> LazyTensors:
+def _weights(tensors: LazyStateDict) -> LazyStateDict:
     """The tensors, with old names replaced."""
     renamed = {}
     for name, tensor in tensors.lazy_tensors.items():
         old = next((old for old in OLD_NAMES if name.endswith(old)), None)
         renamed[name.removesuffix(old) + OLD_NAMES[old] if old else name] = tensor
-    return LazyTensors(renamed)
+    return LazyStateDict(renamed)
 
 
-def _shards(index: Path, opener: Callable[[Path], LazyTensors]) -> LazyTensors:
+def _shards(index: Path, opener: Callable[[Path], LazyStateDict]) -> LazyStateDict:
     """The tensors that an index names, each from its shard."""
     weight_map = read_index(index)
     shards = {}
@@ -64,7 +63,7 @@ def _shards(index: Path, opener: Callable[[Path], LazyTensors]) -> LazyTensors:
     for name, shard in weight_map.items():
         if name not in shards[shard]:
             raise UserError(f"{index}: tensor '{name}' is not in {shard}: they belong to different checkpoints")
-    return LazyTensors({name: shards[shard][name] for name, shard in weight_map.items()})
+    return LazyStateDict({name: shards[shard][name] for name, shard in weight_map.items()})
 
 
 def read_index(index: Path) -> dict[str, str]:
@@ -81,7 +80,7 @@ def read_index(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def open_safetensors(path: Path) -> LazyTensors:
+def open_safetensors(path: Path) -> LazyStateDict:
     """The tensors of one file.
 
     Raises:
@@ -92,7 +91,7 @@ def open_safetensors(path: Path) -> LazyTensors:
         file = safetensors.safe_open(path, framework="numpy")
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path}: truncated or damaged: fetch it again ({' '.join(str(error).split())})") from error
-    return LazyTensors({name: _stored(file, name, path) for name in file.keys()})  # noqa: SIM118 (not a dict)
+    return LazyStateDict({name: _stored(file, name, path) for name in file.keys()})  # noqa: SIM118 (not a dict)
 
 
 def _stored(file: safetensors.safe_open, name: str, path: Path) -> LazyTensor:
@@ -107,9 +106,9 @@ def _stored(file: safetensors.safe_open, name: str, path: Path) -> LazyTensor:
     return LazyTensor(tuple(header.get_shape()), dtype, read)
 
 
-def open_pickle(path: Path) -> LazyTensors:
+def _open_pickle(path: Path) -> LazyStateDict:
     """The tensors of a file of torch.save with a plain state dict; see torch_checkpoint.load."""
-    return torch_checkpoint.lazy_state_dict(torch_checkpoint.load(path), path)
+    return torch_checkpoint.as_lazy_state_dict(torch_checkpoint.load(path), path)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:

@@ -7,7 +7,6 @@ slots are named as BERT's are; transformers 5.23, modeling_bert.py and modeling_
 
 import difflib
 import re
-from typing import NamedTuple
 
 from bert_jax.errors import UserError
 
@@ -70,22 +69,12 @@ _SCOPES = {
 FAMILIES = tuple(_SCOPES)
 MODULE = "module/"
 """Prefix of every name in a checkpoint that was trained from TensorFlow Hub's module; it is ignored."""
-BEAM_HEAD = ("start_logits/", "end_logits/", "answer_class/")
-"""Scopes of ALBERT's run_squad_v2.py, whose head selects ends for each of the most probable starts."""
-
 GLOBAL_STEP = "global_step"
 SLOTS = ("/adam_m", "/adam_v")
 """First and second moment, of AdamWeightDecayOptimizer and LAMBOptimizer alike."""
 OTHER_SLOTS = ("/AdamWeightDecayOptimizer", "/AdamWeightDecayOptimizer_1", "/Adam", "/Adam_1", "/Momentum")
 """Slots of other optimizers, by the naming of tf.train.Optimizer; transformers' old converter skipped the first two."""
 OTHER_STATE = ("beta1_power", "beta2_power")
-
-
-class TranslatedTensorName(NamedTuple):
-    """A tensor's name in the other library, and whether the tensor is transposed there."""
-
-    name: str
-    transposed: bool
 
 
 _RULES = {
@@ -99,8 +88,8 @@ _RULES = {
 """By family: name in TensorFlow, name in transformers, whether one is the transpose of the other; {n} is a number."""
 
 
-def huggingface_name(name: str, family: str, source: str) -> TranslatedTensorName:
-    """The name in transformers of a tensor in a TensorFlow checkpoint.
+def huggingface_name(name: str, family: str, source: str) -> tuple[str, bool]:
+    """The name in transformers of a tensor in a TensorFlow checkpoint, and whether the tensor is transposed there.
 
     Args:
       name: for example `bert/encoder/layer_0/output/dense/kernel`.
@@ -110,42 +99,27 @@ def huggingface_name(name: str, family: str, source: str) -> TranslatedTensorNam
     Raises:
       UserError: the name is unknown.
     """
-    plain = name.removeprefix(MODULE)
-    if plain.startswith(BEAM_HEAD):
-        advice = "use a pretrained model or one of run_squad_v1.py"
-        raise UserError(
-            f"{source}: '{name}' belongs to run_squad_v2.py's beam search, which is not supported: {advice}"
-        )
-    return _translate(plain, _RULES[family], family, source)
+    return _translate(name.removeprefix(MODULE), _RULES[family], family, source)
 
 
-def tensorflow_name(name: str, family: str, source: str) -> TranslatedTensorName:
-    """The name in a TensorFlow checkpoint of a tensor in transformers.
-
-    Args:
-      name: for example `bert.encoder.layer.0.output.dense.weight`.
-      family: `bert` or `albert`.
-      source: where the tensor is, for messages.
-
-    Raises:
-      UserError: the name is unknown.
-    """
+def tensorflow_name(name: str, family: str, source: str) -> tuple[str, bool]:
+    """The inverse: for `bert.encoder.layer.0.output.dense.weight`, the name in a TensorFlow checkpoint."""
     flipped = [(hf, tensorflow, transposed) for tensorflow, hf, transposed in _RULES[family]]
     return _translate(name, flipped, family, source)
 
 
-def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> TranslatedTensorName:
+def _translate(name: str, rules: list[tuple[str, str, bool]], family: str, source: str) -> tuple[str, bool]:
     for known, other, transposed in rules:
         if match := re.fullmatch(re.escape(known).replace(r"\{n\}", r"(\d+)"), name):
-            return TranslatedTensorName(other.replace("{n}", match[1] if match.groups() else ""), transposed)
-    number = re.search(r"\d+", name)
-    filled = [known.replace("{n}", number[0] if number else "0") for known, _, _ in rules]
-    nearest = difflib.get_close_matches(name, filled, n=1, cutoff=0)[0]
+            return other.replace("{n}", match[1] if match.groups() else ""), transposed
+    nearest = difflib.get_close_matches(name, [known for known, _, _ in rules], n=1, cutoff=0)[0]
     raise UserError(
         f"{source}: tensor '{name}' is not part of Google's {family}; the nearest known name is '{nearest}'"
     )
 
 
-def is_optimizer_state(name: str) -> bool:
-    """Whether a tensor of a checkpoint belongs to the optimizer and not to the model."""
-    return name == GLOBAL_STEP or name in OTHER_STATE or name.endswith(SLOTS + OTHER_SLOTS)
+def slot_of(name: str) -> str | None:
+    """The suffix of the optimizer's state for a parameter, "" for a parameter, None for other state."""
+    if name in (GLOBAL_STEP, *OTHER_STATE):
+        return None
+    return next((slot for slot in SLOTS + OTHER_SLOTS if name.endswith(slot)), "")

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyTensor, LazyTensors, weight_dtype_message
+from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyStateDict, LazyTensor, weight_dtype_message
 from bert_jax.errors import UserError, install_command
 
 TRAINER_CLASSES = (
@@ -61,7 +61,7 @@ def to_plain(value: Any) -> Any:
     return value
 
 
-def require_torch(path: object) -> Any:
+def _require_torch(path: object) -> Any:
     """Import torch.
 
     Raises:
@@ -84,7 +84,7 @@ def load(path: Path, *, placeholders: bool = False) -> Any:
     Raises:
       UserError: torch is missing; the file is missing, damaged or not a checkpoint; it would execute code.
     """
-    torch = require_torch(path)
+    torch = _require_torch(path)
     known: dict[str, type] = {"argparse.Namespace": argparse.Namespace} if placeholders else {}
     while True:
         try:
@@ -120,13 +120,7 @@ def _refused_global(error: pickle.UnpicklingError) -> str | None:
     return match[1] if "." in match[1] else f"builtins.{match[1]}"
 
 
-def is_state_dict(content: object) -> bool:
-    """Whether the content of a file has tensors by name."""
-    torch = require_torch("this file")
-    return isinstance(content, Mapping) and any(isinstance(value, torch.Tensor) for value in content.values())
-
-
-def lazy_state_dict(state: object, source: object) -> LazyTensors:
+def as_lazy_state_dict(state: object, source: object) -> LazyStateDict:
     """The tensors of a state dict.
 
     Raises:
@@ -134,15 +128,15 @@ def lazy_state_dict(state: object, source: object) -> LazyTensors:
     """
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise UserError(f"{source}: holds {type(state).__name__}, not a state dict: save model.state_dict()")
-    torch = require_torch(source)
-    return LazyTensors(
+    torch = _require_torch(source)
+    return LazyStateDict(
         {name: _lazy(name, value, source) for name, value in state.items() if isinstance(value, torch.Tensor)}
     )
 
 
 def _lazy(name: str, tensor: Any, source: object) -> LazyTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    torch = require_torch(source)
+    torch = _require_torch(source)
 
     def read() -> np.ndarray:
         if (dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS)) or tensor.layout != torch.strided:
@@ -162,7 +156,7 @@ def save(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     Raises:
       UserError: torch is missing.
     """
-    torch = require_torch(path)
+    torch = _require_torch(path)
     state = {}
     for name, array in tensors.items():
         # A copy, because torch warns about read-only arrays.

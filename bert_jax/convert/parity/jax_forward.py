@@ -1,40 +1,39 @@
 """The forward pass of bert_jax in float32, for the parity report and for exported programs."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.array_types import Array, Int
 from bert_jax.config import ModelConfig
-from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKind
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, name_states
 from bert_jax.convert.translate import NativeModel
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
-from bert_jax.shapes import Array, Int
-
-TASKS = {
-    "classification": TaskKind.SEQUENCE,
-    "tagging": TaskKind.TOKENS,
-    "span": TaskKind.SPAN,
-    "replaced": TaskKind.REPLACED,
-}
 
 
 def run(native_model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
-    """All hidden states and the logits of the heads that the model has.
-
-    Values at padded positions have no meaning.
-    """
+    """All outputs. Values at padded positions have no meaning."""
     _, config, heads, params = native_model
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    outputs = forward(config, heads, params, *map(jnp.asarray, inputs), hidden_states=True)
+    return name_outputs(native_model, forward(config, heads, params, *map(jnp.asarray, inputs), hidden_states=True))
+
+
+def name_outputs(native_model: NativeModel, outputs: Mapping[str, Array]) -> ForwardOutputs:
+    """Outputs of `forward` by their names in the report; `hidden` may have the last layer alone."""
     arrays = {name: np.asarray(values) for name, values in outputs.items()}
-    logits = {name: arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
-    task = None if heads.task is None else TASKS[heads.task.kind]
-    return ForwardOutputs(list(arrays["hidden"]), logits, task, arrays.get("pooled"))
+    states = arrays["hidden"] if arrays["hidden"].ndim == 4 else arrays["hidden"][None]
+    named = name_states(states, native_model.config.num_layers + 1 - len(states))
+    task = native_model.heads.task
+    if task is not None and task.kind == "replaced":
+        arrays["task"] = arrays["task"][..., None]
+    named |= {f"{name} logits": arrays[name] for name in ("mlm", "pair", "task") if name in arrays}
+    return named | ({"pooled vector": arrays["pooled"]} if "pooled" in arrays else {})
 
 
 def forward(
@@ -47,7 +46,8 @@ def forward(
     *,
     hidden_states: bool = False,
 ) -> dict[str, Array]:
-    """Outputs by name: `hidden` [B, S, H]; `pooled`, `mlm`, `pair` and `task` as in `ForwardOutputs`, if they exist.
+    """Outputs by name: `hidden` [B, S, H]; `pooled`, `mlm`, `pair` and `task` as in `ForwardOutputs`, if they exist
+    (but `task` is [B, S] for replaced tokens).
 
     Whatever the config says, this uses float32, the reference attention and full precision of matrix products: by
     default, accelerators round the factors, to three digits on a TPU.
@@ -58,7 +58,7 @@ def forward(
       hidden_states: `hidden` is [L + 1, B, S, H]: the embeddings, and the output of every layer.
     """
     config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
-    model, batch = bert.merge_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
+    model, batch = bert.model_from_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
     with jax.default_matmul_precision("highest"):
         output = model.encoder(batch, hidden_states=hidden_states)
         outputs = {"hidden": output.hidden_states if hidden_states else output.hidden}

@@ -4,13 +4,12 @@ Shapes in names: B rows, S positions.
 """
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs, TaskKind
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import numpy_forward, transformers_forward
 from bert_jax.convert.source_model import SourceModel
@@ -34,16 +33,13 @@ class TokenizerAgreement(NamedTuple):
     """The library that ran the source's tokenizer, e.g. "transformers 5.23.0"."""
 
 
-@dataclass(frozen=True)
-class Difference:
+class Difference(NamedTuple):
     """The difference of one layer or head."""
 
     name: str
     """Name in the report, e.g. "layer 3"."""
     largest: float
     """Largest absolute difference at real tokens; NaN if either side has a value anywhere that is not finite."""
-    size: float
-    """Root mean square of the reference values at real tokens."""
     limit: float
     """Upper bound of `largest`."""
 
@@ -62,11 +58,8 @@ class ParityReport:
     rows: int
     tokens: int
     """Real tokens in those rows."""
-    layers: tuple[Difference, ...]
-    heads: tuple[Difference, ...]
-    agreement: dict[str, float]
-    """Share of equal top-1 predictions by head. It does not affect `passed`: if differences are within their limits,
-    only nearly tied predictions can differ."""
+    differences: tuple[Difference, ...]
+    """Of the layers, the first one first, then of the heads."""
     tokenizer: TokenizerAgreement | None
     """None if no tokenizers were compared."""
     problems: tuple[str, ...] = ()
@@ -77,7 +70,7 @@ class ParityReport:
         """Reasons why the report fails, one line each, bottom layer first; empty if it passes."""
         above = [
             f"{part.name} differs by {_number(part.largest)}, the limit is {_number(part.limit)}"
-            for part in (*self.layers, *self.heads)
+            for part in self.differences
             if not part.passed
         ]
         if self.tokenizer and self.tokenizer.equal < self.tokenizer.total:
@@ -91,14 +84,13 @@ class ParityReport:
 
     def lines(self) -> list[str]:
         """The report as a table, one string per line."""
-        width = max(len(part.name) for part in (*self.layers, *self.heads)) if self.layers or self.heads else 0
+        width = max((len(part.name) for part in self.differences), default=0)
         report_lines = [
             f"parity with {self.library}, {self.rows} rows of {self.tokens} tokens: largest difference (limit)"
         ]
-        for part in (*self.layers, *self.heads):
+        for part in self.differences:
             verdict = "" if part.passed else "  <- FAILS"
             report_lines.append(f"  {part.name:<{width}}  {_number(part.largest)} ({_number(part.limit)}){verdict}")
-        report_lines += [f"  top-1 of {name}: {_percent(share)} equal" for name, share in self.agreement.items()]
         if self.tokenizer:
             equal, total, first, library = self.tokenizer
             different = f", first not {first!r}" if first else ""
@@ -107,18 +99,15 @@ class ParityReport:
         return [*report_lines, "parity: passed" if self.passed else f"parity: FAILED, {self.failures[0]}"]
 
     def to_dict(self) -> dict[str, Any]:
-        """The report with JSON types only; a difference that is NaN is None."""
-
-        def to_json(parts: Sequence[Difference]) -> dict[str, Any]:
-            return {p.name: {"largest": _finite(p.largest), "limit": _finite(p.limit)} for p in parts}
-
+        """The report with JSON types only; a difference that is not finite is None."""
+        finite = {part.name: part.largest if math.isfinite(part.largest) else None for part in self.differences}
         return {
             "library": self.library,
             "rows": self.rows,
             "tokens": self.tokens,
-            "layers": to_json(self.layers),
-            "heads": to_json(self.heads),
-            "top1_agreement": dict(self.agreement),
+            "differences": {
+                part.name: {"largest": finite[part.name], "limit": part.limit} for part in self.differences
+            },
             "tokenizer": self.tokenizer._asdict() if self.tokenizer else None,
             "failures": list(self.failures),
             "passed": self.passed,
@@ -129,122 +118,59 @@ def reference_forward(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> tupl
     """Forward pass in transformers if it is installed, else in numpy; also returns the library's name.
 
     Raises:
-      UserError: the model is incomplete, or its family has no reference.
+      UserError: no class of transformers has these heads together, or it refuses the config.
     """
     if transformers_forward.available():
         return transformers_forward.run(hf_model, inputs), transformers_forward.library_version()
-    return numpy_forward.run(hf_model, inputs), numpy_forward.LIBRARY
+    return numpy_forward.run(hf_model, inputs), "numpy"
 
 
-def tokenizer_agreement(
-    encoders: Sequence[Callable[[str], Sequence[int]]], texts: Sequence[str], library: str
-) -> TokenizerAgreement:
-    """Agreement of functions from text to ids; `library` is the name of the first one's library."""
-    different = [text for text in texts if len({tuple(encode(text)) for encode in encoders}) > 1]
-    first = different[0] if different else None
-    return TokenizerAgreement(len(texts) - len(different), len(texts), first, library)
-
-
-def compare(
+def compare_outputs(
     outputs: ForwardOutputs,
     reference: ForwardOutputs,
     attention_mask_BS: np.ndarray,
     *,
     library: str,
     tokenizer: TokenizerAgreement | None = None,
-    limit: float = LIMIT,
-    first_layer: int = 0,
 ) -> ParityReport:
     """Compare two forward passes of the same batch.
 
     Args:
       outputs: of the converted model.
-      reference: of the reference library; its `task` decides how task logits are compared.
+      reference: of the reference library. Most of its classes compute a pooled vector and do not return it: that is
+        compared only if both sides have it.
       attention_mask_BS: padded positions are not compared, but a value there that is not finite is an error.
       library: name of the reference library.
       tokenizer: agreement of the tokenizers, if they were compared.
-      limit: see `LIMIT`.
-      first_layer: index of the first hidden state; 0 is the input of the first layer.
     """
     real_BS = np.asarray(attention_mask_BS) > 0
-    problems = [f"tensor '{name}' is not used by the model of {library}" for name in reference.unused_tensors]
-    layers, heads, agreement = [], [], {}
-    if len(outputs.hidden_states) != len(reference.hidden_states):
-        depths = len(outputs.hidden_states) - 1, len(reference.hidden_states) - 1
-        problems.append(f"the converted model has {depths[0]} layers, the reference {depths[1]}")
-    pairs = zip(outputs.hidden_states, reference.hidden_states, strict=False)
-    for layer, (actual, expected) in enumerate(pairs, first_layer):
-        _add(layers, problems, f"layer {layer}" if layer else "embeddings", actual, expected, real_BS, limit)
-    for name in sorted(outputs.logits.keys() | reference.logits.keys()):
-        if name not in outputs.logits or name not in reference.logits:
-            problems.append(
-                f"only {'the converted' if name in outputs.logits else 'the reference'} model has a head '{name}'"
-            )
-            continue
-        actual, expected = outputs.logits[name], reference.logits[name]
-        by_token = name == "mlm" or (name == "task" and reference.task is not TaskKind.SEQUENCE)
-        known = real_BS if by_token else None
-        if _add(heads, problems, f"{name} logits", actual, expected, known, limit):
-            share = _agreement(actual, expected, known, reference.task if name == "task" else None)
-            agreement |= {name: share} if share is not None else {}
-    if outputs.pooled_BH is not None and reference.pooled_BH is not None:
-        _add(heads, problems, "pooled vector", outputs.pooled_BH, reference.pooled_BH, None, limit)
-    return ParityReport(
-        library,
-        len(real_BS),
-        int(real_BS.sum()),
-        tuple(layers),
-        tuple(heads),
-        agreement,
-        tokenizer,
-        tuple(problems),
-    )
+    differences, problems = [], []
+    for name in dict.fromkeys([*reference, *outputs]):
+        if name in outputs and name in reference:
+            actual, expected = outputs[name], reference[name]
+            if actual.shape == expected.shape:
+                differences.append(_difference(name, actual, expected, real_BS))
+            else:
+                problems.append(f"{name}: shape {list(actual.shape)}, the reference has {list(expected.shape)}")
+        elif name != "pooled vector":
+            problems.append(f"only {'the converted' if name in outputs else 'the reference'} model has '{name}'")
+    tokens = int(real_BS.sum())
+    return ParityReport(library, len(real_BS), tokens, tuple(differences), tokenizer, tuple(problems))
 
 
-def _add(
-    parts: list[Difference],
-    problems: list[str],
-    name: str,
-    actual: np.ndarray,
-    expected: np.ndarray,
-    real_BS: np.ndarray | None,
-    limit: float,
-) -> bool:
-    """Append a difference, or a problem if the shapes differ; returns whether they could be compared."""
-    if actual.shape != expected.shape:
-        problems.append(f"{name}: shape {list(actual.shape)}, the reference has {list(expected.shape)}")
-        return False
+def _difference(name: str, actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray) -> Difference:
+    """The difference of arrays of the same shape; those with three axes are [B, S, ...], and have padding."""
     largest, squares, count = 0.0, 0.0, 0
     # By row, because all logits in float64 need much memory.
     for row, (actual_row, expected_row) in enumerate(zip(actual, expected, strict=True)):
-        finite = np.isfinite(actual_row).all() and np.isfinite(expected_row).all()
-        if real_BS is not None:
+        if not (np.isfinite(actual_row).all() and np.isfinite(expected_row).all()):
+            return Difference(name, math.nan, LIMIT)
+        if actual.ndim == 3:
             actual_row, expected_row = actual_row[real_BS[row]], expected_row[real_BS[row]]
         expected_row = expected_row.astype(np.float64)
-        largest = max(largest, float(np.abs(actual_row - expected_row).max(initial=0.0))) if finite else math.nan
-        if math.isnan(largest):
-            break
+        largest = max(largest, float(np.abs(actual_row - expected_row).max()))
         squares, count = squares + float((expected_row**2).sum()), count + expected_row.size
-    size = math.sqrt(squares / max(count, 1))
-    parts.append(Difference(name, largest, size, limit * max(1.0, size)))
-    return True
-
-
-def _agreement(
-    actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray | None, task: TaskKind | None
-) -> float | None:
-    """Share of equal predictions: classes of rows or real tokens, ends of answers; None for a regression."""
-    if task is TaskKind.REPLACED:
-        equal = ((actual > 0) == (expected > 0))[real_BS]
-    elif task is TaskKind.SPAN:
-        mask_BS1 = np.where(real_BS, 0.0, -np.inf)[:, :, None]
-        equal = (actual + mask_BS1).argmax(1) == (expected + mask_BS1).argmax(1)
-    elif actual.shape[-1] == 1:
-        return None
-    else:
-        equal = actual.argmax(-1) == expected.argmax(-1)
-        equal = equal if real_BS is None else equal[real_BS]
-    return float(np.mean(equal))
+    return Difference(name, largest, LIMIT * max(1.0, math.sqrt(squares / count)))
 
 
 def bitwise_differences(before: SourceModel, after: SourceModel) -> tuple[str, ...]:
@@ -280,14 +206,5 @@ def _different_leaves(what: str, before: object, after: object) -> list[str]:
     return [f"{what} {min(names)} differs ({len(names)} in all)"] if names else []
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
 def _number(value: float) -> str:
     return f"{value:.1e}" if math.isfinite(value) else "not a number"
-
-
-def _percent(share: float) -> str:
-    """Rounded down: 100 % only if all are equal."""
-    return f"{math.floor(share * 10000) / 100:.2f} %"

@@ -4,9 +4,8 @@ import itertools
 
 import numpy as np
 
-from bert_jax.convert.forward_types import ForwardInputs, config_value, family_of
+from bert_jax.convert.forward_types import ForwardInputs, family_of
 from bert_jax.convert.hf_model import HuggingFaceModel
-from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TEXTS = (
@@ -44,61 +43,38 @@ _TYPES = {"bert": 2, "roberta": 2, "albert": 2, "electra": 2}
 """Defaults of type_vocab_size in transformers' configs; the other families have no token types."""
 
 
-def sample_inputs(hf_model: HuggingFaceModel, tokenizer: Tokenizer | None, seed: int = 0) -> ForwardInputs:
+def sample_inputs(hf_model: HuggingFaceModel, tokenizer: Tokenizer | None) -> ForwardInputs:
     """A deterministic padded batch: rows of 1 to `MAX_ROW_LENGTH` tokens, every third row a pair of texts.
 
     Args:
       hf_model: gives the sizes of the vocabulary, the positions and the token types.
       tokenizer: of the model; None: rows of random ids.
-      seed: of the random ids.
-
-    Raises:
-      UserError: the tokenizer has ids outside the model's vocabulary, or the config has no vocab_size.
     """
-    vocab_size, pad = config_value(hf_model, "vocab_size"), _pad_id(hf_model, tokenizer)
-    longest, types = (
-        _max_row_length(hf_model),
-        hf_model.config.get("type_vocab_size", _TYPES.get(family_of(hf_model), 0)),
-    )
+    config, family = hf_model.config, family_of(hf_model)
+    pad = config.get("pad_token_id")  # the config's first: RoBERTa counts positions from it
+    positions = config.get("max_position_embeddings", 512)
+    if family == "roberta":  # no token uses the rows of the position table up to the padding id
+        positions -= (1 if pad is None else pad) + 1
+    longest = min(MAX_ROW_LENGTH, positions)
+    if pad is None or pad < 0:
+        pad = 0 if tokenizer is None else tokenizer.pad_id
     if tokenizer is None:
-        rows = _random_rows(vocab_size, pad, longest, seed)
+        rows = _random_rows(config["vocab_size"], pad, longest)
     else:
         rows = [(one[:longest], two[: max(0, longest - len(one))]) for one, two in _text_rows(tokenizer)]
-        highest = max(max(first + second) for first, second in rows)
-        if highest >= vocab_size:
-            raise UserError(
-                f"{hf_model.source}: the tokenizer gives id {highest}, the model's vocabulary has {vocab_size}"
-            )
-    if family_of(hf_model) == "modernbert":
-        # A row that is longer than the window of local layers.
-        window = min(hf_model.config.get("local_attention", 128), MAX_WINDOW)
-        length = min(window + 16, hf_model.config["max_position_embeddings"])
-        rows.append((np.random.default_rng(seed + 1).integers(0, vocab_size, length).tolist(), []))
+    if family == "modernbert":  # a row that is longer than the window of local layers
+        window = min(config.get("local_attention", 128), MAX_WINDOW)
+        length = min(window + 16, config["max_position_embeddings"])
+        rows.append((np.random.default_rng(1).integers(0, config["vocab_size"], length).tolist(), []))
     shape = len(rows), max(len(first) + len(second) for first, second in rows)
     ids_BS, types_BS, mask_BS = np.full(shape, pad, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     for row, (first, second) in enumerate(rows):
         length = len(first) + len(second)
         ids_BS[row, :length] = first + second
         mask_BS[row, :length] = 1
-        if types >= 2:
+        if config.get("type_vocab_size", _TYPES.get(family, 0)) >= 2:
             types_BS[row, len(first) : length] = 1
     return ForwardInputs(ids_BS, types_BS, mask_BS)
-
-
-def _max_row_length(hf_model: HuggingFaceModel) -> int:
-    """Maximum row length; in RoBERTa's position table no token uses the rows up to the padding id."""
-    positions = hf_model.config.get("max_position_embeddings", 512)
-    if family_of(hf_model) == "roberta":
-        positions -= (1 if hf_model.config.get("pad_token_id") is None else hf_model.config["pad_token_id"]) + 1
-    return min(MAX_ROW_LENGTH, positions)
-
-
-def _pad_id(hf_model: HuggingFaceModel, tokenizer: Tokenizer | None) -> int:
-    """The padding id, the config's first: RoBERTa counts positions from it."""
-    pad = hf_model.config.get("pad_token_id")
-    if pad is not None and 0 <= pad < hf_model.config["vocab_size"]:
-        return pad
-    return 0 if tokenizer is None else tokenizer.pad_id
 
 
 def _text_rows(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
@@ -113,9 +89,9 @@ def _text_rows(tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
     return rows
 
 
-def _random_rows(vocab_size: int, pad: int, longest: int, seed: int) -> list[tuple[list[int], list[int]]]:
+def _random_rows(vocab_size: int, pad: int, longest: int) -> list[tuple[list[int], list[int]]]:
     """The same number of rows of random ids, without the padding id."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     others = np.setdiff1d(np.arange(vocab_size), [pad] if vocab_size > 1 else [])
     rows = []
     for i, length in enumerate(np.linspace(1, longest, len(TEXTS) + 1).astype(int)):

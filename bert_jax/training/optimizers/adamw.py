@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bert_jax.array_types import Array, Float, Int
 from bert_jax.config import OptimizerConfig
-from bert_jax.shapes import Array, Float, Int
 from bert_jax.training.optimizers import OptimizerDescription
 
 

@@ -10,14 +10,14 @@ from typing import NamedTuple
 import jax.numpy as jnp
 import optax
 
+from bert_jax.array_types import Array, Float
 from bert_jax.config import OptimizerConfig
-from bert_jax.shapes import Array, Float
 from bert_jax.training.optimizers import OptimizerDescription
 from bert_jax.training.optimizers.adamw import scale_by_adam
 from bert_jax.training.optimizers.param_rules import ParamRule
 
 
-class Flavour(NamedTuple):
+class _Flavour(NamedTuple):
     """Settings that differ between published implementations of LAMB."""
 
     bias_correction: bool
@@ -28,15 +28,15 @@ class Flavour(NamedTuple):
 
 FLAVOURS = {
     # Algorithm 2 of the paper.
-    "paper": Flavour(bias_correction=True, adapt_undecayed=True),
+    "paper": _Flavour(bias_correction=True, adapt_undecayed=True),
     # google-research/albert lamb_optimizer.py.
-    "google": Flavour(bias_correction=False, adapt_undecayed=False),
+    "google": _Flavour(bias_correction=False, adapt_undecayed=False),
     # NVIDIA apex FusedLAMB without `use_nvlamb`, as in their BERT recipe.
-    "nvidia": Flavour(bias_correction=True, adapt_undecayed=False),
+    "nvidia": _Flavour(bias_correction=True, adapt_undecayed=False),
 }
 
 
-def trust_ratio(
+def _trust_ratio(
     config: OptimizerConfig, weight_squares: Float[Array, "..."], update_squares: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """|weights| / |update| of each logical tensor, clipped to the config's bounds; 1 if either norm is 0.
@@ -66,5 +66,5 @@ OPTIMIZER = OptimizerDescription(
     # As AdamW; direction and weights are read again for their norms.
     step_bytes=40.0,
     is_adapted=_is_adapted,
-    trust_ratio=trust_ratio,
+    trust_ratio=_trust_ratio,
 )

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bert_jax.shapes import Array, Float
+from bert_jax.array_types import Array, Float
 from bert_jax.training.param_paths import name_leaves
 
 Metrics = dict[str, Float[Array, ""]]
 EMBEDDINGS, LAYERS = "encoder/embeddings/", "encoder/layers/"
 
 
-def tensor_sums(array: Float[Array, "..."], tensor_axes: tuple[int, ...]) -> Float[Array, "..."]:
+def sum_per_tensor(array: Float[Array, "..."], tensor_axes: tuple[int, ...]) -> Float[Array, "..."]:
     """Sum over each logical tensor of an array."""
     axes = tuple(axis for axis in range(array.ndim) if axis not in tensor_axes)
     # Without the barrier, XLA turns a group's sum over Q, K and V into a second pass over the whole array.
@@ -63,7 +63,7 @@ def norm_metrics(gradient_sums: Any, update_sums: Any, weight_sums: Any, groups:
     return metrics
 
 
-def measure_ratios(ratios: Any, update_sums: Any, adapted: Any, groups: Sequence[str]) -> Metrics:
+def trust_ratio_metrics(ratios: Any, update_sums: Any, adapted: Any, groups: Sequence[str]) -> Metrics:
     """`trust_ratio_min` and `trust_ratio_max` over all adapted tensors; for each of `groups` `trust_ratio/GROUP`,
     the ratio of the norms of its adapted tensors' updates with and without trust ratios; 1 if none is adapted.
     """

@@ -23,7 +23,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bert_jax.distributed.agreement import broadcast_from_first, is_first
+from bert_jax.distributed.agreement import compute_and_broadcast, is_first
 from bert_jax.errors import UserError
 from bert_jax.storage import (
     StagedDirectory,
@@ -32,9 +32,9 @@ from bert_jax.storage import (
     describe_full_disk,
     download_if_needed,
     is_remote,
-    make_local_directory,
+    make_directory_if_local,
     needs_staging,
-    read_json,
+    read_json_as,
     walk_files,
     write_atomic,
 )
@@ -74,7 +74,7 @@ class Checkpoints:
         self.wait()
         target = self.directory / f"{step:08d}"
         with self._full_disk_as_user_error(target), contextlib.ExitStack() as on_failure:
-            broadcast_from_first("a save", lambda: _clear(target))
+            compute_and_broadcast("a save", lambda: _clear(target))
             staged = on_failure.enter_context(contextlib.closing(StagedDirectory(target, ORBAX_STORES)))
             if is_first():
                 text = json.dumps({"format_version": FORMAT_VERSION, **metadata}, indent=1)
@@ -150,7 +150,7 @@ class Checkpoints:
             self._committer.shutdown()
             self._orbax.close()
 
-    def restore(self, abstract: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]] | None:
+    def restore_newest(self, abstract: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]] | None:
         """The state and metadata of the newest checkpoint whose files are all intact; None if there is none.
 
         A damaged checkpoint is skipped with a warning on stderr.
@@ -173,7 +173,7 @@ class Checkpoints:
 def _clear(target: epath.Path) -> None:
     if target.exists():
         target.rmtree()  # an incomplete save, or a damaged checkpoint
-    make_local_directory(target)
+    make_directory_if_local(target)
 
 
 def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, Any]:
@@ -229,7 +229,7 @@ def read_metadata(checkpoint: epath.Path) -> dict[str, Any]:
     Raises:
       UserError: another version of bert_jax wrote the checkpoint in another format.
     """
-    return read_json(checkpoint / "run.json", dict[str, Any], "use the version that wrote it", FORMAT_VERSION)
+    return read_json_as(checkpoint / "run.json", dict[str, Any], "use the version that wrote it", FORMAT_VERSION)
 
 
 def committed_checkpoint_paths(directory: epath.Path) -> Iterator[epath.Path]:
@@ -252,7 +252,7 @@ def broadcast_newest_intact(directory: epath.Path) -> epath.Path | None:
         checkpoint = newest_intact(directory)
         return None if checkpoint is None else checkpoint.name
 
-    name = broadcast_from_first("the newest checkpoint", find_name)
+    name = compute_and_broadcast("the newest checkpoint", find_name)
     return None if name is None else directory / name
 
 
@@ -291,7 +291,7 @@ class _Commit(TypedDict):
 def find_damage(checkpoint: epath.Path) -> str | None:
     """The first file that is missing, added or changed since the commit, and how; None if there is none."""
     try:
-        expected = read_json(checkpoint / COMMIT_MARKER, _Commit, "")["sha256"]
+        expected = read_json_as(checkpoint / COMMIT_MARKER, _Commit, "")["sha256"]
     except UserError:
         return f"{COMMIT_MARKER} is incomplete"
     actual = _checksums(checkpoint)

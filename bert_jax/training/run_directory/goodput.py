@@ -7,14 +7,22 @@ or of the attempt after a rollback. The last line of each attempt counts.
 import contextlib
 import time
 from collections.abc import Iterator
+from typing import TypedDict
 
 from bert_jax.distributed.agreement import is_first
 from bert_jax.storage import StoredPath
-from bert_jax.training.run_directory.json_lines import JsonLines, is_number, read_lines, truncate_lines
+from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 
 FILE = "goodput.jsonl"
 KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
 """Kinds of time that are measured directly. The rest is `step`."""
+_Seconds = TypedDict("_Seconds", dict.fromkeys((*KINDS, "step"), float))
+
+
+class _Line(TypedDict):
+    start_time: float
+    step: int
+    seconds: _Seconds
 
 
 class GoodputRecorder:
@@ -29,7 +37,7 @@ class GoodputRecorder:
         """
         self.start_time, self._file = start_time, None
         if is_first():
-            truncate_lines(workdir / FILE, _is_line)
+            truncate_lines(workdir / FILE, _Line)
             self._file = JsonLines(workdir / FILE, durable=False)
         self.seconds = dict.fromkeys(KINDS, 0.0)
 
@@ -45,9 +53,9 @@ class GoodputRecorder:
     def ready(self, step: int) -> None:
         """Initialisation has finished before step `step`: the time until now is `init`."""
         self.seconds["init"] += time.time() - self.start_time - sum(self.seconds.values())
-        self.record(step)
+        self.write_totals(step)
 
-    def record(self, step: int) -> None:
+    def write_totals(self, step: int) -> None:
         """Add a line after `step` steps; only the first process writes."""
         if self._file is None:
             return
@@ -62,13 +70,6 @@ class GoodputRecorder:
             self._file.close()
 
 
-def _is_line(line: dict) -> bool:
-    seconds = line.get("seconds")
-    if not isinstance(seconds, dict) or not {*KINDS, "step"} <= seconds.keys():
-        return False
-    return all(map(is_number, (line.get("start_time"), line.get("step"), *seconds.values())))
-
-
 def summarize(workdir: StoredPath) -> dict[str, float]:
     """Seconds of the run by kind, over all attempts.
 
@@ -77,7 +78,7 @@ def summarize(workdir: StoredPath) -> dict[str, float]:
       `down`, between attempts; `wall`, from the first to the last moment; and `goodput`, step / wall.
     """
     attempts: dict[float, list[dict]] = {}
-    for entry in read_lines(workdir / FILE, _is_line):
+    for entry in read_lines(workdir / FILE, _Line):
         attempts.setdefault(entry["start_time"], []).append(entry)
     ordered = [attempts[start_time] for start_time in sorted(attempts)]
     total = dict.fromkeys((*KINDS, "step", "lost", "down"), 0.0)

@@ -6,17 +6,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from bert_jax.errors import UserError
+from bert_jax.field_validation import from_json
 from bert_jax.storage import BackgroundUpload, StoredPath, is_remote, write_atomic
 
 Value = dict[str, Any]
+Kind = type | Callable[[Value], type]
+"""TypedDict of a line, which may have further keys; or a function of the line that returns it."""
 
 
-def is_number(value: Any) -> bool:
-    """Whether a JSON value is a number; bool is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def read_lines(path: StoredPath, valid: Callable[[Value], bool]) -> list[Value]:
+def read_lines(path: StoredPath, kind: Kind) -> list[Value]:
     """Values of all complete lines, in order. The file is not changed.
 
     Damaged lines are skipped with a warning on stderr. A last line without a newline is skipped silently: a process may
@@ -24,18 +23,17 @@ def read_lines(path: StoredPath, valid: Callable[[Value], bool]) -> list[Value]:
 
     Args:
       path: the file; it need not exist.
-      valid: whether a value has the fields of a line of this file.
+      kind: of its lines.
     """
-    lines = _lines(path)
-    values = [_value(line, valid) for line in lines]
-    complete = len(lines) - bool(lines and not lines[-1].endswith(b"\n"))
-    _warn(path, [i for i in range(complete) if values[i] is None], "skipped")
-    return [value for value in values if value is not None]
+    parsed = _parse(path, kind)
+    damaged = [i for i, (line, value) in enumerate(parsed, 1) if value is None and line.endswith(b"\n")]
+    _warn(path, damaged, "skipped")
+    return [value for _, value in parsed if value is not None]
 
 
 def truncate_lines(
     path: StoredPath,
-    valid: Callable[[Value], bool],
+    kind: Kind,
     wanted: Callable[[Value], bool] = lambda value: True,
     *,
     cut_at_damage: bool = False,
@@ -46,51 +44,47 @@ def truncate_lines(
 
     Args:
       path: the file; it need not exist.
-      valid: whether a value has the fields of a line of this file.
+      kind: of its lines.
       wanted: whether to keep a value; the first one that is not wanted is removed with all lines after it.
       cut_at_damage: also remove all lines after a damaged line.
 
     Returns:
       the remaining values.
     """
-    lines, kept, values, damaged = _lines(path), [], [], []
-    for i, line in enumerate(lines):
-        value = _value(line, valid)
+    parsed, kept, damaged = _parse(path, kind), [], []
+    for number, (line, value) in enumerate(parsed, 1):
         if value is None:
-            damaged.append(i)
+            damaged.append(number)
             if cut_at_damage:
                 break
-        elif not wanted(value):
-            break
+        elif wanted(value):
+            kept.append((line, value))
         else:
-            kept.append(line)
-            values.append(value)
-    if kept == lines:
-        return values
-    if kept == lines[: len(kept)] and not is_remote(path):
-        os.truncate(path, sum(map(len, kept)))
-    else:
-        write_atomic(path, b"".join(kept))
-    _warn(path, damaged, "removed, with the lines after it" if cut_at_damage else "removed")
-    return values
+            break
+    if len(kept) < len(parsed):
+        write_atomic(path, b"".join(line for line, _ in kept))
+        _warn(path, damaged, "removed, with the lines after it" if cut_at_damage else "removed")
+    return [value for _, value in kept]
 
 
-def _lines(path: StoredPath) -> list[bytes]:
-    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+def _parse(path: StoredPath, kind: Kind) -> list[tuple[bytes, Value | None]]:
+    """Every line and its value; None if the line is damaged or incomplete."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [(line, _value(line, kind)) for line in lines]
 
 
-def _value(line: bytes, valid: Callable[[Value], bool]) -> Value | None:
-    """The value of a line; None if the line is damaged or incomplete."""
+def _value(line: bytes, kind: Kind) -> Value | None:
     try:
         value = json.loads(line)
-    except (ValueError, RecursionError):
+        from_json(kind if isinstance(kind, type) else kind(value), value, "a line")
+    except (ValueError, AttributeError, RecursionError, UserError):
         return None
-    return value if line.endswith(b"\n") and isinstance(value, dict) and valid(value) else None
+    return value if line.endswith(b"\n") else None
 
 
 def _warn(path: StoredPath, damaged: list[int], action: str) -> None:
     if damaged:
-        numbers = ", ".join(str(i + 1) for i in damaged[:4]) + (", ..." if len(damaged) > 4 else "")
+        numbers = ", ".join(map(str, damaged[:4])) + (", ..." if len(damaged) > 4 else "")
         print(f"warning: {path}: line {numbers} is incomplete or damaged; {action}", file=sys.stderr)
 
 

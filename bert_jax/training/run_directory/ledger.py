@@ -10,27 +10,39 @@ depends on them.
 import json
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict
 
-from bert_jax.distributed.agreement import broadcast_from_first
+from bert_jax.distributed.agreement import compute_and_broadcast
 from bert_jax.storage import StoredPath, write_atomic
 from bert_jax.training.run_directory.json_lines import JsonLines, truncate_lines
 
-REQUIRED_FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
-    "rollback": {"to": int, "skipped_rows": list},
-    "time": {"step": int, "hours": (int, float), "seconds": (int, float), "end": int},
-    "micro_batch": {"accumulation": int},
-}
-"""By event: the fields that a resumed run reads, and their types."""
+
+class _Decision(TypedDict):
+    event: str
 
 
-def _is_decision(entry: dict[str, Any]) -> bool:
-    event = entry.get("event")
-    if not isinstance(event, str):
-        return False
-    fields = all(isinstance(entry.get(name), kind) for name, kind in REQUIRED_FIELDS.get(event, {}).items())
-    rows = entry.get("skipped_rows", [0, 0])
-    return fields and isinstance(rows, list) and len(rows) == 2 and all(isinstance(row, int) for row in rows)
+class _Rollback(_Decision):
+    to: int
+    skipped_rows: tuple[int, int]
+
+
+class _TimeEstimate(_Decision):
+    step: int
+    hours: float
+    seconds: float
+    end: int
+
+
+class _MicroBatch(_Decision):
+    accumulation: int
+
+
+_KINDS = {"rollback": _Rollback, "time": _TimeEstimate, "micro_batch": _MicroBatch}
+"""By event: the fields that a resumed run reads."""
+
+
+def _kind_of(entry: dict[str, Any]) -> type:
+    return _KINDS.get(str(entry.get("event")), _Decision)
 
 
 class Ledger:
@@ -46,8 +58,8 @@ class Ledger:
           path: the file; created with the first decision.
         """
         self.path: StoredPath = path
-        self.entries: list[dict[str, Any]] = broadcast_from_first(
-            "the ledger", lambda: truncate_lines(path, _is_decision, cut_at_damage=True)
+        self.entries: list[dict[str, Any]] = compute_and_broadcast(
+            "the ledger", lambda: truncate_lines(path, _kind_of, cut_at_damage=True)
         )
         self._file = JsonLines(path, durable=True)
 
@@ -60,7 +72,7 @@ class Ledger:
         if self.entries[: len(saved)] == saved:
             return
         self._file.close()
-        broadcast_from_first("the decisions of a checkpoint", lambda: self._rewrite(saved))
+        compute_and_broadcast("the decisions of a checkpoint", lambda: self._rewrite(saved))
         self.entries, self._file = list(saved), JsonLines(self.path, durable=True)
 
     def _rewrite(self, entries: list[dict[str, Any]]) -> None:
@@ -75,7 +87,7 @@ class Ledger:
         """The decisions with this event, oldest first."""
         return [entry for entry in self.entries if entry["event"] == event]
 
-    def record_decision(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
+    def make_decision(self, event: str, make: Callable[[], dict[str, Any] | None]) -> dict[str, Any] | None:
         """Make and add a decision; it is on disk, or in the store, when this returns.
 
         Args:
@@ -93,7 +105,7 @@ class Ledger:
             self._file.write({"event": event, **values})
             return json.loads(json.dumps({"event": event, **values}))  # the value that a resumed run reads
 
-        entry = broadcast_from_first(f"a decision on {event}", written)
+        entry = compute_and_broadcast(f"a decision on {event}", written)
         if entry is not None:
             self.entries.append(entry)
         return entry

@@ -13,13 +13,25 @@ import time
 import uuid
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, TypedDict
 
 from bert_jax.errors import UserError, install_command
 from bert_jax.storage import BackgroundUpload, StagedDirectory, StoredPath, is_remote
-from bert_jax.training.run_directory.json_lines import JsonLines, is_number, read_lines, truncate_lines
+from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 
 Line = dict[str, Any]
+
+
+class _Timing(TypedDict):
+    unix: float
+
+
+class _Line(TypedDict):
+    step: int
+    split: str
+    timing: _Timing
+
+
 WANDB_ID = "wandb_id"
 """File in a work directory with the id of its Weights & Biases run, so that the id moves with the directory."""
 
@@ -52,7 +64,7 @@ class MetricsWriter:
                 views.append(_TensorBoardEvents(workdir / "tensorboard"))
             for view in views:
                 on_failure.callback(view.close)
-            for line in truncate_lines(self.path, _is_line, lambda line: line["step"] <= resumed_step):
+            for line in truncate_lines(self.path, _Line, lambda line: line["step"] <= resumed_step):
                 for view in views:
                     view.write(line)
             # metrics.jsonl, from which all views can be rebuilt.
@@ -176,20 +188,10 @@ def _finite_scalars(line: Line) -> Iterator[tuple[str, float]]:
     values = {name: value for name, value in line.items() if name not in ("step", "split", "timing")}
     speeds = {name: value for name, value in line["timing"].items() if name != "unix"}
     for name, value in (values | speeds).items():
-        if is_number(value) and math.isfinite(value):
+        if isinstance(value, int | float) and math.isfinite(value):
             yield f"{line['split']}/{name}", value
 
 
 def read_metrics(path: StoredPath) -> list[Line]:
     """All complete lines; damaged ones are skipped with a warning on stderr."""
-    return read_lines(path, _is_line)
-
-
-def _is_line(line: Line) -> bool:
-    timing = line.get("timing")
-    return (
-        type(line.get("step")) is int
-        and isinstance(line.get("split"), str)
-        and isinstance(timing, dict)
-        and is_number(timing.get("unix"))
-    )
+    return read_lines(path, _Line)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from bert_jax import config as config_lib
@@ -11,7 +12,7 @@ from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
 from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, check_reachable, make_local_directory, read_json, write_atomic
+from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local, read_json_as, write_atomic
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
@@ -20,7 +21,7 @@ PROBE_PREFIX = "doctor-mark-"
 """Prefix of temporary files of `bert-jax doctor`."""
 
 
-class RunFile(TypedDict):
+class ConfigFile(TypedDict):
     """The content of config.json."""
 
     config: Config
@@ -31,7 +32,7 @@ class RunFile(TypedDict):
     corpus_paths: list[str]
 
 
-def acquire(
+def write_run_config(
     workdir: StoredPath,
     before: Config | None,
     config: Config,
@@ -57,7 +58,7 @@ def acquire(
     if before is not None and config_lib.fingerprint(before) == config_lib.fingerprint(config):
         return
     try:
-        make_local_directory(workdir)
+        make_directory_if_local(workdir)
         for name in _partial_files(workdir):
             (workdir / name).unlink(missing_ok=True)  # the thread of the lock may have renamed its file
         if before is None:
@@ -80,7 +81,7 @@ def matching_config(
     Nothing is written.
 
     Args:
-      workdir, config, mixture, corpus_paths: as in `acquire`.
+      workdir, config, mixture, corpus_paths: as in `write_run_config`.
 
     Returns:
       None if there is no run yet and the directory can be acquired.
@@ -123,27 +124,22 @@ def _run_identity(config: Config, mixture: dict[str, float]) -> dict[str, Any]:
 
 def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any], paths: list[str]) -> Config:
     saved = read_run(workdir)
-    advice = "choose another --workdir, or the settings it was started with"
-    before = saved["config"]
-    # Not the fingerprint in the file: an older version may not have had all fields.
-    if changed := describe_config_diff(*(config_lib.identity_fields(c) | {"phases": []} for c in (before, config))):
-        raise UserError(f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): {advice}")
-    if saved["stream_version"] != identity["stream_version"]:
+    names: dict[str, str] = {}
+    if saved["corpora"] != identity["corpora"]:
+        names = _paths_by_identity([*saved["corpus_paths"], *paths])
+
+    def described(config: Config, run: Mapping[str, Any]) -> dict[str, Any]:
+        # Not the fingerprint in the file: an older version may not have had all fields.
+        shares = {names.get(one, f"identity {one[:12]}"): share for one, share in run["corpora"].items()}
+        fields = {"phases": [], "stream_version": run["stream_version"], "corpora": shares}
+        return config_lib.identity_fields(config) | fields
+
+    if changed := describe_config_diff(described(saved["config"], saved), described(config, identity)):
         raise UserError(
-            f"work directory {workdir} holds a run of another version of bert_jax, which reads corpora in "
-            "another order: continue it with that version, or choose another --workdir"
+            f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): choose another --workdir, or "
+            "the settings and the version of bert_jax that it was started with"
         )
-    was, now = saved["corpora"], identity["corpora"]
-    if was == now:
-        return before
-    names = _paths_by_identity(saved["corpus_paths"]) | _paths_by_identity(paths)
-    shown = {one: names.get(one, f"one with identity {one[:12]}") for one in was | now}
-    lost, new = (", ".join(shown[one] for one in a if one not in b) for a, b in ((was, now), (now, was)))
-    if lost or new:
-        change = f"{lost} instead of {new}" if lost and new else f"{lost} too" if lost else f"without {new}"
-        raise UserError(f"work directory {workdir} holds a run on other corpora ({change}): {advice}")
-    moved = [f"{shown[one]} {was[one]:g} -> {now[one]:g}" for one in was if was[one] != now[one]]
-    raise UserError(f"work directory {workdir} holds a run with other shares ({'; '.join(moved[:4])}): {advice}")
+    return saved["config"]
 
 
 def describe_config_diff(before: Any, now: Any) -> list[str]:
@@ -161,7 +157,7 @@ def _paths_by_identity(paths: list[str]) -> dict[str, str]:
     return by_identity
 
 
-def read_run(workdir: StoredPath) -> RunFile:
+def read_run(workdir: StoredPath) -> ConfigFile:
     """The content of ``config.json``.
 
     Raises:
@@ -172,7 +168,7 @@ def read_run(workdir: StoredPath) -> RunFile:
     if not path.exists():
         raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG})")
     advice = "it is damaged, or of another version of bert_jax: restore a copy of it, or choose another --workdir"
-    return read_json(path, RunFile, advice)
+    return read_json_as(path, ConfigFile, advice)
 
 
 def read_config(workdir: StoredPath) -> Config:

@@ -1,9 +1,6 @@
 """Engines run the phases of a build: in processes of this machine (`local`), or on a cluster (`beam`).
 
-An engine has two methods. An earlier run may have done part of the work of either:
-
-- `prepare(job, inputs)` prepares every block of every input.
-- `assemble(assembler, plans)` writes the shard of every plan.
+An earlier run may have done part of the work of either phase.
 """
 
 import abc
@@ -26,8 +23,8 @@ class Engine(contextlib.AbstractContextManager):
 
     @abc.abstractmethod
     def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
-        """Phase 1."""
+        """Phase 1: prepares every block of every input."""
 
     @abc.abstractmethod
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
-        """Phase 3."""
+        """Phase 3: writes the shard of every plan."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import tqdm
 
-from bert_jax.progress import progress
+from bert_jax.progress import progress_bar
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.prepare import BlockPreparer, PrepareJob, Task, block_tasks
 from data_prep.build.write_shards import Assembler
@@ -27,14 +27,14 @@ class LocalEngine(Engine):
     def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1; a few blocks per worker are in memory at a time."""
         self._workers = self._stack.enter_context(WorkerPool(self._count, _initialize, (job,)))
-        with progress("preparing", sum(part.size for _, _, part in inputs), "B") as bar:
+        with progress_bar("preparing", sum(part.size for _, _, part in inputs), "B") as bar:
             for size in self._workers.map(_prepare, _tasks(job, inputs, bar), _origin):
                 bar.update(size)
 
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
         """Phase 3; each worker writes one shard at a time."""
-        with progress("writing", len(plans), "shard") as bar:
-            for _ in self._workers.map(assembler, plans, assembler.first_document_origin):
+        with progress_bar("writing", len(plans), "shard") as bar:
+            for _ in self._workers.map(assembler, plans, str):
                 bar.update()
 
 
