@@ -55,11 +55,11 @@ def _unknown_config(name: str, presets: list[str]) -> str:
     if os.path.exists(name):  # noqa: PTH110
         return f"config {name} does not end in .py: a config is a Python file with a function config()"
     # Names of published models: google-bert/bert-base-uncased, roberta-base, albert-base-v2.
+    shown = name if len(name) <= 80 else f"{name[:80]}..."
     if name.endswith(".py"):
-        return f"config {name} does not exist: give a file with a function config(), or one of {', '.join(presets)}"
+        return f"there is no config '{shown}': give a file that exists, or one of {', '.join(presets)}"
     plain = re.sub(r"^.*/|[-_](un)?cased.*|[-_]v[0-9].*|[.]py$", "", name.lower()).replace("-", "_")
     hint = did_you_mean(plain, presets)
-    shown = name if len(name) <= 80 else f"{name[:80]}..."
     return (
         f"there is no config '{shown}': {hint and f'{hint} '}Presets are {', '.join(presets)}; a file must end in .py"
     )

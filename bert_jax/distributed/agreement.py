@@ -56,9 +56,9 @@ def all_gather(name: str, value: T) -> list[T]:
         # Process 0 holds the store. If nobody is missing, this process came when the others had given up.
         late = sorted({*range(count)} - texts.keys()) if texts else [0]
         shown = ", ".join(map(str, late[:8] or [index]))
+        reason = "" if "DEADLINE_EXCEEDED" in str(error) else f" ({str(error).splitlines()[0]})"
         raise PeerError(
-            f"process(es) {shown} of {count} did not reach '{name}' within {_timeout_seconds:g} s "
-            f"({str(error).splitlines()[0]})"
+            f"process(es) {shown} of {count} did not reach '{name}' within {_timeout_seconds:g} s{reason}"
         ) from error
     return [json.loads(texts[process]) for process in range(count)]
 
