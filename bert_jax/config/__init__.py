@@ -11,6 +11,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import tyro
+
+from bert_jax.config.finetuning import FinetuneConfig, TaskHead
 from bert_jax.config.sections import PAIR_FORMATS, DataConfig, ModelConfig, ObjectiveConfig
 from bert_jax.config.training import (
     CheckpointConfig,
@@ -31,6 +34,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "EvaluationConfig",
+    "FinetuneConfig",
     "LogConfig",
     "MeshConfig",
     "ModelConfig",
@@ -40,6 +44,7 @@ __all__ = [
     "RecoveryConfig",
     "StartConfig",
     "TargetConfig",
+    "TaskHead",
     "fingerprint",
     "flatten",
     "from_dict",
@@ -67,6 +72,8 @@ class Config:
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     target: TargetConfig = field(default_factory=TargetConfig)
     start: StartConfig = field(default_factory=StartConfig)
+    finetune: Annotated[FinetuneConfig | None, tyro.conf.Suppress] = None
+    """The task of a fine-tuning run; None: pretraining."""
     seed: Annotated[int, Interval("[0, 2147483647]")] = 0
     """Seed of initialisation, examples, order, masks and dropout."""
 

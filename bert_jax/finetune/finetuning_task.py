@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.array_types import Array, Float, Key
-from bert_jax.config import Config
+from bert_jax.config import Config, TaskHead
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.heads import Heads, TaskHead, label_log_likelihoods
+from bert_jax.model.heads import Heads, label_log_likelihoods
 from bert_jax.model.layers import DropoutKey, dropout
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch

@@ -8,25 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, Key
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
-
-
-@dataclass(frozen=True)
-class TaskHead:
-    """Structure of the head of a fine-tuned model; published families differ in it."""
-
-    kind: Literal["classification", "tagging", "span", "replaced"]
-    """A label per example (RTE), a label per token (NER), start and end of an answer (SQuAD), or whether a token was
-    replaced (ELECTRA's discriminator; Clark et al. 2020)."""
-    labels: tuple[str, ...]
-    """Names of the logits. A single one is a regression, or with `replaced` the logit of "replaced"."""
-    reads: Literal["pooled", "cls", "mean", "tokens"]
-    """The pooler's output, or of the last layer: [CLS], the mean over an example, or every token."""
-    activation: Literal["none", "tanh", "relu", "gelu", "gelu_tanh"] = "none"
-    """Activation of a dense layer, as wide as the encoder, before the output layer; `none`: no such layer."""
-    norm: bool = False
-    """Whether a LayerNorm follows the activation (ModernBERT)."""
 
 
 @dataclass(frozen=True)

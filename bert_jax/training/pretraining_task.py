@@ -112,7 +112,9 @@ class Pretraining:
 
 
 def heads_of(config: Config) -> Heads:
-    """The heads of the model in pretraining."""
+    """The heads of the model in pretraining, or in fine-tuning if the config has a section for it."""
+    if config.finetune is not None:
+        return Heads(mlm=False, task=config.finetune.head)
     heads: dict[str, Any] = {}
     for objective in active_objectives(config.model, config.objective).values():
         heads |= objective.heads

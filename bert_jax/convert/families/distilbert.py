@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from bert_jax.config import TaskHead
 from bert_jax.convert.families.family import (
     Family,
     Field,
@@ -15,7 +16,6 @@ from bert_jax.convert.families.family import (
     write_fields,
 )
 from bert_jax.convert.tensors import LazyTensor
-from bert_jax.model.heads import TaskHead
 
 FIELDS = (
     Field("vocab_size", "vocab_size"),
@@ -60,6 +60,7 @@ DISTILBERT = Family(
     write_config=lambda config, heads: write_fields(config, heads, FIELDS, FIXED),
     read_task=_read_task,
     class_prefix="DistilBert",
+    sequence_head={"reads": "cls", "activation": "relu"},
     defaults={"activation": "gelu"},
     buffers=("embeddings.position_ids",),
 )

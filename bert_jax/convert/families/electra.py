@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.convert.families.family import (
     Family,
     HuggingFaceConfig,
@@ -16,7 +16,6 @@ from bert_jax.convert.families.family import (
 )
 from bert_jax.convert.name_map import dense
 from bert_jax.convert.tensors import LazyTensor
-from bert_jax.model.heads import TaskHead
 
 
 def _read_task(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
@@ -52,4 +51,5 @@ ELECTRA = Family(
     read_task=_read_task,
     mlm_activation=lambda settings: "gelu",
     class_prefix="Electra",
+    sequence_head={"reads": "cls", "activation": "gelu"},
 )

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from bert_jax import field_validation
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.convert.name_map import Entry, Params, dense, norm, same_layout
 from bert_jax.convert.tensors import LazyTensor
 from bert_jax.errors import require
-from bert_jax.model.heads import Heads, TaskHead
+from bert_jax.model.heads import Heads
 from bert_jax.training.param_paths import name_leaves
 
 ACTIVATION_NAMES = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}
@@ -66,6 +66,10 @@ class Family:
     """Activation of the MLM head; None: that of the layers."""
     buffers: tuple[str, ...] = ("embeddings.position_ids", "embeddings.token_type_ids")
     """Patterns of names, after `base`, that are not parameters."""
+    sequence_head: Mapping[str, Any] = field(default_factory=lambda: {"reads": "pooled"})
+    """What a new head that classifies sequences reads, and its layers."""
+    token_head: Mapping[str, Any] = field(default_factory=dict)
+    """Layers of a new head that labels tokens or finds spans."""
     unused_params: dict[str, float] = field(default_factory=dict)
     """By path, values for parameters that no layer reads and transformers does not have."""
 
@@ -111,6 +115,12 @@ class Family:
             pooler=pooler,
             task=self.read_task(settings, tensors, pooler),
         )
+
+    def new_task_head(self, kind: str, labels: tuple[str, ...]) -> TaskHead:
+        """The head that transformers adds to an encoder of this family."""
+        if kind == "classification":
+            return TaskHead(kind, labels, **self.sequence_head)
+        return TaskHead(kind, SPAN_LABELS if kind == "span" else labels, "tokens", **self.token_head)
 
     def architecture(self, config: ModelConfig, heads: Heads) -> str:
         """Name of the class with these heads."""

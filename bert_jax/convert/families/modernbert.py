@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.convert.families.family import (
     ACTIVATION_NAMES,
     SPAN_LABELS,
@@ -14,7 +14,7 @@ from bert_jax.convert.families.family import (
 from bert_jax.convert.name_map import Entry, Layout, dense, norm, same_layout
 from bert_jax.convert.tensors import LazyTensor
 from bert_jax.errors import UserError, require
-from bert_jax.model.heads import Heads, TaskHead
+from bert_jax.model.heads import Heads
 
 TOKEN_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0
@@ -155,6 +155,8 @@ MODERNBERT = Family(
     read_task=_read_task,
     mlm_activation=_mlm_activation,
     class_prefix="ModernBert",
+    sequence_head={"reads": "cls", "activation": "gelu", "norm": True},
+    token_head={"activation": "gelu", "norm": True},
     defaults={"hidden_activation": "gelu"},
     buffers=(r"layers\.\d+\.attn\.rotary_emb\.inv_freq",),
     unused_params={"encoder/layers/attention_norm/scale": 1.0},

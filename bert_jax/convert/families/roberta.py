@@ -54,6 +54,7 @@ ROBERTA = Family(
     ),
     mlm_activation=lambda settings: "gelu",
     class_prefix="Roberta",
+    sequence_head={"reads": "cls", "activation": "tanh"},
     class_suffixes={"causal": "ForCausalLM"},
 )
 XLM_ROBERTA = dataclasses.replace(ROBERTA, model_type="xlm-roberta", class_prefix="XLMRoberta")

@@ -60,7 +60,8 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     for tree in (params, *(moments[1:] if moments else ())):
         for name, leaf in name_leaves(tree).items():
             check_finite(name, np.asarray(leaf), str(save))
-    translated = NativeModel(infer_model_type(model, heads), model, heads, params)
+    family = config.finetune.family if config.finetune else infer_model_type(model, heads)
+    translated = NativeModel(family, model, heads, params)
     return SourceModel(
         "run", str(directory), translated, directory / workdir.TOKENIZER, optimizer_state=moments, notes=notes
     )

@@ -1,0 +1,49 @@
+"""Config sections of a fine-tuned model: its head, and the run that trains it."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from bert_jax.errors import require
+from bert_jax.field_validation import Count, CountOrZero, Interval, check
+
+
+@dataclass(frozen=True)
+class TaskHead:
+    """Structure of the head of a fine-tuned model; published families differ in it."""
+
+    kind: Literal["classification", "tagging", "span", "replaced"]
+    """A label per example (RTE), a label per token (NER), start and end of an answer (SQuAD), or whether a token was
+    replaced (ELECTRA's discriminator; Clark et al. 2020)."""
+    labels: tuple[str, ...]
+    """Names of the logits. A single one is a regression, or with `replaced` the logit of "replaced"."""
+    reads: Literal["pooled", "cls", "mean", "tokens"]
+    """The pooler's output, or of the last layer: [CLS], the mean over an example, or every token."""
+    activation: Literal["none", "tanh", "relu", "gelu", "gelu_tanh"] = "none"
+    """Activation of a dense layer, as wide as the encoder, before the output layer; `none`: no such layer."""
+    norm: bool = False
+    """Whether a LayerNorm follows the activation (ModernBERT)."""
+
+
+@dataclass(frozen=True)
+class FinetuneConfig:
+    """A fine-tuning run: what it trains on labelled examples."""
+
+    task: str
+    """Name of the task: one of GLUE's, `classification`, `regression`, `tagging` or `squad`."""
+    head: TaskHead
+    family: str
+    """Family of transformers that the model is exported as."""
+    batch_examples: Count
+    """Examples per step; they are packed into the phase's rows."""
+    max_length: Annotated[int, Interval("[8, 1e6]")]
+    """Longest example in tokens, special ones included; longer ones are truncated."""
+    new_head: bool = True
+    """Whether the head is initialised at random; False: it is that of the source."""
+    new_layers: CountOrZero = 0
+    """Top layers that are initialised at random (Zhang et al. 2021, section 5)."""
+    data_sha256: str = ""
+    """Of the encoded training examples."""
+
+    def __post_init__(self) -> None:
+        check(self, "finetune.")
+        require(len(self.head.labels) >= 1, "finetune.head.labels: a head needs at least one label")
