@@ -3,17 +3,22 @@ fine-tuning (model/cls_norm.py).
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
-from bert_jax.array_types import Array, Float
-from bert_jax.config import ModelConfig
+from bert_jax.array_types import Float
 from bert_jax.errors import UserError
+from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.model.heads import Heads
+from bert_jax.objectives.losses import WeightedSum
+from bert_jax.objectives.masking import Batch
+from bert_jax.training.programs import Programs
+from bert_jax.training.sharding import put_rows, round_up_to_shards
 from bert_jax.training.task import Params
 
 
@@ -45,36 +50,39 @@ def fit_cls_norm(params: Params, cls_vectors: Iterable[Float[np.ndarray, "_ H"]]
     return params | {"task": params["task"] | {"cls_norm": {name: new[name] for name in old}}}
 
 
-def fit_cls_norm_to_rows(
-    config: ModelConfig, heads: Heads, params: Params, batches: Iterable[Mapping[str, np.ndarray]]
-) -> Params:
-    """`fit_cls_norm` on packed rows; the encoder runs on one device, without dropout.
+def fit_cls_norm_to_task(task: FineTuning, mesh: Mesh, params: Params) -> Params:
+    """`fit_cls_norm` on all training examples of a task, without dropout, with rows split over the devices of a mesh.
 
     Args:
-      config, heads: of the model.
-      params: of the model; numpy arrays, or all on one device.
-      batches: all training rows, e.g. `ExampleRows.in_order`; slots with `example_id` -1 do not count.
+      task: with `cls_norm` centre or standardise; batches have `evaluation.batch_size` rows.
+      mesh: of the run.
+      params: of the model, numpy arrays; equal on all processes.
     """
-    read = _cls_reader(config, heads)
+    programs = Programs(_ClsReader(*(getattr(task, field.name) for field in dataclasses.fields(FineTuning))), mesh)
+    count, (index, processes) = round_up_to_shards(task.config.evaluation.batch_size, mesh), task.process
+    share = slice(index * count // processes, (index + 1) * count // processes)
+    shardings = jax.tree.map(lambda x: x.sharding, programs.abstract_state(task.phase).params)
+    step, on_mesh = programs.eval_step(task.phase), jax.device_put(params, shardings)
 
     def vectors(rows: Mapping[str, np.ndarray]) -> np.ndarray:
-        inputs = EncoderInputs(*(rows[name] for name in EncoderInputs._fields))
-        return np.asarray(read(params, inputs))[rows["example_id"] >= 0]
+        scored, _ = step(on_mesh, put_rows({name: array[share] for name, array in rows.items()}, mesh, count))
+        return np.asarray(scored["cls"])[rows["example_id"] >= 0]
 
-    return fit_cls_norm(params, map(vectors, batches))
+    return fit_cls_norm(params, map(vectors, task.train.in_order(count)))
 
 
-def _cls_reader(config: ModelConfig, heads: Heads) -> Callable[[Params, EncoderInputs], Float[Array, "B K H"]]:
-    """The [CLS] vectors that the head normalises, float32."""
-    assert heads.task is not None
-    plain_head = dataclasses.replace(heads.task, cls_norm="none", reads="cls")
-    plain = dataclasses.replace(heads, task=plain_head, pooler=heads.has_pooler)
+class _ClsReader(FineTuning):
+    """A task that scores rows with the [CLS] vectors that its head normalises."""
 
-    @jax.jit
-    def read(params: Params, inputs: EncoderInputs) -> Array:
-        task = {name: tree for name, tree in params["task"].items() if name != "cls_norm"}
-        model = bert.model_from_params(config, plain, params | {"task": task})
-        output = model.encoder(inputs, read_state=model.state_reader(inputs))
-        return model.task_features(inputs, output)[0].astype("float32")
-
-    return read
+    def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
+        """The rows with `cls`, [B, K, H] float32, and no sums."""
+        plain = dataclasses.replace(
+            self.heads,
+            task=dataclasses.replace(self.head, cls_norm="none", reads="cls"),
+            pooler=self.heads.has_pooler,
+        )
+        head_params = {name: tree for name, tree in params["task"].items() if name != "cls_norm"}
+        model = bert.model_from_params(self.config.model, plain, params | {"task": head_params})
+        inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
+        features, _ = model.task_features(inputs, model.encoder(inputs, read_state=model.state_reader(inputs)))
+        return batch | {"cls": features.astype(jnp.float32)}, {}

@@ -214,7 +214,8 @@ class LoadedModel:
         config = _inference_config(self.config)
         config = dataclasses.replace(config, attention="reference") if attentions else config
         output = _outputs(config, self.heads, hidden_states, attentions, self.params, input_ids, mask)
-        hidden, pooled, states, probabilities = (None if x is None else np.asarray(x, np.float32) for x in output)
+        arrays = (output.hidden, output.pooled, output.hidden_states, output.attentions)
+        hidden, pooled, states, probabilities = (None if x is None else np.asarray(x, np.float32) for x in arrays)
         return ModelOutputs(
             input_ids[:, :longest],
             mask[:, :longest],

@@ -11,7 +11,7 @@
 | batch | rows of a step, int32 |
 
 The activations of a layer were counted in the code of model/encoder.py and agree with compiled programs (docs/LOG.md).
-The model ignores fragmentation, padding to tiles and recomputation that the compiler decides.
+The model ignores activations of adapters, fragmentation, padding to tiles and recomputation that the compiler decides.
 """  # noqa: E501
 
 from bert_jax.chips import Sizes

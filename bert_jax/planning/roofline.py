@@ -124,6 +124,7 @@ def program_flops(work: Workload) -> float:
     model, tensor = work.model, work.sizes.tensor
     width, heads, tables = model.hidden_size, model.num_heads * model.size_per_head, model.embedding_width
     linear = 2 * width * (4 * heads + (1 + work.up_projections) * model.intermediate_size) / tensor
+    linear += 8 * width * (model.adapter_size or 0)  # every device of the tensor axis computes all of it
     attention = 4 * heads * work.seq_len / tensor
     recomputed = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
     layers = model.num_layers * work.tokens * (3 * (linear + attention) + recomputed)

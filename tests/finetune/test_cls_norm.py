@@ -12,7 +12,7 @@ from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
-from bert_jax.finetune.cls_statistics import fit_cls_norm, fit_cls_norm_to_rows
+from bert_jax.finetune.cls_statistics import fit_cls_norm, fit_cls_norm_to_task
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.training.micro_batch import check_run
@@ -44,7 +44,7 @@ def test_statistics_of_the_training_set(kind, tmp_path):
     rows = all_rows(task)
     before = features_and_plain(task, params, rows)[0]
     assert np.abs(before.mean(0)).max() > 0.1
-    fitted = fit_cls_norm_to_rows(task.config.model, task.heads, params, task.train.in_order(3))
+    fitted = fit_cls_norm_to_task(task, make_programs(task).mesh, params)
     normalised, cls = features_and_plain(task, fitted, rows)
     assert len(cls) == len(task.train)
     np.testing.assert_allclose(normalised.mean(0), 0, atol=1e-5)

@@ -127,6 +127,17 @@ def test_a_split_table_is_gathered_once_per_step(exchanges, name):
     assert [gather.executions for gather in table_gathers(exchanges[name], VOCAB, WIDTH)] == [1]
 
 
+@pytest.mark.parametrize("name", ["data8", "cube"])
+def test_batch_normalisation_spans_devices(outcome, name):
+    """Statistics of [CLS] are those of the whole batch, and so are the gradients through them."""
+    one, other, control = (outcome["batch_normalised"][case] for case in ("one", name, "control"))
+    assert other["gradient_distance"] <= 1e-5 < 1e-2 < control["gradient_distance"]
+    np.testing.assert_allclose(other["losses"], one["losses"], rtol=1e-4)
+    for statistic in ("mean", "variance"):
+        np.testing.assert_allclose(other[statistic], one[statistic], rtol=1e-4, atol=1e-6)
+    assert np.abs(np.subtract(control["variance"], one["variance"])).max() > 1e-3
+
+
 def test_encode_splits_its_rows_over_all_devices(outcome):
     encoded = outcome["encoded"]
     assert all(len(rows) == 8 and len(set(rows)) == 1 for rows in encoded["rows"]) and encoded["rows"]

@@ -5,6 +5,7 @@ Run by test_equivalence.py in a process of its own, because the number of device
 
 import dataclasses
 import json
+import math
 import os
 import sys
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
+from bert_jax.finetune import finetuning_task
 from bert_jax.inference import loaded_model
 from bert_jax.model import bert, families
 from bert_jax.model.heads import Heads
@@ -23,7 +25,9 @@ from bert_jax.tokenizers.tokenizer import wordpiece
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs, put_step_scalars
-from bert_jax.training.sharding import make_mesh, put_rows
+from bert_jax.training.sharding import make_mesh, put_rows, sum_over_devices
+from tests.finetune import tiny_task
+from tests.finetune.tiny_task import with_cls_norm
 from tests.multi_device.exchanges import compile_naive
 
 VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 20
@@ -185,6 +189,30 @@ def encoded() -> dict:
     }
 
 
+def batch_normalised() -> dict:
+    """Fine-tuning with batch normalisation of [CLS] on one device and on eight, and with statistics of each device."""
+    head, model = with_cls_norm("batch", mix=True), dataclasses.replace(tiny_task.MODEL, adapter_size=4)
+    results, moments = {}, {}
+    for name, sizes in {"one": (1, 1, 1), "data8": (8, 1, 1), "cube": (2, 2, 2), "control": (8, 1, 1)}.items():
+        finetuning_task.sum_over_devices = (lambda x: x) if name == "control" else sum_over_devices
+        programs = tiny_task.make_programs(tiny_task.make_task(head, model, MeshConfig(*sizes)), math.prod(sizes))
+        state = programs.init_state()
+        losses = []
+        for step in range(3):
+            state, metrics = tiny_task.take_step(programs, state, 3e-3)
+            losses.append(metrics["loss"])
+            if step == 0:
+                moments[name] = tiny_task.arrays(state.optimizer.mu)
+        params = tiny_task.arrays(state.params)
+        results[name] = {
+            "losses": losses,
+            "mean": params["task/cls_norm/mean"].tolist(),
+            "variance": params["task/cls_norm/variance"].tolist(),
+            "gradient_distance": relative_distance(moments["one"], moments[name]),
+        }
+    return results
+
+
 def relative_distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     """|a - b| / |a| over all arrays together."""
     difference = sum(float(np.square(a[name] - b[name], dtype=np.float64).sum()) for name in a)
@@ -204,6 +232,7 @@ def main() -> None:
     # Results are equal up to rounding, and compilation takes half the time; the HLO of these programs is not read.
     jax.config.update("jax_disable_most_optimizations", True)
     others = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
+    others["batch_normalised"] = batch_normalised()
     json.dump({"cases": results, "controls": controls, **others}, sys.stdout)
 
 
