@@ -4,7 +4,7 @@ The statistics of `TaskHead.cls_norm` are never trained, whatever the patterns a
 """
 
 ALL_BUT_ADAPTERS = (r"encoder/(?!(.*/)?(\w+_adapter|\w*norm)/).*",)
-"""Only adapters, all LayerNorms and the task head are trained, the pooler is not (Houlsby et al. 2019, section 3.1;
+"""Only adapters, all LayerNorms and the task head are trained, the pooler is not (Houlsby et al. 2019, figure 2;
 google-research/adapter-bert). Of a model without adapters, only LayerNorms and head."""
 ENCODER = (r"encoder/(embeddings|layers|final_norm)/.*",)
 """Only the task head, and the pooler that it reads, are trained."""

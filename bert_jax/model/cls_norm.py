@@ -28,7 +28,10 @@ Statistics = dict[str, Float[Array, " H"]]
 
 
 class ClsNorm(nnx.Module):
-    """One of the normalisations above, but ``layer``, which is a `LayerNorm`."""
+    """One of the normalisations above, but ``layer``, which is a `LayerNorm`.
+
+    The optimizer trains `scale` and `bias` only (table in training/optimizers/param_rules.py).
+    """
 
     def __init__(self, kind: str, size: int):
         zeros, ones = jnp.zeros((size,), jnp.float32), jnp.ones((size,), jnp.float32)
@@ -48,14 +51,14 @@ class ClsNorm(nnx.Module):
           has_example: the slots that count in the statistics of a batch; the others are normalised too.
           sum_over_devices: None: use the running statistics of batch normalisation, and return none.
         """
-        x, mean = cls.astype(jnp.float32), jax.lax.stop_gradient(self.mean[...])
+        x, mean = cls.astype(jnp.float32), self.mean[...]
         statistics = {}
         if self.variance is None:
             normalised = x - mean[None, None]
             if self.std is not None:
-                normalised /= jax.lax.stop_gradient(self.std[...])[None, None] + EPSILON
+                normalised /= self.std[...][None, None] + EPSILON
         else:
-            variance = jax.lax.stop_gradient(self.variance[...])
+            variance = self.variance[...]
             if sum_over_devices is not None:
                 batch_mean, batch_variance = _batch_statistics(x, has_example, sum_over_devices)
                 statistics = {"mean": _average(mean, batch_mean), "variance": _average(variance, batch_variance)}
@@ -76,4 +79,4 @@ def _batch_statistics(
 
 
 def _average(running: Float[Array, " H"], new: Float[Array, " H"]) -> Float[Array, " H"]:
-    return MOMENTUM * running + (1 - MOMENTUM) * jax.lax.stop_gradient(new)
+    return MOMENTUM * running + (1 - MOMENTUM) * new

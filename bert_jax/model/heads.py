@@ -114,9 +114,8 @@ class ScalarMix(nnx.Module):
     def __call__(self, states: Float[Array, "L1 B n H"]) -> Float[Array, "B n H"]:
         """Mix; float32 inside, the result has the type of `states`."""
         weights = self.scale[...] * jax.nn.softmax(self.weights[...])
-        # Full precision, because some accelerators round the operands of a product to bfloat16.
-        mixed = jnp.einsum("l,lbnh->bnh", weights, states.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
-        return mixed.astype(states.dtype)
+        # Not a matrix product, which would first write a float32 copy of all states.
+        return (weights[:, None, None, None] * states.astype(jnp.float32)).sum(0).astype(states.dtype)
 
 
 def mean_pool_examples(

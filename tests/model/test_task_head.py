@@ -44,6 +44,7 @@ def test_mix(config, reads):
     output = run()
     found, _ = model.task_features(batch, output)
     states = np.asarray(output.hidden_states, np.float64)
+    np.testing.assert_array_equal(output.hidden_states[-1], output.hidden)
     assert output.readouts.shape == (config.num_layers + 1, *found.shape)
     weights = float(params["task"]["mix"]["scale"]) * scipy.special.softmax(params["task"]["mix"]["weights"])
     expected = np.einsum("l,lbnh->bnh", weights, readings(states, batch, reads))
