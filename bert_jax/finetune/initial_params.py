@@ -29,8 +29,8 @@ def fit_params(
       new_head: whether all parameters of the task head are new; False: they are the source's.
 
     Returns:
-      numpy arrays in a tree like `fresh_params`, and the paths of the new ones; of a stack whose top layers are new,
-      with their range, as in ``encoder/layers/up/kernel[10:12]``.
+      numpy arrays in a tree like `fresh_params`, and the paths of the new ones; new top layers are one entry with their
+      range, ``encoder/layers[10:12]``.
 
     Raises:
       UserError: the source lacks a part of the encoder, or of a head that is kept; a shape differs; `new_layers` is
@@ -58,9 +58,8 @@ def fit_params(
         return params, fresh
     depth = stack_depth(params)
     params = reinitialize_top_layers(params, fresh_params, new_layers)
-    kept = [path for path in name_leaves(params) if path not in fresh]
-    fresh += [f"{path}[{depth - new_layers}:{depth}]" for path in kept if path.startswith(LAYERS)]
-    return params, fresh + [path for path in kept if path.startswith("encoder/pooler/")]
+    poolers = [path for path in name_leaves(params) if path.startswith("encoder/pooler/") and path not in fresh]
+    return params, [*fresh, *poolers, f"encoder/layers[{depth - new_layers}:{depth}]"]
 
 
 def reinitialize_top_layers(params: Params, fresh_params: Params, count: int) -> Params:
