@@ -12,12 +12,14 @@ from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import Config, TaskHead
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
+from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads, label_log_likelihoods
 from bert_jax.model.layers import DropoutKey, dropout
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
+from bert_jax.training.sharding import sum_over_devices
 from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from bert_jax.finetune.example_rows import ExampleRows
 
 HEAD_DROPOUT_SITE = 0xF1E
+CLS_NORM = "task/cls_norm"
+"""Path of the parameters of `TaskHead.cls_norm`."""
 Metric = Callable[[np.ndarray], dict[str, float]]
 """Logits of a split's examples, [E, C], or of its tokens, [T, C], to metrics."""
 
@@ -36,7 +40,7 @@ class FineTuning:
     The loss is the mean over a batch's examples, or labelled tokens, of the cross-entropy; of the squared error if the
     head has one output; for spans of the mean of the cross-entropies of start and end over the tokens of the example.
     Dropout with the rate of the encoder is applied to what the head reads (Devlin et al. 2019,
-    run_classifier.py).
+    run_classifier.py), after mixing, normalisation and pooling.
     """
 
     config: Config
@@ -74,12 +78,15 @@ class FineTuning:
         return {"task_loss": _has_label(batch["labels"]).sum(dtype=jnp.float32)}
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
-        """Loss and, for classes, accuracy."""
-        return self._sums(self._logits(params, batch, dropout_key), batch)
+        """Loss and, for classes, accuracy; with batch normalisation of [CLS], also its new running statistics."""
+        logits, statistics = self._logits(params, batch, dropout_key, sum_over_devices)
+        one = jnp.ones((), jnp.float32)
+        new_values = {f"{CLS_NORM}/{name}": WeightedSum(value, one) for name, value in statistics.items()}
+        return self._sums(logits, batch) | new_values
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
         """The rows with `logits`, [B, K, C] or [B, S, C], and their sums, without dropout."""
-        logits = self._logits(params, batch, None)
+        logits, _ = self._logits(params, batch, None, None)
         return batch | {"logits": logits}, self._sums(logits, batch)
 
     def _sums(self, logits: Float[Array, "B n C"], batch: Batch) -> dict[str, WeightedSum]:
@@ -97,14 +104,19 @@ class FineTuning:
             "task_accuracy": WeightedSum((correct * weights).sum(), weights.sum()),
         }
 
-    def _logits(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "B n C"]:
+    def _logits(
+        self,
+        params: Params,
+        batch: Batch,
+        dropout_key: DropoutKey | None,
+        sum_over_devices: SumOverDevices | None,
+    ) -> tuple[Float[Array, "B n C"], Statistics]:
         model = bert.model_from_params(self.config.model, self.heads, params)
         inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
-        output = model.encoder(inputs, dropout_key=dropout_key)
+        output = model.encoder(inputs, dropout_key=dropout_key, read_state=model.state_reader(inputs))
+        features, statistics = model.task_features(inputs, output, sum_over_devices)
         rate, key = self.config.model.hidden_dropout, dropout_key and dropout_key.fold_in(HEAD_DROPOUT_SITE)
-        read = "pooled" if self.head.reads == "pooled" else "hidden"
-        dropped = dropout(getattr(output, read), rate, key)
-        return model.task_logits(inputs, output._replace(**{read: dropped}))
+        return model.task(dropout(features, rate, key)), statistics
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding."""
