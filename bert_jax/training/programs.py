@@ -37,7 +37,7 @@ from bert_jax.training.sharding import (
     sum_over_rows,
 )
 from bert_jax.training.state import InitialParams, TrainState, repeat_layers, stack_depth
-from bert_jax.training.task import Params, Task
+from bert_jax.training.task import Params, Score, Task
 
 T = TypeVar("T")
 Metrics = dict[str, Float[Array, ""]]
@@ -167,12 +167,16 @@ class Programs:
             lambda: make_eval_step(self.task.in_phase(phase), self.abstract_state(phase).params),
         )
 
+    def scorer(self, params: Params, phase: int) -> tuple[Score, int]:
+        """A function that scores an evaluation batch with parameters on the mesh, which have the depth of a phase; and
+        the rows of a batch.
+        """
+        rows, step = round_up_to_shards(self.task.config.evaluation.batch_size, self.mesh), self.eval_step(phase)
+        return lambda batch: jax.device_get(step(params, put_rows(batch, self.mesh, rows))), rows
+
     def evaluate(self, params: Params, phase: int) -> dict[str, float]:
         """Held-out metrics of parameters on the mesh, which have the depth of a phase."""
-        rows, step = round_up_to_shards(self.task.config.evaluation.batch_size, self.mesh), self.eval_step(phase)
-        return self.task.in_phase(phase).evaluate(
-            lambda batch: jax.device_get(step(params, put_rows(batch, self.mesh, rows))), rows
-        )
+        return self.task.in_phase(phase).evaluate(*self.scorer(params, phase))
 
     def _shardings(self, phase: int) -> TrainState:
         return jax.tree.map(lambda x: x.sharding, self.abstract_state(phase))

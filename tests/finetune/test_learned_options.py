@@ -1,0 +1,37 @@
+"""Options that change the model, in the fine-tuning job: the task is learned, and the result has their parameters."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from bert_jax.convert.formats import input_formats
+from bert_jax.finetune import finetune
+from bert_jax.finetune.options import FinetuneOptions
+from tests.finetune import task_files
+from tests.finetune.tiny_task import arrays
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+OPTIONS = FinetuneOptions(steps=60, batch_size=16, learning_rate=5e-3, dropout=0.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fitted"),
+    [
+        ({"adapter_size": 8, "cls_norm": "batch", "mix": True}, ["cls_norm/variance", "mix/weights"]),
+        ({"cls_norm": "standardise", "layer_decay": 0.7, "new_layers": 1}, ["cls_norm/mean", "cls_norm/std"]),
+    ],
+    ids=["adapters, batch, mix", "standardise, layer decay, new layers"],
+)
+def test_learned_with_options(changes, fitted, tiny_run, tmp_path):
+    task_files.write_glue(tmp_path / "sst2", "sst2")
+    options = dataclasses.replace(OPTIONS, **changes)
+    result = finetune.finetune(tiny_run, "sst2", tmp_path / "sst2", tmp_path / "run", options)
+    assert result.seeds[0].metrics["accuracy"] > 0.7 and not result.seeds[0].failed
+    with input_formats.open_model(tiny_run) as before, input_formats.open_model(tmp_path / "run") as after:
+        start, end = arrays(before.model.params), arrays(after.model.params)
+    for name in fitted:
+        assert not np.isin(end[f"task/{name}"], (0.0, 1.0)).any()
+    if "adapter_size" in changes:
+        kept = [name for name in start.keys() & end.keys() if "norm" not in name]
+        assert len(kept) > 10 and all(start[name].tobytes() == end[name].tobytes() for name in kept)
