@@ -133,9 +133,8 @@ def _draw_intervals(axes: "Axes", block: Intervals) -> None:
 
 def _tick_label(value: float, position: int | None = None) -> str:
     """A number in few characters: 0.25, 12k, 1e-5."""
-    for from_size, unit, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0, 1, "")):
-        if abs(value) >= from_size:
-            break
+    scales = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0, 1, ""))
+    unit, suffix = next((unit, suffix) for least, unit, suffix in scales if abs(value) >= least)
     return f"{value / unit:.4g}{suffix}".replace("e-0", "e-").replace("-", "−")
 
 

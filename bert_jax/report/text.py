@@ -31,8 +31,9 @@ def _lines(block: Block) -> list[str]:
             return ["    " + block.text]
         case Table():
             lines = _columns([block.header, *block.rows], left_aligned=block.words)
-            marks = [row - 1 in block.marked for row in range(len(lines))]
-            return [f"{'* ' if m else '  '}{line}" for m, line in zip(marks, lines, strict=True)] if any(marks) else lines
+            if not block.marked:
+                return lines
+            return [f"{'* ' if row in block.marked else '  '}{line}" for row, line in enumerate(lines, -1)]
         case Bars():
             rows = [(label, f"{share:.2%}") for label, share, _ in block.scaled_bars]
             return _with_bars(_columns(rows), [length for *_, length in block.scaled_bars])
