@@ -157,6 +157,6 @@ def _inline(svg: str, title: str) -> str:
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
     used = set(re.findall(r"[(\"]#([\w-]+)", svg))
     svg = re.sub(r' id="([\w-]+)"', lambda match: match[0] if match[1] in used else "", svg)
-    svg = svg.replace(_INK, "var(--ink)").replace(_RULE, "var(--rule)")
-    svg = re.sub(r"#00fd([0-9a-f]{2})", lambda match: f"var(--c{int(match[1], 16)})", svg)
+    svg = svg.replace(f": {_INK}", ": var(--ink)").replace(f": {_RULE}", ": var(--rule)")
+    svg = re.sub(r": #00fd([0-9a-f]{2})", lambda match: f": var(--c{int(match[1], 16)})", svg)
     return re.sub(r">\s*\n\s*<", ">\n<", svg)
