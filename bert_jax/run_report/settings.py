@@ -55,7 +55,7 @@ def comparison_warnings(runs: Sequence[Run]) -> list[Note]:
             text = (
                 f"Metrics of {run.name} cannot be compared with those of {first.name}: it has {' and '.join(reasons)}."
             )
-            hint = " `bert-jax evaluate` scores both on the same rows (--format, --seq-len, --rows)."
+            hint = " bert-jax evaluate scores both on the same rows (--format, --seq-len, --rows)."
             notes.append(Note(text + hint * (reasons == [_OTHER_ROWS]), warning=True))
     return notes
 
