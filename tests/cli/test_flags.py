@@ -114,6 +114,7 @@ ARGUMENTS = {
     "schedule": ["bert_base"],
     "evaluate": ["run", "--corpus", "corpus"],
     "fill-mask": ["run", "a [MASK]"],
+    "report": ["run"],
     "convert": ["run", "new"],
 }
 """What every command needs."""
