@@ -8,7 +8,6 @@ import tyro
 from bert_jax import storage
 from bert_jax.errors import UserError
 from bert_jax.report import Section, text
-from bert_jax.report.page_file import check_page_file, write_page
 
 STUDY = "study.json"
 """File in the directory of a study."""
@@ -34,14 +33,14 @@ class Report:
         """Print the report, or write the page."""
         if self.text and not self.samples:
             raise UserError("--text and --no-samples contradict each other: give one")
-        if self.out is not None:
-            check_page_file(self.out, "--out")
-        sections = self._sections()
         if self.out is None:
-            print(text.render(sections))
-        else:
-            write_page(self.out, "--out", sections)
-            print(f"wrote {self.out}")
+            print(text.render(self._sections()))
+            return
+        from bert_jax.report.page_file import check_page_file, write_page  # jinja2 is loaded only if needed
+
+        check_page_file(self.out, "--out")
+        write_page(self.out, "--out", self._sections())
+        print(f"wrote {self.out}")
 
     def _sections(self) -> list[Section]:
         directories = [storage.to_path(directory) for directory in self.workdirs]
