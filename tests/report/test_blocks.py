@@ -110,8 +110,8 @@ def test_pages_are_deterministic(monkeypatch):
     before = page(CURVES, INTERVALS)
     assert page(CURVES, INTERVALS) == before
     assert page(CURVES) != page(dataclasses.replace(CURVES, log_x=True))
-    monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 9)  # as in a matplotlibrc
-    monkeypatch.setitem(matplotlib.rcParams, "axes.facecolor", "red")
+    monkeypatch.setitem(matplotlib.rcParams, "axes.linewidth", 9)  # as in a matplotlibrc
+    monkeypatch.setitem(matplotlib.rcParams, "xtick.major.size", 20)
     assert page(CURVES, INTERVALS) == before
 
 
@@ -147,6 +147,16 @@ def test_hostile_names_are_escaped_and_nothing_is_loaded():
     links = [value for name, value in tags.attributes if name.endswith("href") or name == "src"]
     assert links and all(link.startswith("#") for link in links)  # markers within a figure
     assert html.GENERATOR in content
+
+
+def test_labels_in_other_scripts_and_long_ones():
+    """matplotlib's font lacks the letters; a label that does not fit into a line has two."""
+    block = Intervals("title", (Interval("言語モデル", 1, 0, 2),), "difference of the accuracy " * 3)
+    svg = svg_of(block)
+    assert "言語モデル" in svg and len(re.findall("difference of", svg)) == 3
+    assert not re.search("(difference of the accuracy ){2}", svg)
+    values = Curves("diverged", (Series("loss", (1, 2), (math.nan, math.nan)),), "step", log_y=True)
+    assert "<svg" in page(values) and "loss" in text.render([Section("Title", (values,), level=1)])
 
 
 def test_without_matplotlib(monkeypatch):

@@ -95,7 +95,9 @@ def test_values_of_a_run(run):
     assert loss.series[0].x == tuple(line["step"] for line in held_out)
     assert loss.series[0].y == tuple(line["mlm_loss"] for line in held_out)
     assert loss.series[1].y == tuple(line["unigram_loss"] for line in held_out)
-    titles = [one.title for one in metric_blocks.training_curves([run])]
+    training = metric_blocks.training_curves([run])
+    assert all(len(one.series) == 1 for one in training), "baselines of single batches are not drawn"
+    titles = [one.title for one in training]
     assert {"learning_rate, training", "gradient_norm, training", "tokens per second, training"} < set(titles)
     assert not any("/" in title or "unigram" in title for title in titles)
     shown = table_of(sections.run_sections([run], ()), "Final metrics")
