@@ -32,7 +32,7 @@ PALETTE = (
 )
 """Colors of series on a light and on a dark page; further series repeat them."""
 _INCHES = (5.0, 3.1)
-_INCHES_PER_INTERVAL, _INCHES_OF_AXIS = 0.42, 0.75
+_INCHES_PER_INTERVAL, _INCHES_OF_AXIS = 0.42, 0.5
 _NAME_CHARACTERS = 26
 """Longer names beside intervals are cut."""
 _LABEL_CHARACTERS = 46
@@ -133,7 +133,6 @@ def _draw_intervals(axes: "Axes", block: Intervals) -> None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel(_wrapped(block.label))
     axes.xaxis.set_major_formatter(_tick_label)
 
 
