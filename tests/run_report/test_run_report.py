@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 import shlex
 import shutil
@@ -162,6 +163,12 @@ def test_the_command_repeats_the_run(run, changes):
     parsed = cli.parse("pretrain", words[2:])
     assert parsed.config == one.config
     assert parsed.corpus == (run.file["corpus_paths"][0],) and parsed.workdir != run.directory
+
+
+@pytest.mark.parametrize(("given", "proposed"), [("runs/first", "runs/first-again"), (".", "workdir-again")])
+def test_the_command_has_another_directory(run, given, proposed):
+    (command,) = settings.repeat_command(dataclasses.replace(run, directory=pathlib.Path(given)))
+    assert f"--workdir {proposed} " in command.text
 
 
 def test_commands_without_a_preset(run):
