@@ -13,6 +13,7 @@ from bert_jax.cli.finetune import Finetune
 from bert_jax.cli.model import Convert, Evaluate, FillMask
 from bert_jax.cli.plan import Plan, Schedule
 from bert_jax.cli.pretrain import Pretrain
+from bert_jax.cli.report import Report
 from bert_jax.config import presets
 from bert_jax.distributed import supervisor
 from bert_jax.errors import UserError
@@ -32,6 +33,7 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "schedule": Schedule,
     "evaluate": Evaluate,
     "fill-mask": FillMask,
+    "report": Report,
     "convert": Convert,
     "finetune": Finetune,
     "launch": launch,
