@@ -159,5 +159,3 @@ class FinetuneOptions:
             end_learning_rate=self.learning_rate / TRIANGLE_RATIO if triangular else 0.0,
             frozen=frozen,
         )
-
-

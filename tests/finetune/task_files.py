@@ -39,7 +39,7 @@ def glue_lines(name: str, split: str, ending: str = "") -> list[str]:
         "qqp": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", lambda i, t, y: f"{i}\t1\t2\t{t}\tfar\t{y}"),
         "mnli": (
             "index\tsentence1\tsentence2\tgold_label",
-            lambda i, t, y: f"{i}\t{t}\tfar\t{('neutral', 'entailment', 'contradiction')[y + (i % 3 == 2) * (1 - y) * 2]}",
+            lambda i, t, y: f"{i}\t{t}\tfar\t{'entailment' if y else 'neutral' if i % 3 else 'contradiction'}",
         ),
         "qnli": ("index\tquestion\tsentence\tlabel", lambda i, t, y: f"{i}\t{t}\tfar\t{entailment[y]}"),
         "rte": ("index\tsentence1\tsentence2\tlabel", lambda i, t, y: f"{i}\t{t}\tfar\t{entailment[y]}"),

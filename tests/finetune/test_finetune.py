@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import numpy as np
@@ -113,7 +114,7 @@ def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
     options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0, keep_head=True)
     result = finetune.finetune(sst2_run, "sst2", folder / "sst2", tmp_path / "kept", options)
     assert result.seeds[0].score == json.loads((sst2_run / "results.json").read_text())["mean"]
-    with pytest.raises(UserError, match="--keep-head: the head of .* has the labels 0, 1, the task O, "):
+    with pytest.raises(UserError, match=r"--keep-head: the head of .* has the labels 0, 1, the task O, "):
         finetune.finetune(sst2_run, "tagging", folder / "tagging", tmp_path / "other", options)
     assert not (tmp_path / "other").exists()
 
@@ -174,7 +175,5 @@ def test_bad_inputs(arguments, message, folder, tiny_run, tmp_path, capsys, monk
     words += [] if "--data" in arguments else ["--data", "sst2"]
     assert cli.main(words) == 2
     error = capsys.readouterr().err.strip().splitlines()[-1]
-    import re
-
     assert re.search(message.replace("?", r"\?"), error), error
     assert not (tmp_path / "run").exists()
