@@ -146,7 +146,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                 train_step, accumulation = run.train_steps.of_phase(phase)
             batch = put_rows(rows, mesh, config.phases[phase].batch_size)
             micro_batches = micro_batch_count(config.phases[phase], size, accumulation)
-            inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, mesh)
+            inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, config.seed, mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)
