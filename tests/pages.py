@@ -42,7 +42,8 @@ SMALLER = {
 """Flags that replace those of a command, by its second word."""
 
 TRAINING = ["README.md", "docs/ablation.md", "docs/large_batch.md", "docs/pods.md", "docs/pretrain.md"]
-TRAINING += ["docs/slurm.md", "docs/stream.md", "docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
+TRAINING += ["docs/report.md", "docs/slurm.md"]
+TRAINING += ["docs/stream.md", "docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
 TOOLS = ["docs/doctor.md", "docs/performance.md", "docs/tpu.md"]
 ALONE = ["docs/conversion.md", "docs/kubernetes.md", "docs/object_stores.md", "docs/plan.md", "docs/reference.md"]
 ALONE += ["docs/scaling.md"]

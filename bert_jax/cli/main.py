@@ -13,6 +13,7 @@ from bert_jax.cli.doctor import Doctor
 from bert_jax.cli.model import Convert, Evaluate, FillMask
 from bert_jax.cli.plan import Plan, Schedule
 from bert_jax.cli.pretrain import Pretrain
+from bert_jax.cli.report import Report
 from bert_jax.config import presets
 from bert_jax.distributed import supervisor
 from bert_jax.errors import UserError
@@ -33,6 +34,7 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "ablate": Ablate,
     "evaluate": Evaluate,
     "fill-mask": FillMask,
+    "report": Report,
     "convert": Convert,
     "launch": launch,
 }

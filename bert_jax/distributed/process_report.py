@@ -26,10 +26,15 @@ def make_report(config: Config, **options: Any) -> Report:
     return {
         "host": socket.gethostname(),
         "config": flatten(to_dict(config)) | {name: str(value) for name, value in options.items()},
-        "code": {"SHA-256 of bert_jax": _code_hash()},
+        "code": {"SHA-256 of bert_jax": code_hash()},
         "environment": {name: value for name, value in os.environ.items() if _is_compared(name)},
-        "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+        "versions": package_versions(),
     }
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that compute."""
+    return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
 
 
 def _is_compared(variable: str) -> bool:
@@ -40,7 +45,7 @@ def _is_compared(variable: str) -> bool:
     )
 
 
-def _code_hash() -> str:
+def code_hash() -> str:
     """Return a hash of the names and contents of all source files of this package."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):

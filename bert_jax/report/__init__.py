@@ -1,4 +1,7 @@
-"""Reports: sections of prose, tables and figures, rendered by `html` as a page and by `text` for a terminal."""
+"""Reports: sections of prose, tables and figures, rendered by `html` as a page and by `text` for a terminal.
+
+Pages with `Curves` or `Intervals` need matplotlib (the extra `plot`); all other blocks, and text, do not.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -9,6 +12,8 @@ class Note:
     """A sentence or two."""
 
     text: str
+    warning: bool = False
+    """set off from the rest, e.g. for runs that cannot be compared"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     words: bool = False
+    marked: frozenset[int] = frozenset()
+    """indices of rows that stand out"""
 
 
 class Bin(NamedTuple):
@@ -89,10 +96,70 @@ class Excerpt:
 
 
 @dataclasses.dataclass(frozen=True)
+class Series:
+    """A named curve. A value of y that is NaN is a gap."""
+
+    name: str
+    x: tuple[float, ...]
+    """ascending"""
+    y: tuple[float, ...]
+    low: tuple[float, ...] | None = None
+    """lower end of a band around y, e.g. the smallest value over seeds"""
+    high: tuple[float, ...] | None = None
+    """upper end of the band"""
+    dashed: bool = False
+    """e.g. for a baseline"""
+    color: int | None = None
+    """index into the palette; None: the position among the series"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Curves:
+    """Curves over one x axis, at least one; the caption should state what a band is."""
+
+    title: str
+    series: tuple[Series, ...]
+    x_label: str
+    y_label: str = ""
+    log_x: bool = False
+    log_y: bool = False
+
+    @property
+    def colored_series(self) -> list[tuple[Series, int]]:
+        """Each series with its color."""
+        return [(one, index if one.color is None else one.color) for index, one in enumerate(self.series)]
+
+
+class Interval(NamedTuple):
+    """An estimate and its confidence interval."""
+
+    name: str
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Intervals:
+    """Estimates of differences with their intervals (a forest plot), at least one, and a line at zero."""
+
+    title: str
+    intervals: tuple[Interval, ...]
+    """from top to bottom"""
+    label: str
+    """of the axis, with the unit, e.g. "difference of accuracy (points)" """
+    margin: float | None = None
+    """differences in [-margin, margin] count as equivalent; drawn as a band"""
+
+
+Block = Note | Command | Table | Histogram | Bars | Excerpt | Curves | Intervals
+
+
+@dataclasses.dataclass(frozen=True)
 class Section:
     """A heading and its content."""
 
     title: str
-    blocks: tuple[Note | Command | Table | Histogram | Bars | Excerpt, ...]
+    blocks: tuple[Block, ...]
     level: int = 2
     """1: the subject, e.g. a corpus; 2: a section about it"""

@@ -1,13 +1,15 @@
 """Renders sections for a terminal: aligned columns, and bars of block characters."""
 
+import math
 import textwrap
 from collections.abc import Sequence
 
-from bert_jax.report import Bars, Command, Excerpt, Histogram, Note, Section, Table
+from bert_jax.report import Bars, Block, Command, Curves, Excerpt, Histogram, Intervals, Note, Section, Series, Table
 
 _WIDTH = 100
 _BAR = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEVELS = "▁▂▃▄▅▆▇█"
 
 
 def render(sections: Sequence[Section]) -> str:
@@ -20,14 +22,18 @@ def render(sections: Sequence[Section]) -> str:
     return "\n\n".join(parts)
 
 
-def _lines(block: Note | Command | Table | Histogram | Bars | Excerpt) -> list[str]:
+def _lines(block: Block) -> list[str]:
     match block:
         case Note():
-            return textwrap.wrap(block.text, _WIDTH, break_long_words=False, break_on_hyphens=False)
+            text = f"warning: {block.text}" if block.warning else block.text
+            return textwrap.wrap(text, _WIDTH, break_long_words=False, break_on_hyphens=False)
         case Command():
             return ["    " + block.text]
         case Table():
-            return _columns([block.header, *block.rows], left_aligned=block.words)
+            lines = _columns([block.header, *block.rows], left_aligned=block.words)
+            if not block.marked:
+                return lines
+            return [f"{'* ' if row in block.marked else '  '}{line}" for row, line in enumerate(lines, -1)]
         case Bars():
             rows = [(label, f"{share:.2%}") for label, share, _ in block.scaled_bars]
             return _with_bars(_columns(rows), [length for *_, length in block.scaled_bars])
@@ -43,6 +49,26 @@ def _lines(block: Note | Command | Table | Histogram | Bars | Excerpt) -> list[s
             for line in block.lines:
                 lines += textwrap.wrap(line, _WIDTH - 4, initial_indent="  · ", subsequent_indent="    ")
             return lines + ["    ..."] * block.cut
+        case Curves():
+            header = ("", f"by {block.x_label}", "first", "last")
+            return [f"{block.title}:", *_columns([header, *(_curve(one) for one in block.series)])]
+        case Intervals():
+            rows = [(one.name, *(f"{value:.4g}" for value in one[1:])) for one in block.intervals]
+            margin = [] if block.margin is None else [f"equivalent within ±{block.margin:.4g}"]
+            columns = _columns([(block.label, "estimate", "low", "high"), *rows])
+            return [f"{block.title}:", *columns, *margin]
+
+
+def _curve(series: Series) -> tuple[str, ...]:
+    """Name, sparkline of the curve, first and last value."""
+    values = [value for value in series.y if math.isfinite(value)]
+    if not values:
+        return series.name, "", "", ""
+    low, high = min(values), max(values)
+    columns = min(len(values), _BAR)
+    shown = [values[i * (len(values) - 1) // max(columns - 1, 1)] for i in range(columns)]
+    levels = [round((value - low) / (high - low or 1) * (len(_LEVELS) - 1)) for value in shown]
+    return series.name, "".join(_LEVELS[level] for level in levels), f"{values[0]:.5g}", f"{values[-1]:.5g}"
 
 
 def _with_bars(lines: Sequence[str], shares: Sequence[float]) -> list[str]:

@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import tyro
-from etils import epath
 
-from bert_jax.errors import UserError
 from bert_jax.field_validation import Share
-from bert_jax.report import html, text
-from bert_jax.storage import write_atomic
+from bert_jax.report import text
+from bert_jax.report.page_file import check_page_file, write_page
 from data_prep.cli.arguments import File, Switch
 from data_prep.inspection import report
 from data_prep.inspection.statistics import measure_corpus, weight_corpora
@@ -25,25 +23,19 @@ class Inspect:
     json: Switch = False
     """Print the same as JSON."""
     html: File | None = None
-    """Also write an HTML page with plots; FILE must not exist. Default: none."""
+    """Also write an HTML page with plots; an older page is replaced, no other file. Default: none."""
     sampling_exponent: Share = 0.7
     """With several corpora: weights are shares of tokens to this power (multilingual BERT: 0.7)."""
 
     def run(self) -> None:
         """Print the description, and write the page."""
-        page = epath.Path(self.html) if self.html else None
-        if page is not None and page.exists():
-            raise UserError(f"--html {page}: exists already; choose another file or remove it first")
-        if page is not None and not page.parent.is_dir():
-            raise UserError(f"--html {page}: there is no directory {page.parent}; make it first")
+        if self.html is not None:
+            check_page_file(self.html, "--html")
         corpora = [measure_corpus(directory) for directory in self.directories]
         mixed = weight_corpora(corpora, self.sampling_exponent) if len(corpora) > 1 else None
         sections = report.sections(corpora, mixed)
-        if page is not None:
-            try:
-                write_atomic(page, html.render(sections).encode())
-            except OSError as error:
-                raise UserError(f"--html {page}: cannot be written ({error.strerror}); choose another file") from error
+        if self.html is not None:
+            write_page(self.html, "--html", sections)
         if self.json:
             print(json.dumps({"corpora": corpora, "mixture": mixed}, indent=1, ensure_ascii=False))
         else:

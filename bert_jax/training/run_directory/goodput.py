@@ -1,16 +1,17 @@
 """Goodput: the share of a run's time that was spent on steps of its result, and the time by kind.
 
 ``goodput.jsonl`` has a line for every save and every line of metrics: seconds by kind since the start of the process,
-or of the attempt after a rollback. The last line of each attempt counts.
+or of the attempt after a rollback. The last line of each attempt counts. The first one also has the environment.
 """
 
 import contextlib
 import time
 from collections.abc import Iterator
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from bert_jax.distributed.agreement import is_first
 from bert_jax.storage import StoredPath
+from bert_jax.training.run_directory.environment import describe_environment
 from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 
 FILE = "goodput.jsonl"
@@ -53,16 +54,16 @@ class GoodputRecorder:
     def ready(self, step: int) -> None:
         """Initialisation has finished before step `step`: the time until now is `init`."""
         self.seconds["init"] += time.time() - self.start_time - sum(self.seconds.values())
-        self.write_totals(step)
+        self.write_totals(step, environment=describe_environment())
 
-    def write_totals(self, step: int) -> None:
-        """Add a line after `step` steps; only the first process writes."""
+    def write_totals(self, step: int, **values: Any) -> None:
+        """Add a line after `step` steps, with further JSON values; only the first process writes."""
         if self._file is None:
             return
         elapsed = time.time() - self.start_time
         kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
         line = {"start_time": self.start_time, "step": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
-        self._file.write(line)
+        self._file.write(line | values)
 
     def close(self) -> None:
         """Close the file after all lines are written."""
@@ -94,6 +95,12 @@ def summarize(workdir: StoredPath) -> dict[str, float]:
             total["down"] += max(0.0, later[0][0]["start_time"] - lines[0]["start_time"] - sum(last.values()))
     wall = sum(total.values())
     return total | {"wall": wall, "goodput": total["step"] / wall if wall else 0.0}
+
+
+def environments(workdir: StoredPath) -> list[dict[str, str]]:
+    """The environment of each attempt that trained, in order; see `environment.describe_environment`."""
+    lines = sorted(read_lines(workdir / FILE, _Line), key=lambda line: line["start_time"])
+    return [line["environment"] for line in lines if isinstance(line.get("environment"), dict)]
 
 
 def format_summary(seconds: dict[str, float]) -> str:

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from bert_jax.distributed.agreement import compute_and_broadcast
 from bert_jax.storage import StoredPath, write_atomic
-from bert_jax.training.run_directory.json_lines import JsonLines, truncate_lines
+from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 
 
 class _Decision(TypedDict):
@@ -43,6 +43,11 @@ _KINDS = {"rollback": _Rollback, "time": _TimeEstimate, "micro_batch": _MicroBat
 
 def _kind_of(entry: dict[str, Any]) -> type:
     return _KINDS.get(str(entry.get("event")), _Decision)
+
+
+def read_ledger(path: StoredPath) -> list[dict[str, Any]]:
+    """The decisions in a file, which is not changed; damaged lines are skipped with a warning on stderr."""
+    return read_lines(path, _kind_of)
 
 
 class Ledger:

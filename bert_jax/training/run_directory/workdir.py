@@ -126,7 +126,7 @@ def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any
     saved = read_run(workdir)
     names: dict[str, str] = {}
     if saved["corpora"] != identity["corpora"]:
-        names = _paths_by_identity([*saved["corpus_paths"], *paths])
+        names = paths_by_identity([*saved["corpus_paths"], *paths])
 
     def described(config: Config, run: Mapping[str, Any]) -> dict[str, Any]:
         # Not the fingerprint in the file: an older version may not have had all fields.
@@ -148,7 +148,7 @@ def describe_config_diff(before: Any, now: Any) -> list[str]:
     return [f"{k} {old.get(k)} -> {new.get(k)}" for k in sorted(old | new) if old.get(k) != new.get(k)]
 
 
-def _paths_by_identity(paths: list[str]) -> dict[str, str]:
+def paths_by_identity(paths: list[str]) -> dict[str, str]:
     """Paths of the corpora that still exist, by identity."""
     by_identity = {}
     for path in paths:

@@ -1,0 +1,151 @@
+"""Reads the files of a run for a report; nothing is written."""
+
+import dataclasses
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import Config
+from bert_jax.directory_lock import LOCK_FILE
+from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath, is_remote
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.eval_metrics import BASELINES
+from bert_jax.training.run_directory import goodput, ledger, metrics, workdir
+from bert_jax.training.run_directory.checkpoint import (
+    checkpoint_directory,
+    committed_checkpoint_paths,
+    read_metadata,
+)
+
+BASELINE_NAMES = {baseline for baseline, _ in BASELINES.values()}
+END_REASONS = {"steps": "all steps are done", "time": "the time limit is reached", "target": "the target is reached"}
+"""By `ended` of a checkpoint (training/loop.py)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What a work directory holds."""
+
+    name: str
+    """shortest end of the path that distinguishes the run from the others of the report"""
+    directory: StoredPath
+    file: workdir.ConfigFile
+    lines: list[metrics.Line]
+    """of metrics.jsonl, at least one"""
+    decisions: list[dict[str, Any]]
+    """of ledger.jsonl"""
+    goodput: dict[str, float]
+    """`goodput.summarize`; a wall time of 0 if nothing was recorded"""
+    environments: list[dict[str, str]]
+    """of each attempt, oldest first"""
+    checkpoint: dict[str, Any] | None
+    """metadata of the newest checkpoint"""
+    locked: bool
+    """whether run.lock exists"""
+    tokenizer_fingerprint: str
+
+    @property
+    def config(self) -> Config:
+        """The run's config."""
+        return self.file["config"]
+
+    @property
+    def last_step(self) -> int:
+        """The last step with metrics."""
+        return self.lines[-1]["step"]
+
+    @property
+    def state(self) -> str:
+        """Whether the run is finished and why it ended, in words."""
+        saved, total = self.checkpoint or {}, self.config.total_steps
+        step = saved.get("cursor", {}).get("step", 0)
+        # A finished run can be extended.
+        if saved.get("ended") and not (saved["ended"] == "steps" and step < total):
+            return f"finished after step {step:,}: {END_REASONS.get(saved['ended'], saved['ended'])}"
+        state = f"not finished: step {self.last_step:,} of {total:,}, last checkpoint at step {step:,}"
+        return (
+            f"{state}. The run is active, or was killed (run.lock exists)" if self.locked else f"{state}. It is stopped"
+        )
+
+    def metric_names(self, split: str) -> list[str]:
+        """Metrics with numbers in the lines of a split, those with baselines first; baselines are left out."""
+        names = dict.fromkeys(name for line in self._split(split) for name in line if _is_number(line[name]))
+        order = {name: place for place, name in enumerate(BASELINES)}
+        return sorted((name for name in names if name not in BASELINE_NAMES | {"step"}), key=lambda n: order.get(n, 99))
+
+    def curve(self, split: str, name: str) -> tuple[list[int], list[float]]:
+        """Steps and values of a metric, or of an entry of `timing`; values that are not finite are NaN."""
+        points = {}
+        for line in self._split(split):
+            values = line["timing"] | line
+            if name in values and (values[name] is None or _is_number(values[name])):
+                points[line["step"]] = math.nan if values[name] is None else float(values[name])
+        return list(points), list(points.values())
+
+    def last(self, split: str) -> dict[str, float]:
+        """The last value of every metric of a split, baselines included."""
+        last: dict[str, float] = {}
+        for line in self._split(split):
+            last |= {name: value for name, value in line.items() if _is_number(value)}
+        return last
+
+    def _split(self, split: str) -> list[metrics.Line]:
+        return [line for line in self.lines if line["split"] == split]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def read_runs(directories: Sequence[StoredPath]) -> list[Run]:
+    """Read runs.
+
+    Args:
+      directories: work directories.
+
+    Raises:
+      UserError: a directory has no run or no metrics yet, or its files cannot be read; a directory is given twice.
+    """
+    resolved = [str(path).rstrip("/") if is_remote(path) else os.path.realpath(path) for path in directories]
+    for i, path in enumerate(resolved):
+        if path in resolved[:i]:
+            raise UserError(
+                f"{directories[i]} is the same directory as {directories[resolved.index(path)]}: give it once"
+            )
+    return [_read_run(path, name) for path, name in zip(directories, _short_names(resolved), strict=True)]
+
+
+def _short_names(paths: Sequence[str]) -> list[str]:
+    """The shortest ends of paths, in whole names, that differ."""
+    parts = [Path(path).parts for path in paths]
+    for length in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(one[-length:]) for one in parts]
+        if len(set(names)) == len(names):
+            return names
+    return list(paths)
+
+
+def _read_run(directory: StoredPath, name: str) -> Run:
+    file = workdir.read_run(directory)
+    lines = metrics.read_metrics(directory / "metrics.jsonl")
+    if not lines:
+        raise UserError(
+            f"{directory} has no metrics yet: its run has not reached the first line of metrics.jsonl "
+            f"(log.every {file['config'].log.every})"
+        )
+    newest = next(committed_checkpoint_paths(checkpoint_directory(directory)), None)
+    return Run(
+        name=name,
+        directory=directory,
+        file=file,
+        lines=lines,
+        decisions=ledger.read_ledger(directory / workdir.LEDGER),
+        goodput=goodput.summarize(directory),
+        environments=goodput.environments(directory),
+        checkpoint=None if newest is None else read_metadata(newest),
+        locked=(directory / LOCK_FILE).exists(),
+        tokenizer_fingerprint=Tokenizer.load(directory / workdir.TOKENIZER).fingerprint,
+    )

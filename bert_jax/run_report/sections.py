@@ -1,0 +1,133 @@
+"""The sections of a report on one run, or on several side by side."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from bert_jax.report import Block, Note, Section, Table
+from bert_jax.run_report import metric_blocks, settings
+from bert_jax.run_report.run_files import Run
+from bert_jax.run_report.settings import MISSING
+
+TEXTS = (
+    "The [MASK] of the house was open.",
+    "She went to the [MASK] to buy some bread.",
+    "He said that [MASK] would come back tomorrow.",
+    "Paris is the capital of [MASK].",
+)
+"""Filled by the model of a report; [MASK] is replaced by the mask token of the vocabulary."""
+CANDIDATES = 5
+
+
+def run_sections(runs: Sequence[Run], texts: Sequence[str]) -> list[Section]:
+    """All sections of a report.
+
+    Args:
+      runs: one, or several to compare.
+      texts: whose masks are filled; none: no samples.
+
+    Raises:
+      UserError: a text has no mask token or is too long.
+    """
+    several = len(runs) > 1
+    title = f"Runs {', '.join(run.name for run in runs)}" if several else f"Run {runs[0].name}"
+    sections = [
+        Section(title, _summary(runs), level=1),
+        Section("Final metrics", _final_metrics(runs)),
+        Section("Held-out metrics", tuple(metric_blocks.held_out_curves(runs))),
+        Section("Training", tuple(metric_blocks.training_curves(runs))),
+        Section("Throughput", tuple(filter(None, [metric_blocks.throughput_table(runs)]))),
+        Section("Goodput", tuple(metric_blocks.goodput_blocks(runs))),
+        Section("Filled masks", tuple(filter(None, [filled_masks(runs, texts)] if texts else []))),
+        Section("Decisions", tuple(block for run in runs for block in _decisions(run, several))),
+        Section("Environment", tuple(filter(None, [_environment(runs)]))),
+        Section("Commands" if several else "Command", tuple(b for run in runs for b in settings.repeat_command(run))),
+        *([] if several else [Section("Settings", _settings(runs[0]))]),
+    ]
+    return [section for section in sections if section.blocks]
+
+
+def _summary(runs: Sequence[Run]) -> tuple[Block, ...]:
+    if len(runs) == 1:
+        (run,) = runs
+        corpora = f"Corpora: {', '.join(run.file['corpus_paths'])}."
+        return Note(f"Config {run.config.name}, seed {run.config.seed}: {run.state}."), Note(corpora)
+    states = tuple((run.name, run.config.name, str(run.config.seed), run.state) for run in runs)
+    differences = settings.differences_table(runs) or Note("All settings are equal.")
+    return (
+        *settings.comparison_warnings(runs),
+        Table(("run", "config", "seed", "state"), states, words=True),
+        Note("Settings that differ:"),
+        differences,
+    )
+
+
+def _final_metrics(runs: Sequence[Run]) -> tuple[Block, ...]:
+    if len(runs) == 1:
+        return metric_blocks.final_metrics(runs[0])
+    tables = [metric_blocks.compared_metrics(runs, split) for split in metric_blocks.SPLITS]
+    note = Note(f"In parentheses: the difference to {runs[0].name}, of single runs; it includes the noise of seeds.")
+    return (*filter(None, tables), note)
+
+
+def _settings(run: Run) -> tuple[Block, ...]:
+    table = settings.settings_table(run.config)
+    base = f"preset {run.config.name}" if table.header[2] == "preset" else "defaults"
+    return Note(f"Marked: settings that differ from the {base} ({len(table.marked)})."), table
+
+
+def _environment(runs: Sequence[Run]) -> Table | None:
+    """Of the last attempt of each run; None if it was not recorded."""
+    last = [run.environments[-1] if run.environments else {} for run in runs]
+    names = dict.fromkeys(name for one in last for name in one)
+    rows = [(name, *(str(one.get(name, MISSING)) for one in last)) for name in names]
+    attempts = ("attempts", *(str(len(run.environments)) for run in runs))
+    header = ("last attempt", *(run.name for run in runs)) if len(runs) > 1 else ("last attempt", "")
+    return Table(header, (*rows, attempts), words=True) if rows else None
+
+
+def _decisions(run: Run, several: bool) -> list[Block]:
+    """The ledger in words; of the estimates of a time limit, the last one."""
+    last_time = next((entry for entry in reversed(run.decisions) if entry["event"] == "time"), None)
+    kept = [entry for entry in run.decisions if entry["event"] != "time" or entry is last_time]
+    prefix = f"{run.name}: " if several else ""
+    return [Note(prefix + _in_words(entry)) for entry in kept]
+
+
+def _in_words(entry: dict[str, Any]) -> str:
+    match entry:
+        case {"event": "rollback", "to": to, "skipped_rows": [first, last]}:
+            reason = str(entry.get("reason", "training diverged"))
+            return f"Rollback to step {to:,}, and rows {first:,} to {last:,} were skipped: {reason}."
+        case {"event": "micro_batch", "accumulation": count}:
+            devices = f"{entry.get('devices', '?')} x {entry.get('device', '?')}"
+            text = f"Phase {entry.get('phase', '?')} on {devices}: {count} micro-batches per step"
+            if {"bytes", "limit"} <= entry.keys():
+                text += f", {entry['bytes'] / 2**30:.2f} of {entry['limit'] / 2**30:.2f} GiB on each device"
+            return f"{text}."
+        case {"event": "time", "step": step, "hours": hours, "end": end}:
+            return f"Time limit of {hours:g} hours: by the estimate at step {step:,}, the run ends after step {end:,}."
+    values = ", ".join(f"{name} {value}" for name, value in entry.items() if name != "event")
+    return f"{entry['event']}: {values}."
+
+
+def filled_masks(runs: Sequence[Run], texts: Sequence[str]) -> Table | None:
+    """The most probable tokens for the masks in some texts; None if no run has a checkpoint and an MLM head."""
+    from bert_jax.inference import loaded_model
+
+    filled: dict[str, list[str]] = {text: [] for text in texts}
+    for run in runs:
+        config = run.config
+        can_fill = run.checkpoint is not None and config.finetune is None and config.model.direction == "bidirectional"
+        model = loaded_model.load(run.directory) if can_fill else None
+        for text, cells in filled.items():
+            cells.append(_candidates(model, text) if model is not None and model.heads.mlm else MISSING)
+    if all(cell == MISSING for cells in filled.values() for cell in cells):
+        return None
+    header = ("text", *(run.name for run in runs)) if len(runs) > 1 else ("text", "most probable tokens")
+    return Table(header, tuple((text, *cells) for text, cells in filled.items()), words=True)
+
+
+def _candidates(model: Any, text: str) -> str:
+    text = text.replace("[MASK]", model.tokenizer.id_to_token(model.tokenizer.mask_id))
+    filled = model.fill_mask(text, min(CANDIDATES, model.tokenizer.vocab_size))
+    return "; ".join(" · ".join(f"{c.token} {c.probability:.0%}" for c in candidates) for candidates in filled)

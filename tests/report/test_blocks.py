@@ -1,0 +1,157 @@
+"""Blocks of reports as HTML and as text."""
+
+import dataclasses
+import math
+import re
+import sys
+from html.parser import HTMLParser
+
+import matplotlib
+import pytest
+
+from bert_jax.errors import UserError, install_command
+from bert_jax.report import (
+    Bars,
+    Bin,
+    Command,
+    Curves,
+    Excerpt,
+    Histogram,
+    Interval,
+    Intervals,
+    Note,
+    Section,
+    Series,
+    Table,
+    html,
+    text,
+)
+
+HOSTILE = """<script>alert('x')</script> & $\\frac{1}$ --> "]]>"""
+CURVES = Curves(
+    "held-out loss",
+    (Series("first", (1, 2, 3), (4.0, 3.0, 2.5), (3.5, 2.5, 2.0), (4.5, 3.5, 3.0)), Series("unigram", (1, 3), (5, 5))),
+    "step",
+)
+INTERVALS = Intervals("NSP", (Interval("sop", -1.5, -2.0, -1.0), Interval("none", 0.1, -0.2, 0.4)), "points", 0.5)
+BLOCKS = {
+    "note": (Note("A sentence."), "<p>A sentence.</p>", "A sentence."),
+    "warning": (Note("Not alike.", warning=True), '<p class="warning">Not alike.</p>', "warning: Not alike."),
+    "command": (Command("bert-jax plan"), "<pre>bert-jax plan</pre>", "    bert-jax plan"),
+    "table": (Table(("a", "b"), (("c", "1"),)), "<td>c</td><td>1</td>", "a  b\nc  1"),
+    "marked": (
+        Table(("a", "b"), (("c", "1"), ("d", "2")), marked=frozenset({1})),
+        '<tr class="marked"><td>d</td><td>2</td></tr>',
+        "  a  b\n  c  1\n* d  2",
+    ),
+    "bars": (Bars(("c",), (0.5,), True), '<i style="width:50.0%">', "c  50.00%  ████████████████████"),
+    "histogram": (Histogram("size", "things", "tokens", (Bin(1, 1, 2, 2),)), "<title>1 tokens: 2 things", "size"),
+    "excerpt": (Excerpt("Caption", ("line",), True), "<li>line …</li>", "Caption:\n  · line\n    ..."),
+    "curves": (CURVES, "</i>unigram</span>", "first        █▃▁      4   2.5\nunigram       ▁▁      5     5"),
+    "intervals": (INTERVALS, "Band: equivalent within ±0.5.", "sop         -1.5    -2    -1"),
+}
+
+
+def page(*blocks) -> str:
+    return html.render([Section("Title", blocks, level=1)])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_each_block(name):
+    block, in_html, in_text = BLOCKS[name]
+    assert in_html in page(block)
+    assert in_text in text.render([Section("Title", (block,), level=1)])
+
+
+def svg_of(block) -> str:
+    (svg,) = re.findall("<svg.*?</svg>", page(block), re.S)
+    return svg
+
+
+def points(svg: str, color: str) -> list[list[tuple[float, float]]]:
+    """Vertices of each path with this color."""
+    paths = re.findall(rf'<path d="([^"]*)"[^>]*(?:stroke|fill): var\({color}\)', svg)
+    return [[(float(x), float(y)) for x, y in re.findall(r"[ML] ([-\d.]+) ([-\d.]+)", path)] for path in paths]
+
+
+def test_curves_are_at_their_values():
+    svg = svg_of(CURVES)
+    (line,) = (path for path in points(svg, "--c0") if len(path) == 3)
+    (x0, y0), (x1, y1), (x2, y2) = line
+    assert x1 - x0 == pytest.approx(x2 - x1) and y2 > y1 > y0
+    assert (y1 - y0) == pytest.approx(2 * (y2 - y1), rel=1e-4)
+    assert "fill-opacity: 0.18" in svg and "stroke-dasharray" not in svg
+    dashed = dataclasses.replace(CURVES, series=(dataclasses.replace(CURVES.series[1], dashed=True, color=9),))
+    assert re.search(r"stroke-dasharray[^>]*var\(--c1\)", svg_of(dashed))
+
+
+@pytest.mark.parametrize(
+    ("ys", "is_log"), [((1.0, 10.0, 100.0), True), ((0.0, 10.0, 100.0), False), ((1.0, math.nan, 100.0), True)]
+)
+def test_logarithmic_axes_need_positive_values(ys, is_log):
+    """The middle value of a geometric series is in the middle of a logarithmic axis."""
+    block = Curves("norm", (Series("norm", (1, 10, 100), ys),), "step", log_x=True, log_y=True)
+    lines = [path for path in points(svg_of(block), "--c0") if path]
+    (x0, y0), *_, (x2, y2) = lines[0] + lines[-1]
+    if len(lines[0]) == 3:
+        x1, y1 = lines[0][1]
+        assert x1 - x0 == pytest.approx(x2 - x1, abs=1e-3)
+        assert ((y1 - y0) == pytest.approx(y2 - y1, abs=1e-3)) is is_log
+
+
+def test_intervals_are_at_their_values():
+    lines = [path for path in points(svg_of(INTERVALS), "--c0") if len(path) == 2]
+    ((a, _), (b, _)), ((c, _), (d, _)) = lines
+    assert (b - a) / (d - c) == pytest.approx(1.0 / 0.6, rel=1e-3)
+    assert (c - a) / (b - a) == pytest.approx(1.8, rel=1e-3)
+
+
+def test_pages_are_deterministic(monkeypatch):
+    before = page(CURVES, INTERVALS)
+    assert page(CURVES, INTERVALS) == before
+    assert page(CURVES) != page(dataclasses.replace(CURVES, log_x=True))
+    monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 9)  # as in a matplotlibrc
+    monkeypatch.setitem(matplotlib.rcParams, "axes.facecolor", "red")
+    assert page(CURVES, INTERVALS) == before
+
+
+class _Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.attributes, self.ids = set(), [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += attrs
+        self.ids += [value for name, value in attrs if name == "id"]
+
+
+def test_hostile_names_are_escaped_and_nothing_is_loaded():
+    series = (Series(HOSTILE, (1, 2), (1, 2)), Series(HOSTILE, (1, 2), (2, 3)))
+    blocks = (
+        Note(HOSTILE),
+        Note(HOSTILE, warning=True),
+        Command(HOSTILE),
+        Table((HOSTILE,), ((HOSTILE,),)),
+        Bars((HOSTILE,), (0.1,), False),
+        Histogram(HOSTILE, HOSTILE, HOSTILE, (Bin(1, 1, 2, 2),)),
+        Excerpt(HOSTILE, (HOSTILE,), False),
+        Curves(HOSTILE, series, HOSTILE, HOSTILE),
+        Intervals(HOSTILE, (Interval(HOSTILE[:20], 1, 0, 2),), HOSTILE),
+    )
+    content = html.render([Section(HOSTILE, blocks, level=1)])
+    tags = _Tags()
+    tags.feed(content)
+    assert tags.tags.isdisjoint({"script", "link", "img", "iframe", "object", "image", "metadata"})
+    assert "alert" in content and "<script" not in content and "http" not in content and "@import" not in content
+    links = [value for name, value in tags.attributes if name.endswith("href") or name == "src"]
+    assert links and all(link.startswith("#") for link in links)  # markers within a figure
+    assert html.GENERATOR in content
+
+
+def test_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "<table" in page(BLOCKS["table"][0]) and "<svg" in page(BLOCKS["histogram"][0])
+    with pytest.raises(UserError, match="matplotlib, which is missing") as error:
+        page(CURVES)
+    assert install_command("plot") in str(error.value)
