@@ -49,8 +49,9 @@ class Ablate:
         from bert_jax.experiments.study import load_study
 
         study = load_study(self.study)
-        if importlib.util.find_spec("statsmodels") is None:
-            raise UserError(f"ablate needs the package statsmodels, which is missing: {install_command('ablate')}")
+        for package in ("matplotlib", "statsmodels"):
+            if importlib.util.find_spec(package) is None:
+                raise UserError(f"ablate needs the package {package}, which is missing: {install_command('ablate')}")
         from bert_jax.distributed import worker
         from bert_jax.experiments import runner, study_plan, study_report
         from bert_jax.experiments.shared_programs import share_programs

@@ -6,7 +6,7 @@ from typing import Any
 
 from bert_jax.experiments.cell_records import REPORT, RESULTS, STUDY
 from bert_jax.experiments.results import MIN_SEEDS
-from bert_jax.report import Command, Note, Section, Table, html
+from bert_jax.report import Command, Interval, Intervals, Note, Section, Table, html
 from bert_jax.storage import StoredPath, read_json_object, write_atomic
 
 ADVICE = "run bert-jax ablate again"
@@ -83,7 +83,7 @@ def _verdict_table(comparisons: Sequence[dict[str, Any]]) -> Table:
     return Table(header, rows, words=True)
 
 
-def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[Note | Table]:
+def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[Note | Table | Intervals]:
     header = ("comparison", "seeds", "failed", "level", "baseline", "BCa", "p (Holm)", "p of equivalence (Holm)")
     table = Table(
         header,
@@ -100,7 +100,21 @@ def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[No
             for row in rows
         ),
     )
-    return [table, *(Note(_power(row, results["alpha"])) for row in rows)]
+    return [*_figures(rows, results["margins"]), table, *(Note(_power(row, results["alpha"])) for row in rows)]
+
+
+def _figures(rows: Sequence[dict[str, Any]], margins: dict[str, float]) -> list[Intervals]:
+    """The differences of each metric with their t intervals and the margin of equivalence."""
+    figures = []
+    for metric, margin in margins.items():
+        intervals = tuple(
+            Interval(f"{row['level']} - {row['baseline']}", row["difference"], row["low"], row["high"])
+            for row in rows
+            if row["metric"] == metric and row["low"] is not None
+        )
+        if intervals:
+            figures.append(Intervals(f"differences of {metric}", intervals, f"difference of {metric}", margin))
+    return figures
 
 
 def _name(row: dict[str, Any]) -> str:
