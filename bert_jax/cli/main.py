@@ -10,6 +10,7 @@ import tyro
 from bert_jax import command_line, flags
 from bert_jax.cli.ablate import Ablate
 from bert_jax.cli.doctor import Doctor
+from bert_jax.cli.finetune import Finetune
 from bert_jax.cli.model import Convert, Evaluate, FillMask
 from bert_jax.cli.plan import Plan, Schedule
 from bert_jax.cli.pretrain import Pretrain
@@ -36,6 +37,7 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "fill-mask": FillMask,
     "report": Report,
     "convert": Convert,
+    "finetune": Finetune,
     "launch": launch,
 }
 """By name: a dataclass of the arguments with a method `run`, or a function that gets the arguments as typed."""

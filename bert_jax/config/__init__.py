@@ -117,6 +117,11 @@ class Config:
             self.target.mlm_accuracy is None or self.model.direction == "bidirectional",
             "target.mlm_accuracy: a causal model has no MLM accuracy: unset it",
         )
+        require(
+            self.optimizer.layer_decay == 1 or self.model.parameter_groups is None,
+            f"optimizer.layer_decay {self.optimizer.layer_decay} needs parameters of every layer, which "
+            f"model.parameter_groups {self.model.parameter_groups} shares: set optimizer.layer_decay 1",
+        )
         pair, data_format = self.objective.pair, self.data.format
         require(
             pair == "none" or data_format in PAIR_FORMATS[pair],

@@ -22,6 +22,14 @@ class TaskHead:
     """Activation of a dense layer, as wide as the encoder, before the output layer; `none`: no such layer."""
     norm: bool = False
     """Whether a LayerNorm follows the activation (ModernBERT)."""
+    mix: bool = False
+    """Whether the head reads a trained mean of all L + 1 hidden states instead of the last layer's: gamma times the sum
+    over l of softmax(s)_l h_l (Peters et al. 2018, equation 1, without their optional LayerNorm). A pooler reads the
+    mixed [CLS]."""
+    cls_norm: Literal["none", "centre", "standardise", "batch", "layer"] = "none"
+    """Normalisation of the [CLS] vector (after `mix`) that the head, or its pooler, reads (proposed by Zhou, Du and Ren
+    2019, arXiv 1911.03918; the formulas are those of bert_jax, model/cls_norm.py): subtract the training set's mean,
+    also divide by its standard deviation, batch normalisation, or LayerNorm."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,15 @@ class FinetuneConfig:
     new_head: bool = True
     """Whether the head is initialised at random; False: it is that of the source."""
     new_layers: CountOrZero = 0
-    """Top layers that are initialised at random (Zhang et al. 2021, section 5)."""
+    """Top layers that are initialised at random, together with the pooler (Zhang et al. 2021, section 5)."""
     data_sha256: str = ""
     """Of the encoded training examples."""
 
     def __post_init__(self) -> None:
         check(self, "finetune.")
         require(len(self.head.labels) >= 1, "finetune.head.labels: a head needs at least one label")
+        require(
+            self.head.cls_norm == "none" or self.head.reads in ("pooled", "cls"),
+            f"finetune.head.cls_norm '{self.head.cls_norm}' normalises [CLS], and a head that reads "
+            f"'{self.head.reads}' does not read it: set finetune.head.cls_norm none",
+        )

@@ -74,6 +74,9 @@ class ModelConfig:
     """With attention_window set, every n-th layer, the first included, is global."""
     parameter_groups: Layers | None = None
     """Number of parameter sets shared by consecutive layers (ALBERT: 1); None: each layer has its own."""
+    adapter_size: Size | None = None
+    """Width of the two adapters of every layer: trained bottlenecks after the attention's and the feed-forward's output
+    (Houlsby et al. 2019, section 2.1; 64 there). None: no adapters."""
     direction: Literal["bidirectional", "causal"] = "bidirectional"
     """What a token attends to: its whole example, or only itself and the tokens before it. A causal model is trained
     to predict the next token instead of masked tokens (the "LTR" of Devlin et al. 2019, section 5.1)."""

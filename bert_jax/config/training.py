@@ -50,6 +50,11 @@ class OptimizerConfig:
     learning_rate_scales: tuple[tuple[str, NonNegative], ...] = ()
     """Parameters whose learning rate is scaled: (pattern, factor). A pattern is a regular expression for the end of
     a parameter's path, e.g. 'encoder/layers/.*' or 'word'; the first match applies."""
+    layer_decay: Annotated[float, Interval("(0, 1]")] = 1.0
+    """Layer-wise learning rates: that of layer l of L, counted from 1, is multiplied by layer_decay^(L + 1 - l), that
+    of the embeddings by layer_decay^(L + 1); heads and pooler have the full rate (Clark et al. 2020, appendix B). The
+    published code of ELECTRA multiplies all but the head's by layer_decay once more, a known error
+    (google-research/electra, issue 51)."""
 
     def __post_init__(self) -> None:
         check(self, "optimizer.")

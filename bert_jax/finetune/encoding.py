@@ -1,12 +1,13 @@
 """Token ids of examples: [CLS] a [SEP], or [CLS] a [SEP] b [SEP], truncated to a maximum length."""
 
+import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.finetune.tables import Example
-from bert_jax.finetune.tagging import TaggedSentence, first_token_labels
+from bert_jax.finetune.tagging import NO_TAG, TaggedSentence
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 
@@ -20,7 +21,8 @@ class EncodedExamples(NamedTuple):
     starts: np.ndarray
     """int64 [E + 1]: first token of each example, and T."""
     labels: np.ndarray
-    """int32 or float32 [E], of examples; or int32 [T], of tokens. -1 (NaN for floats) where there is none."""
+    """int32 or float32 [E], of examples; int32 [E, 2], start and end of an answer in its example; or int32 [T], of
+    tokens. -1 (NaN for floats) where there is none."""
     truncated: int
     """Number of examples that lost tokens."""
 
@@ -30,13 +32,21 @@ class EncodedExamples(NamedTuple):
         return len(self.labels) == len(self.input_ids)
 
     @property
+    def sha256(self) -> str:
+        """Hex SHA-256 of tokens and labels."""
+        digest = hashlib.sha256()
+        for array in (self.input_ids, self.token_type_ids, self.starts, self.labels):
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    @property
     def lengths(self) -> np.ndarray:
         """Tokens of each example, int32 [E]."""
         return np.diff(self.starts).astype(np.int32)
 
 
 def encode_examples(
-    examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, token_types: int
+    examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, token_types: int, separators: int = 1
 ) -> EncodedExamples:
     """Encode texts or pairs. Of a pair that is too long, the longer text loses its last tokens (BERT's run_classifier).
 
@@ -45,11 +55,13 @@ def encode_examples(
       tokenizer: of the model.
       max_length: tokens of an example, special ones included.
       token_types: number of the model's token types; with fewer than 2, the second text has type 0.
+      separators: [SEP] between the texts of a pair; RoBERTa has 2.
     """
     count = len(examples[0].texts) if examples else 1
     sides = [_encode_side([example.texts[side] for example in examples], tokenizer) for side in range(count)]
-    kept = _truncated_lengths(np.stack([lengths for _, lengths in sides]), max_length - 1 - count)
-    totals = kept.sum(0) + 1 + count
+    specials = 2 if count == 1 else 2 + separators
+    kept = _truncated_lengths(np.stack([lengths for _, lengths in sides]), max_length - specials)
+    totals = kept.sum(0) + specials
     starts = np.concatenate([[0], np.cumsum(totals)])
     input_ids = np.full(starts[-1], tokenizer.sep_id, np.int32)
     token_type_ids = np.zeros(starts[-1], np.int32)
@@ -60,7 +72,7 @@ def encode_examples(
         input_ids[target] = ids[source]
         if side == 1 and token_types >= 2:
             token_type_ids[_ranges(position, kept[side] + 1)] = 1
-        position = position + kept[side] + 1
+        position = position + kept[side] + separators
     is_regression = any(isinstance(example.label, float) for example in examples)
     missing = np.nan if is_regression else -1
     labels = [missing if example.label is None else example.label for example in examples]
@@ -72,7 +84,7 @@ def encode_examples(
 
 def encode_sentences(
     sentences: Sequence[TaggedSentence], tags: Sequence[str], tokenizer: Tokenizer, max_length: int
-) -> EncodedExamples:
+) -> tuple[EncodedExamples, np.ndarray]:
     """Encode the words of tagged sentences; the first token of each word has the label of its tag.
 
     Args:
@@ -80,23 +92,32 @@ def encode_sentences(
       tags: names in the order of class indices. A tag of a validation split that is not one of them has the label -1.
       tokenizer: of the model. Words are encoded one by one, as BERT's tagging scripts do.
       max_length: tokens of an example, special ones included; later words are left out.
+
+    Returns:
+      the examples, and
+      the index of each word's first token in `input_ids`, int64 [number of words]; -1: the word has none.
     """
     indices = {name: i for i, name in enumerate(tags)}
-    words = [word for sentence in sentences for word in sentence.words]
-    ids, lengths = _encode_side(words, tokenizer)
-    rows, row_labels, token, word, truncated = [], [], 0, 0, 0
+    ids, lengths = _encode_side([word for sentence in sentences for word in sentence.words], tokenizer)
+    rows, row_labels, first_tokens, token, word, start, truncated = [], [], [], 0, 0, 0, 0
     for sentence in sentences:
         of_words = lengths[word : word + len(sentence.words)]
         total = int(of_words.sum())
-        labels = first_token_labels(of_words.tolist(), [indices.get(tag, -1) for tag in sentence.tags])
         kept = min(total, max_length - 2)
         truncated += kept < total
+        positions = np.cumsum(of_words) - of_words
+        positions = np.where((of_words > 0) & (positions < kept), positions, -1)
+        has_token = positions >= 0
+        labels = np.full(kept + 2, NO_TAG, np.int32)
+        labels[positions[has_token] + 1] = np.array([indices.get(tag, NO_TAG) for tag in sentence.tags])[has_token]
         rows.append(np.r_[tokenizer.cls_id, ids[token : token + kept], tokenizer.sep_id])
-        row_labels.append(np.r_[-1, labels[:kept], -1])
-        token, word = token + total, word + len(sentence.words)
+        row_labels.append(labels)
+        first_tokens.append(np.where(has_token, start + 1 + positions, -1))
+        token, word, start = token + total, word + len(sentence.words), start + kept + 2
     starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
     input_ids, labels = (np.concatenate(arrays).astype(np.int32) for arrays in (rows, row_labels))
-    return EncodedExamples(input_ids, np.zeros_like(input_ids), starts, labels, truncated)
+    examples = EncodedExamples(input_ids, np.zeros_like(input_ids), starts, labels, truncated)
+    return examples, np.concatenate(first_tokens)
 
 
 def _encode_side(texts: Sequence[str], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:

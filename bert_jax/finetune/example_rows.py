@@ -66,9 +66,9 @@ class ExampleRows:
     def blank_rows(self, count: int) -> Rows:
         """Rows of padding without labels."""
         rows = empty_rows(count, self.seq_len, self.slots, self.special_ids.pad_id)
-        dtype = self.examples.labels.dtype
-        shape = (count, self.seq_len if self.examples.labels_tokens else self.slots)
-        rows["labels"] = np.full(shape, -1 if dtype == np.int32 else np.nan, dtype)
+        labels = self.examples.labels
+        shape = (count, self.seq_len if self.examples.labels_tokens else self.slots, *labels.shape[1:])
+        rows["labels"] = np.full(shape, -1 if labels.dtype == np.int32 else np.nan, labels.dtype)
         return rows
 
     def _pack(self, members: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.array_types import Array, Float, Key, UInt32
+from bert_jax.array_types import Array, Float, Int, Key, UInt32
 from bert_jax.config import Config, TaskHead
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
+from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads, label_log_likelihoods
 from bert_jax.model.layers import DropoutKey, dropout
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
+from bert_jax.training.sharding import sum_over_devices
 from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
     from bert_jax.finetune.example_rows import ExampleRows
 
 HEAD_DROPOUT_SITE = 0xF1E
+CLS_NORM = "task/cls_norm"
+"""Path of the parameters of `TaskHead.cls_norm`."""
 Metric = Callable[[np.ndarray], dict[str, float]]
 """Logits of a split's examples, [E, C], or of its tokens, [T, C], to metrics."""
 
@@ -33,9 +37,10 @@ Metric = Callable[[np.ndarray], dict[str, float]]
 class FineTuning:
     """A task head on the encoder, trained on labelled examples.
 
-    The loss is the mean over a batch's examples, or labelled tokens, of the cross-entropy, or of the squared error if
-    the head has one output. Dropout with the rate of the encoder is applied to what the head reads (Devlin et al. 2019,
-    run_classifier.py).
+    The loss is the mean over a batch's examples, or labelled tokens, of the cross-entropy; of the squared error if the
+    head has one output; for spans of the mean of the cross-entropies of start and end over the tokens of the example.
+    Dropout with the rate of the encoder is applied to what the head reads (Devlin et al. 2019,
+    run_classifier.py), after mixing, normalisation and pooling.
     """
 
     config: Config
@@ -45,7 +50,7 @@ class FineTuning:
     """Examples per step."""
     train: "ExampleRows"
     evaluated: "Mapping[str, tuple[ExampleRows, Metric]]" = dataclasses.field(default_factory=dict)
-    """Held-out splits by name, with their metrics."""
+    """Held-out splits by the prefix of their metrics, with the function that computes these."""
     process: tuple[int, int] = (0, 1)
     """Index and number of processes: each reads its part of the rows."""
     phase: int = -1
@@ -73,33 +78,45 @@ class FineTuning:
         return {"task_loss": _has_label(batch["labels"]).sum(dtype=jnp.float32)}
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
-        """Loss and, for classes, accuracy."""
-        return self._sums(self._logits(params, batch, dropout_key), batch["labels"])
+        """Loss and, for classes, accuracy; with batch normalisation of [CLS], also its new running statistics."""
+        logits, statistics = self._logits(params, batch, dropout_key, sum_over_devices)
+        one = jnp.ones((), jnp.float32)
+        new_values = {f"{CLS_NORM}/{name}": WeightedSum(value, one) for name, value in statistics.items()}
+        return self._sums(logits, batch) | new_values
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
         """The rows with `logits`, [B, K, C] or [B, S, C], and their sums, without dropout."""
-        logits = self._logits(params, batch, None)
-        return batch | {"logits": logits}, self._sums(logits, batch["labels"])
+        logits, _ = self._logits(params, batch, None, None)
+        return batch | {"logits": logits}, self._sums(logits, batch)
 
-    def _sums(self, logits: Float[Array, "B n C"], labels: Array) -> dict[str, WeightedSum]:
+    def _sums(self, logits: Float[Array, "B n C"], batch: Batch) -> dict[str, WeightedSum]:
+        labels = batch["labels"]
         weights = _has_label(labels).astype(jnp.float32)
-        if len(self.head.labels) == 1:
+        if self.head.kind == "span":
+            likelihood, correct = span_log_likelihoods(logits, batch["segment_ids"], batch["cls_positions"], labels)
+        elif len(self.head.labels) == 1:
             errors = jnp.square(logits[..., 0] - jnp.nan_to_num(labels))
             return {"task_loss": WeightedSum((errors * weights).sum(), weights.sum())}
-        likelihood, correct = label_log_likelihoods(logits, jnp.maximum(labels, 0))
+        else:
+            likelihood, correct = label_log_likelihoods(logits, jnp.maximum(labels, 0))
         return {
             "task_loss": WeightedSum(-(likelihood * weights).sum(), weights.sum()),
             "task_accuracy": WeightedSum((correct * weights).sum(), weights.sum()),
         }
 
-    def _logits(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> Float[Array, "B n C"]:
+    def _logits(
+        self,
+        params: Params,
+        batch: Batch,
+        dropout_key: DropoutKey | None,
+        sum_over_devices: SumOverDevices | None,
+    ) -> tuple[Float[Array, "B n C"], Statistics]:
         model = bert.model_from_params(self.config.model, self.heads, params)
         inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
-        output = model.encoder(inputs, dropout_key=dropout_key)
+        output = model.encoder(inputs, dropout_key=dropout_key, read_state=model.state_reader(inputs))
+        features, statistics = model.task_features(inputs, output, sum_over_devices)
         rate, key = self.config.model.hidden_dropout, dropout_key and dropout_key.fold_in(HEAD_DROPOUT_SITE)
-        read = "pooled" if self.head.reads == "pooled" else "hidden"
-        dropped = dropout(getattr(output, read), rate, key)
-        return model.task_logits(inputs, output._replace(**{read: dropped}))
+        return model.task(dropout(features, rate, key)), statistics
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding."""
@@ -120,14 +137,13 @@ class FineTuning:
     def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
         """Metrics of all held-out splits, as ``SPLIT/METRIC``."""
         metrics = {}
-        for name, (_, metric) in self.evaluated.items():
+        for name, (rows, metric) in self.evaluated.items():
             prefix = f"{name}/" if name else ""
-            metrics |= {f"{prefix}{key}": value for key, value in metric(self.predict(name, score, batch_size)).items()}
+            metrics |= {f"{prefix}{key}": value for key, value in metric(self.predict(rows, score, batch_size)).items()}
         return metrics
 
-    def predict(self, split: str, score: Score, batch_size: int) -> np.ndarray:
+    def predict(self, rows_of_split: "ExampleRows", score: Score, batch_size: int) -> np.ndarray:
         """Logits of a held-out split in the order of its examples: [E, C], or [T, C] of its tokens."""
-        rows_of_split, _ = self.evaluated[split]
         index, count = self.process
         share = slice(index * batch_size // count, (index + 1) * batch_size // count)
         examples = rows_of_split.examples
@@ -153,6 +169,28 @@ class FineTuning:
         return pretraining_flops(self.config.model, phase.batch_size, phase.seq_len, 0)
 
 
+def span_log_likelihoods(
+    logits: Float[Array, "B S 2"],
+    segment_ids: Int[Array, "B S"],
+    cls_positions: Int[Array, "B K"],
+    labels: Int[Array, "B K 2"],
+) -> tuple[Float[Array, "B K"], Float[Array, "B K"]]:
+    """Mean log-likelihood of start and end over the tokens of each packed example, and 1.0 where both are the best.
+
+    Args:
+      logits: of start and end.
+      segment_ids, cls_positions: of the batch.
+      labels: positions of start and end in their example; negative where there is no example.
+    """
+    slots = jnp.arange(1, labels.shape[1] + 1)
+    is_inside_BKS = segment_ids[:, None, :] == slots[None, :, None]
+    logits_BKS2 = jnp.where(is_inside_BKS[..., None], logits[:, None], jnp.finfo(logits.dtype).min)
+    positions_BK2 = cls_positions[..., None] + jnp.maximum(labels, 0)
+    likelihood, correct = label_log_likelihoods(jnp.moveaxis(logits_BKS2, -1, 2), positions_BK2)
+    return likelihood.mean(-1), correct.prod(-1)
+
+
 def _has_label(labels: Array) -> Array:
-    """Whether there is a label: NaN and -1 mean that there is none."""
+    """Whether examples or tokens have a label: NaN and -1 mean that there is none."""
+    labels = labels[..., 0] if labels.ndim == 3 else labels
     return ~jnp.isnan(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0

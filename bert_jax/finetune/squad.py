@@ -40,11 +40,13 @@ class Window(NamedTuple):
     """First token of the context in this window."""
     last: int
     """Last token of the context in this window + 1."""
+    separators: int = 1
+    """[SEP] between question and context."""
 
     @property
     def context_position(self) -> int:
         """Position of the first context token in the row."""
-        return self.question_tokens + 2
+        return 1 + self.question_tokens + self.separators
 
 
 class Answer(NamedTuple):
@@ -93,27 +95,30 @@ def _question(entry: dict[str, Any], context: str) -> Question:
     return Question(str(entry["id"]), str(entry["question"]), str(context), texts, starts)
 
 
-def windows(question: int, question_tokens: int, context_tokens: int, max_length: int, stride: int) -> list[Window]:
+def windows(
+    question: int, question_tokens: int, context_tokens: int, max_length: int, stride: int, separators: int = 1
+) -> list[Window]:
     """Windows over the context of a question that together hold all its tokens.
 
     Args:
       question: index of the question.
       question_tokens: of the question, after truncation.
       context_tokens: of the context.
-      max_length: tokens of a row, [CLS] and two [SEP] included.
+      max_length: tokens of a row, special ones included.
       stride: tokens by which a window advances.
+      separators: [SEP] between question and context.
 
     Raises:
       UserError: the question leaves no room for the context.
     """
-    room = max_length - question_tokens - 3
+    room = max_length - question_tokens - 2 - separators
     require(
         room >= 1, f"--max-length {max_length} leaves no room for a context after {question_tokens} question tokens"
     )
     found, first = [], 0
     while True:
         last = min(first + room, context_tokens)
-        found.append(Window(question, question_tokens, first, last))
+        found.append(Window(question, question_tokens, first, last, separators))
         if last == context_tokens:
             return found
         first += min(room, stride)

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath
 
@@ -69,21 +67,3 @@ def tag_names(sentences: Sequence[TaggedSentence]) -> tuple[str, ...]:
     """The tags of a training split, sorted, "O" first: the order of the class indices."""
     names = {tag for sentence in sentences for tag in sentence.tags}
     return tuple(sorted(names, key=lambda name: (name != "O", name)))
-
-
-def first_token_labels(word_lengths: Sequence[int], tags: Sequence[int]) -> np.ndarray:
-    """Labels of a sentence's tokens: the tag of each word at its first token, `NO_TAG` at the others.
-
-    Args:
-      word_lengths: tokens of each word; a word without tokens has no label, and its tag is predicted as "O".
-      tags: class index of each word.
-
-    Returns:
-      int32 [number of tokens].
-    """
-    labels = np.full(sum(word_lengths), NO_TAG, np.int32)
-    starts = np.cumsum([0, *word_lengths])[:-1]
-    for start, length, tag in zip(starts, word_lengths, tags, strict=True):
-        if length:
-            labels[start] = tag
-    return labels

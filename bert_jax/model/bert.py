@@ -5,14 +5,16 @@ modules.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.array_types import Array, Float, Key
+from bert_jax.array_types import Array, Bool, Float, Key
 from bert_jax.config import ModelConfig
+from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
 
@@ -31,19 +33,55 @@ class BertModel(nnx.Module):
         self.task = TaskHeadModule(config, heads.task, task) if heads.task else None
         self.heads = heads
 
-    def task_logits(self, inputs: EncoderInputs, output: EncoderOutput) -> Float[Array, "B n C"]:
-        """Logits of the task head for each packed example (n = K) or each token (n = S), float32."""
+    def state_reader(self, inputs: EncoderInputs) -> Callable[[Float[Array, "B S H"]], Float[Array, "B n H"]] | None:
+        """The encoder's `read_state` for the task head: what it reads of a state if it mixes them, else None."""
+        is_mixed = self.heads.task is not None and self.heads.task.mix
+        return functools.partial(self._read_state, inputs) if is_mixed else None
+
+    def task_features(
+        self, inputs: EncoderInputs, output: EncoderOutput, sum_over_devices: SumOverDevices | None = None
+    ) -> tuple[Float[Array, "B n H"], Statistics]:
+        """What the task head reads for each packed example (n = K) or each token (n = S).
+
+        Args:
+          inputs: a batch.
+          output: of the encoder, called with the `state_reader` of the batch.
+          sum_over_devices: in training, for batch normalisation of [CLS]; None: use its running statistics.
+
+        Returns:
+          the vectors, and new values of running statistics (`ClsNorm`).
+        """
         assert self.task is not None and self.heads.task is not None
+        if self.task.mix is None:
+            features = self._read_state(inputs, output.hidden)
+        else:
+            features = self.task.mix(output.readouts)
+        statistics: Statistics = {}
+        if self.task.cls_norm is not None:
+            features, statistics = self.task.normalise(features, _has_example(inputs), sum_over_devices)
+        if self.heads.task.reads == "pooled":
+            features = self.encoder.pool(features)
+        return features, statistics
+
+    def task_logits(self, inputs: EncoderInputs, output: EncoderOutput) -> Float[Array, "B n C"]:
+        """Logits of the task head, float32, without dropout; arguments as of `task_features`."""
+        return self.task(self.task_features(inputs, output)[0])
+
+    def _read_state(self, inputs: EncoderInputs, hidden: Float[Array, "B S H"]) -> Float[Array, "B n H"]:
+        """What the task head, or its pooler, reads of one hidden state."""
         reads = self.heads.task.reads
         if reads == "tokens":
-            return self.task(output.hidden)
-        if reads == "pooled":
-            return self.task(output.pooled)
+            return hidden
         if reads == "mean":
-            means = mean_pool_examples(output.hidden, inputs.segment_ids, inputs.cls_positions.shape[1])
-            return self.task(means.astype(output.hidden.dtype))
-        cls_BKH = jnp.take_along_axis(output.hidden, inputs.cls_positions[:, :, None], axis=1, mode="clip")
-        return self.task(cls_BKH)
+            means = mean_pool_examples(hidden, inputs.segment_ids, inputs.cls_positions.shape[1])
+            return means.astype(hidden.dtype)
+        return jnp.take_along_axis(hidden, inputs.cls_positions[:, :, None], axis=1, mode="clip")
+
+
+def _has_example(inputs: EncoderInputs) -> Bool[Array, "B K"]:
+    """Whether a slot of a row has an example: its number is that of the segment at its [CLS]."""
+    segments = jnp.take_along_axis(inputs.segment_ids, inputs.cls_positions, axis=1, mode="clip")
+    return segments == jnp.arange(1, segments.shape[1] + 1)[None]
 
 
 def init(config: ModelConfig, key: Key[Array, ""], heads: Heads) -> Params:

@@ -1,5 +1,6 @@
 """The encoder: embeddings, a block, a stack of blocks, a pooler."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -10,7 +11,15 @@ from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.attention import apply_rotary_embedding, attend, make_attention_mask
 from bert_jax.model.layer_plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
-from bert_jax.model.layers import ACTIVATIONS, Dense, DropoutKey, LayerNorm, dropout, truncated_normal
+from bert_jax.model.layers import (
+    ACTIVATIONS,
+    Adapter,
+    Dense,
+    DropoutKey,
+    LayerNorm,
+    dropout,
+    truncated_normal,
+)
 from bert_jax.model.stack import run_stack
 
 EMBEDDING_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FEED_FORWARD_SITE = range(4)
@@ -29,7 +38,7 @@ class EncoderInputs(NamedTuple):
 
 
 class EncoderOutput(NamedTuple):
-    """Outputs of the encoder; `hidden_states` and `attentions` are None unless requested."""
+    """Outputs of the encoder; `hidden_states`, `attentions` and `readouts` are None unless requested."""
 
     hidden: Float[Array, "B S H"]
     pooled: Float[Array, "B K H"] | None
@@ -38,6 +47,8 @@ class EncoderOutput(NamedTuple):
     """Output of the embeddings and of every layer: L + 1 entries."""
     attentions: Float[Array, "L B N S S"] | None
     """Attention probabilities before dropout."""
+    readouts: Float[Array, "L1 B n H"] | None = None
+    """What `read_state` returns for every hidden state."""
 
 
 class Embeddings(nnx.Module):
@@ -103,6 +114,8 @@ class Block(nnx.Module):
         self.up = Dense(hidden, intermediate, init, up, biases)
         self.down = Dense(intermediate, hidden, init, down, biases)
         self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
+        self.attention_adapter = _adapter(config, key, 5)
+        self.feed_forward_adapter = _adapter(config, key, 6)
         self.config = config
 
     def __call__(
@@ -120,14 +133,16 @@ class Block(nnx.Module):
         attended, probabilities = self._attend(
             attention_input, plan, inputs, head_mask, dropout_key, keep_probabilities
         )
-        hidden = hidden + dropout(attended, rate, dropout_key and dropout_key.fold_in(ATTENTION_OUT_SITE))
+        attended = dropout(attended, rate, dropout_key and dropout_key.fold_in(ATTENTION_OUT_SITE))
+        hidden = hidden + (attended if self.attention_adapter is None else self.attention_adapter(attended))
         if plan.norm_placement is NormPlacement.POST:
             hidden = self.attention_norm(hidden)
 
         feed_forward_input = hidden if plan.norm_placement is NormPlacement.POST else self.feed_forward_norm(hidden)
-        hidden = hidden + dropout(
+        output = dropout(
             self._feed_forward(feed_forward_input), rate, dropout_key and dropout_key.fold_in(FEED_FORWARD_SITE)
         )
+        hidden = hidden + (output if self.feed_forward_adapter is None else self.feed_forward_adapter(output))
         if plan.norm_placement is NormPlacement.POST:
             hidden = self.feed_forward_norm(hidden)
         return hidden, probabilities
@@ -165,6 +180,11 @@ class Block(nnx.Module):
         return self.attention_out(context_BSND), probabilities
 
 
+def _adapter(config: ModelConfig, key: Key[Array, ""], site: int) -> Adapter | None:
+    size = config.adapter_size
+    return None if size is None else Adapter(config.hidden_size, size, jax.random.fold_in(key, site))
+
+
 REMAT_POLICIES = {
     "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -198,6 +218,7 @@ class Encoder(nnx.Module):
         head_mask: Float[Array, "L N"] | None = None,
         hidden_states: bool = False,
         attentions: bool = False,
+        read_state: Callable[[Float[Array, "B S H"]], Float[Array, "B n H"]] | None = None,
     ) -> EncoderOutput:
         """Encode a batch.
 
@@ -208,40 +229,48 @@ class Encoder(nnx.Module):
           head_mask: factor of each head's context vectors; differentiable (Michel et al. 2019).
           hidden_states: whether to return all L + 1 hidden states.
           attentions: whether to return attention probabilities; only the `reference` attention has them.
+          read_state: what to return of every hidden state as `readouts`, e.g. its [CLS] vectors; the states themselves
+            are then not stacked.
 
         Raises:
           UserError: `attentions` with an implementation that has no probabilities.
         """
+
+        def keep(hidden: Array) -> tuple[Array | None, Array | None]:
+            return hidden if hidden_states else None, None if read_state is None else read_state(hidden)
+
         embedded = self.embeddings(inputs, inputs_embeds, dropout_key and dropout_key.fold_in(EMBEDDING_SITE))
-        hidden, states, probabilities = self._run_layers(
-            embedded, inputs, dropout_key, head_mask, hidden_states, attentions
-        )
+        hidden, kept, probabilities = self._run_layers(embedded, inputs, dropout_key, head_mask, keep, attentions)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
-            if states is not None:
-                states = states.at[-1].set(hidden)
+            kept = jax.tree.map(lambda states, last: states.at[-1].set(last), kept, keep(hidden))
         pooled = None
         if self.pooler is not None:
             cls_BKH = jnp.take_along_axis(hidden, inputs.cls_positions[:, :, None], axis=1, mode="clip")
-            pooled = jnp.tanh(self.pooler(cls_BKH))
-        if states is not None:
-            states = jnp.concatenate([embedded[None], states])
-        return EncoderOutput(hidden, pooled, states, probabilities)
+            pooled = self.pool(cls_BKH)
+        states, readouts = jax.tree.map(
+            lambda first, others: jnp.concatenate([first[None], others]), keep(embedded), kept
+        )
+        return EncoderOutput(hidden, pooled, states, probabilities, readouts)
 
-    def _run_layers(self, hidden, inputs, dropout_key, head_mask, keep_states, keep_probabilities):
-        """Apply all layers; returns (hidden, states [L ...] or None, probabilities [L ...] or None)."""
+    def pool(self, cls: Float[Array, "B K H"]) -> Float[Array, "B K H"]:
+        """tanh of a projection of [CLS] vectors; only with a pooler."""
+        return jnp.tanh(self.pooler(cls))
+
+    def _run_layers(self, hidden, inputs, dropout_key, head_mask, keep, keep_probabilities):
+        """Apply all layers; returns (hidden, keep(hidden) of all layers [L ...], probabilities [L ...] or None)."""
         graph, stacked = nnx.split(self.layers)
 
         def apply_layer(hidden, parameters, layer, plan, mask):
             block = nnx.merge(graph, parameters)
             layer_key = dropout_key and dropout_key.fold_in(layer + 1)
             hidden, probabilities = block(hidden, plan, inputs, mask, layer_key, keep_probabilities)
-            return hidden, (hidden if keep_states else None, probabilities)
+            return hidden, (keep(hidden), probabilities)
 
         if self.config.remat != "none":
             policy = REMAT_POLICIES[self.config.remat]
             apply_layer = jax.checkpoint(apply_layer, policy=policy, static_argnums=(3,))
-        hidden, (states, probabilities) = run_stack(
+        hidden, (kept, probabilities) = run_stack(
             apply_layer,
             hidden,
             stacked,
@@ -250,4 +279,4 @@ class Encoder(nnx.Module):
             head_mask,
             self.config.scan_unroll,
         )
-        return hidden, states, probabilities
+        return hidden, kept, probabilities

@@ -1,7 +1,8 @@
 """Floating-point operations of a model, counted from its shapes (a multiply-add is two).
 
 Recomputation, the optimizer, embedding lookups and elementwise operations are not counted, so that MFU is comparable
-between programs (PaLM, Chowdhery et al. 2022, appendix B).
+between programs (PaLM, Chowdhery et al. 2022, appendix B). Frozen parameters count as trained ones, although their
+gradients are not computed; task heads are not counted.
 """
 
 from bert_jax.config import ModelConfig
@@ -19,7 +20,8 @@ def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: 
     """
     width, heads, tables = model.hidden_size, model.num_heads * model.size_per_head, model.embedding_width
     products = 3 if model.feed_forward == "gated" else 2
-    linear = 2 * width * (4 * heads + products * model.intermediate_size)
+    adapters = 4 * (model.adapter_size or 0)  # two per layer, of two products each
+    linear = 2 * width * (4 * heads + products * model.intermediate_size + adapters)
     # A local layer is counted with the keys of its window. A causal layer without a window is counted with all keys,
     # as in PaLM, although half of them are masked.
     sides = 1 if model.direction == "causal" else 2

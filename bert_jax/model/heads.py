@@ -7,8 +7,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.array_types import Array, Float, Int, Key
+from bert_jax.array_types import Array, Bool, Float, Int, Key
 from bert_jax.config import ModelConfig, TaskHead
+from bert_jax.model.cls_norm import ClsNorm, Statistics, SumOverDevices
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
 
 
@@ -65,7 +66,10 @@ TASK_ACTIVATIONS = ACTIVATIONS | {"tanh": jnp.tanh}
 
 
 class TaskHeadModule(nnx.Module):
-    """The layers of a `TaskHead`: optional dense layer with activation, optional LayerNorm, one logit per label."""
+    """The layers of a `TaskHead`: optional dense layer with activation, optional LayerNorm, one logit per label.
+
+    `BertModel.task_features` applies `mix` and `normalise` before, the other layers are applied by calling the module.
+    """
 
     def __init__(self, config: ModelConfig, head: TaskHead, key: Key[Array, ""]):
         dense, output = jax.random.split(key)
@@ -74,6 +78,16 @@ class TaskHeadModule(nnx.Module):
         self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases) if head.norm else None
         self.output = Dense(width, (len(head.labels),), init, output)
         self.activation = head.activation
+        self.mix = ScalarMix(config.num_layers + 1) if head.mix else None
+        self.cls_norm = _make_cls_norm(config, head.cls_norm)
+
+    def normalise(
+        self, cls: Float[Array, "B K H"], has_example: Bool[Array, "B K"], sum_over_devices: SumOverDevices | None
+    ) -> tuple[Float[Array, "B K H"], Statistics]:
+        """Apply `cls_norm`; arguments and results are those of `ClsNorm`."""
+        if isinstance(self.cls_norm, ClsNorm):
+            return self.cls_norm(cls, has_example, sum_over_devices)
+        return cls if self.cls_norm is None else self.cls_norm(cls), {}
 
     def __call__(self, hidden: Float[Array, "B n H"]) -> Float[Array, "B n C"]:
         """Logits in float32, for examples or for tokens."""
@@ -82,6 +96,27 @@ class TaskHeadModule(nnx.Module):
         if self.norm is not None:
             hidden = self.norm(hidden)
         return self.output(hidden.astype(jnp.float32))
+
+
+def _make_cls_norm(config: ModelConfig, kind: str) -> ClsNorm | LayerNorm | None:
+    if kind == "layer":
+        return LayerNorm(config.hidden_size, config.norm_epsilon)
+    return None if kind == "none" else ClsNorm(kind, config.hidden_size)
+
+
+class ScalarMix(nnx.Module):
+    """gamma times the sum over l of softmax(s)_l h_l (Peters et al. 2018, equation 1); s starts at 0, gamma at 1."""
+
+    def __init__(self, states: int):
+        self.weights = nnx.Param(jnp.zeros((states,), jnp.float32))
+        self.scale = nnx.Param(jnp.ones((), jnp.float32))
+
+    def __call__(self, states: Float[Array, "L1 B n H"]) -> Float[Array, "B n H"]:
+        """Mix; float32 inside, the result has the type of `states`."""
+        weights = self.scale[...] * jax.nn.softmax(self.weights[...])
+        # Full precision, because some accelerators round the operands of a product to bfloat16.
+        mixed = jnp.einsum("l,lbnh->bnh", weights, states.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
+        return mixed.astype(states.dtype)
 
 
 def mean_pool_examples(

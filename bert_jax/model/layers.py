@@ -147,6 +147,22 @@ class Dense(nnx.Module):
         return [_add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]
 
 
+class Adapter(nnx.Module):
+    """x + gelu(x D) U, with biases for every value of `ModelConfig.biases` (Houlsby et al. 2019, section 2.1).
+
+    Nearly the identity at first: the weights have a standard deviation of 1e-3 (google-research/adapter-bert).
+    """
+
+    def __init__(self, width: int, size: int, key: Array):
+        down, up = jax.random.split(key)
+        self.down = Dense((width,), (size,), truncated_normal(1e-3), down)
+        self.up = Dense((size,), (width,), truncated_normal(1e-3), up)
+
+    def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
+        """Apply the bottleneck and its residual connection."""
+        return x + self.up(gelu(self.down(x)))
+
+
 class LayerNorm(nnx.Module):
     """Normalise the last axis; statistics are float32 for every type of x (Ba et al. 2016)."""
 

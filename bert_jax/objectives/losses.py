@@ -17,7 +17,8 @@ from bert_jax.objectives.masking import Batch
 class WeightedSum(NamedTuple):
     """A sum over tokens or pairs and its weight; the mean is sum / weight, after both are summed over all devices."""
 
-    sum: Float[Array, ""]
+    sum: Float[Array, "..."]
+    """A scalar, but for new values of parameters (`Task.sums`)."""
     weight: Float[Array, ""]
 
 

@@ -47,6 +47,10 @@ class TokenizerModel(abc.ABC):
         """Ids of a text in which special tokens are recognized."""
 
     @abc.abstractmethod
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """First character and last character + 1 of each id of `encode`."""
+
+    @abc.abstractmethod
     def decode(self, ids: list[int]) -> str:
         """Text of ids, special tokens included."""
 
@@ -108,6 +112,10 @@ class TokenizersBackend(TokenizerModel):
     def encode_recognizing_special_tokens(self, text: str) -> list[int]:
         """The vocabulary defines whether a special token includes the spaces around it."""
         return self._with_specials.encode(text, add_special_tokens=False).ids
+
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """By the library, in the text before normalization."""
+        return self.library.encode(text, add_special_tokens=False).offsets
 
     @functools.cached_property
     def _with_specials(self) -> tokenizers.Tokenizer:

@@ -78,6 +78,17 @@ class SentencePieceBackend(TokenizerModel):
             ids += [names[part]] if part in names else self.encode([part])[0]
         return ids
 
+    def offsets(self, text: str) -> list[tuple[int, int]]:
+        """By the library; through ALBERT's preprocessing, which works on single characters and pairs of quotes."""
+        parts = re.findall("``|''|.", text, re.DOTALL) if self.preprocessing else list(text)
+        changed = [self.preprocessing(part) if self.preprocessing else part for part in parts]
+        ends = list(itertools.accumulate(map(len, parts)))
+        # Of each character after preprocessing, the part of the text that it comes from.
+        origin = [part for part, new in enumerate(changed) for _ in new]
+        pieces = self._processor.encode("".join(changed), out_type="immutable_proto").pieces
+        spans = ((origin[piece.begin : piece.end] or origin[piece.begin - 1 : piece.begin]) for piece in pieces)
+        return [(ends[span[0]] - len(parts[span[0]]), ends[span[-1]]) if span else (0, 0) for span in spans]
+
     def decode(self, ids: list[int]) -> str:
         """Special tokens, which the library omits, are separated by spaces."""
         special = set(self.roles.values())

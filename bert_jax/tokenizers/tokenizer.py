@@ -120,6 +120,15 @@ class Tokenizer:
         ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32, int(lengths.sum()))
         return self._as_text[ids], lengths
 
+    def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
+        """Ids of one text, the same as those of `encode`, and the characters that each comes from.
+
+        Returns:
+          the ids, and
+          the first character and the last character + 1 of each, int64 [num_tokens, 2].
+        """
+        return self.encode(text), np.array(self._model.offsets(text), np.int64).reshape(-1, 2)
+
     @functools.cached_property
     def _fast(self):
         """Compiled WordPiece, or None for other models."""

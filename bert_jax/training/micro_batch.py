@@ -141,6 +141,12 @@ def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest
         check_rows(first, micro_batch_count(phase, first, accumulation), mesh, f"phases.{i}.{name}")
         programs.abstract_state(i)  # checks the patterns
         accumulations.append(requested if is_searched else accumulation)
+        task_head = None if config.finetune is None else config.finetune.head
+        if task_head is not None and task_head.cls_norm == "batch" and accumulations[-1] != 1:
+            raise UserError(
+                f"finetune.head.cls_norm batch normalises over the whole batch at once: set phases.{i}.accumulation 1, "
+                "and leave out --micro-batch"
+            )
     return tuple(accumulations)
 
 

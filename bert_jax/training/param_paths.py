@@ -6,6 +6,9 @@ from typing import Any
 
 import jax
 
+EMBEDDINGS, LAYERS = "encoder/embeddings/", "encoder/layers/"
+"""Beginnings of the paths of the embeddings' parameters, and of the stacked ones of the layers."""
+
 
 def name_leaves(tree: Any) -> dict[str, Any]:
     """Leaves by slash-separated path, e.g. ``encoder/layers/qkv/kernel``, in tree order."""

@@ -16,19 +16,13 @@ from bert_jax.data.batches import HeldOutRows, TrainingStream
 from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
-from bert_jax.directory_lock import DirectoryLock
-from bert_jax.distributed.agreement import (
-    barrier,
-    check_shared_directory,
-    compute_and_broadcast,
-    is_first,
-    raise_on_all,
-)
+from bert_jax.distributed.agreement import raise_on_all
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training import continuation, loop
+from bert_jax.training import loop
+from bert_jax.training.job import RunData, has_checkpoint, run_job
 from bert_jax.training.micro_batch import MicroBatchRequest, check_run
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
@@ -37,7 +31,6 @@ from bert_jax.training.run_directory.checkpoint import (
     broadcast_newest_intact,
     check_checkpoint_storage,
     checkpoint_directory,
-    committed_checkpoint_paths,
     read_metadata,
     restore_parts,
 )
@@ -111,27 +104,18 @@ def pretrain(
     corpora = [rows.corpus for rows in task.train.corpora]
     raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
-    mixture = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
-    initial = _initial_params(config, directory, corpora[0], load_initial_params)
-    identity = config, mixture, [str(part.directory) for part in parts], tokenizer_text
-    with DirectoryLock(directory) as lock:
-        compute_and_broadcast("the work directory", lambda: _acquire(lock, directory, *identity))
-        if jax.process_count() > 1:
-            check_shared_directory(directory)
-        if is_first():
-            announce()
-        progress = loop.train(
-            programs,
-            accumulations,
-            directory,
-            {"tokenizer_fingerprint": corpora[0].tokenizer_fingerprint},
-            initial=initial,
-            profile=profile,
-            start_time=start_time,
-            check=lock.check,
-        )
-        barrier("the end")  # the other processes wait for the files of the first one
-    return progress
+    shares = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
+    paths = [str(part.directory) for part in parts]
+    return run_job(
+        programs,
+        accumulations,
+        directory,
+        RunData(shares, paths, tokenizer_text, corpora[0].tokenizer_fingerprint),
+        initial=_initial_params(config, directory, corpora[0], load_initial_params),
+        announce=announce,
+        profile=profile,
+        start_time=start_time,
+    )
 
 
 def _initial_params(
@@ -141,31 +125,11 @@ def _initial_params(
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None,
 ) -> InitialParams | None:
     """Initial parameters for a config with `start.source`, unless the run has a checkpoint."""
-    has_checkpoint = compute_and_broadcast(
-        "a first checkpoint", lambda: any(committed_checkpoint_paths(checkpoint_directory(directory)))
-    )
-    if config.start.source is None or has_checkpoint:
+    if config.start.source is None or has_checkpoint(directory):
         return None
     if load_initial_params is None:
         raise ValueError("a config with start.source needs load_initial_params")
     return load_initial_params(config, Tokenizer.load(corpus.directory))
-
-
-def _acquire(
-    lock: DirectoryLock,
-    directory: StoredPath,
-    config: Config,
-    mixture: dict[str, float],
-    paths: list[str],
-    tokenizer_text: str,
-) -> None:
-    """Lock a work directory and write the identity of the run into it."""
-    workdir.matching_config(directory, config, mixture, paths)  # raises before anything is written
-    lock.acquire()  # a run that ended in the meantime may have replaced the config
-    before = workdir.matching_config(directory, config, mixture, paths)
-    if before is not None:
-        continuation.check_phase_changes(directory, before, config)
-    workdir.write_run_config(directory, before, config, mixture, paths, tokenizer_text)
 
 
 class EvaluationResult(NamedTuple):

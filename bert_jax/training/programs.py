@@ -21,7 +21,7 @@ from bert_jax.objectives.masking import Batch
 from bert_jax.training.divergence import init_divergence_state, reset_for_phase, update_divergence_state
 from bert_jax.training.optimizers.optimizer import Optimizer
 from bert_jax.training.optimizers.param_rules import param_rules
-from bert_jax.training.param_paths import path_name
+from bert_jax.training.param_paths import map_with_paths, name_leaves, path_name
 from bert_jax.training.sharding import (
     DATA_AXES,
     gather_parameters,
@@ -37,7 +37,7 @@ from bert_jax.training.sharding import (
     sum_over_rows,
 )
 from bert_jax.training.state import InitialParams, TrainState, repeat_layers, stack_depth
-from bert_jax.training.task import Params, Task
+from bert_jax.training.task import Params, Score, Task
 
 T = TypeVar("T")
 Metrics = dict[str, Float[Array, ""]]
@@ -170,12 +170,16 @@ class Programs:
             lambda: make_eval_step(self.task.in_phase(phase), self.abstract_state(phase).params),
         )
 
+    def scorer(self, params: Params, phase: int) -> tuple[Score, int]:
+        """A function that scores an evaluation batch with parameters on the mesh, which have the depth of a phase; and
+        the rows of a batch.
+        """
+        rows, step = round_up_to_shards(self.task.config.evaluation.batch_size, self.mesh), self.eval_step(phase)
+        return lambda batch: jax.device_get(step(params, put_rows(batch, self.mesh, rows))), rows
+
     def evaluate(self, params: Params, phase: int) -> dict[str, float]:
         """Held-out metrics of parameters on the mesh, which have the depth of a phase."""
-        rows, step = round_up_to_shards(self.task.config.evaluation.batch_size, self.mesh), self.eval_step(phase)
-        return self.task.in_phase(phase).evaluate(
-            lambda batch: jax.device_get(step(params, put_rows(batch, self.mesh, rows))), rows
-        )
+        return self.task.in_phase(phase).evaluate(*self.scorer(params, phase))
 
     def _shardings(self, phase: int) -> TrainState:
         return jax.tree.map(lambda x: x.sharding, self.abstract_state(phase))
@@ -218,7 +222,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
     stable_steps = task.config.recovery.stable_steps
     ramps = task.config.phases[task.phase].start_batch_size is not None
 
-    def local_gradients(params: Params, step: Array, batch: Batch, inputs: StepScalars) -> tuple[Any, Metrics]:
+    def local_gradients(params: Params, step: Array, batch: Batch, inputs: StepScalars) -> tuple[Any, Metrics, Any]:
         micro_batches = inputs.micro_batches if ramps else accumulation
         key_words = inputs.seed, step
         return _local_gradients(task, mesh, shardings.params, (micro_batches, accumulation), params, key_words, batch)
@@ -228,7 +232,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
         local_gradients,
         mesh=mesh,
         in_specs=(manual_specs(shardings.params), everywhere, row_spec(), everywhere),
-        out_specs=(manual_specs(shardings.params), everywhere),
+        out_specs=(manual_specs(shardings.params), everywhere, everywhere),
         axis_names=set(DATA_AXES),
         # With check_vma, jax would reduce the gradient of every replicated parameter inside
         # the backward pass, once per micro-batch; reduce_gradients does it once.
@@ -236,12 +240,14 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
     )
 
     def train_step(state: TrainState, batch: Batch, inputs: StepScalars) -> tuple[TrainState, Metrics]:
-        gradients, metrics = gradients_of(state.params, state.step, batch, inputs)
+        gradients, metrics, new_values = gradients_of(state.params, state.step, batch, inputs)
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
         finite = jnp.isfinite(metrics["loss"])
         rate = inputs.learning_rate
         params, moments, norms = optimizer.update(gradients, state.optimizer, state.params, rate, finite)
         skipped = norms.pop("skipped") > 0
+        if new_values:
+            params = map_with_paths(lambda path, x: jnp.where(skipped, x, new_values.get(path, x)), params)
         divergence, rise = update_divergence_state(state.divergence, metrics["loss"], skipped, stable_steps)
         metrics |= norms | {
             "learning_rate": rate,
@@ -267,8 +273,9 @@ def _local_gradients(
     param_shards: Params,
     key_words: tuple[Array, Array],
     batch: Batch,
-) -> tuple[Any, Metrics]:
-    """Gradient of the global loss from this device's rows, reduced over devices at the end.
+) -> tuple[Any, Metrics, dict[str, Array]]:
+    """Gradient of the global loss from this device's rows, reduced over devices at the end; metrics; and new values of
+    parameters that are not trained, by path (`Task.sums`).
 
     `micro_batches` are (how many to compute, how many the rows are split into), `key_words` (seed, step).
     """
@@ -296,7 +303,8 @@ def _local_gradients(
     sums = sum_over_rows(sums, mesh)
     tokens = sum_over_rows((batch["segment_ids"] > 0).sum(), mesh)
     metrics = _means(sums) | {"loss": combine(sums, weights), "tokens": tokens}
-    return reduce_gradients(gradients, shardings), metrics
+    new_values = {name: metrics.pop(name) for name in sorted(metrics.keys() & name_leaves(params).keys())}
+    return reduce_gradients(gradients, shardings), metrics, new_values
 
 
 def _accumulate(micro_step: Callable[[Batch], Any], batch: Batch, micro_batches: Array | int, accumulation: int) -> Any:
@@ -317,7 +325,7 @@ def combine(sums: dict[str, WeightedSum], weights: dict[str, Float[Array, ""]]) 
     return sum(sums[name].sum / jnp.maximum(weight, 1.0) for name, weight in weights.items())
 
 
-def _means(sums: dict[str, WeightedSum]) -> Metrics:
+def _means(sums: dict[str, WeightedSum]) -> dict[str, Float[Array, "..."]]:
     """Mean of every summed quantity: total / weight."""
     return {name: value.sum / jnp.maximum(value.weight, 1.0) for name, value in sums.items()}
 

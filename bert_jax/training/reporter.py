@@ -55,7 +55,7 @@ class Reporter:
         if is_first():
             self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard, wandb=config.log.wandb)
         self.peak = peak_flops(list(mesh.devices.flat))
-        self.bar = progress_bar("pretraining", config.total_steps, "step", done=step, shown=is_first())
+        self.bar = progress_bar("training", config.total_steps, "step", done=step, shown=is_first())
         self.traces, self.tracing = StagedDirectory(workdir / "profile"), False
         self.profile = profile
         self.pending: tuple[int, int, dict[str, Any]] | None = None

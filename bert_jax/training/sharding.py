@@ -36,6 +36,8 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"layers/down/kernel", (None, "tensor", "fsdp")),
     (r"(embeddings/projection|pooler|transform)/kernel", ("fsdp", None)),
     (r"(pair/dense|task/\w+)/kernel", ()),
+    (r"layers/\w+_adapter/(down|up)/kernel", ()),
+    (r"task/(mix/weights|cls_norm/(mean|std|variance))", ()),
     (r"mlm/bias", ("tensor",)),
     (r"bias|scale", ()),
     (r"count|step|divergence/\w+", ()),
@@ -197,6 +199,15 @@ def sum_over_rows(tree: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...] = 
     """
     used = tuple(axis for axis in axes if mesh.shape[axis] > 1)
     return jax.lax.psum(tree, used) if used else tree
+
+
+def sum_over_devices(x: jax.Array) -> jax.Array:
+    """Sum over devices with different rows inside the manual region; `x` outside of it.
+
+    Its gradient is the sum of the devices' gradients: with ``check_vma=False``, the transpose of a psum is a psum.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    return sum_over_rows(x, mesh, tuple(axis for axis in DATA_AXES if axis in mesh.manual_axes))
 
 
 def reduce_gradients(gradients: Any, shardings: Any) -> Any:

@@ -49,7 +49,11 @@ class Task(Protocol):
         ...
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
-        """Sums of all quantities over prepared rows, at least of the terms of `loss_weight_sums`."""
+        """Sums of all quantities over prepared rows, at least of the terms of `loss_weight_sums`.
+
+        A quantity with the path of a parameter that is not trained, e.g. running statistics, is no metric: its mean is
+        the parameter's value after the step, unless the step is skipped.
+        """
         ...
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:

@@ -13,6 +13,7 @@ from bert_jax.config import (
     Config,
     DataConfig,
     EvaluationConfig,
+    FinetuneConfig,
     LogConfig,
     MeshConfig,
     ModelConfig,
@@ -22,6 +23,7 @@ from bert_jax.config import (
     RecoveryConfig,
     StartConfig,
     TargetConfig,
+    TaskHead,
     presets,
 )
 from bert_jax.errors import UserError
@@ -58,6 +60,17 @@ def with_objective(**settings) -> Config:
 
 def with_data(**settings) -> Config:
     return Config(name="x", data=DataConfig(**settings))
+
+
+TAGGER = TaskHead("tagging", ("O", "X"), "tokens")
+
+
+def with_head(**changes) -> FinetuneConfig:
+    return FinetuneConfig("rte", dataclasses.replace(TAGGER, **changes), "bert", 8, 64)
+
+
+def with_layer_decay(**model) -> Config:
+    return Config(name="x", model=ModelConfig(**model), optimizer=OptimizerConfig(layer_decay=0.8))
 
 
 def with_phases(*phases: Phase) -> Config:
@@ -154,6 +167,10 @@ CONTRADICTIONS = [
     (lambda: ObjectiveConfig(mask_token_share=0.95), "objective.mask_token_share 0.95", "must not exceed 1"),
     (lambda: OptimizerConfig(min_trust_ratio=2.0, max_trust_ratio=1.0), "max_trust_ratio 1.0", "use min <= max"),
     (lambda: OptimizerConfig(learning_rate_scales=(("a", -1.0),)), "learning_rate_scales.0.1 is -1", "in [0, "),
+    (lambda: OptimizerConfig(layer_decay=0.0), "layer_decay is 0", "(0, 1]"),
+    (lambda: with_layer_decay(parameter_groups=1), "model.parameter_groups 1 shares", "set optimizer.layer_decay 1"),
+    (lambda: with_head(reads="mean", cls_norm="centre"), "finetune.head.cls_norm 'centre'", "cls_norm none"),
+    (lambda: with_head(labels=()), "finetune.head.labels", "at least one label"),
     (lambda: Phase(batch_size=10, accumulation=4), "batch_size 10", "accumulation 4"),
     (lambda: Phase(start_batch_size=8), "batch ramp", "ramp_steps"),
     (lambda: Phase(ramp_steps=8), "batch ramp", "start_batch_size"),
@@ -200,6 +217,8 @@ NEEDS = {
     "start.optimizer_state": {"source": "runs/first"},
 }
 """What must be set with a field, in its section."""
+OTHER_VALUES = {"finetune": [dataclasses.asdict(FinetuneConfig("rte", TAGGER, "bert", 8, 64))]}
+"""Values to try where no simple one is possible."""
 
 
 def changed(config: Config, path: str) -> Config:
@@ -213,7 +232,7 @@ def changed(config: Config, path: str) -> Config:
     old = section[name]
     kind = typing.get_type_hints(type_of(config, sections))[name]
     numbers = [old + 1, old * 2, old // 2, old / 2] if type(old) in (int, float) else []
-    for value in [*typing.get_args(kind), not old, *numbers, "y", 1, 0.5, 12, None]:
+    for value in [*OTHER_VALUES.get(path, ()), *typing.get_args(kind), not old, *numbers, "y", 1, 0.5, 12, None]:
         section[name] = value
         with contextlib.suppress(UserError):
             made = config_lib.from_dict(values)

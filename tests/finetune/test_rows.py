@@ -57,9 +57,10 @@ def test_single_texts_and_labels(letters):
 
 def test_sentences(letters):
     sentences = [TaggedSentence(("ab", "c", "def"), ("X", "O", "Z")), TaggedSentence(("a",), ("O",))]
-    encoded = encode_sentences(sentences, ("O", "X"), letters, 6)
+    encoded, first_tokens = encode_sentences(sentences, ("O", "X"), letters, 6)
     assert encoded.input_ids.tolist() == ids(letters, "[CLS] a ##b c d [SEP] [CLS] a [SEP]")
     assert encoded.labels.tolist() == [-1, 1, -1, 0, -1, -1, -1, 0, -1]
+    assert first_tokens.tolist() == [1, 3, 4, 7]
     assert encoded.truncated == 1 and encoded.labels_tokens
 
 

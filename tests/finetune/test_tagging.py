@@ -52,8 +52,3 @@ def test_bad_files(content, column, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         tagging.read_conll(path, column)
     assert "\n" not in str(error.value)
-
-
-def test_first_token_labels():
-    assert tagging.first_token_labels([2, 0, 1, 3], [4, 5, 6, 7]).tolist() == [4, -1, 6, 7, -1, -1]
-    assert tagging.first_token_labels([], []).tolist() == []

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from bert_jax.config import TaskHead
 from bert_jax.convert.translate import NativeModel, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.usefixtures("quick_compilation")
 
 ROBERTA = families.roberta(1, 64, vocab_size=50)
 DISTILBERT = families.bert(1, 64, vocab_size=50, type_vocab_size=0)
+MIXED = TaskHead("classification", ("a", "b"), "pooled", mix=True)
 
 
 def numpy_norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
@@ -77,6 +79,8 @@ def test_narrow_embeddings_are_dropped_before_they_are_projected():
         ("bert", dataclasses.replace(BERT, biases="none"), Heads(), "model.biases none cannot be written"),
         ("bert", dataclasses.replace(BERT, head_size=16), Heads(), "model.head_size 16 cannot be written"),
         ("bert", dataclasses.replace(BERT, positions="rotary"), Heads(), "model.positions rotary cannot be written"),
+        ("bert", dataclasses.replace(BERT, adapter_size=8), Heads(), "model.adapter_size 8 cannot be written as bert"),
+        ("bert", BERT, Heads(mlm=False, task=MIXED), "task/mix/scale cannot be written as bert"),
         ("roberta", ROBERTA, Heads(pair=True), "pair/dense/bias cannot be written as roberta"),
         ("distilbert", DISTILBERT, Heads(pooler=True), "encoder/pooler/bias cannot be written as distilbert"),
     ],

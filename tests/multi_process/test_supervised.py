@@ -56,8 +56,8 @@ def test_sigterm_to_one_stops_both_after_the_same_step(disturbed):
 
 def test_only_process_0_logs(disturbed):
     (_, out, err), (_, other_out, other_err) = disturbed["finished"]
-    assert "finished" in out and "continuing from step" in err and "pretraining:" in err
-    assert not other_out.strip() and "continuing" not in other_err and "pretraining:" not in other_err
+    assert "finished" in out and "continuing from step" in err and "training:" in err
+    assert not other_out.strip() and "continuing" not in other_err and "training:" not in other_err
 
 
 def test_restarts_change_nothing(disturbed, undisturbed):

@@ -76,10 +76,12 @@ def train(
     gradients_of: Callable[[int], dict[str, np.ndarray]] = gradients_of,
     frozen: tuple[str, ...] = (),
     scales: Mapping[str, float] | None = None,
+    group_scales: Mapping[str, float] | None = None,
 ) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
     """Parameters after `STEPS` steps, and the metrics of each step.
 
-    AdamW by Loshchilov and Hutter 2019; LAMB by algorithm 2 of You et al. 2020 with its flavours.
+    AdamW by Loshchilov and Hutter 2019; LAMB by algorithm 2 of You et al. 2020 with its flavours. Learning rates are
+    multiplied by `scales` of arrays and by `group_scales` of embeddings and single layers.
     """
     params = {name: array.astype(np.float64) for name, array in params.items()}
     m, v = ({name: np.zeros_like(array) for name, array in params.items()} for _ in range(2))
@@ -113,8 +115,9 @@ def train(
                     ratios.append(ratio)
                     squares["adapted"][group] += (ratio * sizes[1]) ** 2
                     squares["plain"][group] += sizes[1] ** 2
-                weights -= rate * ratio * change
-                squares["update"][group] += np.square(rate * ratio * change).sum()
+                step_size = rate * (group_scales or {}).get(group, 1.0) * ratio
+                weights -= step_size * change
+                squares["update"][group] += np.square(step_size * change).sum()
         for name, array in params.items():
             for group, weights in logical_tensors(name, array):
                 squares["weights"][group] += np.square(weights).sum()

@@ -217,6 +217,7 @@ def assert_close(found: list[dict], expected: list[dict]) -> None:
                 np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=f"{name} at {b['step']}")
 
 
+@pytest.mark.slow
 def test_runs_agree_whatever_the_micro_batch(config, train, tmp_path, monkeypatch):
     """Whole batches; what --micro-batch says; what fits into less memory than a whole batch needs."""
 

@@ -172,6 +172,17 @@ def test_learning_rates_are_scaled(kind):
     assert np.any(run.state.mu["encoder"]["embeddings"]["word"])
 
 
+@pytest.mark.parametrize("kind", ["adamw", "lamb, paper"])
+def test_layer_decay(kind):
+    """Layers 2 and 1 of 2, then the embeddings; heads have the full rate; scales by pattern count too."""
+    config = OptimizerConfig(**CASES[kind], layer_decay=0.5, learning_rate_scales=(("qkv/.*", 0.25),))
+    run = Run(config)
+    records = run.all_updates()
+    groups = {"layer_01": 0.5, "layer_00": 0.25, "embeddings": 0.125}
+    scales = {name: 0.25 for name in oracle.SHAPES if "qkv" in name}
+    assert_agrees(run, records, *oracle.train(config, oracle.start(), scales=scales, group_scales=groups))
+
+
 @pytest.mark.parametrize("name", sorted(presets.preset_files()))
 def test_every_parameter_has_a_treatment(name):
     config = presets.load_config(name)

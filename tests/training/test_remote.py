@@ -71,6 +71,7 @@ def files_of(workdir) -> set[str]:
     return {name for name in tree(workdir) if "/d/" not in name and "events" not in name}
 
 
+@pytest.mark.slow
 def test_a_run_in_a_store_is_a_run_on_disk(bucket, run, config, on_disk):
     progress = run(bucket / "corpus", bucket / "run")
     assert progress.cursor.step == 8
@@ -180,6 +181,7 @@ def test_shards_are_cached_and_checked(bucket, cache):
             check_corpus_files([Corpus.open(bucket / "corpus")], level)
 
 
+@pytest.mark.slow
 def test_commands(bucket, tiny_run, tmp_path, capfd):
     """evaluate, fill-mask and convert, from a store and to one, say what they say of the same run on disk."""
     storage.copy_tree(tiny_run, bucket / "run")

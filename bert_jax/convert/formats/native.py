@@ -125,7 +125,7 @@ def _read_description(directory: StoredPath) -> Description:
 
 
 def _save(path: Path, leaves: dict[str, Any]) -> None:
-    arrays = {name: np.ascontiguousarray(array, np.float32) for name, array in leaves.items()}
+    arrays = {name: np.asarray(array, np.float32, order="C") for name, array in leaves.items()}
     safetensors.numpy.save_file(arrays, path)
 
 

@@ -60,7 +60,7 @@ def forward(
     config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
     model, batch = bert.model_from_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
     with jax.default_matmul_precision("highest"):
-        output = model.encoder(batch, hidden_states=hidden_states)
+        output = model.encoder(batch, hidden_states=hidden_states, read_state=model.state_reader(batch))
         outputs = {"hidden": output.hidden_states if hidden_states else output.hidden}
         if output.pooled is not None:
             outputs["pooled"] = output.pooled[:, 0]

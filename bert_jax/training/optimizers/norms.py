@@ -11,10 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Float
-from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.param_paths import EMBEDDINGS, LAYERS, name_leaves
 
 Metrics = dict[str, Float[Array, ""]]
-EMBEDDINGS, LAYERS = "encoder/embeddings/", "encoder/layers/"
 
 
 def sum_per_tensor(array: Float[Array, "..."], tensor_axes: tuple[int, ...]) -> Float[Array, "..."]:

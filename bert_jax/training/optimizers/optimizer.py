@@ -38,7 +38,8 @@ class Optimizer:
           LookupError: no rule of `PARAM_RULES` matches a parameter.
           UserError: a pattern of the config or of `frozen` matches no parameter.
         """
-        rules, description = param_rules(params, config.learning_rate_scales, frozen), describe(config.name)
+        rules = param_rules(params, config.learning_rate_scales, frozen, config.layer_decay)
+        description = describe(config.name)
 
         def is_adapted(rule: ParamRule) -> bool:
             return description.is_adapted is not None and not rule.frozen and description.is_adapted(config, rule)
@@ -86,7 +87,7 @@ class Optimizer:
             weight_sums,
             update_sums,
         )
-        factors = jax.tree.map(lambda rule, ratio: learning_rate * rule.learning_rate_scale * ratio, rules, ratios)
+        factors = jax.tree.map(lambda rule, ratio: learning_rate * _rate_scale(rule, ratio) * ratio, rules, ratios)
 
         def subtract(rule: ParamRule, w: Array, factor: Array, u: Array) -> Array:
             return w if rule.frozen else jnp.where(applied, w - factor * u, w)
@@ -105,6 +106,12 @@ class Optimizer:
             return old if path_name(path).endswith(self._frozen) else jnp.where(applied, new, old)
 
         return jax.tree_util.tree_map_with_path(keep, new_state, state)
+
+
+def _rate_scale(rule: ParamRule, ratio: Array) -> float | Array:
+    """The factor of the learning rate, so that it broadcasts against the ratios of logical tensors."""
+    scale = rule.learning_rate_scale
+    return scale if isinstance(scale, float) else jnp.asarray(scale).reshape(-1, *(1,) * (ratio.ndim - 1))
 
 
 def _squares(rule: ParamRule, array: Array) -> Array:

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 
 from bert_jax.errors import UserError, require
-from bert_jax.training.param_paths import map_with_table, name_leaves
+from bert_jax.training.param_paths import EMBEDDINGS, LAYERS, map_with_paths, map_with_table, name_leaves
 
 
 @dataclass(frozen=True)
@@ -21,8 +21,8 @@ class ParamRule:
     """Whether weight decay applies."""
     tensor_axes: tuple[int, ...] = ()
     """Axes that index logical tensors: the layer stack, and Q, K and V. LAMB's norms span the other axes."""
-    learning_rate_scale: float = 1.0
-    """Factor on its learning rate."""
+    learning_rate_scale: float | tuple[float, ...] = 1.0
+    """Factor on its learning rate; one for each index of axis 0 of a layer stack."""
     frozen: bool = False
     """Whether the parameter and its moments stay unchanged."""
 
@@ -31,22 +31,27 @@ class ParamRule:
 PARAM_RULES: tuple[tuple[str, ParamRule], ...] = (
     (r"layers/qkv/kernel", ParamRule(decayed=True, tensor_axes=(0, 2))),
     (r"layers/qkv/bias", ParamRule(decayed=False, tensor_axes=(0, 1))),
-    (r"layers/\w+/kernel", ParamRule(decayed=True, tensor_axes=(0,))),
-    (r"layers/\w+/(bias|scale)", ParamRule(decayed=False, tensor_axes=(0,))),
+    (r"layers/(\w+/)+kernel", ParamRule(decayed=True, tensor_axes=(0,))),
+    (r"layers/(\w+/)+(bias|scale)", ParamRule(decayed=False, tensor_axes=(0,))),
     (r"embeddings/(word|position|token_type)", ParamRule(decayed=True)),
+    (r"task/cls_norm/(mean|std|variance)", ParamRule(decayed=False, frozen=True)),  # statistics, not trained
+    (r"task/mix/weights", ParamRule(decayed=False)),
     (r"kernel", ParamRule(decayed=True)),
     (r"bias|scale", ParamRule(decayed=False)),
 )
 
 
-def param_rules(params: Any, scales: tuple[tuple[str, float], ...] = (), frozen: tuple[str, ...] = ()) -> Any:
+def param_rules(
+    params: Any, scales: tuple[tuple[str, float], ...] = (), frozen: tuple[str, ...] = (), layer_decay: float = 1.0
+) -> Any:
     """The rule of every parameter, as a tree of the same structure.
 
     Args:
-      params: parameters or their shapes; only the paths are used.
+      params: parameters or their shapes.
       scales: (pattern, factor of the learning rate), as in `OptimizerConfig.learning_rate_scales`; the first
         match applies.
-      frozen: patterns of parameters that are not trained, as in `Phase.frozen`.
+      frozen: patterns of parameters that are not trained, as in `Phase.frozen`, besides those that no rule trains.
+      layer_decay: as in `OptimizerConfig.layer_decay`.
 
     Raises:
       LookupError: no rule of the table matches a parameter.
@@ -54,14 +59,30 @@ def param_rules(params: Any, scales: tuple[tuple[str, float], ...] = (), frozen:
     """
     scale_tree = _values_by_pattern("optimizer.learning_rate_scales", scales, 1.0, params)
     frozen_tree = _values_by_pattern("phases: frozen", [(pattern, True) for pattern in frozen], False, params)
-    require(not all(jax.tree.leaves(frozen_tree)), f"phases: frozen {list(frozen)} leaves no parameter to train")
     rules = map_with_table(PARAM_RULES, lambda rule, leaf: rule, params)
+    frozen_tree = jax.tree.map(lambda rule, is_frozen: rule.frozen or is_frozen, rules, frozen_tree)
+    require(not all(jax.tree.leaves(frozen_tree)), f"phases: frozen {list(frozen)} leaves no parameter to train")
+    if layer_decay != 1:
+        scale_tree = _decay_by_layer(scale_tree, params, layer_decay)
     return jax.tree.map(
         lambda rule, scale, is_frozen: dataclasses.replace(rule, learning_rate_scale=scale, frozen=is_frozen),
         rules,
         scale_tree,
         frozen_tree,
     )
+
+
+def _decay_by_layer(scale_tree: Any, params: Any, layer_decay: float) -> Any:
+    """Multiply scales by layer_decay^(L + 1 - l) in layer l = 1..L, and by layer_decay^(L + 1) in the embeddings."""
+    scales, leaves = name_leaves(scale_tree), name_leaves(params)
+    depth = max((leaf.shape[0] for name, leaf in leaves.items() if name.startswith(LAYERS)), default=0)
+
+    def decayed(name: str, leaf: Any) -> float | tuple[float, ...]:
+        if name.startswith(LAYERS):
+            return tuple(scales[name] * layer_decay ** (depth - i) for i in range(depth))
+        return scales[name] * (layer_decay ** (depth + 1) if name.startswith(EMBEDDINGS) else 1.0)
+
+    return map_with_paths(decayed, params)
 
 
 def _values_by_pattern(field: str, table: Sequence[tuple[str, Any]], default: Any, params: Any) -> Any:

@@ -1,0 +1,56 @@
+"""The command ``bert-jax finetune``."""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from bert_jax.config import MeshConfig
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.flags import DirectoryArg
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finetune:
+    """Fine-tune a model on a task; the same command continues a stopped run.
+
+    Small tasks have the recipe of Mosbach et al. (2021): 20 epochs, learning rate 2e-5, Adam with bias correction.
+    """
+
+    model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
+    """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads."""
+    task: str
+    """One of GLUE's cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; or classification, regression, tagging,
+    squad."""
+    data: DirectoryArg
+    """Directory with the files of the splits: train, dev and, for predictions, test; or of a TFDS dataset."""
+    workdir: DirectoryArg
+    """Directory of the run, or with --seeds of the runs: results.json, predictions, checkpoints, metrics.jsonl."""
+    options: Annotated[FinetuneOptions, tyro.conf.arg(name="")] = field(default_factory=FinetuneOptions)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    compilation_cache: str | None = None
+    """Directory that caches compiled programs for the next start, or `none`. Default: JAX_COMPILATION_CACHE_DIR of the
+    environment, else bert_jax/compiled in the user's cache directory."""
+    json: bool = False
+    """Print the results as JSON instead of a table."""
+
+    def run(self) -> int:
+        """Train one run per seed, and print the scores."""
+        from bert_jax.distributed import worker  # jax is loaded only if needed, not for --help
+        from bert_jax.finetune import finetune
+
+        worker.disable_absent_tpu_backend()
+        worker.set_compilation_cache(self.compilation_cache)
+        result = finetune.finetune(
+            self.model,
+            self.task,
+            self.data,
+            self.workdir,
+            self.options,
+            mesh=self.mesh,
+            announce=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+        print(json.dumps(result.to_dict()) if self.json else "\n".join(finetune.summary_lines(result)))
+        return 0

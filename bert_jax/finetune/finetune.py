@@ -1,0 +1,188 @@
+"""The fine-tuning job: read a model and a task's data, train one run per seed, write predictions and results."""
+
+import json
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import (
+    MeshConfig,
+)
+from bert_jax.convert.formats import input_formats
+from bert_jax.distributed.agreement import is_first
+from bert_jax.errors import did_you_mean, require
+from bert_jax.finetune import glue
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
+from bert_jax.finetune.sentence_data import SentenceData, read_glue, read_own
+from bert_jax.finetune.squad_data import SquadData, read_squad_splits
+from bert_jax.finetune.tagging_data import TaggingData, read_tagging
+from bert_jax.finetune.task_data import TaskData, baseline_score
+from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.training.programs import Programs
+from bert_jax.training.sharding import make_mesh
+from bert_jax.training.task import Task
+
+OWN_TASKS = ("classification", "regression", "tagging", "squad")
+RESULT, RESULTS, PREDICTIONS = "result.json", "results.json", "predictions"
+TOKENS_PER_EVALUATION = 4096
+DOUBLE_SEPARATOR = ("roberta", "xlm-roberta", "camembert")
+"""Families that separate a pair by two [SEP]."""
+
+
+class FinetuneResult(NamedTuple):
+    """The results of all seeds."""
+
+    task: str
+    baseline: float
+    """Score of the best constant prediction."""
+    seeds: tuple[SeedResult, ...]
+
+    @property
+    def succeeded(self) -> list[float]:
+        """Scores of the runs that did not fail."""
+        return [one.score for one in self.seeds if not one.failed]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, with mean and standard deviation over the runs that did not fail."""
+        scores = self.succeeded
+        return {
+            "task": self.task,
+            "baseline": self.baseline,
+            "mean": statistics.fmean(scores) if scores else None,
+            "standard_deviation": statistics.stdev(scores) if len(scores) > 1 else None,
+            "failed": sum(one.failed for one in self.seeds),
+            "seeds": [one._asdict() | {"score": _finite(one.score)} for one in self.seeds],
+        }
+
+
+def finetune(
+    source: StoredPath,
+    task: str,
+    data_directory: StoredPath,
+    workdir: StoredPath,
+    options: FinetuneOptions = FinetuneOptions(),  # noqa: B008 (frozen)
+    *,
+    mesh: MeshConfig = MeshConfig(),  # noqa: B008 (frozen)
+    announce: Callable[[str], None] = lambda line: None,
+    make_programs: Callable[[Task, Mesh], Programs] = Programs,
+) -> FinetuneResult:
+    """Fine-tune a model on a task, once per seed; the same call continues what was stopped.
+
+    With one seed, `workdir` is the directory of the run; with several, ``seed0`` and so on in it are. Each run has its
+    predictions in ``predictions/``; ``results.json`` in `workdir` is written last.
+
+    Args:
+      source: any model that `bert-jax convert` reads.
+      task: one of GLUE's names, or of `OWN_TASKS`.
+      data_directory: with the files of its splits.
+      workdir: created if it does not exist.
+      options: columns of the data, and the recipe.
+      mesh: over the devices of this process.
+      announce: called with lines about the data and the recipe, and with the result of each seed.
+      make_programs: the programs of a run; with others than `Programs`, runs can share compiled steps.
+
+    Raises:
+      UserError: the source is no encoder with a tokenizer, the data do not have the form of the task, or `workdir`
+        holds another run.
+    """
+    check_task(task)
+    encoder = read_source(source)
+    options = options.with_length(encoder.model.config, 384 if task == "squad" else 128)
+    data = open_task_data(task, data_directory, options, encoder)
+    options = options.with_recipe(len(data.train.lengths))
+    for line in _describe(options, data):
+        announce(line)
+    results = []
+    for seed in range(options.seed, options.seed + options.seeds):
+        directory = workdir if options.seeds == 1 else workdir / f"seed{seed}"
+        run = FinetuneRun(encoder, task, data, str(data_directory), options, seed, make_mesh(mesh), make_programs)
+        results.append(run.train(directory))
+        announce(f"seed {seed}: {_format_result(data, results[-1])}")
+    result = FinetuneResult(task, baseline_score(data), tuple(results))
+    if is_first():
+        write_atomic(workdir / RESULTS, (json.dumps(result.to_dict(), indent=1) + "\n").encode())
+    return result
+
+
+def check_task(task: str) -> None:
+    """Raise UserError for an unknown task."""
+    known = (*glue.GLUE, *OWN_TASKS)
+    require(
+        task in known, f"--task {task} is unknown: use one of {', '.join(known)}. {did_you_mean(task, known)}".rstrip()
+    )
+
+
+def read_source(source: StoredPath) -> SourceEncoder:
+    """Read a model with its tokenizer.
+
+    Raises:
+      UserError: no model, no tokenizer, or a causal model.
+    """
+    with input_formats.open_model(source) as opened:
+        tokenizer = opened.loaded_tokenizer
+        require(tokenizer is not None, f"{source} has no tokenizer: put its tokenizer.json in its directory")
+        model = opened.model._replace(params=jax.tree.map(np.array, opened.model.params))
+    require(model.config.direction == "bidirectional", f"{source} is a causal model: fine-tuning needs an encoder")
+    return SourceEncoder(model, tokenizer, str(source))
+
+
+def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, encoder: SourceEncoder) -> TaskData:
+    """Read and encode the splits of a task.
+
+    Raises:
+      UserError: a split is missing or does not have the form of the task.
+    """
+    config, tokenizer = encoder.model.config, encoder.tokenizer
+    require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
+    separators = 2 if encoder.model.family in DOUBLE_SEPARATOR else 1
+    assert options.max_length is not None
+    if task == "tagging":
+        return TaggingData(read_tagging(directory, options.tag_column), tokenizer, options.max_length)
+    if task == "squad":
+        return SquadData(read_squad_splits(directory), tokenizer, options, config.type_vocab_size, separators)
+    examples = read_glue(task, directory) if task in glue.GLUE else read_own(task, directory, options)
+    return SentenceData(examples, tokenizer, options.max_length, config.type_vocab_size, separators)
+
+
+def summary_lines(result: FinetuneResult) -> list[str]:
+    """The scores of all seeds as a table, with mean, standard deviation and the number of failed runs."""
+    values, scores = result.to_dict(), result.succeeded
+    lines = [f"  seed {one.seed:<4} {one.score:8.4f}{'  failed' if one.failed else ''}" for one in result.seeds]
+    lines.append(f"  best constant prediction {result.baseline:.4f}")
+    if len(scores) > 1:
+        lines.append(
+            f"  mean {values['mean']:.4f}, standard deviation {values['standard_deviation']:.4f} of {len(scores)} runs"
+        )
+    if values["failed"]:
+        lines.append(f"  {values['failed']} of {len(result.seeds)} runs failed: they are not in the mean")
+    return [f"{result.task}: score", *lines]
+
+
+def _describe(options: FinetuneOptions, data: TaskData) -> Iterator[str]:
+    count = len(data.train.lengths)
+    tokens = len(data.train.input_ids)
+    held_out = ", ".join(f"{name} {len(split.examples.lengths):,}" for name, split in data.splits.items())
+    truncated = data.train.truncated
+    yield f"data: train {count:,} examples of {tokens / count:.1f} tokens, {truncated:,} truncated; {held_out}"
+    epochs = options.steps * options.batch_size / count
+    yield (
+        f"recipe: {options.steps:,} steps of {options.batch_size} examples ({epochs:.3g} epochs), learning rate "
+        f"{options.learning_rate:g}, {options.schedule} after {options.warmup:.0%} warmup, at most "
+        f"{options.max_length} tokens"
+    )
+
+
+def _format_result(data: TaskData, result: SeedResult) -> str:
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    return shown + (
+        f" (failed: not above {baseline_score(data):.4f}, the best constant prediction)" if result.failed else ""
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None

@@ -1,0 +1,161 @@
+"""Options of fine-tuning, and the recipe that fills those that are not given."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from bert_jax.config import ModelConfig, OptimizerConfig, Phase
+from bert_jax.errors import require
+from bert_jax.field_validation import Count, CountOrZero, Interval, NonNegative, Positive, Rate, Share, check
+
+SMALL_TASK = 10_000
+"""Training sets with fewer examples have the recipe of Mosbach et al. (2021)."""
+TRIANGLE_RATIO = 32
+"""Peak divided by the first and last rate of the triangular schedule (Howard and Ruder 2018, section 3.2)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions:
+    """Columns of the data, and the recipe. None: the default of the recipe (`with_recipe`)."""
+
+    text_columns: tuple[str, ...] = ("text",)
+    """For classification and regression: the columns with the text, or with the two texts of a pair: names in the
+    header, keys of JSON lines, or numbers from 0 of a file without header."""
+    label_column: str = "label"
+    """For classification and regression: the column with the label."""
+    tag_column: int = -1
+    """For tagging: the column with the tags, from 0; -1 is the last one, 3 has the UPOS tags of CoNLL-U."""
+    max_length: Annotated[int, Interval("[8, 1e6]")] | None = None
+    """Longest example in tokens; longer ones are truncated, and contexts of squad are split into windows. Default: 128,
+    for squad 384, or the number of the model's positions if that is smaller."""
+    stride: Count = 128
+    """For squad: tokens by which a window of a long context advances."""
+    null_threshold: float | None = None
+    """For squad: a question has no answer if the score of no answer exceeds that of the best answer by more. Default:
+    tuned on dev where dev has questions without an answer."""
+    epochs: Positive | None = None
+    """Passes over the training set. Default: 20 below 10,000 examples (Mosbach et al. 2021), else 3; adapters 5."""
+    steps: Count | None = None
+    """Number of steps, instead of epochs."""
+    batch_size: Count | None = None
+    """Examples per step. Default: 16 below 10,000 examples, else 32."""
+    learning_rate: NonNegative | None = None
+    """Peak learning rate. Default: 2e-5; with adapters 3e-4."""
+    schedule: Literal["linear", "triangular", "cosine", "constant"] = "linear"
+    """Decay after the warmup: linear or cosine to 0, none, or the slanted triangle of ULMFiT, which begins and ends at
+    1/32 of the peak."""
+    warmup: Share = 0.1
+    """Share of the steps with a rising learning rate."""
+    weight_decay: NonNegative = 0.01
+    """Decoupled weight decay; biases and LayerNorms have none."""
+    clip_norm: Positive | None = 1.0
+    """Largest norm of the gradient; None: not clipped."""
+    bias_correction: bool = True
+    """Correct the bias of Adam's moments. Google's BERT did not, a known cause of failed runs (Mosbach et al. 2021)."""
+    dropout: Rate | None = None
+    """Dropout rate of the encoder and on the input of the head. Default: those of the model."""
+    layer_decay: Annotated[float, Interval("(0, 1]")] = 1.0
+    """Factor of the learning rate per layer from the top: 0.8 gives the layer below the head 0.8 of the rate, the one
+    below it 0.64."""
+    freeze_encoder: bool = False
+    """Train only the head (and the pooler, mix and [CLS] normalisation that it reads through)."""
+    adapter_size: Count | None = None
+    """Train adapters of this width with LayerNorms and head, and freeze all else (Houlsby et al. 2019)."""
+    mix: bool = False
+    """The head reads a trained weighted sum of all layers (Peters et al. 2018) instead of the last one."""
+    cls_norm: Literal["none", "centre", "standardise", "batch", "layer"] = "none"
+    """Normalisation of the [CLS] vector that the head reads (docs/finetuning.md)."""
+    new_layers: CountOrZero = 0
+    """Top layers to initialise at random (Zhang et al. 2021)."""
+    keep_head: bool = False
+    """Begin with the head of MODEL, which was fine-tuned on a task with the same labels. Without it the head is new,
+    and MODEL may be fine-tuned on another task (intermediate-task training; Phang et al. 2018)."""
+    seeds: Annotated[int, Interval("[1, 1000]")] = 1
+    """Number of runs, with consecutive seeds."""
+    seed: Annotated[int, Interval("[0, 2147482647]")] = 0
+    """First seed: of the head's initialisation, of the order of examples, and of dropout."""
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type of activations and matrix products."""
+
+    def __post_init__(self) -> None:
+        check(self, "--")
+        require(len(self.text_columns) in (1, 2), f"--text-columns has {len(self.text_columns)} names: give one or two")
+        require(self.steps is None or self.epochs is None, "--steps and --epochs exclude each other: give one of them")
+        require(
+            not (self.freeze_encoder and self.adapter_size), "--freeze-encoder and --adapter-size exclude each other"
+        )
+
+    def with_recipe(self, examples: int) -> "FinetuneOptions":
+        """The options with all defaults filled in.
+
+        Args:
+          examples: of the training set.
+        """
+        small, adapters = examples < SMALL_TASK, self.adapter_size is not None
+        batch_size = self.batch_size or (16 if small else 32)
+        epochs = self.epochs or (5 if adapters else 20 if small else 3)
+        return dataclasses.replace(
+            self,
+            batch_size=batch_size,
+            epochs=None,
+            steps=self.steps or max(1, math.ceil(epochs * -(-examples // batch_size))),
+            learning_rate=(3e-4 if adapters else 2e-5) if self.learning_rate is None else self.learning_rate,
+        )
+
+    def with_length(self, model: ModelConfig, default: int) -> "FinetuneOptions":
+        """The options with `max_length`.
+
+        Args:
+          model: of the source; bounds it.
+          default: of the task.
+
+        Raises:
+          UserError: it exceeds the model's positions.
+        """
+        length = self.max_length or min(default, model.max_positions)
+        require(
+            length <= model.max_positions,
+            f"--max-length {length} is longer than the model's {model.max_positions} positions: lower it",
+        )
+        return dataclasses.replace(self, max_length=length)
+
+    def model_config(self, model: ModelConfig) -> ModelConfig:
+        """The encoder to train."""
+        changes = {"compute_dtype": self.compute_dtype, "adapter_size": self.adapter_size}
+        if self.dropout is not None:
+            changes |= {"hidden_dropout": self.dropout, "attention_dropout": self.dropout}
+        return dataclasses.replace(model, **changes)
+
+    def optimizer_config(self) -> OptimizerConfig:
+        """AdamW with the options' values."""
+        return OptimizerConfig(
+            weight_decay=self.weight_decay,
+            clip_norm=self.clip_norm,
+            bias_correction=self.bias_correction,
+            layer_decay=self.layer_decay,
+        )
+
+    def phase(self, rows: int, seq_len: int, frozen: tuple[str, ...]) -> Phase:
+        """The phase of the run; recipe defaults must be filled in.
+
+        Args:
+          rows: per step.
+          seq_len: tokens per row.
+          frozen: patterns of parameters that are not trained.
+        """
+        assert self.steps is not None and self.learning_rate is not None
+        warmup = min(round(self.warmup * self.steps), self.steps - 1)
+        triangular = self.schedule == "triangular"
+        return Phase(
+            steps=self.steps,
+            seq_len=seq_len,
+            batch_size=rows,
+            learning_rate=self.learning_rate,
+            warmup_steps=warmup,
+            warmup_done=round(warmup / (TRIANGLE_RATIO - 1)) if triangular else 0,
+            decay={"linear": "polynomial", "triangular": "polynomial"}.get(self.schedule, self.schedule),
+            decay_start=warmup,
+            end_learning_rate=self.learning_rate / TRIANGLE_RATIO if triangular else 0.0,
+            frozen=frozen,
+        )

@@ -1,0 +1,225 @@
+"""The fine-tuning run of one seed: packed batches, config, initial parameters, training, predictions."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import (
+    CheckpointConfig,
+    Config,
+    DataConfig,
+    EvaluationConfig,
+    FinetuneConfig,
+    LogConfig,
+    ObjectiveConfig,
+    RecoveryConfig,
+    StartConfig,
+    TaskHead,
+)
+from bert_jax.convert.families import FAMILIES
+from bert_jax.convert.translate import NativeModel
+from bert_jax.data.batch import SpecialIds
+from bert_jax.distributed.agreement import is_first
+from bert_jax.errors import require
+from bert_jax.finetune.cls_statistics import fit_cls_norm_to_rows
+from bert_jax.finetune.encoding import EncodedExamples
+from bert_jax.finetune.example_rows import ExampleRows
+from bert_jax.finetune.finetuning_task import FineTuning
+from bert_jax.finetune.initial_params import fit_params
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.task_data import Metrics, TaskData, baseline_score, metric_prefix, score
+from bert_jax.finetune.trainable import ALL_BUT_ADAPTERS, ENCODER
+from bert_jax.model import bert
+from bert_jax.storage import StoredPath, make_directory_if_local, write_atomic
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.job import RunData, has_checkpoint, run_job
+from bert_jax.training.micro_batch import check_run
+from bert_jax.training.pretraining_task import heads_of
+from bert_jax.training.programs import Programs
+from bert_jax.training.run_directory.checkpoint import broadcast_newest_intact, checkpoint_directory, restore_parts
+from bert_jax.training.sharding import round_up_to_shards
+from bert_jax.training.state import InitialParams
+from bert_jax.training.task import Task
+
+RESULT, PREDICTIONS = "result.json", "predictions"
+TOKENS_PER_EVALUATION = 4096
+
+
+class SeedResult(NamedTuple):
+    """The result of the run of one seed."""
+
+    seed: int
+    score: float
+    """Mean of the task's main metrics; NaN if the run diverged."""
+    failed: bool
+    """Whether the score is not above that of the best constant prediction, or the run diverged."""
+    metrics: Metrics
+
+
+class SourceEncoder(NamedTuple):
+    """The model to fine-tune, in memory."""
+
+    model: NativeModel
+    tokenizer: Tokenizer
+    path: str
+
+
+class FinetuneRun:
+    """The run of one seed."""
+
+    def __init__(
+        self,
+        encoder: SourceEncoder,
+        task: str,
+        data: TaskData,
+        data_path: str,
+        options: FinetuneOptions,
+        seed: int,
+        mesh: Mesh,
+        make_programs: Callable[[Task, Mesh], Programs],
+    ):
+        """Packs the batches; compiles nothing yet.
+
+        Args:
+          encoder: the source.
+          task: name of the task.
+          data: of the task.
+          data_path: its directory.
+          options: with the recipe's defaults filled in.
+          seed: of the run.
+          mesh: of the run.
+          make_programs: as in `finetune`.
+        """
+        assert options.steps is not None and options.batch_size is not None
+        self.encoder, self.data, self.options, self.seed = encoder, data, options, seed
+        self._task_name, self._data_path = task, data_path
+        tokenizer = encoder.tokenizer
+        self._special_ids = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+        longest = max(int(one.lengths.max()) for one in self._all_examples())
+        self._seq_len = min(-(-longest // 8) * 8, encoder.model.config.max_positions)
+        train = self._rows(data.train)
+        rows = train.most_rows(options.steps, options.batch_size)
+        rows = round_up_to_shards(rows + rows % 2 if rows > 1 else 1, mesh)
+        self.config = self._config(rows, train.batches_per_epoch(options.batch_size))
+        evaluated = {
+            metric_prefix(name).rstrip("/"): (self._rows(split.examples), self._metric(name))
+            for name, split in data.splits.items()
+            if split.has_labels
+        }
+        process = jax.process_index(), jax.process_count()
+        self.task = FineTuning(self.config, heads_of(self.config), options.batch_size, train, evaluated, process)
+        self.programs = make_programs(self.task, mesh)
+
+    def train(self, directory: StoredPath) -> SeedResult:
+        """Train in a directory, or continue its run, and write predictions and the result.
+
+        Raises:
+          UserError: the directory holds another run or other files.
+        """
+        accumulations = check_run(self.programs, jax.process_count())
+        tokenizer = self.encoder.tokenizer
+        assert self.config.finetune is not None
+        identity = {self.config.finetune.data_sha256: 1.0}
+        data = RunData(identity, [self._data_path], tokenizer.to_json(), tokenizer.fingerprint)
+        initial = None if has_checkpoint(directory) else self._initial_params()
+        run_job(self.programs, accumulations, directory, data, initial=initial)
+        result, logits = self._score(directory)
+        if is_first():
+            predictions = directory / PREDICTIONS
+            make_directory_if_local(predictions)
+            for name, of_split in logits.items():
+                self.data.write_predictions(predictions, name, of_split)
+            write_atomic(directory / RESULT, (json.dumps(result._asdict(), indent=1) + "\n").encode())
+        return result
+
+    def _config(self, rows: int, steps_per_epoch: int) -> Config:
+        options, model = self.options, self.encoder.model
+        frozen = ENCODER if options.freeze_encoder else ALL_BUT_ADAPTERS if options.adapter_size else ()
+        assert options.batch_size is not None and options.max_length is not None
+        return Config(
+            name=f"finetune_{self._task_name}",
+            model=options.model_config(model.config),
+            objective=ObjectiveConfig(pair="none"),
+            data=DataConfig(format="full_sentences"),
+            optimizer=options.optimizer_config(),
+            phases=(options.phase(rows, self._seq_len, frozen),),
+            checkpoint=CheckpointConfig(every=steps_per_epoch, keep=1),
+            log=LogConfig(every=max(1, steps_per_epoch // 20)),
+            evaluation=EvaluationConfig(
+                every=steps_per_epoch, batch_size=max(1, TOKENS_PER_EVALUATION // self._seq_len)
+            ),
+            # A run that does not learn is reported as failed; it is not rolled back.
+            recovery=RecoveryConfig(spike=None),
+            start=StartConfig(source=self.encoder.path),
+            finetune=FinetuneConfig(
+                task=self._task_name,
+                head=self._head(),
+                family=model.family,
+                batch_examples=options.batch_size,
+                max_length=options.max_length,
+                new_head=not options.keep_head,
+                new_layers=options.new_layers,
+                data_sha256=self.data.train.sha256,
+            ),
+            seed=self.seed,
+        )
+
+    def _head(self) -> TaskHead:
+        options, model, path = self.options, self.encoder.model, self.encoder.path
+        if options.keep_head:
+            head = model.heads.task
+            require(head is not None, f"--keep-head: {path} has no head of a task: leave the flag out")
+            require(
+                (head.kind, head.labels) == (self.data.kind, self.data.labels),
+                f"--keep-head: the head of {path} has the labels {', '.join(head.labels)}, the task "
+                f"{', '.join(self.data.labels)}: leave the flag out",
+            )
+            return head
+        head = FAMILIES[model.family].new_task_head(self.data.kind, self.data.labels)
+        return dataclasses.replace(head, mix=options.mix, cls_norm=options.cls_norm)
+
+    def _initial_params(self) -> InitialParams:
+        fresh = bert.init(self.config.model, jax.random.key(self.seed), heads_of(self.config))
+        source, options = self.encoder.model.params, self.options
+        params, names = fit_params(source, fresh, new_layers=options.new_layers, new_head=not options.keep_head)
+        if is_first():
+            print(f"starting from {self.encoder.path}; initialised at random: {', '.join(names)}", file=sys.stderr)
+        if self.task.head.cls_norm in ("centre", "standardise"):
+            batches = self._rows(self.data.train).in_order(max(1, TOKENS_PER_EVALUATION // self._seq_len))
+            params = fit_cls_norm_to_rows(self.config.model, heads_of(self.config), params, batches)
+        return InitialParams(params, None)
+
+    def _score(self, directory: StoredPath) -> tuple[SeedResult, dict[str, np.ndarray]]:
+        """The result of the newest checkpoint, and the logits of all held-out splits."""
+        checkpoint = broadcast_newest_intact(checkpoint_directory(directory))
+        assert checkpoint is not None
+        abstract = self.programs.abstract_state(0).params
+        params = restore_parts(checkpoint, {"params": abstract})["params"]
+        params = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
+        score_batch, rows = self.programs.scorer(params, 0)
+        splits = self.data.splits
+        logits = {
+            name: self.task.predict(self._rows(split.examples), score_batch, rows) for name, split in splits.items()
+        }
+        metrics = {name: self.data.metrics(name, logits[name]) for name in splits if splits[name].has_labels}
+        total = score(self.data, metrics.__getitem__)
+        named = {f"{metric_prefix(split)}{key}": value for split, one in metrics.items() for key, value in one.items()}
+        return SeedResult(self.seed, total, not total > baseline_score(self.data), named), logits
+
+    def _rows(self, examples: EncodedExamples) -> ExampleRows:
+        slots = max(1, self._seq_len // (64 if self.data.kind == "span" else 8))
+        return ExampleRows(examples, self._seq_len, slots, self._special_ids, self.seed)
+
+    def _metric(self, split: str) -> Callable[[np.ndarray], Metrics]:
+        return lambda logits: self.data.metrics(split, logits)
+
+    def _all_examples(self) -> Iterator[EncodedExamples]:
+        yield self.data.train
+        for split in self.data.splits.values():
+            yield split.examples

@@ -1,0 +1,222 @@
+"""Classification and regression of texts and pairs: GLUE's files, a TFDS dataset, and your own tables."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import UserError, require
+from bert_jax.finetune import glue
+from bert_jax.finetune.encoding import encode_examples
+from bert_jax.finetune.metrics import METRICS
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.tables import Columns, Example, Row, class_names, read_rows, to_examples
+from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
+from bert_jax.storage import StoredPath
+from bert_jax.tokenizers.tokenizer import Tokenizer
+
+ENDINGS = (".tsv", ".csv", ".jsonl")
+REGRESSION_LABELS = ("score",)
+
+
+class SentenceTask(NamedTuple):
+    """Labels, metrics and examples of a task."""
+
+    labels: tuple[str, ...]
+    """By class index; empty: a regression."""
+    main_metrics: tuple[str, ...]
+    splits: Mapping[str, Sequence[Example]]
+    """train, and held-out splits by name."""
+    glue_name: str | None = None
+    """Key of `glue.GLUE`, whose form test predictions have."""
+
+
+class SentenceData:
+    """A `TaskData` whose examples are texts or pairs with a class or a number."""
+
+    kind = "classification"
+
+    def __init__(
+        self, task: SentenceTask, tokenizer: Tokenizer, max_length: int, token_types: int, separators: int = 1
+    ):
+        """Encode all splits.
+
+        Args:
+          task: examples and metrics.
+          tokenizer: of the model.
+          max_length: tokens of an example, special ones included.
+          token_types: of the model.
+          separators: [SEP] between the texts of a pair; RoBERTa has 2.
+        """
+        self._task, self._examples = task, task.splits
+        self.labels = task.labels or REGRESSION_LABELS
+        self.main_metrics = task.main_metrics
+        encoded = {
+            name: encode_examples(examples, tokenizer, max_length, token_types, separators)
+            for name, examples in task.splits.items()
+        }
+        self.train = encoded.pop("train")
+        self.splits = {
+            name: Split(examples, task.splits[name][0].label is not None) for name, examples in encoded.items()
+        }
+
+    def metrics(self, split: str, logits: np.ndarray) -> Metrics:
+        """The main metrics and, of a classification, accuracy."""
+        labels = self.splits[split].examples.labels
+        return {name: METRICS[name](labels, self._predictions(logits)) for name in self._reported}
+
+    def baseline(self, split: str) -> Metrics:
+        """Metrics of the class that is most frequent in this split; correlations of a constant are 0."""
+        labels = self.splits[split].examples.labels
+        if not self._task.labels:
+            return dict.fromkeys(self.main_metrics, 0.0)
+        constant = np.full_like(labels, np.argmax(np.bincount(labels)))
+        return {name: METRICS[name](labels, constant) for name in self.main_metrics}
+
+    def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
+        """Write ``SPLIT.jsonl`` with the logits of each example; of a test split also GLUE's submission."""
+        predictions, files = self._predictions(logits), []
+        if split.startswith("test") and self._task.glue_name is not None:
+            ending = split.removeprefix("test")
+            files.append(glue.write_submission(self._task.glue_name, directory, ending, predictions))
+        lines = [self._line(i, example, predictions[i], logits[i]) for i, example in enumerate(self._examples[split])]
+        return [*files, write_json_lines(directory / f"{split}.jsonl", lines)]
+
+    @property
+    def _reported(self) -> tuple[str, ...]:
+        extra = () if not self._task.labels or "accuracy" in self.main_metrics else ("accuracy",)
+        return self.main_metrics + extra
+
+    def _predictions(self, logits: np.ndarray) -> np.ndarray:
+        return logits.argmax(-1) if self._task.labels else logits[:, 0]
+
+    def _line(self, index: int, example: Example, prediction: Any, logits: np.ndarray) -> dict[str, Any]:
+        def named(label: Any) -> Any:
+            return self._task.labels[int(label)] if self._task.labels else float(label)
+
+        label = {} if example.label is None else {"label": named(example.label)}
+        return {"index": index, **label, "prediction": named(prediction), "logits": [float(x) for x in logits]}
+
+
+def read_glue(name: str, directory: StoredPath) -> SentenceTask:
+    """A task of GLUE: its published files, or a TFDS dataset directory."""
+    task = glue.GLUE[name]
+    if is_tfds(directory):
+        return _read_glue_tfds(name, directory)
+    splits: dict[str, Sequence[Example]] = {"train": glue.read_split(name, directory, "train")}
+    for ending in task.evaluated:
+        splits[f"dev{ending}"] = glue.read_split(name, directory, "dev", ending)
+    for ending in task.evaluated:
+        if (directory / f"test{ending}.tsv").exists():
+            splits[f"test{ending}"] = glue.read_split(name, directory, "test", ending)
+    return SentenceTask(task.labels, task.metrics, splits, name)
+
+
+def read_own(task: str, directory: StoredPath, options: FinetuneOptions) -> SentenceTask:
+    """A classification or regression on the user's tables, or on a TFDS dataset.
+
+    Raises:
+      UserError: no training or validation split, or files that are not tables.
+    """
+    columns = Columns(options.text_columns, options.label_column)
+    if is_tfds(directory):
+        rows = _tfds_rows(directory, {"train": "train", "dev": "validation", "test": "test"}, columns)
+    else:
+        rows = {}
+        for split in ("train", "dev", "test"):
+            path = find_split(directory, split, ENDINGS, required=split != "test")
+            if path is not None:
+                rows[split] = read_rows(path, columns._replace(label=None) if split == "test" else columns)
+    is_regression = task == "regression"
+    labels = () if is_regression else class_names(rows["train"])
+    metrics = ("pearson", "spearman") if is_regression else ("accuracy",)
+    return SentenceTask(labels, metrics, {name: to_examples(one, labels) for name, one in rows.items()})
+
+
+def find_split(directory: StoredPath, split: str, endings: Sequence[str], *, required: bool) -> StoredPath | None:
+    """The file of a split, ``SPLIT`` with one of these endings; None if it is missing and not required.
+
+    Raises:
+      UserError: there is none, or more than one.
+    """
+    found = [path for path in (directory / f"{split}{ending}" for ending in endings) if path.exists()]
+    if len(found) > 1:
+        raise UserError(f"{directory} has {' and '.join(path.name for path in found)}: remove or rename one of them")
+    if required and not found:
+        raise UserError(f"{directory} has no {split} split: it needs a file {split} with ending {', '.join(endings)}")
+    return found[0] if found else None
+
+
+def is_tfds(directory: StoredPath) -> bool:
+    """Whether a directory is that of a TFDS dataset."""
+    return (directory / "dataset_info.json").exists()
+
+
+TFDS_COLUMNS = {
+    "cola": ("sentence",),
+    "sst2": ("sentence",),
+    "mrpc": ("sentence1", "sentence2"),
+    "stsb": ("sentence1", "sentence2"),
+    "qqp": ("question1", "question2"),
+    "mnli": ("premise", "hypothesis"),
+    "qnli": ("question", "sentence"),
+    "rte": ("sentence1", "sentence2"),
+    "wnli": ("sentence1", "sentence2"),
+}
+"""Texts in the TFDS dataset ``glue``, whose labels are class indices in the order of `glue.GLUE`, or floats."""
+
+
+def _read_glue_tfds(name: str, directory: StoredPath) -> SentenceTask:
+    task = glue.GLUE[name]
+    names = {"train": "train"}
+    for ending in task.evaluated:
+        names |= {f"dev{ending}": f"validation{ending}", f"test{ending}": f"test{ending}"}
+    rows = _tfds_rows(directory, names, Columns(TFDS_COLUMNS[name], "label"))
+    indices = {str(i): i for i in range(len(task.labels))}
+
+    def example(row: Row) -> Example:
+        if not task.labels:
+            return Example(row.texts, None if row.label is None else float(row.label))
+        require(row.label is None or row.label in indices, f"{row.where}: the label {row.label} is not a class")
+        return Example(row.texts, None if row.label is None else indices[row.label])
+
+    splits = {name: [example(row) for row in of_split] for name, of_split in rows.items()}
+    return SentenceTask(task.labels, task.metrics, splits, name)
+
+
+def _tfds_rows(directory: StoredPath, names: Mapping[str, str], columns: Columns) -> dict[str, list[Row]]:
+    """Rows of the splits of a TFDS dataset in ArrayRecord files; labels of test splits are left out.
+
+    Raises:
+      UserError: another file format, a missing split or feature.
+    """
+    import tensorflow_datasets as tfds
+
+    builder = tfds.builder_from_directory(str(directory))
+    needed = (*columns.texts, *filter(None, [columns.label]))
+    missing = sorted(set(needed) - set(builder.info.features or {}))
+    if missing:
+        raise UserError(f"{directory} has no feature '{missing[0]}': it has {', '.join(builder.info.features or {})}")
+    rows = {}
+    for split, name in names.items():
+        if name not in builder.info.splits:
+            require(split.startswith("test"), f"{directory} has no split '{name}'")
+            continue
+        try:
+            source = builder.as_data_source(split=name)
+        except NotImplementedError as error:
+            raise UserError(
+                f"{directory} is not in ArrayRecord files: prepare it with file_format array_record"
+            ) from error
+        rows[split] = [_tfds_row(directory, name, i, item, columns, split) for i, item in enumerate(source)]
+    return rows
+
+
+def _tfds_row(
+    directory: StoredPath, name: str, index: int, item: Mapping[str, Any], columns: Columns, split: str
+) -> Row:
+    texts = tuple(item[column].decode() for column in columns.texts)
+    label = item[columns.label] if columns.label else None
+    if isinstance(label, bytes):
+        label = label.decode()
+    return Row(f"{directory}, {name} {index}", texts, None if split.startswith("test") else str(label))

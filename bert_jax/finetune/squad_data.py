@@ -1,0 +1,191 @@
+"""Extractive question answering as the data of a task: windows as examples, answers from logits, thresholds."""
+
+import itertools
+import json
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.errors import require
+from bert_jax.finetune.encoding import EncodedExamples
+from bert_jax.finetune.metrics import answer_f1, exact_match, squad_scores
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.sentence_data import find_split
+from bert_jax.finetune.squad import (
+    Answer,
+    Question,
+    Window,
+    answer_positions,
+    best_answers,
+    best_threshold,
+    predictions,
+    read_squad,
+    windows,
+)
+from bert_jax.finetune.task_data import Metrics, Split
+from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.tokenizers.tokenizer import Tokenizer
+
+MAX_QUESTION_TOKENS = 64
+"""As in google-research/bert run_squad.py."""
+NBEST = 20
+
+
+class _Windowed(NamedTuple):
+    """The questions of a split, and their windows."""
+
+    questions: list[Question]
+    windows: list[list[Window]]
+    """Of each question."""
+    offsets: list[np.ndarray]
+    """Characters of the context's tokens, of each question."""
+    examples: EncodedExamples
+    """One example per window."""
+
+
+class SquadData:
+    """A `TaskData` whose examples are windows of a question's context.
+
+    Without `--null-threshold`, the threshold of SQuAD 2.0 is tuned on the split that is scored, as its official script
+    does; predictions of a test split then have the threshold of dev.
+    """
+
+    kind = "span"
+    labels = ("start", "end")
+    main_metrics = ("f1",)
+
+    def __init__(
+        self,
+        splits: dict[str, list[Question]],
+        tokenizer: Tokenizer,
+        options: FinetuneOptions,
+        token_types: int,
+        separators: int,
+    ):
+        """Encode all splits.
+
+        Args:
+          splits: questions of train and of held-out splits.
+          tokenizer: of the model.
+          options: tokens of a window, question and special tokens included; the stride and the threshold.
+          token_types: of the model.
+          separators: [SEP] between question and context; RoBERTa has 2.
+        """
+        assert options.max_length is not None
+        windowed = {
+            name: _encode(questions, tokenizer, options.max_length, options.stride, token_types, separators)
+            for name, questions in splits.items()
+        }
+        self.train = windowed.pop("train").examples
+        self._windowed, self._fixed_threshold = windowed, options.null_threshold
+        self.splits = {
+            name: Split(one.examples, name == "dev" or any(question.answers for question in one.questions))
+            for name, one in windowed.items()
+        }
+        self._tuned: float | None = None
+
+    def metrics(self, split: str, logits: np.ndarray) -> Metrics:
+        """Exact match and F1 in percent; with unanswerable questions also of each kind, and the threshold."""
+        questions, answers = self._windowed[split].questions, self._answers(split, logits)
+        threshold = self._threshold(questions, answers)
+        predicted = predictions(questions, answers.__getitem__, threshold)
+        texts = [predicted[question.question_id] for question in questions]
+        metrics = squad_scores([question.answers for question in questions], texts)
+        if threshold is not None:
+            self._tuned = threshold
+            metrics["null_threshold"] = float(np.clip(threshold, -1e6, 1e6))
+            for kind, has_answer in (("answerable", True), ("unanswerable", False)):
+                chosen = [i for i, question in enumerate(questions) if bool(question.answers) == has_answer]
+                of_kind = squad_scores([questions[i].answers for i in chosen], [texts[i] for i in chosen])
+                metrics |= {f"{kind}_{name}": value for name, value in of_kind.items()}
+        return metrics
+
+    def baseline(self, split: str) -> Metrics:
+        """The F1 of giving no answer to any question."""
+        questions = self._windowed[split].questions
+        return {"f1": squad_scores([question.answers for question in questions], [""] * len(questions))["f1"]}
+
+    def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
+        """Write ``SPLIT.json`` in the form of SQuAD's script, ``SPLIT_nbest.json``, and ``SPLIT_null_odds.json``."""
+        questions, answers = self._windowed[split].questions, self._answers(split, logits)
+        threshold = self._tuned if self.splits[split].has_labels is False else self._threshold(questions, answers)
+        ids = [question.question_id for question in questions]
+        files = {
+            f"{split}.json": predictions(questions, answers.__getitem__, threshold),
+            f"{split}_nbest.json": {
+                name: [answer._asdict() for answer in ranked] for name, (ranked, _) in zip(ids, answers, strict=True)
+            },
+            f"{split}_null_odds.json": {
+                name: no_answer - (ranked[0].score if ranked else -np.inf)
+                for name, (ranked, no_answer) in zip(ids, answers, strict=True)
+            },
+        }
+        for name, content in files.items():
+            write_atomic(directory / name, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
+        return [directory / name for name in files]
+
+    def _answers(self, split: str, logits: np.ndarray) -> list[tuple[list[Answer], float]]:
+        """The best answers of each question, and the score of no answer. Logits are of tokens, [T, 2]."""
+        one = self._windowed[split]
+        found, window = [], 0
+        for i, question in enumerate(one.questions):
+            starts = one.examples.starts[window : window + len(one.windows[i]) + 1]
+            rows = [logits[a:b] for a, b in itertools.pairwise(starts)]
+            sides = ([row[:, side] for row in rows] for side in range(2))
+            found.append(best_answers(one.windows[i], *sides, question.context, one.offsets[i], size=NBEST))
+            window += len(one.windows[i])
+        return found
+
+    def _threshold(self, questions: Sequence[Question], answers: list[tuple[list[Answer], float]]) -> float | None:
+        """The threshold of no answer; None if all questions have one, as in SQuAD 1.1."""
+        if self._fixed_threshold is not None:
+            return self._fixed_threshold
+        if all(question.answers for question in questions):
+            return None
+        differences = [no_answer - ranked[0].score if ranked else np.inf for ranked, no_answer in answers]
+        best = [ranked[0].text if ranked else "" for ranked, _ in answers]
+        accepted = [question.answers or ("",) for question in questions]
+        answered = [max(answer_f1(text, guess) for text in texts) for texts, guess in zip(accepted, best, strict=True)]
+        unanswered = [max(exact_match(text, "") for text in texts) for texts in accepted]
+        return best_threshold(differences, answered, unanswered)[0]
+
+
+def read_squad_splits(directory: StoredPath) -> dict[str, list[Question]]:
+    """The questions of train, dev and, if there is one, test.
+
+    Raises:
+      UserError: a missing split, a file that is not in SQuAD's form, or a training split without answers.
+    """
+    splits = {}
+    for split in ("train", "dev", "test"):
+        path = find_split(directory, split, (".json",), required=split != "test")
+        if path is not None:
+            splits[split] = read_squad(path)
+    require(any(question.answers for question in splits["train"]), f"{directory}: no training question has an answer")
+    return splits
+
+
+def _encode(
+    questions: list[Question], tokenizer: Tokenizer, max_length: int, stride: int, token_types: int, separators: int
+) -> _Windowed:
+    contexts = {context: tokenizer.encode_with_offsets(context) for context in {q.context for q in questions}}
+    all_windows, offsets, rows, types, labels = [], [], [], [], []
+    for i, question in enumerate(questions):
+        question_ids = tokenizer.encode(question.question)[:MAX_QUESTION_TOKENS]
+        ids, of_context = contexts[question.context]
+        cut = windows(i, len(question_ids), len(ids), max_length, stride, separators)
+        for window in cut:
+            head = [tokenizer.cls_id, *question_ids, *[tokenizer.sep_id] * separators]
+            row = [*head, *ids[window.first : window.last], tokenizer.sep_id]
+            rows.append(row)
+            types.append([0] * len(head) + [int(token_types >= 2)] * (len(row) - len(head)))
+            has_answer = bool(question.answers)
+            answer = (question.answers[0], question.starts[0]) if has_answer else ("", 0)
+            labels.append(answer_positions(window, of_context, *answer) if has_answer else (0, 0))
+        all_windows.append(cut)
+        offsets.append(of_context)
+    starts = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int64)
+    input_ids, token_type_ids = (np.concatenate(arrays).astype(np.int32) for arrays in (rows, types))
+    examples = EncodedExamples(input_ids, token_type_ids, starts, np.array(labels, np.int32), 0)
+    return _Windowed(questions, all_windows, offsets, examples)

@@ -1,0 +1,99 @@
+"""Token tagging as the data of a task: named entities, parts of speech, any tag per word."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from bert_jax.errors import require
+from bert_jax.finetune.encoding import encode_sentences
+from bert_jax.finetune.metrics import span_f1
+from bert_jax.finetune.sentence_data import find_split
+from bert_jax.finetune.tagging import TaggedSentence, read_conll, tag_names
+from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
+from bert_jax.storage import StoredPath
+from bert_jax.tokenizers.tokenizer import Tokenizer
+
+ENDINGS = (".conll", ".conllu", ".txt", ".tsv", ".bio")
+_SPAN_TAG = re.compile("O|[BIESLU]-.+")
+NO_TOKEN_TAG = "O"
+"""Prediction for words without a token, among them those after the last token of a truncated sentence."""
+
+
+class TaggingData:
+    """A `TaskData` whose examples are sentences with a tag per word.
+
+    The score is the F1 of spans if all training tags have the prefixes of spans (B-PER), else the accuracy of words.
+    """
+
+    kind = "tagging"
+
+    def __init__(self, sentences: dict[str, list[TaggedSentence]], tokenizer: Tokenizer, max_length: int):
+        """Encode all splits.
+
+        Args:
+          sentences: of train and of held-out splits.
+          tokenizer: of the model.
+          max_length: tokens of a sentence, special ones included.
+
+        Raises:
+          UserError: the training split has fewer than two tags.
+        """
+        self._sentences = sentences
+        self.labels = tag_names(sentences["train"])
+        require(len(self.labels) >= 2, f"all words of the training split have the tag '{self.labels[0]}'")
+        self.has_spans = all(_SPAN_TAG.fullmatch(tag) for tag in self.labels)
+        self.main_metrics = ("f1",) if self.has_spans else ("accuracy",)
+        encoded = {
+            name: encode_sentences(of_split, self.labels, tokenizer, max_length) for name, of_split in sentences.items()
+        }
+        self.train = encoded.pop("train")[0]
+        self.splits = {name: Split(examples, True) for name, (examples, _) in encoded.items()}
+        self._first_tokens = {name: first for name, (_, first) in encoded.items()}
+
+    def metrics(self, split: str, logits: np.ndarray) -> Metrics:
+        """Accuracy over words and, for spans, precision, recall and F1. Logits are of tokens, [T, C]."""
+        return self._scores(split, list(self._predicted_tags(split, logits)))
+
+    def baseline(self, split: str) -> Metrics:
+        """The main metric of the training split's most frequent tag for every word; of spans 0."""
+        if self.has_spans:
+            return {"f1": 0.0}
+        counts = np.bincount(self.train.labels[self.train.labels >= 0])
+        tag = self.labels[int(np.argmax(counts))]
+        return self._scores(split, [(tag,) * len(sentence.words) for sentence in self._sentences[split]])
+
+    def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
+        """Write ``SPLIT.jsonl``: words, tags and predicted tags of each sentence."""
+        pairs = zip(self._sentences[split], self._predicted_tags(split, logits), strict=True)
+        lines = [{"words": s.words, "tags": s.tags, "predictions": predicted} for s, predicted in pairs]
+        return [write_json_lines(directory / f"{split}.jsonl", lines)]
+
+    def _scores(self, split: str, predictions: Sequence[Sequence[str]]) -> Metrics:
+        expected = [sentence.tags for sentence in self._sentences[split]]
+        pairs = zip(np.concatenate(expected), np.concatenate(predictions), strict=True)
+        accuracy = float(np.mean([tag == predicted for tag, predicted in pairs]))
+        return (span_f1(expected, predictions) if self.has_spans else {}) | {"accuracy": accuracy}
+
+    def _predicted_tags(self, split: str, logits: np.ndarray) -> Iterator[tuple[str, ...]]:
+        first = self._first_tokens[split]
+        best = logits.argmax(-1)[np.maximum(first, 0)]
+        named = [self.labels[i] if token >= 0 else NO_TOKEN_TAG for i, token in zip(best, first, strict=True)]
+        start = 0
+        for sentence in self._sentences[split]:
+            yield tuple(named[start : start + len(sentence.words)])
+            start += len(sentence.words)
+
+
+def read_tagging(directory: StoredPath, tag_column: int) -> dict[str, list[TaggedSentence]]:
+    """The sentences of train, dev and, if there is one, test.
+
+    Raises:
+      UserError: a missing split, or a file that is not in columns.
+    """
+    sentences = {}
+    for split in ("train", "dev", "test"):
+        path = find_split(directory, split, ENDINGS, required=split != "test")
+        if path is not None:
+            sentences[split] = read_conll(path, tag_column)
+    return sentences

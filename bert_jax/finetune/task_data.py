@@ -1,0 +1,67 @@
+"""The data of a fine-tuning task: encoded splits, metrics, baselines, predictions. One class per kind of task."""
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+from bert_jax.finetune.encoding import EncodedExamples
+from bert_jax.storage import StoredPath, write_atomic
+
+Metrics = dict[str, float]
+
+
+class Split(NamedTuple):
+    """A held-out split."""
+
+    examples: EncodedExamples
+    has_labels: bool
+
+
+@runtime_checkable
+class TaskData(Protocol):
+    """What a task trains on, what it is scored by, and how its predictions are written."""
+
+    kind: Literal["classification", "tagging", "span"]
+    labels: tuple[str, ...]
+    """Names of the logits; for a regression its name alone."""
+    train: EncodedExamples
+    splits: Mapping[str, Split]
+    """By name: dev and test, or for MNLI dev_matched and so on."""
+    main_metrics: tuple[str, ...]
+    """The task's score is their mean over the splits with labels."""
+
+    def metrics(self, split: str, logits: np.ndarray) -> Metrics:
+        """Metrics of a split with labels, from the logits of its examples or tokens."""
+        ...
+
+    def baseline(self, split: str) -> Metrics:
+        """The main metrics of the best constant prediction; what is not better, has failed."""
+        ...
+
+    def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
+        """Write the predictions of a split, if possible in the form that its benchmark takes; returns the files."""
+        ...
+
+
+def score(data: TaskData, metrics_of: Callable[[str], Metrics]) -> float:
+    """The task's score: the mean of its main metrics over all splits with labels."""
+    named = [name for name, split in data.splits.items() if split.has_labels]
+    return float(np.mean([metrics_of(name)[metric] for name in named for metric in data.main_metrics]))
+
+
+def baseline_score(data: TaskData) -> float:
+    """The score of the best constant prediction."""
+    return score(data, data.baseline)
+
+
+def metric_prefix(split: str) -> str:
+    """Prefix of a split's metrics in metrics.jsonl: none for dev, ``matched/`` for dev_matched."""
+    return "" if split == "dev" else f"{split.removeprefix('dev_')}/"
+
+
+def write_json_lines(path: StoredPath, lines: list[dict]) -> StoredPath:
+    """Write one JSON object per line; the file appears whole."""
+    write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
+    return path

@@ -1,0 +1,93 @@
+"""Trains a task in a work directory: lock it, write the run's identity, run the loop."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import jax
+
+from bert_jax.config import Config
+from bert_jax.directory_lock import DirectoryLock
+from bert_jax.distributed.agreement import barrier, check_shared_directory, compute_and_broadcast, is_first
+from bert_jax.storage import StoredPath
+from bert_jax.training import continuation, loop
+from bert_jax.training.programs import Programs
+from bert_jax.training.run_directory import workdir
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
+from bert_jax.training.state import InitialParams
+
+
+class RunData(NamedTuple):
+    """What a run is trained on; part of its identity."""
+
+    shares: dict[str, float]
+    """Share of the rows of each corpus or data set, by identity; they sum to 1."""
+    paths: list[str]
+    """Their directories, which may be others when the run is continued."""
+    tokenizer_text: str
+    """Content of tokenizer.json."""
+    tokenizer_fingerprint: str
+
+
+def has_checkpoint(directory: StoredPath) -> bool:
+    """Whether the run in a directory has a committed checkpoint, so that it needs no initial parameters."""
+    return compute_and_broadcast(
+        "a first checkpoint", lambda: any(committed_checkpoint_paths(checkpoint_directory(directory)))
+    )
+
+
+def run_job(
+    programs: Programs,
+    accumulations: Sequence[int | None],
+    directory: StoredPath,
+    data: RunData,
+    *,
+    initial: InitialParams | None = None,
+    announce: Callable[[], None] = lambda: None,
+    profile: tuple[int, int] | None = None,
+    start_time: float | None = None,
+) -> loop.Progress:
+    """Train in a work directory, or continue its run.
+
+    Args:
+      programs: the task, the mesh, and what is compiled for them.
+      accumulations: of `micro_batch.check_run`, which must have been called.
+      directory: work directory of the run.
+      data: what it is trained on.
+      initial: initial parameters and moments; None: random initialisation.
+      announce: called in the first process after all checks, before compilation.
+      profile, start_time: see `loop.train`.
+
+    Raises:
+      UserError: the work directory cannot be used, or another process trains in it. Nothing is written before.
+    """
+    config = programs.task.config
+    with DirectoryLock(directory) as lock:
+        compute_and_broadcast("the work directory", lambda: _acquire(lock, directory, config, data))
+        if jax.process_count() > 1:
+            check_shared_directory(directory)
+        if is_first():
+            announce()
+        metadata = {"tokenizer_fingerprint": data.tokenizer_fingerprint}
+        progress = loop.train(
+            programs,
+            accumulations,
+            directory,
+            metadata,
+            initial=initial,
+            profile=profile,
+            start_time=start_time,
+            check=lock.check,
+        )
+        barrier("the end")  # the other processes wait for the files of the first one
+    return progress
+
+
+def _acquire(lock: DirectoryLock, directory: StoredPath, config: Config, data: RunData) -> None:
+    """Lock a work directory and write the identity of the run into it."""
+    identity = config, data.shares, data.paths
+    workdir.matching_config(directory, *identity)  # raises before anything is written
+    lock.acquire()  # a run that ended in the meantime may have replaced the config
+    before = workdir.matching_config(directory, *identity)
+    if before is not None:
+        continuation.check_phase_changes(directory, before, config)
+    workdir.write_run_config(directory, before, *identity, data.tokenizer_text)

@@ -1,0 +1,95 @@
+"""Small data sets in the published forms of all tasks, whose answers follow from words of the tiny corpus."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+
+from tests.fixtures import WORDS
+
+TAGS = {"river": "B-place", "mountain": "B-place", "stone": "B-thing", "wind": "B-thing"}
+GLUE_NAMES = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
+COUNTS = {"train": 64, "dev": 24, "test": 8}
+
+
+def sentences(seed: int, count: int) -> list[list[str]]:
+    """Sentences of three to nine words, half of which contain "river"."""
+    rng = np.random.default_rng(seed)
+    others = [word for word in WORDS if word != "river"]
+    made = [list(rng.choice(others, int(rng.integers(3, 10)))) for _ in range(count)]
+    for sentence in made[::2]:
+        sentence[int(rng.integers(len(sentence)))] = "river"
+    return made
+
+
+def glue_lines(name: str, split: str, ending: str = "") -> list[str]:
+    """The lines of a file in GLUE's published form: a text, or the first of a pair, with "river" is of class 1."""
+    rows = sentences(len(split + ending), COUNTS[split])
+    texts, labels = [" ".join(row) for row in rows], [int("river" in row) for row in rows]
+    test = split == "test"
+    entailment = ["entailment", "not_entailment"]
+    forms = {
+        "cola": (None, lambda i, t, y: f"gj04\t{y}\t\t{t}"),
+        "sst2": ("sentence\tlabel", lambda i, t, y: f"{t}\t{y}"),
+        "mrpc": (
+            "Quality\t#1 ID\t#2 ID\t#1 String\t#2 String",
+            lambda i, t, y: f"{i if test else y}\t1\t2\t{t}\tthe wind",
+        ),
+        "stsb": ("index\tsentence1\tsentence2\tscore", lambda i, t, y: f"{i}\t{t}\tthe wind\t{5.0 * y - 0.01 * i:.3f}"),
+        "qqp": ("id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate", lambda i, t, y: f"{i}\t1\t2\t{t}\tfar\t{y}"),
+        "mnli": (
+            "index\tsentence1\tsentence2\tgold_label",
+            lambda i, t, y: (
+                f"{i}\t{t}\tfar\t{('neutral', 'entailment', 'contradiction')[y + (i % 3 == 2) * (1 - y) * 2]}"
+            ),
+        ),
+        "qnli": ("index\tquestion\tsentence\tlabel", lambda i, t, y: f"{i}\t{t}\tfar\t{entailment[y]}"),
+        "rte": ("index\tsentence1\tsentence2\tlabel", lambda i, t, y: f"{i}\t{t}\tfar\t{entailment[y]}"),
+        "wnli": ("index\tsentence1\tsentence2\tlabel", lambda i, t, y: f"{i}\t{t}\tfar\t{y}"),
+    }
+    header, line = forms[name]
+    if test and name in ("cola", "sst2"):
+        header, line = "index\tsentence", lambda i, t, y: f"{i}\t{t}"
+    lines = [line(i, text, label) for i, (text, label) in enumerate(zip(texts, labels, strict=True))]
+    if test and name not in ("cola", "sst2", "mrpc"):
+        header, lines = header.rpartition("\t")[0], [text.rpartition("\t")[0] for text in lines]
+    return [*([header] if header else []), *lines]
+
+
+def write_glue(directory: Path, name: str) -> Path:
+    """All splits of a GLUE task."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for split in COUNTS:
+        endings = ("_matched", "_mismatched") if name == "mnli" and split != "train" else ("",)
+        for ending in endings:
+            (directory / f"{split}{ending}.tsv").write_text("\n".join(glue_lines(name, split, ending)) + "\n")
+    return directory
+
+
+def write_tagging(directory: Path) -> Path:
+    """Sentences in two columns; some words are places or things."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for split, count in COUNTS.items():
+        blocks = ["".join(f"{w}\t{TAGS.get(w, 'O')}\n" for w in row) for row in sentences(len(split), count)]
+        (directory / f"{split}.conll").write_text("\n".join(blocks) + "\n")
+    return directory
+
+
+def write_squad(directory: Path, *, unanswerable: bool = False) -> Path:
+    """Questions whose answer is the word "river" with the word before it; the other texts have no answer."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for split, count in COUNTS.items():
+        entries = []
+        for i, row in enumerate(sentences(len(split), count)):
+            context = " ".join(["the", *row])
+            at = context.find("river")
+            if at < 0 and not unanswerable:
+                continue
+            start = context.rfind(" ", 0, at - 1) + 1 if at >= 0 else 0
+            answers = [{"text": context[start : at + 5], "answer_start": start}] if at >= 0 else []
+            entry = {"id": f"{split}{i}", "question": "Where?", "answers": [] if split == "test" else answers}
+            if unanswerable:
+                entry["is_impossible"] = at < 0
+            entries.append({"context": context, "qas": [entry]})
+        (directory / f"{split}.json").write_text(json.dumps({"version": "1", "data": [{"paragraphs": entries}]}))
+    return directory

@@ -1,0 +1,180 @@
+"""The fine-tuning job: every kind of task is learned, continued after a kill, exported, and refused in one line."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from bert_jax.cli import main as cli
+from bert_jax.convert.formats import input_formats
+from bert_jax.errors import UserError
+from bert_jax.finetune import finetune, glue
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.seed_run import RESULT
+from bert_jax.finetune.task_data import score
+from bert_jax.training.param_paths import name_leaves
+from tests.finetune import task_files
+from tests.runs import Killed, committed, numbers
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+OPTIONS = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """The data of a classification, a tagging and two question-answering tasks. Read only."""
+    directory = tmp_path_factory.mktemp("tasks")
+    task_files.write_glue(directory / "sst2", "sst2")
+    task_files.write_tagging(directory / "tagging")
+    task_files.write_squad(directory / "squad")
+    task_files.write_squad(directory / "squad2", unanswerable=True)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sst2_run(folder, tiny_run, tmp_path_factory):
+    """The work directory of a finished run on `sst2`. Read only."""
+    directory = tmp_path_factory.mktemp("finetuned") / "sst2"
+    finetune.finetune(tiny_run, "sst2", folder / "sst2", directory, OPTIONS)
+    return directory
+
+
+def test_classification(sst2_run):
+    result = json.loads((sst2_run / "results.json").read_text())
+    assert result["mean"] > 0.9 > result["baseline"] and result["failed"] == 0 and result["standard_deviation"] is None
+    lines = [json.loads(line) for line in (sst2_run / "predictions/dev.jsonl").read_text().splitlines()]
+    correct = [line["label"] == line["prediction"] for line in lines]
+    assert np.mean(correct) == result["mean"] == numbers(sst2_run, "validation")[-1]["accuracy"]
+    assert all(line["prediction"] == "01"[int(np.argmax(line["logits"]))] for line in lines)
+    submission = (sst2_run / "predictions/SST-2.tsv").read_text().splitlines()
+    assert submission[0] == "index\tprediction" and len(submission) == 1 + task_files.COUNTS["test"]
+
+
+@pytest.mark.parametrize(
+    ("task", "files", "metric", "least"),
+    [("tagging", "tagging", "f1", 0.9), ("squad", "squad", "f1", 60.0), ("squad", "squad2", "unanswerable_f1", 60.0)],
+)
+def test_tokens_and_spans(task, files, metric, least, folder, tiny_run, tmp_path):
+    options = dataclasses.replace(OPTIONS, steps=60)
+    result = finetune.finetune(tiny_run, task, folder / files, tmp_path / "run", options)
+    assert result.seeds[0].metrics[metric] > least and not result.seeds[0].failed
+    predictions = tmp_path / "run/predictions"
+    if task == "tagging":
+        line = json.loads((predictions / "dev.jsonl").read_text().splitlines()[0])
+        assert len(line["words"]) == len(line["predictions"])
+        return
+    predicted = json.loads((predictions / "dev.json").read_text())
+    contexts = {
+        question["id"]: paragraph["context"]
+        for paragraph in json.loads((folder / files / "dev.json").read_text())["data"][0]["paragraphs"]
+        for question in paragraph["qas"]
+    }
+    assert predicted.keys() == contexts.keys() and all(predicted[name] in contexts[name] for name in contexts)
+    assert json.loads((predictions / "test.json").read_text()).keys()
+    nbest = json.loads((predictions / "dev_nbest.json").read_text())
+    assert all(len(answers) > 1 for answers in nbest.values())
+
+
+def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_programs):
+    """The same result, metrics and predictions, with shared steps."""
+
+    def kill(count, state):
+        if count == 27:
+            raise Killed
+        return state
+
+    make = tiny_programs(after_step=kill)
+    arguments = tiny_run, "sst2", folder / "sst2", tmp_path / "run", OPTIONS
+    with pytest.raises(Killed):
+        finetune.finetune(*arguments, make_programs=make)
+    assert 0 < committed(tmp_path / "run")[0] < 27 and not (tmp_path / "run" / RESULT).exists()
+    finetune.finetune(*arguments)
+    assert numbers(tmp_path / "run") == numbers(sst2_run) != []
+    for name in ("results.json", "predictions/dev.jsonl", "predictions/SST-2.tsv"):
+        assert (tmp_path / "run" / name).read_bytes() == (sst2_run / name).read_bytes()
+
+
+def test_options(folder, tiny_run, tmp_path):
+    """Frozen encoder, two seeds; a learning rate of 0 is a failed run and not in the mean."""
+    options = dataclasses.replace(OPTIONS, steps=2, learning_rate=0.0, seeds=2, freeze_encoder=True)
+    result = finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "run", options).to_dict()
+    assert [one["seed"] for one in result["seeds"]] == [0, 1]
+    assert result["failed"] == 2 and result["mean"] is None
+    with input_formats.open_model(tiny_run) as before, input_formats.open_model(tmp_path / "run/seed1") as after:
+        ours, theirs = (name_leaves(one.model.params) for one in (after, before))
+        for name in ours.keys() & theirs.keys():
+            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
+    """A fine-tuned model is a source: with its head, or with a new one for other labels."""
+    options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0, keep_head=True)
+    result = finetune.finetune(sst2_run, "sst2", folder / "sst2", tmp_path / "kept", options)
+    assert result.seeds[0].score == json.loads((sst2_run / "results.json").read_text())["mean"]
+    with pytest.raises(UserError, match="--keep-head: the head of .* has the labels 0, 1, the task O, "):
+        finetune.finetune(sst2_run, "tagging", folder / "tagging", tmp_path / "other", options)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", task_files.GLUE_NAMES)
+def test_files_of_glue(name, tiny_run, tmp_path):
+    """Every task opens its published files; perfect logits have the best score, and test predictions their form."""
+    directory = task_files.write_glue(tmp_path / name, name)
+    encoder = finetune.read_source(tiny_run)
+    options = FinetuneOptions().with_length(encoder.model.config, 64)
+    data = finetune.open_task_data(name, directory, options, encoder)
+    perfect = {}
+    for split, (examples, has_labels) in data.splits.items():
+        labels = examples.labels if has_labels else np.zeros(len(examples.lengths), int)
+        perfect[split] = np.eye(9)[labels][:, : len(data.labels)] if glue.GLUE[name].labels else labels[:, None]
+    total = score(data, lambda split: data.metrics(split, perfect[split]))
+    assert total == pytest.approx(1.0) and score(data, data.baseline) < 0.9
+    tests = [split for split in data.splits if split.startswith("test")]
+    assert len(tests) == (2 if name == "mnli" else 1)
+    for split in tests:
+        submission, _ = data.write_predictions(tmp_path, split, perfect[split].astype(np.float32))
+        assert len(submission.read_text().splitlines()) == 1 + task_files.COUNTS["test"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--task sst", "--task sst is unknown: use one of cola, .* did you mean 'sst2'?"),
+        ("--task sst2 --data nowhere", "--data .*nowhere is not a directory"),
+        ("--task rte", "train.tsv has no column 'sentence1': it has sentence, label"),
+        ("--task mrpc --data empty", "train.tsv does not exist: --task mrpc reads the files of GLUE's MRPC"),
+        ("--task classification", "has no column 'text': it has sentence, label"),
+        ("--task classification --data empty", "has no train split: it needs a file train with ending .tsv, .csv"),
+        ("--task regression --text-columns sentence --data words", "train.tsv:2: the label 'a' is not a finite number"),
+        ("--task classification --text-columns sentence --data words", "dev.tsv:2: the label 'c' is not one of a, b"),
+        ("--task classification --data ragged", "train.tsv:3 has 3 columns, the first line 2"),
+        ("--task squad", "has no train split: it needs a file train with ending .json"),
+        ("--task tagging --tag-column 7 --data tagging", "there is no column 7 of tags"),
+        ("--task sst2 --max-length 65", "--max-length 65 is longer than the model's 64 positions"),
+        ("--task sst2 --steps 3 --epochs 2", "--steps and --epochs exclude each other"),
+        ("--task sst2 --new-layers 2", "has 1 layer"),
+        ("--task sst2 --keep-head", "--keep-head: .* has no head of a task"),
+        ("--task sst2 --learning-rate fast", "--learning-rate is 'fast': it must be a number"),
+    ],
+)
+def test_bad_inputs(arguments, message, folder, tiny_run, tmp_path, capsys, monkeypatch):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for name, train, dev in (
+        ("words", "sentence\tlabel\nx\ta\ny\tb\n", "sentence\tlabel\nx\tc\n"),
+        ("ragged", "text\tlabel\nx\ta\ny\tb\tc\n", "text\tlabel\nx\ta\n"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.tsv").write_text(train)
+        (tmp_path / name / "dev.tsv").write_text(dev)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    words = ["finetune", str(tiny_run), "--workdir", "run", *arguments.split()]
+    words += [] if "--data" in arguments else ["--data", "sst2"]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    import re
+
+    assert re.search(message.replace("?", r"\?"), error), error
+    assert not (tmp_path / "run").exists()
