@@ -30,6 +30,9 @@ class Ablate:
     """As for `bert-jax pretrain`: the corpora of all runs."""
     workdir: DirectoryArg
     """Directory of the study: cells/CELL/seedN are run directories; results.json and report.html."""
+    task_data: DirectoryArg | None = None
+    """Directory with the data of the study's fine-tuning tasks: one directory for each, as --data of `bert-jax
+    finetune`. Needed if the study has tasks."""
     dry_run: bool = False
     """Only show the grid: cells, steps, tokens, parameters, FLOPs, time, and what is finished."""
     part: str | None = None
@@ -59,7 +62,7 @@ class Ablate:
 
         worker.disable_absent_tpu_backend()
         worker.set_compilation_cache(self.compilation_cache)
-        opened = runner.open_study(study, mixture, self.workdir)
+        opened = runner.open_study(study, mixture, self.workdir, self.task_data)
         if self.dry_run:
             values = study_plan.plan_study(opened, part, self.retries)
             print(json.dumps(values) if self.json else render(study_plan.to_sections(values)))

@@ -1,15 +1,18 @@
 """Equal budgets: the cost of a run, and the steps with which it costs as much as another one."""
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import jax
 
 from bert_jax import config as config_lib
-from bert_jax.config import Config, Phase
+from bert_jax.config import Config, ModelConfig, Phase
 from bert_jax.errors import UserError, require
 from bert_jax.experiments.study import Levels, Study
+from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.model import bert
+from bert_jax.model.heads import Heads
 from bert_jax.training.pretraining_task import heads_of, train_step_flops
 
 
@@ -35,7 +38,11 @@ class Cell:
     config: Config
     """Of the run with index 0."""
     cost: Cost
-    """Of each run."""
+    """Of each pretraining run."""
+    tasks: dict[str, FinetuneOptions]
+    """Options of the tasks that each run is fine-tuned on."""
+    pretrained: str
+    """Name of the first cell with the same pretraining runs; usually this one."""
 
     def run_config(self, index: int) -> Config:
         """The config of the run with an index."""
@@ -45,13 +52,17 @@ class Cell:
 def cost_of(config: Config) -> Cost:
     """The cost of a run."""
     phases = [(i, phase, phase.rows_before(phase.steps)) for i, phase in enumerate(config.phases)]
-    shapes = jax.tree.leaves(bert.shapes(config.model, heads_of(config)))
     return Cost(
         config.total_steps,
         sum(rows * phase.seq_len for _, phase, rows in phases),
         sum(train_step_flops(config, i, 1) * rows for i, _, rows in phases),
-        sum(leaf.size for leaf in shapes),
+        _parameters(config.model, heads_of(config)),
     )
+
+
+@functools.cache  # tracing takes a tenth of a second
+def _parameters(model: ModelConfig, heads: Heads) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(bert.shapes(model, heads)))
 
 
 def make_cells(study: Study, vocab_size: int) -> list[Cell]:
@@ -78,7 +89,9 @@ def make_cells(study: Study, vocab_size: int) -> list[Cell]:
         )
         if cells:
             config = with_equal_budget(config, cells[0].cost, study, where)
-        cells.append(Cell(name, levels, config, cost_of(config)))
+        same = [one for one in cells if dataclasses.replace(config, name=one.config.name) == one.config]
+        config, pretrained = (same[0].config, same[0].name) if same else (config, name)
+        cells.append(Cell(name, levels, config, cost_of(config), study.finetune_options(levels), pretrained))
     return cells
 
 

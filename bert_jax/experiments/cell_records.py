@@ -24,13 +24,23 @@ class Run(NamedTuple):
     cell: Cell
     index: int
     """Of the seed, from 0."""
-    directory: StoredPath
-    """Run directory."""
+    workdir: StoredPath
+    """Of the study."""
+
+    @property
+    def directory(self) -> StoredPath:
+        """Directory of the pretraining run."""
+        return self.workdir / CELLS / self.cell.pretrained / f"seed{self.index}"
+
+    @property
+    def finetuning_directory(self) -> StoredPath:
+        """Directory of the fine-tuning runs."""
+        return self.workdir / CELLS / self.cell.name / f"seed{self.index}.finetuned"
 
     @property
     def record_path(self) -> StoredPath:
         """File of the run's record."""
-        return self.directory.parent / f"{self.directory.name}.json"
+        return self.workdir / CELLS / self.cell.name / f"seed{self.index}.json"
 
 
 class Timing(TypedDict):
@@ -38,6 +48,17 @@ class Timing(TypedDict):
 
     seconds: float
     """From the start of the process's work on the run to its end, over all attempts."""
+
+
+class TaskScores(TypedDict):
+    """The fine-tuning runs of one pretraining run on one task."""
+
+    scores: list[float]
+    """Of the runs that did not fail."""
+    failed: int
+    """Runs that diverged or are not better than the best constant prediction."""
+    examples: list[float]
+    """If the score is the accuracy: that of each example of dev, over the runs that did not fail; else empty."""
 
 
 class Record(TypedDict):
@@ -49,6 +70,8 @@ class Record(TypedDict):
     error: str
     """Why the last attempt failed; empty if the run succeeded."""
     metrics: dict[str, float]
+    finetuned: dict[str, TaskScores]
+    """By task."""
     tokens: int
     """Tokens of all steps, without padding."""
     timing: Timing
@@ -66,13 +89,20 @@ class StudyFile(TypedDict):
     """Share of each corpus, by identity."""
     tokenizer: str
     """Fingerprint."""
+    task_data: dict[str, str]
+    """SHA-256 of the files of each task."""
 
 
 def runs_of(study: Study, cells: list[Cell], workdir: StoredPath) -> list[Run]:
     """All runs of a study, by seed first: an unfinished study has fewer seeds, and not fewer levels."""
-    return [
-        Run(cell, index, workdir / CELLS / cell.name / f"seed{index}") for index in range(study.seeds) for cell in cells
-    ]
+    return [Run(cell, index, workdir) for index in range(study.seeds) for cell in cells]
+
+
+def runs_of_part(runs: list[Run], part: tuple[int, int]) -> list[Run]:
+    """The runs of a part, (index, number of parts); those that share a pretraining run are in the same part."""
+    directories = list(dict.fromkeys(run.directory for run in runs))
+    mine = set(directories[part[0] :: part[1]])
+    return [run for run in runs if run.directory in mine]
 
 
 def write_identity(workdir: StoredPath, identity: StudyFile) -> None:

@@ -18,12 +18,6 @@ from bert_jax.storage import StoredPath, write_atomic
 
 MIN_SEEDS = 3
 """Fewer seeds get no verdict."""
-SAMPLED = {
-    "pretraining seed": "sampled: initialisation, order of examples, masks and dropout",
-    "held-out rows": "not sampled: the same rows and masks in all runs, so results hold for these rows",
-    "fine-tuning seed": "not sampled: nothing is fine-tuned",
-}
-"""Sources of variation, and whether the intervals include them."""
 Records = dict[str, Sequence[Record | None]]
 """Records of each cell, by seed."""
 
@@ -48,13 +42,14 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
     runs = [
         {"cell": cell.name, "seed": cell.config.seed + index}
         | {name: record[name] for name in ("attempts", "error", "metrics", "tokens")}
+        | {"finetuned": {task: {k: one[k] for k in ("scores", "failed")} for task, one in record["finetuned"].items()}}
         for cell in cells
         for index, record in enumerate(records[cell.name])
         if record is not None
     ]
     return {
         "study": study.name,
-        "sampled": SAMPLED,
+        "sampled": sampled_sources(study),
         "equal": study.equal,
         "alpha": study.alpha,
         "margins": study.margins,
@@ -72,6 +67,18 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
             if record is not None
         },
     }
+
+
+def sampled_sources(study: Study) -> dict[str, str]:
+    """Sources of variation, and whether the intervals include them."""
+    sources = {
+        "pretraining seed": "sampled: initialisation, order of examples, masks and dropout",
+        "held-out rows": "not sampled: the same rows and masks in all runs, so results hold for these rows",
+    }
+    if study.tasks:
+        sources["fine-tuning seed"] = "sampled: a score is the mean over the fine-tuning runs of a pretraining seed"
+        sources["examples of the tasks"] = "sampled by the multi-bootstrap of accuracies only"
+    return sources
 
 
 def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[dict[str, Any]]:
@@ -141,7 +148,8 @@ def _compare(
     for name, scores in (("level", level_scores), ("baseline", baseline_scores)):
         row[f"{name}_mean"] = float(scores.mean()) if len(scores) else None
         row[f"{name}_deviation"] = float(scores.std(ddof=1)) if len(scores) > 1 else None
-    names = ("difference", "low", "high", "bca_low", "bca_high", "p_value", "equivalence", "detectable")
+    names = ("difference", "low", "high", "bca_low", "bca_high", "bootstrap_low", "bootstrap_high", "bootstrap_p_value")
+    names += ("p_value", "equivalence", "detectable")
     row |= dict.fromkeys(names) | {"p_value_holm": None, "equivalence_holm": None}
     if seeds == 0:
         return row
@@ -157,7 +165,27 @@ def _compare(
         interval = statistics.bca_interval(differences, seed=0, confidence=1 - alpha)
         row |= {"bca_low": interval[0], "bca_high": interval[1]}
         spread = differences.std(ddof=1)
+    if paired and len(level) == len(baseline) == 1:
+        row |= _multibootstrap(metric, [records[cells[0].name] for cells in (level, baseline)], list(x), alpha)
     row["detectable"] = statistics.detectable_difference(float(spread), seeds, paired=paired, alpha=alpha)
     if seeds < MIN_SEEDS:  # shown, and not tested
         row |= {"p_value": None, "equivalence": None}
     return row
+
+
+def _multibootstrap(
+    metric: str, sides: Sequence[Sequence[Record | None]], indices: Sequence[int], alpha: float
+) -> dict[str, float]:
+    """The interval over seeds and examples, where both sides have scores of examples for these seeds; else nothing."""
+    matrices = []
+    for records in sides:
+        of_seeds = [record["finetuned"].get(metric) for i in indices if (record := records[i]) is not None]
+        examples = [one["examples"] for one in of_seeds if one is not None and one["examples"]]
+        if len(examples) != len(indices):
+            return {}
+        matrices.append(np.array(examples))
+    level, baseline = (statistics.SeedScores.from_examples(one) for one in matrices)
+    estimate = statistics.multibootstrap(
+        level, baseline, matrices[0].shape[1], paired=True, seed=0, confidence=1 - alpha
+    )
+    return {"bootstrap_low": estimate.low, "bootstrap_high": estimate.high, "bootstrap_p_value": estimate.p_value}

@@ -5,38 +5,36 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from jax.sharding import Mesh
 
 import bert_jax
 from bert_jax import storage
 from bert_jax.config.sections import PAIR_FORMATS
+from bert_jax.convert import init_from
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.directory_lock import InUseError
 from bert_jax.errors import TRY_AGAIN, PeerError, UserError
-from bert_jax.experiments import study_report
+from bert_jax.experiments import finetuned, study_report
 from bert_jax.experiments.budget import Cell, make_cells
 from bert_jax.experiments.cell_records import (
     FORMAT_VERSION,
     Record,
     Run,
     StudyFile,
+    TaskScores,
     check_identity,
     read_record,
     runs_of,
+    runs_of_part,
     write_identity,
     write_record,
 )
 from bert_jax.experiments.results import write_results
+from bert_jax.experiments.shared_programs import MakePrograms
 from bert_jax.experiments.study import Study
 from bert_jax.storage import StoredPath
 from bert_jax.training import pretraining
-from bert_jax.training.programs import Programs
-from bert_jax.training.task import Task
-
-MakePrograms = Callable[[Task, Mesh], Programs]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +46,8 @@ class OpenStudy:
     workdir: StoredPath
     cells: list[Cell]
     identity: StudyFile
+    task_data: StoredPath | None
+    """Directory with a directory of data for each task."""
 
     @property
     def runs(self) -> list[Run]:
@@ -55,12 +55,20 @@ class OpenStudy:
         return runs_of(self.study, self.cells, self.workdir)
 
 
-def open_study(study: Study, parts: Sequence[CorpusWeight], workdir: StoredPath) -> OpenStudy:
+def open_study(
+    study: Study, parts: Sequence[CorpusWeight], workdir: StoredPath, task_data: StoredPath | None = None
+) -> OpenStudy:
     """Open the corpora of a study and check its cells and its directory; nothing is written.
 
+    Args:
+      study: the study.
+      parts: its corpora.
+      workdir: its directory.
+      task_data: directory with a directory of data for each of its tasks.
+
     Raises:
-      UserError: corpora that cannot be used together, cells that are not valid or cannot be compared, or a directory
-        of something else.
+      UserError: corpora that cannot be used together, cells that are not valid or cannot be compared, no data for a
+        task, or a directory of something else.
     """
     ordered, corpora = open_corpora(parts)
     tokenizer = common_tokenizer(corpora, sys.maxsize)
@@ -71,10 +79,11 @@ def open_study(study: Study, parts: Sequence[CorpusWeight], workdir: StoredPath)
         "study": study.to_dict(),
         "corpora": {corpus.identity: float(share) for corpus, share in zip(corpora, shares, strict=True)},
         "tokenizer": tokenizer.fingerprint,
+        "task_data": finetuned.data_identities(study, task_data),
     }
     cells = make_cells(study, tokenizer.vocab_size)
     check_identity(workdir, identity)
-    return OpenStudy(study, parts, workdir, cells, identity)
+    return OpenStudy(study, parts, workdir, cells, identity, task_data)
 
 
 def run_study(
@@ -96,7 +105,7 @@ def run_study(
     """
     write_identity(opened.workdir, opened.identity)
     runs = opened.runs
-    mine = runs[part[0] :: part[1]]
+    mine = runs_of_part(runs, part)
     for number, run in enumerate(mine, 1):
         label = f"run {number} of {len(mine)}, {run.cell.name} seed {run.index}"
         while not is_done(record := read_record(run), retries):
@@ -128,15 +137,27 @@ def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: 
     """Train and measure a run and write its record; False: it was stopped and saved."""
     start, error = time.monotonic(), ""
     metrics: dict[str, float] = {}
+    tasks: dict[str, TaskScores] = {}
     tokens = 0
     try:
         config = run.cell.run_config(run.index)
-        progress = pretraining.pretrain(config, list(opened.parts), run.directory, make_programs=make_programs)
+        progress = pretraining.pretrain(
+            config,
+            list(opened.parts),
+            run.directory,
+            load_initial_params=init_from.load_initial_params,
+            make_programs=make_programs,
+        )
         if not progress.ended:
             return False
         tokens, metrics = progress.tokens_seen, measure(opened, run, make_programs)
+        for task, options in run.cell.tasks.items():
+            assert opened.task_data is not None
+            tasks[task] = finetuned.score_task(run, task, opened.task_data / task, options, make_programs)
+            if tasks[task]["scores"] and task in opened.study.margins:
+                metrics[task] = sum(tasks[task]["scores"]) / len(tasks[task]["scores"])
         if lost := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
-            metrics, error = {}, f"not finite: {', '.join(lost)}"
+            metrics, tasks, error = {}, {}, f"not finite: {', '.join(lost)}"
     except (InUseError, PeerError):
         raise
     except Exception as exception:
@@ -152,6 +173,7 @@ def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: 
         "attempts": 1 + (before["attempts"] if before else 0),
         "error": error,
         "metrics": metrics,
+        "finetuned": tasks,
         "tokens": tokens,
         "timing": {"seconds": round(seconds, 1)},
     }

@@ -13,6 +13,7 @@ from bert_jax.training.programs import Programs
 from bert_jax.training.task import Task
 
 T = TypeVar("T")
+MakePrograms = Callable[[Task, Mesh], Programs]
 
 
 class SharedPrograms(Programs):
@@ -37,7 +38,7 @@ class SharedPrograms(Programs):
         return super().once((kind, self._phases[phase] if isinstance(phase, int) else phase, *rest, self._same), make)
 
 
-def share_programs() -> Callable[[Task, Mesh], Programs]:
+def share_programs() -> MakePrograms:
     """A `make_programs` for `pretraining.pretrain` and `evaluate`: the programs of all its runs are shared."""
     made: dict[Any, Any] = {}
     return lambda task, mesh: SharedPrograms(task, mesh, made)

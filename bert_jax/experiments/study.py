@@ -15,6 +15,7 @@ from bert_jax.config.sections import PAIR_FORMATS, Format
 from bert_jax.config.training import MIN_SEQ_LEN
 from bert_jax.errors import UserError, did_you_mean, require
 from bert_jax.field_validation import Count, Interval, Share, check
+from bert_jax.finetune.options import FinetuneOptions
 
 Changes = dict[str, Any]
 """Changes of a config: as for `config.replace`, a dict for a section. ``phases`` is a tuple of phases, or a dict of
@@ -22,7 +23,7 @@ fields that change in every phase."""
 Levels = dict[str, str]
 """The level of each factor."""
 METRICS = ("mlm_loss", "mlm_accuracy", *(f"{pair}_accuracy" for pair in PAIR_FORMATS))
-"""Metrics of a study: of the MLM head on `Study.rows`, and of each pair objective on rows of its first format
+"""Metrics of pretraining: of the MLM head on `Study.rows`, and of each pair objective on rows of its first format
 (`PAIR_FORMATS`) with the same length and number."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PHASE_FIELDS = [one.name for one in dataclasses.fields(Phase)]
@@ -43,7 +44,7 @@ class HeldOutRows:
         check(self, "rows.")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Study:
     """Runs that differ in the levels of factors, and the comparisons of their metrics.
 
@@ -55,9 +56,13 @@ class Study:
     base: Config
     """What the levels change."""
     factors: dict[str, dict[str, Changes]]
-    """Changes of the base by factor and level."""
+    """Changes of the base by factor and level; those named ``tasks`` are of the options of all tasks."""
     margins: dict[str, float]
-    """By metric (`METRICS`): the largest difference that does not matter. Only these metrics are compared."""
+    """By metric (`METRICS`, and the score of a task by its name): the largest difference that does not matter. Only
+    these metrics are compared."""
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tasks of `bert-jax finetune` that every run is fine-tuned on, with options that differ from the defaults
+    (`FinetuneOptions`). A run's score is the mean over its fine-tuning seeds."""
     rows: HeldOutRows = HeldOutRows()
     """Held-out rows that all runs are scored on."""
     baseline: Levels = field(default_factory=dict)
@@ -86,8 +91,29 @@ class Study:
             _require_known(level, self.factors[factor], f"study.baseline.{factor}", "level")
         require(bool(self.margins), f"study.margins: name at least one of {', '.join(METRICS)} and its margin")
         for metric, margin in self.margins.items():
-            _require_known(metric, METRICS, "study.margins", "metric")
+            _require_known(metric, (*METRICS, *self.tasks), "study.margins", "metric")
             require(margin > 0, f"study.margins.{metric} is {margin}: it must be more than 0")
+
+    def finetune_options(self, levels: Levels) -> dict[str, FinetuneOptions]:
+        """The options of each task in a cell.
+
+        Raises:
+          UserError: an unknown option, or one that is not valid.
+        """
+        changes: dict[str, Any] = {}
+        for factor, level in levels.items():
+            changes |= self.factors[factor][level].get("tasks", {})
+        known = [one.name for one in dataclasses.fields(FinetuneOptions)]
+        options = {}
+        for task, values in self.tasks.items():
+            where = f"study {self.name}, {self.cell_name(levels)}, tasks.{task}"
+            for name in values | changes:
+                _require_known(name, known, where, "option")
+            try:
+                options[task] = FinetuneOptions(**(values | changes))
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
+        return options
 
     @property
     def baseline_levels(self) -> Levels:
@@ -119,6 +145,9 @@ class Study:
         for factor, level in levels.items():
             where = f"study {self.name}, {factor} {level}"
             for name, changes in self.factors[factor][level].items():
+                if name == "tasks":
+                    require(bool(self.tasks), f"{where}: tasks: the study has no tasks")
+                    continue
                 if name == "phases":
                     phases = _change_phases(phases, changes, where)
                     continue

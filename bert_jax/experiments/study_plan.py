@@ -8,7 +8,7 @@ import jax
 from bert_jax.chips import Sizes, chip_of
 from bert_jax.config import Config
 from bert_jax.experiments.budget import Cell
-from bert_jax.experiments.cell_records import Record, Run, read_record
+from bert_jax.experiments.cell_records import Record, Run, read_record, runs_of_part
 from bert_jax.experiments.runner import OpenStudy, is_done
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
@@ -27,7 +27,7 @@ def plan_study(opened: OpenStudy, part: tuple[int, int], retries: int) -> dict[s
     records = [(run, read_record(run)) for run in opened.runs]
     finished = [(run, record) for run, record in records if record is not None and not record["error"]]
     rate = _measured_rate(finished)
-    mine = opened.runs[part[0] :: part[1]]
+    mine = runs_of_part(opened.runs, part)
     left = [run for run, record in records if run in mine and not is_done(record, retries)]
     seconds = {cell.name: cell.cost.flops / rate if rate else _planned_seconds(cell.config) for cell in opened.cells}
     source = (

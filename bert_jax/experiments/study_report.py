@@ -84,7 +84,8 @@ def _verdict_table(comparisons: Sequence[dict[str, Any]]) -> Table:
 
 
 def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[Note | Table | Intervals]:
-    header = ("comparison", "seeds", "failed", "level", "baseline", "BCa", "p (Holm)", "p of equivalence (Holm)")
+    header = ("comparison", "seeds", "failed", "level", "baseline", "BCa", "seeds and examples")
+    header += ("p (Holm)", "p of equivalence (Holm)")
     table = Table(
         header,
         tuple(
@@ -94,6 +95,7 @@ def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[No
                 f"{row['failed']} and {row['failed_baseline']}",
                 *(_mean(row[f"{side}_mean"], row[f"{side}_deviation"]) for side in ("level", "baseline")),
                 _interval(row["bca_low"], row["bca_high"]),
+                _interval(row["bootstrap_low"], row["bootstrap_high"]),
                 _number(row["p_value_holm"]),
                 _number(row["equivalence_holm"]),
             )
@@ -140,11 +142,18 @@ def _run_table(results: dict[str, Any]) -> Table:
             f"{run['seed']}",
             *(_number(run["metrics"].get(name)) for name in metrics),
             f"{run['tokens']:,}",
-            f"failed after {run['attempts']} attempts: {run['error']}" if run["error"] else "",
+            _failures(run),
         )
         for run in results["runs"]
     )
     return Table(("cell", "seed", *metrics, "tokens without padding", "failure"), rows)
+
+
+def _failures(run: dict[str, Any]) -> str:
+    if run["error"]:
+        return f"failed after {run['attempts']} attempts: {run['error']}"
+    failed = {task: (one["failed"], one["failed"] + len(one["scores"])) for task, one in run["finetuned"].items()}
+    return "; ".join(f"{task}: {bad} of {all_} fine-tuning runs failed" for task, (bad, all_) in failed.items() if bad)
 
 
 def _budget_table(results: dict[str, Any]) -> Table:

@@ -223,9 +223,8 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
     ramps = task.config.phases[task.phase].start_batch_size is not None
 
     def local_gradients(params: Params, step: Array, batch: Batch, inputs: StepScalars) -> tuple[Any, Metrics, Any]:
-        micro_batches = inputs.micro_batches if ramps else accumulation
-        key_words = inputs.seed, step
-        return _local_gradients(task, mesh, shardings.params, (micro_batches, accumulation), params, key_words, batch)
+        counts = (inputs.micro_batches if ramps else accumulation), accumulation
+        return _local_gradients(task, mesh, shardings.params, counts, params, (inputs.seed, step), batch)
 
     everywhere = replicated(mesh).spec
     gradients_of = jax.shard_map(

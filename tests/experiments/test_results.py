@@ -15,7 +15,8 @@ ABC = {"a": {}, "b": {"objective": {"mask_rate": 0.2}}, "c": {"objective": {"mas
 def record(error: str = "", **metrics: float):
     timing = {"seconds": 1.0}
     return {"format_version": FORMAT_VERSION, "attempts": 1, "error": error, "metrics": metrics, "tokens": 9} | {
-        "timing": timing
+        "timing": timing,
+        "finetuned": {},
     }
 
 

@@ -35,7 +35,8 @@ def study() -> Study:
     )
     masks = {"dynamic": {}, "static": {"data": {"example_copies": 1, "mask_copies": 1}}}
     margins = {"mlm_loss": 10.0, "nsp_accuracy": 0.001}
-    return Study("small", base, {"masks": masks}, margins, rows=HeldOutRows("full_sentences", 32, 8))
+    rows = HeldOutRows("full_sentences", 32, 8)
+    return Study(name="small", base=base, factors={"masks": masks}, margins=margins, rows=rows)
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +160,7 @@ def test_failed_runs(finished, start, tmp_path, capsys):
     assert all(run.pop("attempts") for run in expected["runs"]) and results == expected
 
 
+@pytest.mark.slow
 def test_a_retry_succeeds(finished, start, tmp_path):
     _, results = start(tmp_path / "study", wrap=failing("baseline", 0, 1))
     assert results["comparisons"] == contents(finished)[0]["comparisons"]
@@ -182,6 +184,7 @@ def test_a_full_disk_is_not_a_failed_run(start, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("study/cells/*/*.json"))
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_continues(finished, start, tmp_path, capsys):
     def terminate(count, _):
         if count == 3:
