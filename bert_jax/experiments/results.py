@@ -18,6 +18,8 @@ from bert_jax.storage import StoredPath, write_atomic
 
 MIN_SEEDS = 3
 """Fewer seeds get no verdict."""
+POWER_SEEDS = (3, 5, 10, 20)
+"""Numbers of seeds in the power table."""
 Records = dict[str, Sequence[Record | None]]
 """Records of each cell, by seed."""
 
@@ -167,7 +169,10 @@ def _compare(
         spread = differences.std(ddof=1)
     if paired and len(level) == len(baseline) == 1:
         row |= _multibootstrap(metric, [records[cells[0].name] for cells in (level, baseline)], list(x), alpha)
-    row["detectable"] = statistics.detectable_difference(float(spread), seeds, paired=paired, alpha=alpha)
+    row["detectable"] = {
+        str(count): statistics.detectable_difference(float(spread), count, paired=paired, alpha=alpha)
+        for count in sorted({seeds, *POWER_SEEDS})
+    }
     if seeds < MIN_SEEDS:  # shown, and not tested
         row |= {"p_value": None, "equivalence": None}
     return row

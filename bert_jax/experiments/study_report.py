@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.experiments.cell_records import REPORT, RESULTS, STUDY
-from bert_jax.experiments.results import MIN_SEEDS
+from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS
 from bert_jax.report import Command, Interval, Intervals, Note, Section, Table, html
 from bert_jax.storage import StoredPath, read_json_object, write_atomic
 
@@ -102,7 +102,8 @@ def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[No
             for row in rows
         ),
     )
-    return [*_figures(rows, results["margins"]), table, *(Note(_power(row, results["alpha"])) for row in rows)]
+    powered = [row for row in rows if row["detectable"] is not None]
+    return [*_figures(rows, results["margins"]), table, *_power(powered, results["alpha"])]
 
 
 def _figures(rows: Sequence[dict[str, Any]], margins: dict[str, float]) -> list[Intervals]:
@@ -123,15 +124,25 @@ def _name(row: dict[str, Any]) -> str:
     return f"{row['level']} against {row['baseline']}, {row['metric']}"
 
 
-def _power(row: dict[str, Any], alpha: float) -> str:
-    if row["detectable"] is None:
-        return f"{_name(row)}: {row['seeds']} seed(s) give no interval."
-    seeds = "paired seeds" if row["paired"] else "seeds on each side"
-    return (
-        f"{_name(row)}: with the observed spread, {row['seeds']} {seeds} can show a difference of "
-        f"{row['detectable']:.2g} with 80 % power at the level {alpha:g}, before adjustment. With so few seeds, t "
-        "intervals rest on the normal distribution, and BCa intervals are too narrow."
-    )
+def _power(rows: Sequence[dict[str, Any]], alpha: float) -> list[Note | Table]:
+    """The smallest differences that numbers of seeds can show."""
+    if not rows:
+        return []
+    lines = [
+        f"{_name(row)}: with the observed spread, {row['seeds']} {'paired seeds' if row['paired'] else 'seeds a level'}"
+        f" can show a difference of {row['detectable'][str(row['seeds'])]:.2g} with 80 % power."
+        for row in rows
+    ]
+    counts = [str(count) for count in POWER_SEEDS]
+    cells = tuple((_name(row), *(f"{row['detectable'][count]:.2g}" for count in counts)) for row in rows)
+    return [
+        *map(Note, lines),
+        Table(("difference shown with 80 % power", *(f"{count} seeds" for count in counts)), cells),
+        Note(
+            f"Power is at the level {alpha:g}, before adjustment. With few seeds, the spread itself is uncertain, t "
+            "intervals rest on the normal distribution, and BCa intervals are too narrow."
+        ),
+    ]
 
 
 def _run_table(results: dict[str, Any]) -> Table:

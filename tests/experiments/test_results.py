@@ -54,7 +54,8 @@ def test_verdicts(differences, verdict):
     assert (row["low"], row["high"]) == pytest.approx((estimate.low, estimate.high))
     deviation = np.std(differences, ddof=1)
     power = statistics.detectable_difference(deviation, len(differences), paired=True)
-    assert row["detectable"] == pytest.approx(power, abs=1e-9)
+    assert row["detectable"][str(len(differences))] == pytest.approx(power, abs=1e-9)
+    assert row["detectable"]["20"] <= row["detectable"]["3"]
     assert (row["p_value"] is None) == (verdict is None)
 
 
