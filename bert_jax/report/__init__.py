@@ -147,7 +147,7 @@ class Intervals:
     intervals: tuple[Interval, ...]
     """from top to bottom"""
     label: str
-    """of the axis, with the unit, e.g. "difference of accuracy (points)" """
+    """what the axis shows, with the unit, e.g. "difference of accuracy (points)" """
     margin: float | None = None
     """differences in [-margin, margin] count as equivalent; drawn as a band"""
 

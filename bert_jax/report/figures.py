@@ -8,6 +8,8 @@ import html
 import io
 import math
 import re
+import textwrap
+import warnings
 from collections.abc import Iterable
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -30,9 +32,11 @@ PALETTE = (
 )
 """Colors of series on a light and on a dark page; further series repeat them."""
 _INCHES = (5.0, 3.1)
-_INCHES_PER_INTERVAL, _INCHES_OF_AXIS = 0.42, 0.75
+_INCHES_PER_INTERVAL, _INCHES_OF_AXIS = 0.42, 0.5
 _NAME_CHARACTERS = 26
 """Longer names beside intervals are cut."""
+_LABEL_CHARACTERS = 46
+"""Longer labels of an axis have several lines."""
 _INK, _RULE = "#00fe00", "#00fe01"
 """Stand for CSS variables until the SVG is written."""
 _SETTINGS = {
@@ -66,7 +70,9 @@ def to_svg(block: Curves | Intervals) -> str:
 
     # matplotlib's own defaults, whatever the matplotlibrc of the user has.
     defaults = {name: matplotlib.rcParamsDefault[name] for name in matplotlib.rcParamsDefault if name != "backend"}
-    with matplotlib.rc_context(defaults | _SETTINGS):
+    with matplotlib.rc_context(defaults | _SETTINGS), warnings.catch_warnings():
+        # Text is drawn by the browser, whose fonts have more letters than the one that measures it here.
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = Figure(figsize=_INCHES, layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots()
@@ -77,7 +83,7 @@ def to_svg(block: Curves | Intervals) -> str:
                 figure.set_size_inches(_INCHES[0], _INCHES_PER_INTERVAL * len(block.intervals) + _INCHES_OF_AXIS)
                 _draw_intervals(axes, block)
         file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        figure.savefig(file, format="svg", transparent=True)
     return _inline(file.getvalue(), block.title)
 
 
@@ -98,7 +104,7 @@ def _draw_curves(axes: "Axes", block: Curves) -> None:
         axes.plot(series.x, series.y, style, color=drawn, linewidth=1.6, marker=marker, markersize=4)
         if series.low is not None and series.high is not None:
             axes.fill_between(series.x, series.low, series.high, color=drawn, alpha=0.18, linewidth=0)
-    axes.set(xlabel=block.x_label, ylabel=block.y_label)
+    axes.set(xlabel=_wrapped(block.x_label), ylabel=_wrapped(block.y_label, _LABEL_CHARACTERS // 2))
     if block.log_x and _all_positive(x for one in block.series for x in one.x):
         axes.set_xscale("log", subs=())
     if block.log_y and _all_positive(y for one in block.series for y in (*one.y, *(one.low or ()))):
@@ -127,7 +133,6 @@ def _draw_intervals(axes: "Axes", block: Intervals) -> None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel(block.label)
     axes.xaxis.set_major_formatter(_tick_label)
 
 
@@ -136,6 +141,10 @@ def _tick_label(value: float, position: int | None = None) -> str:
     scales = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0, 1, ""))
     unit, suffix = next((unit, suffix) for least, unit, suffix in scales if abs(value) >= least)
     return f"{value / unit:.4g}{suffix}".replace("e-0", "e-").replace("-", "−")
+
+
+def _wrapped(label: str, characters: int = _LABEL_CHARACTERS) -> str:
+    return "\n".join(textwrap.wrap(label, characters))
 
 
 def _cut(name: str) -> str:
@@ -148,7 +157,7 @@ def _stand_in(color: int) -> str:
 
 
 def _inline(svg: str, title: str) -> str:
-    """The `<svg>` element of a file, for a page: no fixed size, styles that apply outside of it, or unused ids."""
+    """The `<svg>` element of a file, for a page: no size, date, styles that apply outside of it, or unused ids."""
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>|<style.*?</style>|<defs>\s*</defs>", "", svg, flags=re.S)
     view_box = re.search(r'viewBox="[^"]*"', svg)[0]

@@ -7,6 +7,7 @@ The page depends on the sections only: rendering it twice gives the same bytes. 
 from collections.abc import Sequence
 
 import jinja2
+from markupsafe import Markup, escape
 
 from bert_jax.report import Histogram, Section, figures
 
@@ -35,9 +36,15 @@ def render(sections: Sequence[Section]) -> str:
     )
     title = ", ".join(section.title for section in sections if section.level == 1)
     page = environment.get_template("page.html")
-    functions = {"kind": lambda block: type(block).__name__, "columns": _columns, "svg": figures.to_svg}
+    functions = {"columns": _columns, "svg": figures.to_svg, "breakable": _breakable}
+    functions["kind"] = lambda block: type(block).__name__
     constants = {"generator": GENERATOR, "palette": figures.PALETTE}
     return page.render(title=title, sections=sections, **functions, **constants) + "\n"
+
+
+def _breakable(cell: str) -> Markup:
+    """A cell whose text may also break after an underscore, so that tables of metrics and settings are narrow."""
+    return Markup(str(escape(cell)).replace("_", "_<wbr>"))
 
 
 def _columns(block: Histogram) -> dict:

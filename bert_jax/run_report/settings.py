@@ -84,7 +84,7 @@ def repeat_command(run: Run) -> list[Command | Note]:
         return [Note(text)]
     name, preset = base
     corpora = [["--corpus", corpus] for corpus in _corpora(run)]
-    options = [*corpora, ["--workdir", f"{run.directory}-again"], *_differing_flags(preset, config)]
+    options = [*corpora, ["--workdir", _other_directory(run)], *_differing_flags(preset, config)]
     return [Command(_joined(["bert-jax", "pretrain", name], options))]
 
 
@@ -93,7 +93,12 @@ def _finetune_command(run: Run) -> list[Command | Note]:
     options = [["--task", task.task], *(["--data", path] for path in run.file["corpus_paths"])]
     words = ["bert-jax", "finetune", source or "MODEL"]
     note = Note("Add the flags for the settings that are marked in the table of settings.")
-    return [Command(_joined(words, [*options, ["--workdir", f"{run.directory}-again"]])), note]
+    return [Command(_joined(words, [*options, ["--workdir", _other_directory(run)]])), note]
+
+
+def _other_directory(run: Run) -> str:
+    """A directory beside that of the run."""
+    return f"{run.directory if run.directory.name not in ('', '..') else run.name}-again"
 
 
 def _joined(words: Sequence[str], options: Sequence[Sequence[str]]) -> str:

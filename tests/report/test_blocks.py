@@ -44,11 +44,16 @@ BLOCKS = {
         '<tr class="marked"><td>d</td><td>2</td></tr>',
         "  a  b\n  c  1\n* d  2",
     ),
+    "names": (
+        Table(("a_b", "b"), (("phases.0.seq_len", "0.25 </b>"),)),
+        "<td>phases.0.seq_<wbr>len</td><td>0.25 &lt;/b&gt;</td>",
+        "a_b                       b\nphases.0.seq_len  0.25 </b>",
+    ),
     "bars": (Bars(("c",), (0.5,), True), '<i style="width:50.0%">', "c  50.00%  ████████████████████"),
     "histogram": (Histogram("size", "things", "tokens", (Bin(1, 1, 2, 2),)), "<title>1 tokens: 2 things", "size"),
     "excerpt": (Excerpt("Caption", ("line",), True), "<li>line …</li>", "Caption:\n  · line\n    ..."),
     "curves": (CURVES, "</i>unigram</span>", "first        █▃▁      4   2.5\nunigram       ▁▁      5     5"),
-    "intervals": (INTERVALS, "Band: equivalent within ±0.5.", "sop         -1.5    -2    -1"),
+    "intervals": (INTERVALS, "points. Band: equivalent within ±0.5.", "sop         -1.5    -2    -1"),
 }
 
 
@@ -110,8 +115,8 @@ def test_pages_are_deterministic(monkeypatch):
     before = page(CURVES, INTERVALS)
     assert page(CURVES, INTERVALS) == before
     assert page(CURVES) != page(dataclasses.replace(CURVES, log_x=True))
-    monkeypatch.setitem(matplotlib.rcParams, "lines.linewidth", 9)  # as in a matplotlibrc
-    monkeypatch.setitem(matplotlib.rcParams, "axes.facecolor", "red")
+    monkeypatch.setitem(matplotlib.rcParams, "axes.linewidth", 9)  # as in a matplotlibrc
+    monkeypatch.setitem(matplotlib.rcParams, "xtick.major.size", 20)
     assert page(CURVES, INTERVALS) == before
 
 
@@ -147,6 +152,15 @@ def test_hostile_names_are_escaped_and_nothing_is_loaded():
     links = [value for name, value in tags.attributes if name.endswith("href") or name == "src"]
     assert links and all(link.startswith("#") for link in links)  # markers within a figure
     assert html.GENERATOR in content
+
+
+def test_labels_in_other_scripts_and_long_ones():
+    """matplotlib's font lacks the letters; a label that does not fit into a line has two."""
+    assert "言語モデル" in svg_of(Intervals("title", (Interval("言語モデル", 1, 0, 2),), "points"))
+    svg = svg_of(dataclasses.replace(CURVES, x_label="tokens of the corpus " * 4))
+    assert len(re.findall("<text[^>]*>tokens of", svg)) == 2
+    values = Curves("diverged", (Series("loss", (1, 2), (math.nan, math.nan)),), "step", log_y=True)
+    assert "<svg" in page(values) and "loss" in text.render([Section("Title", (values,), level=1)])
 
 
 def test_without_matplotlib(monkeypatch):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import re
 import shlex
 import shutil
@@ -95,7 +96,9 @@ def test_values_of_a_run(run):
     assert loss.series[0].x == tuple(line["step"] for line in held_out)
     assert loss.series[0].y == tuple(line["mlm_loss"] for line in held_out)
     assert loss.series[1].y == tuple(line["unigram_loss"] for line in held_out)
-    titles = [one.title for one in metric_blocks.training_curves([run])]
+    training = metric_blocks.training_curves([run])
+    assert all(len(one.series) == 1 for one in training), "baselines of single batches are not drawn"
+    titles = [one.title for one in training]
     assert {"learning_rate, training", "gradient_norm, training", "tokens per second, training"} < set(titles)
     assert not any("/" in title or "unigram" in title for title in titles)
     shown = table_of(sections.run_sections([run], ()), "Final metrics")
@@ -160,6 +163,12 @@ def test_the_command_repeats_the_run(run, changes):
     parsed = cli.parse("pretrain", words[2:])
     assert parsed.config == one.config
     assert parsed.corpus == (run.file["corpus_paths"][0],) and parsed.workdir != run.directory
+
+
+@pytest.mark.parametrize(("given", "proposed"), [("runs/first", "runs/first-again"), (".", "workdir-again")])
+def test_the_command_has_another_directory(run, given, proposed):
+    (command,) = settings.repeat_command(dataclasses.replace(run, directory=pathlib.Path(given)))
+    assert f"--workdir {proposed} " in command.text
 
 
 def test_commands_without_a_preset(run):
