@@ -82,11 +82,11 @@ def parse_part(text: str | None, environment: Mapping[str, str]) -> tuple[int, i
     if text is None:
         if "SLURM_ARRAY_TASK_ID" not in environment:
             return 0, 1
-        first, step = (
-            int(environment.get(f"SLURM_ARRAY_TASK_{name}", "01"[name == "STEP"])) for name in ("MIN", "STEP")
+        task, count, first, step = (
+            int(environment.get(f"SLURM_ARRAY_TASK_{name}", default))
+            for name, default in (("ID", 0), ("COUNT", 1), ("MIN", 0), ("STEP", 1))
         )
-        count = int(environment.get("SLURM_ARRAY_TASK_COUNT", "1"))
-        return (int(environment["SLURM_ARRAY_TASK_ID"]) - first) // step, count
+        return (task - first) // step, count
     match = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(f"--part {text}: write the part and the number of parts, as in 2/8, with parts from 1 on")
