@@ -153,7 +153,10 @@ def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: 
         tokens, metrics = progress.tokens_seen, measure(opened, run, make_programs)
         for task, options in run.cell.tasks.items():
             assert opened.task_data is not None
-            tasks[task] = finetuned.score_task(run, task, opened.task_data / task, options, make_programs)
+            scores = finetuned.score_task(run, task, opened.task_data / task, options, make_programs)
+            if scores is None:
+                return False
+            tasks[task] = scores
             if tasks[task]["scores"] and task in opened.study.margins:
                 metrics[task] = sum(tasks[task]["scores"]) / len(tasks[task]["scores"])
         if lost := sorted(name for name, value in metrics.items() if not math.isfinite(value)):

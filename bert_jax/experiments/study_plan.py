@@ -47,6 +47,7 @@ def plan_study(opened: OpenStudy, part: tuple[int, int], retries: int) -> dict[s
         "left": len(left),
         "seconds_left": sum(known) if len(known) == len(left) else None,
         "time_source": source if len(known) == len(left) else "unknown before the first run has finished",
+        "tasks": list(opened.study.tasks),
         "cells": [_cell_values(cell, records, seconds[cell.name], retries) for cell in opened.cells],
     }
 
@@ -103,9 +104,12 @@ def to_sections(values: dict[str, Any]) -> list[Section]:
         for cell in values["cells"]
     )
     header = ("cell", "finished", "failed", "steps", "tokens", "parameters", "FLOPs", "time per run")
+    tuned = (
+        f" FLOPs and planned times are without fine-tuning on {', '.join(values['tasks'])}." if values["tasks"] else ""
+    )
     note = Note(
         f"{values['runs']} runs: {len(values['cells'])} cells with {values['seeds']} seeds, equal {values['equal']}. "
-        f"Part {values['part']} has {values['left']} runs left; time: {time}."
+        f"Part {values['part']} has {values['left']} runs left; time: {time}.{tuned}"
     )
     return [Section(f"study {values['study']}", (Table(header, rows), note), level=1)]
 

@@ -44,6 +44,6 @@ def study() -> Study:
                 "doc": {"data": {"format": "doc_sentences", "example_end": "row"}},
             },
         },
-        margins={"mlm_loss": 0.02, "nsp_accuracy": 0.01},
+        margins={"mlm_loss": 0.02, "nsp_accuracy": 0.01, "sop_accuracy": 0.01},
         rows=HeldOutRows("full_sentences", 128, 2048),
     )

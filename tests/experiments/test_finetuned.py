@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
@@ -42,6 +44,14 @@ def open_study(study, corpus, workdir, task_data):
 @pytest.mark.slow
 def test_a_study_that_fine_tunes(study, tiny_corpus, task_data, tiny_programs, tmp_path):
     opened = open_study(study, tiny_corpus, tmp_path / "study", task_data)
+    stopped = []
+
+    def terminate(count, _):
+        if count == 20 and not stopped:  # pretraining has 8 steps
+            stopped.append(count)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert runner.run_study(opened, tiny_programs(terminate)) == (75, None)
     code, found = runner.run_study(opened, tiny_programs())
     assert code == 0 and not any(run["error"] for run in found["runs"])
     cells = tmp_path / "study/cells"

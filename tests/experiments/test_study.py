@@ -72,6 +72,13 @@ def test_steps_of_an_equal_budget_keep_the_shape_of_the_schedule():
     assert 0 < second.decay_start < second.steps < 10
 
 
+def test_the_last_phase_takes_what_rounding_left():
+    phases = (dataclasses.replace(BASE.phases[0], steps=101),) * 5
+    study = make_study(base=dataclasses.replace(BASE, phases=phases), factors={"batch": BATCHES}, tolerance=0.003)
+    _, doubled = budget.make_cells(study, 99)
+    assert [phase.steps for phase in doubled.config.phases] == [50, 50, 50, 50, 52]
+
+
 def test_cost_is_counted_by_hand():
     cost = budget.cost_of(BASE)
     assert cost.steps == 100 and cost.tokens == 90 * 8 * 16 + 10 * 4 * 32
