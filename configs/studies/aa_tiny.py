@@ -7,8 +7,8 @@ Command: bert-jax ablate aa_tiny --corpus DIR --workdir DIR
 Size: 5,000 steps of 16 rows of 64 tokens, 5.1 million tokens in a run: 20 epochs of a corpus of 0.25 million tokens,
 or 10 of 0.5 million, with a vocabulary of about 4,000. Hold out at least 35,000 tokens, for 512 rows.
 Margin: 0.05 nats, stated before any run.
-Cost: 6 runs, 31 million tokens, 1.1e+14 FLOPs: about 24 minutes at 21,000 tokens/s (two parts, each on one core;
-docs/ablation.md).
+Cost: 6 runs, 31 million tokens: about 24 minutes in two parts with one core each (91 ms per step, measured with 4,096
+token ids; docs/ablation.md), about 33 in one process.
 """
 
 from bert_jax import config as config_lib
