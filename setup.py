@@ -2,7 +2,7 @@ from setuptools import find_packages, setup
 
 # The presets lie in configs/, beside the code, and are installed inside the package: found by name without a clone.
 setup(
-    packages=[*find_packages(include=["bert_jax*", "data_prep*"]), "bert_jax.configs"],
+    packages=[*find_packages(include=["bert_jax*", "data_prep*"]), "bert_jax.configs", "bert_jax.configs.studies"],
     package_dir={"bert_jax.configs": "configs"},
     package_data={
         "bert_jax": ["py.typed"],

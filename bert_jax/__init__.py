@@ -10,11 +10,12 @@ __version__ = "0.1.0"
 
 _LAZY = {
     "Config": "bert_jax.config",
+    "Study": "bert_jax.experiments.study",
     "Tokenizer": "bert_jax.tokenizers.tokenizer",
     "UserError": "bert_jax.errors",
     "load": "bert_jax.inference.loaded_model",
 }
-__all__ = ["Config", "Tokenizer", "UserError", "load"]
+__all__ = ["Config", "Study", "Tokenizer", "UserError", "load"]
 
 
 def __getattr__(name: str) -> Any:

@@ -45,6 +45,10 @@ _held: dict[str, StoredPath] = {}
 """Ids of the locks that this process holds -> their files."""
 
 
+class InUseError(UserError):
+    """A live process holds the lock of a directory."""
+
+
 class DirectoryLock:
     """A lock on a directory. Use it in a ``with``, which releases it if it was acquired."""
 
@@ -75,7 +79,8 @@ class DirectoryLock:
         It waits up to `STALE_SECONDS` to find out whether a process of another host is alive.
 
         Raises:
-          UserError: a live process holds it, or the directory cannot be written.
+          InUseError: a live process holds it.
+          UserError: the directory cannot be written.
         """
         try:
             make_directory_if_local(self._directory)
@@ -159,7 +164,7 @@ class DirectoryLock:
                 latest = _read(self._path)
             alive = latest not in (None, content) and _parse(latest).get("id") == owner.get("id")
         if alive:
-            raise UserError(
+            raise InUseError(
                 f"{self._directory} is in use by {_describe(owner)}: wait until it ends, stop it, or use another "
                 "directory"
             )

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.config import Config, Phase
+from bert_jax.config import Config
+from bert_jax.experiments.shared_programs import SharedPrograms
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.training.continuation import SCHEDULE_FIELDS
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
@@ -21,25 +21,12 @@ from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh
 
 
-class SharedPrograms(Programs):
-    """Programs that are shared with the other runs of the same `made`, and hooks around the steps."""
+class HookedPrograms(SharedPrograms):
+    """Shared programs with hooks around the steps."""
 
     def __init__(self, task: Any, mesh: Any, made: dict, before_step: Callable | None, after_step: Callable | None):
-        super().__init__(task, mesh)
-        self._made, self._before, self._after = made, before_step, after_step
-        config = task.config
-        schedule = {name: getattr(Phase(), name) for name in SCHEDULE_FIELDS}
-        self._phases = [dataclasses.replace(phase, **schedule) for phase in config.phases]
-        # All that programs depend on but for the phase. `sums` may be a test's.
-        self._same = (
-            *(config.model, config.objective, config.optimizer, config.data.examples_per_row, config.seed),
-            *(config.recovery.stable_steps, config.log.layers, mesh, type(task).sums),
-            jax.config.read("jax_disable_most_optimizations"),
-        )
-
-    def once(self, key, make):
-        kind, phase, *rest = key
-        return super().once((kind, self._phases[phase] if isinstance(phase, int) else phase, *rest, self._same), make)
+        super().__init__(task, mesh, made)
+        self._before, self._after = before_step, after_step
 
     def train_step(self, phase, accumulation):
         program = super().train_step(phase, accumulation)
@@ -72,7 +59,7 @@ def share_programs() -> Callable[..., Callable]:
     made: dict = {}
 
     def make(before_step=None, after_step=None, change_task=lambda task: task) -> Callable[[Any, Any], Programs]:
-        return lambda task, mesh: SharedPrograms(change_task(task), mesh, made, before_step, after_step)
+        return lambda task, mesh: HookedPrograms(change_task(task), mesh, made, before_step, after_step)
 
     return make
 

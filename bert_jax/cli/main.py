@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import tyro
 
 from bert_jax import command_line, flags
+from bert_jax.cli.ablate import Ablate
 from bert_jax.cli.doctor import Doctor
 from bert_jax.cli.finetune import Finetune
 from bert_jax.cli.model import Convert, Evaluate, FillMask
@@ -31,6 +32,7 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "doctor": Doctor,
     "plan": Plan,
     "schedule": Schedule,
+    "ablate": Ablate,
     "evaluate": Evaluate,
     "fill-mask": FillMask,
     "report": Report,

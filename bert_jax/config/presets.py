@@ -8,9 +8,12 @@ import traceback
 import types
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from bert_jax.config import Config
 from bert_jax.errors import UserError, did_you_mean
+
+T = TypeVar("T")
 
 # In an installed package they are part of bert_jax; in a clone they are at the top level.
 _PRESET_DIRECTORIES = (Path(__file__).parents[1] / "configs", Path(__file__).parents[2] / "configs")
@@ -18,35 +21,48 @@ _PRESET_DIRECTORIES = (Path(__file__).parents[1] / "configs", Path(__file__).par
 
 def preset_files() -> dict[str, Path]:
     """The shipped presets by name."""
-    folder = next((folder for folder in _PRESET_DIRECTORIES if folder.is_dir()), None)
-    files = sorted(folder.glob("*.py")) if folder else []
+    return shipped_files("")
+
+
+def shipped_files(folder: str) -> dict[str, Path]:
+    """The Python files of a folder of ``configs/`` by name."""
+    shipped = next((directory for directory in _PRESET_DIRECTORIES if directory.is_dir()), None)
+    files = sorted((shipped / folder).glob("*.py")) if shipped else []
     return {path.stem: path for path in files if not path.stem.startswith("_")}
 
 
 def load_config(name_or_file: str) -> Config:
     """The config that a preset or a Python file returns from its function ``config()``.
 
-    The standard output of the file goes to stderr.
-
     Raises:
-      UserError: there is no such preset or file, or the file has no such function or raises.
+      UserError: there is no such preset or file, or see `call_in_file`.
     """
     presets = preset_files()
     path = presets.get(name_or_file, Path(name_or_file))
     # Not Path.is_file(), which raises for names that are too long.
     if path.suffix != ".py" or not os.path.isfile(path):  # noqa: PTH113
         raise UserError(_unknown_config(name_or_file, list(presets)))
-    name = f"bert_jax_config_{path.stem}"
-    module = types.ModuleType(name)
+    return call_in_file(path, "config", Config)
+
+
+def call_in_file(path: Path, function: str, kind: type[T]) -> T:
+    """The value that a function without arguments of a Python file returns.
+
+    The standard output of the file goes to stderr.
+
+    Raises:
+      UserError: the file has no such function or raises, or the value is of another type.
+    """
+    module = types.ModuleType(f"bert_jax_{function}_{path.stem}")
     module.__file__ = os.fspath(path)
     with _one_line_errors(path), contextlib.redirect_stdout(sys.stderr):
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-        if not callable(getattr(module, "config", None)):
-            raise UserError("there is no function config() that returns a bert_jax.Config")
-        config = module.config()
-    if not isinstance(config, Config):
-        raise UserError(f"{path}: config() returned a {type(config).__name__}, not a bert_jax.Config")
-    return config
+        if not callable(getattr(module, function, None)):
+            raise UserError(f"there is no function {function}() that returns a bert_jax.{kind.__name__}")
+        value = getattr(module, function)()
+    if not isinstance(value, kind):
+        raise UserError(f"{path}: {function}() returned a {type(value).__name__}, not a bert_jax.{kind.__name__}")
+    return value
 
 
 def _unknown_config(name: str, presets: list[str]) -> str:

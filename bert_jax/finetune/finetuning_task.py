@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.array_types import Array, Float, Int, Key
+from bert_jax.array_types import Array, Float, Int, Key, UInt32
 from bert_jax.config import Config, TaskHead
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
@@ -69,7 +69,7 @@ class FineTuning:
         """New parameters of encoder and head."""
         return bert.init(self.config.model, key, self.heads)
 
-    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
+    def prepare(self, batch: Batch, seed: UInt32[Array, ""] | None) -> Batch:
         """The same rows."""
         return batch
 

@@ -34,8 +34,8 @@ class Objective(NamedTuple):
     """Weight of the term in prepared rows; it does not depend on the model's output."""
     sums: Callable[[str, BertModel, EncoderOutput, Batch], dict[str, WeightedSum]]
     """Sums over prepared rows, from the objective's name, the model and the encoder's output."""
-    prepare: Callable[..., Batch] = lambda batch, config, phase, vocabulary, *, evaluating: batch
-    """Adds targets to a batch, on the device: (batch, Config, phase, Vocabulary, evaluating=bool)."""
+    prepare: Callable[..., Batch] = lambda batch, config, phase, vocabulary, seed: batch
+    """Adds targets to a batch, on the device: (batch, Config, phase, Vocabulary, seed); seed: see `Task.prepare`."""
     heads: Mapping[str, Any] = {}
     """Fields of `Heads` that the model needs."""
     predicts_tokens: bool = False

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from bert_jax.array_types import Array, UInt32
 from bert_jax.config import Config, ObjectiveConfig
 from bert_jax.model.layers import hash_combine
 from bert_jax.objectives.losses import Objective, mlm_head_sums
@@ -12,12 +13,12 @@ EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
 """The same for all runs, so that held-out metrics of runs with different mask rates are comparable."""
 
 
-def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, *, evaluating: bool) -> Batch:
-    """Mask tokens; in evaluation always 15 % and the same masks, whatever the run's rate and seed."""
-    if evaluating:
+def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, seed: UInt32[Array, ""] | None) -> Batch:
+    """Mask tokens; in evaluation (seed None) always 15 % and the same masks, whatever the run's rate and seed."""
+    if seed is None:
         key = hash_combine(jnp.uint32(0), EVALUATION_STREAM)
         return mask_tokens(batch, key, EVALUATION_MASKS, vocabulary)
-    key = hash_combine(jnp.uint32(config.seed), MASK_STREAM)
+    key = hash_combine(seed, MASK_STREAM)
     return mask_tokens(batch, key, config.objective, vocabulary, config.phases[phase].max_predictions)
 
 

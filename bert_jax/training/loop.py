@@ -19,7 +19,7 @@ from bert_jax.storage import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps, micro_batch_count
-from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.programs import Programs, put_seed, put_step_scalars
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.run_directory.goodput import GoodputRecorder
@@ -125,6 +125,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
     """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
+    seed = put_seed(config.seed, mesh)
     with contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
@@ -146,7 +147,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                 train_step, accumulation = run.train_steps.of_phase(phase)
             batch = put_rows(rows, mesh, config.phases[phase].batch_size)
             micro_batches = micro_batch_count(config.phases[phase], size, accumulation)
-            inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, mesh)
+            inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, seed, mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.array_types import Array, Float, Key
+from bert_jax.array_types import Array, Float, Key, UInt32
 from bert_jax.config import Config, ModelConfig
 from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import Cursor
@@ -57,10 +57,10 @@ class Pretraining:
         """The terms of the loss."""
         return active_objectives(self.config.model, self.config.objective)
 
-    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
+    def prepare(self, batch: Batch, seed: UInt32[Array, ""] | None) -> Batch:
         """Add the targets of all objectives, e.g. mask tokens."""
         for objective in self._objectives.values():
-            batch = objective.prepare(batch, self.config, self.phase, self.vocabulary, evaluating=evaluating)
+            batch = objective.prepare(batch, self.config, self.phase, self.vocabulary, seed)
         return batch
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:

@@ -51,11 +51,19 @@ class StepScalars(NamedTuple):
     """Of this step, float32."""
     micro_batches: Any
     """Number of the batch's micro-batches that hold rows, int32; fewer than all only during a batch ramp."""
+    seed: Any
+    """Of the run, for masks and dropout, uint32: runs that differ only in their seed share a program."""
 
 
-def put_step_scalars(learning_rate: float, micro_batches: int, mesh: Mesh) -> StepScalars:
-    """The inputs of one step, on the device."""
-    return put_replicated(StepScalars(np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
+def put_seed(seed: int, mesh: Mesh) -> Array:
+    """The seed of a run, on the device; once per run, as a transfer takes 16 microseconds."""
+    return put_replicated(np.asarray(seed, np.uint32), mesh)
+
+
+def put_step_scalars(learning_rate: float, micro_batches: int, seed: int | Array, mesh: Mesh) -> StepScalars:
+    """The inputs of one step, on the device; `seed` may be there already (`put_seed`)."""
+    scalars = put_replicated((np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
+    return StepScalars(*scalars, put_seed(seed, mesh) if isinstance(seed, int) else seed)
 
 
 TrainStep = Callable[[TrainState, Batch, StepScalars], tuple[TrainState, Metrics]]
@@ -145,7 +153,7 @@ class Programs:
             for name, array in self.task.in_phase(phase).blank_row().items()
         }
         inputs = StepScalars(
-            *(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32))
+            *(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32, jnp.uint32))
         )
         return self.abstract_state(phase), batch, inputs
 
@@ -219,9 +227,9 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
     stable_steps = task.config.recovery.stable_steps
     ramps = task.config.phases[task.phase].start_batch_size is not None
 
-    def local_gradients(params: Params, step: Array, batch: Batch, micro_batches: Array) -> tuple[Any, Metrics, Any]:
-        micro_batches = micro_batches if ramps else accumulation
-        return _local_gradients(task, mesh, shardings.params, (micro_batches, accumulation), params, step, batch)
+    def local_gradients(params: Params, step: Array, batch: Batch, inputs: StepScalars) -> tuple[Any, Metrics, Any]:
+        counts = (inputs.micro_batches if ramps else accumulation), accumulation
+        return _local_gradients(task, mesh, shardings.params, counts, params, (inputs.seed, step), batch)
 
     everywhere = replicated(mesh).spec
     gradients_of = jax.shard_map(
@@ -236,7 +244,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
     )
 
     def train_step(state: TrainState, batch: Batch, inputs: StepScalars) -> tuple[TrainState, Metrics]:
-        gradients, metrics, new_values = gradients_of(state.params, state.step, batch, inputs.micro_batches)
+        gradients, metrics, new_values = gradients_of(state.params, state.step, batch, inputs)
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
         finite = jnp.isfinite(metrics["loss"])
         rate = inputs.learning_rate
@@ -267,18 +275,19 @@ def _local_gradients(
     shardings: Any,
     micro_batches: tuple[Array | int, int],
     param_shards: Params,
-    step: Array,
+    key_words: tuple[Array, Array],
     batch: Batch,
 ) -> tuple[Any, Metrics, dict[str, Array]]:
     """Gradient of the global loss from this device's rows, reduced over devices at the end; metrics; and new values of
     parameters that are not trained, by path (`Task.sums`).
 
-    `micro_batches` are (how many to compute, how many the rows are split into).
+    `micro_batches` are (how many to compute, how many the rows are split into), `key_words` (seed, step).
     """
     params = gather_parameters(param_shards, shardings)
-    batch = task.prepare(batch, evaluating=False)
+    seed, step = key_words
+    batch = task.prepare(batch, seed)
     weights = sum_over_rows(task.loss_weight_sums(batch), mesh)
-    key = hash_combine(jnp.uint32(task.config.seed), DROPOUT_STREAM, step)
+    key = hash_combine(seed, DROPOUT_STREAM, step)
     rules = param_rules(params, frozen=task.config.phases[task.phase].frozen)
 
     def micro_loss(params: Params, rows: Batch) -> tuple[Array, dict[str, WeightedSum]]:
@@ -333,6 +342,6 @@ def make_eval_step(
     mesh = jax.tree.leaves(shardings)[0].mesh
 
     def eval_step(params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
-        return task.score(params, task.prepare(batch, evaluating=True))
+        return task.score(params, task.prepare(batch, None))
 
     return jax.jit(eval_step, in_shardings=(shardings, row_sharding(mesh)), out_shardings=replicated(mesh))

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.array_types import Array, Float, Key
+from bert_jax.array_types import Array, Float, Key, UInt32
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.model.bert import Params
@@ -37,8 +37,11 @@ class Task(Protocol):
         """New parameters."""
         ...
 
-    def prepare(self, batch: Batch, *, evaluating: bool) -> Batch:
-        """Transform a device's rows before they are split into micro-batches, e.g. masking."""
+    def prepare(self, batch: Batch, seed: UInt32[Array, ""] | None) -> Batch:
+        """Transform a device's rows before they are split into micro-batches, e.g. masking.
+
+        `seed` is that of the run; None: the rows are held-out rows, which are the same for all runs.
+        """
         ...
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:

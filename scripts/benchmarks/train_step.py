@@ -144,7 +144,7 @@ class TrainStep:
         check_rows(phase.batch_size, self.accumulation, self.mesh, "batch")
         rows = put_rows(synthetic_rows(phase.batch_size, phase.seq_len), self.mesh, phase.batch_size)
         # A tiny learning rate, as in a long warmup: the loss stays that of random weights.
-        self.inputs = rows, put_step_scalars(1e-8, 1, self.mesh)
+        self.inputs = rows, put_step_scalars(1e-8, 1, 0, self.mesh)
         programs = Programs(self.task, self.mesh)
         self.compiled = programs.train_step(0, self.accumulation)
         memory = self.memory_analysis()

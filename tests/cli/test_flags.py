@@ -16,6 +16,7 @@ from data_prep.cli import main as data_cli
 PROGRAMS = {"bert-jax": cli.main, "bert-data": data_cli.main}
 PRETRAIN = "bert-jax pretrain bert_tiny --corpus corpus --workdir new"
 SCHEDULE = "bert-jax schedule bert_tiny"
+ABLATE = "bert-jax ablate nsp_tiny --corpus corpus --workdir new"
 BUILD = "bert-data build --source text:a --tokenizer t --out c"
 TOKENIZER = "bert-data tokenizer --out new.json"
 MISTAKES = [
@@ -84,6 +85,18 @@ MISTAKES = [
     ("bert-jax doctor bert_tiny --corpus corpus --hosts 0", "hosts is 0 ... in [1, "),
     ("bert-jax fill-mask run [MASK] --top nan", "error: --top is 'nan': it must be a whole number"),
     ("bert-jax evaluate run --corpus c --format pairs", "--format is 'pairs' ... segment_pair"),
+    (f"{ABLATE} --part 9/8", "--part 9/8: write the part and the number of parts, as in 2/8"),
+    (f"{ABLATE} --part 0/8", "--part 0/8: write the part"),
+    (f"{ABLATE} --part 2", "--part 2: write the part"),
+    (f"{ABLATE} --retries -1", "--retries is "),
+    ("bert-jax ablate --corpus c --workdir new", "ablate needs STUDY"),
+    (
+        "bert-jax ablate nsp_tinny --corpus c --workdir new",
+        "no study 'nsp_tinny': did you mean 'nsp_tiny'? Studies are",
+    ),
+    ("bert-jax ablate raises.py --corpus c --workdir new", "raises.py: there is no function study()"),
+    ("bert-jax ablate folder.py --corpus c --workdir new", "there is no study 'folder.py'"),
+    (f"{ABLATE} --workdir other", "contradict each other"),
     ("bert-jax convert run new --to onnx", "--to is 'onnx' ... huggingface"),
     ("bert-jax pretrain bert_tiny --workdir new --corpus corpus=nan", "'nan' is not a weight: write a"),
     (f"{BUILD} --workers 0", "--workers is 0: it must be a whole number in [1, 1000]"),
@@ -110,6 +123,7 @@ CONFIG_FILES = {
 ARGUMENTS = {
     "pretrain": ["bert_base", "--corpus", "corpus", "--workdir", "new"],
     "doctor": ["bert_base", "--corpus", "corpus"],
+    "ablate": ["nsp_tiny", "--corpus", "corpus", "--workdir", "new"],
     "plan": ["bert_base", "--topology", "v5e:2x2"],
     "schedule": ["bert_base"],
     "evaluate": ["run", "--corpus", "corpus"],

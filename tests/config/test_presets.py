@@ -128,7 +128,7 @@ def draw(shapes: Any) -> Any:
 def losses_and_gradients(config: Config, params, batch):
     continues = bytes(token % 3 == 0 and token not in VOCABULARY.special_ids for token in range(VOCABULARY.size))
     task = Pretraining(config, VOCABULARY._replace(continues_word=continues))
-    masked = task.prepare(batch, evaluating=False)
+    masked = task.prepare(batch, jax.numpy.uint32(config.seed))
     dropout_key = DropoutKey(jax.numpy.uint32(1), jax.numpy.arange(4))
 
     def loss(params):

@@ -131,7 +131,7 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
         )
         return jax.device_get(update(dataclasses.replace(state, step=step, divergence=divergence), batch, inputs)[0])
 
-    inputs = put_step_scalars(1e-3, 1, mesh)
+    inputs = put_step_scalars(1e-3, 1, 0, mesh)
     expected = after(continued)
     assert int(expected.optimizer.count) == 9
     for name in WITH_MOMENTS:

@@ -4,13 +4,18 @@ import shutil
 
 import pytest
 
+from tests.pages import code_of
+
 
 @pytest.fixture
 def folder(tmp_path, tiny_corpus, second_corpus, tiny_run, tiny_export):
-    """A directory with `my_texts/`, `corpus/`, `other/`, a finished `runs/first` and `their_model`."""
+    """A directory with `my_texts/`, `corpus/`, `other/`, `my_study.py`, a finished `runs/first` and `their_model`."""
     (tmp_path / "my_texts").mkdir()
     for index, document in enumerate((tiny_corpus.parent / "text.txt").read_text().split("\n\n")):
         (tmp_path / "my_texts" / f"{index}.txt").write_text(document)
+    study = code_of("docs/ablation.md", "python")
+    assert "steps=2000" in study and "seeds=3" in study
+    (tmp_path / "my_study.py").write_text(study.replace("steps=2000", "steps=4").replace("seeds=3", "seeds=2"))
     shutil.copytree(tiny_corpus, tmp_path / "corpus")
     shutil.copytree(second_corpus, tmp_path / "other")
     shutil.copytree(tiny_run, tmp_path / "runs" / "first")

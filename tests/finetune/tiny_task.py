@@ -75,7 +75,9 @@ def make_programs(task: FineTuning, devices: int = 1) -> Programs:
 def take_step(programs: Programs, state: Any, rate: float = 0.01) -> tuple[Any, dict[str, float]]:
     """A step on the first batch; `state` must not be used again."""
     batch = put_rows(first_batch(programs.task), programs.mesh, ROWS)
-    state, metrics = programs.train_step(0, 1)(state, batch, put_step_scalars(rate, 1, programs.mesh))
+    state, metrics = programs.train_step(0, 1)(
+        state, batch, put_step_scalars(rate, 1, programs.task.config.seed, programs.mesh)
+    )
     return state, {name: float(value) for name, value in metrics.items()}
 
 

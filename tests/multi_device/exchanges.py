@@ -27,7 +27,7 @@ def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) 
     split = NamedSharding(mesh, PartitionSpec(None, DATA_AXES))
 
     def gradients_of(params, batch):
-        batch = task.prepare(batch, evaluating=False)
+        batch = task.prepare(batch, jax.numpy.uint32(task.config.seed))
         weights = task.loss_weight_sums(batch)
         parts = jax.tree.map(lambda x: x.reshape(accumulation, -1, *x.shape[1:]), batch)
         parts = jax.lax.with_sharding_constraint(parts, split)

@@ -88,7 +88,7 @@ def make_task(mesh: MeshConfig, optimizer: str = "adamw", **phase: int) -> Pretr
 def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) -> tuple[dict, dict[str, np.ndarray]]:
     task = make_task(MeshConfig(data, fsdp, tensor), optimizer)
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
-    programs, inputs = Programs(task, mesh), put_step_scalars(3e-3, 1, mesh)
+    programs, inputs = Programs(task, mesh), put_step_scalars(3e-3, 1, task.config.seed, mesh)
     state, compiled = programs.init_state(), programs.train_step(0, accumulation)
     losses, norms, first_moments = [], {}, {}
     for step in range(STEPS):
@@ -127,7 +127,7 @@ def naive(data: int, fsdp: int, accumulation: int) -> str:
 def masked_counts() -> dict[str, list[float]]:
     """Number of predicted tokens of each micro-batch of the first batch, on one device and on eight devices."""
     task = make_task(MeshConfig())
-    batch = task.prepare(jax.tree.map(jnp.asarray, rows_of_step(0)), evaluating=False)
+    batch = task.prepare(jax.tree.map(jnp.asarray, rows_of_step(0)), jnp.uint32(task.config.seed))
     of_rows = np.asarray(batch["target_weights"]).sum(1)
     return {
         "one": of_rows.reshape(ACCUMULATION, -1).sum(1).tolist(),
@@ -147,7 +147,7 @@ def one_step(task: Pretraining, accumulation: int, rows: dict, micro_batches: in
     }
     programs = Programs(task, mesh)
     state, metrics = programs.train_step(0, accumulation)(
-        programs.init_state(), batch, put_step_scalars(3e-3, micro_batches, mesh)
+        programs.init_state(), batch, put_step_scalars(3e-3, micro_batches, task.config.seed, mesh)
     )
     moments = {name: np.asarray(value) for name, value in name_leaves(jax.device_get(state.optimizer.mu)).items()}
     return {name: float(value) for name, value in metrics.items()}, moments, shards

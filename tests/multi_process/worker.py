@@ -41,7 +41,7 @@ def read_stream(task) -> dict[str, np.ndarray]:
 
     from bert_jax.data.cursor import Cursor
 
-    prepare = jax.jit(lambda rows: task.prepare(rows, evaluating=False))
+    prepare = jax.jit(lambda rows: task.prepare(rows, jax.numpy.uint32(task.config.seed)))
     found = {}
     with contextlib.closing(task.batches(Cursor())) as batches:
         for step, (rows, size, following) in enumerate(batches):

@@ -48,7 +48,7 @@ def losses_of_an_epoch(corpus, special_ids, vocabulary, config):
 
     @jax.jit
     def score(batch):
-        batch = task.prepare(batch, evaluating=False)
+        batch = task.prepare(batch, jnp.uint32(task.config.seed))
         model = bert.model_from_params(config.model, Heads(pair="pair" in params), params)
         output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
         hidden = gather_positions(output.hidden, batch["target_positions"])

@@ -30,7 +30,10 @@ def config(plain_config) -> Config:
 def one_step(task: Pretraining, make_programs, rows: dict[str, np.ndarray], micro_batches: int) -> tuple[dict, dict]:
     """Metrics, and first moments by name, of a step from fresh parameters."""
     phase, mesh = task.config.phases[0], make_mesh(task.config.mesh)
-    batch, inputs = put_rows(rows, mesh, phase.batch_size), put_step_scalars(5e-3, micro_batches, mesh)
+    batch, inputs = (
+        put_rows(rows, mesh, phase.batch_size),
+        put_step_scalars(5e-3, micro_batches, task.config.seed, mesh),
+    )
     programs = make_programs()(task, mesh)
     state, metrics = programs.train_step(0, phase.accumulation)(programs.init_state(), batch, inputs)
     moments = {name: array.astype(np.float64) for name, array in arrays(state.optimizer.mu).items()}

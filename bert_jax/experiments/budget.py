@@ -1,0 +1,142 @@
+"""Equal budgets: the cost of a run, and the steps with which it costs as much as another one."""
+
+import dataclasses
+import functools
+from dataclasses import dataclass
+
+import jax
+
+from bert_jax import config as config_lib
+from bert_jax.config import Config, ModelConfig, Phase
+from bert_jax.errors import UserError, require
+from bert_jax.experiments.study import Levels, Study
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.model import bert
+from bert_jax.model.heads import Heads
+from bert_jax.training.pretraining_task import heads_of, train_step_flops
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Cost of a run, all counted from its config."""
+
+    steps: int
+    tokens: int
+    """Positions of all rows, padding included."""
+    flops: float
+    """FLOPs of the model (model/flops.py)."""
+    parameters: int
+    """Of encoder and heads, at full depth."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The runs of one combination of levels, which differ in their seed."""
+
+    name: str
+    levels: Levels
+    config: Config
+    """Of the run with index 0."""
+    cost: Cost
+    """Of each pretraining run."""
+    tasks: dict[str, FinetuneOptions]
+    """Options of the tasks that each run is fine-tuned on."""
+    pretrained: str
+    """Name of the first cell with the same pretraining runs; usually this one."""
+
+    def run_config(self, index: int) -> Config:
+        """The config of the run with an index."""
+        return dataclasses.replace(self.config, seed=self.config.seed + index)
+
+
+def cost_of(config: Config) -> Cost:
+    """The cost of a run."""
+    phases = [(i, phase, phase.rows_before(phase.steps)) for i, phase in enumerate(config.phases)]
+    return Cost(
+        config.total_steps,
+        sum(rows * phase.seq_len for _, phase, rows in phases),
+        sum(train_step_flops(config, i, 1) * rows for i, _, rows in phases),
+        _parameters(config.model, heads_of(config)),
+    )
+
+
+@functools.cache  # tracing takes a tenth of a second
+def _parameters(model: ModelConfig, heads: Heads) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(bert.shapes(model, heads)))
+
+
+def make_cells(study: Study, vocab_size: int) -> list[Cell]:
+    """All cells of a study, the baseline first, with equal budgets.
+
+    Args:
+      study: the study.
+      vocab_size: of the corpora.
+
+    Raises:
+      UserError: a cell's config is not valid, its number of steps is not fixed, or its budget cannot be made equal.
+    """
+    study = dataclasses.replace(study, base=config_lib.replace(study.base, model={"vocab_size": vocab_size}))
+    cells: list[Cell] = []
+    for levels in study.combinations():
+        name, config = study.cell_name(levels), study.config_of(levels)
+        where = f"study {study.name}, {name}"
+        fixed = config.target.mlm_accuracy is None and all(phase.hours is None for phase in config.phases)
+        require(fixed, f"{where}: unset target.mlm_accuracy and phases.N.hours: with them, steps are not fixed")
+        require(
+            all(phase.seq_len <= config.model.max_positions for phase in config.phases)
+            and study.rows.seq_len <= config.model.max_positions,
+            f"{where}: rows.seq_len {study.rows.seq_len} is longer than the position table: lower it",
+        )
+        if cells:
+            config = with_equal_budget(config, cells[0].cost, study, where)
+        same = [one for one in cells if dataclasses.replace(config, name=one.config.name) == one.config]
+        config, pretrained = (same[0].config, same[0].name) if same else (config, name)
+        cells.append(Cell(name, levels, config, cost_of(config), study.finetune_options(levels), pretrained))
+    return cells
+
+
+def with_equal_budget(config: Config, baseline: Cost, study: Study, where: str) -> Config:
+    """The config with steps for which it has the budget of a baseline.
+
+    Where the number of steps changes, warmup, decay start and batch ramp keep their share of it.
+
+    Raises:
+      UserError: the budgets differ by more than the study's tolerance.
+    """
+    kind = "steps" if study.equal == "parameters" else study.equal
+    target = getattr(baseline, kind)
+    ratio = target / getattr(cost_of(config), kind)
+    if ratio != 1:
+        phases = tuple(_with_steps(phase, round(phase.steps * ratio)) for phase in config.phases)
+        config = dataclasses.replace(config, phases=phases)
+        # What rounding left is the last phase's.
+        last = phases[-1]
+        per_step = {
+            "steps": 1,
+            "tokens": last.batch_size * last.seq_len,
+            "flops": train_step_flops(config, len(phases) - 1, last.batch_size),
+        }[kind]
+        left = round((target - getattr(cost_of(config), kind)) / per_step)
+        config = dataclasses.replace(config, phases=(*phases[:-1], _with_steps(last, last.steps + left)))
+    cost = cost_of(config)
+    for name in {kind, study.equal}:
+        value, wanted = getattr(cost, name), getattr(baseline, name)
+        if abs(value / wanted - 1) > study.tolerance:
+            remedy = "change the level's model" if name == "parameters" else "use more steps"
+            raise UserError(
+                f"{where}: {value:,.0f} {name} cannot be compared with the baseline's {wanted:,.0f}, more than "
+                f"{study.tolerance:.2%} apart: {remedy}, or raise tolerance"
+            )
+    return config
+
+
+def _with_steps(phase: Phase, steps: int) -> Phase:
+    steps = max(1, steps)
+    shares = {
+        name: round(getattr(phase, name) * steps / phase.steps)
+        for name in ("warmup_steps", "decay_start", "ramp_steps")
+    }
+    if phase.start_batch_size is not None:
+        shares["ramp_steps"] = max(1, shares["ramp_steps"])
+    shares["decay_start"] = min(shares["decay_start"], steps - 1)
+    return dataclasses.replace(phase, steps=steps, **shares)

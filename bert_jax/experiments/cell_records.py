@@ -1,0 +1,159 @@
+"""The files of a study: its identity, and a record of each run, written when the run has been measured or has failed.
+
+``study.json`` is the identity. ``cells/CELL/seed0/`` is the run directory of a run, as `bert-jax pretrain` makes it,
+and ``cells/CELL/seed0.json`` its record. Results and the page are made from the records.
+"""
+
+import json
+from pathlib import PurePath
+from typing import Any, NamedTuple, TypedDict
+
+from bert_jax.errors import UserError
+from bert_jax.experiments.budget import Cell
+from bert_jax.experiments.study import Study
+from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local, read_json_as, write_atomic
+from bert_jax.training.run_directory.workdir import describe_config_diff
+
+STUDY, CELLS, RESULTS, REPORT = "study.json", "cells", "results.json", "report.html"
+FORMAT_VERSION = 1
+
+
+class Run(NamedTuple):
+    """One run of a study."""
+
+    cell: Cell
+    index: int
+    """Of the seed, from 0."""
+    workdir: StoredPath
+    """Of the study."""
+
+    @property
+    def directory(self) -> StoredPath:
+        """Directory of the pretraining run."""
+        return self.workdir / CELLS / self.cell.pretrained / f"seed{self.index}"
+
+    @property
+    def finetuning_directory(self) -> StoredPath:
+        """Directory of the fine-tuning runs."""
+        return self.workdir / CELLS / self.cell.name / f"seed{self.index}.finetuned"
+
+    @property
+    def record_path(self) -> StoredPath:
+        """File of the run's record."""
+        return self.workdir / CELLS / self.cell.name / f"seed{self.index}.json"
+
+
+class Timing(TypedDict):
+    """What differs between two executions of a run."""
+
+    seconds: float
+    """From the start of the process's work on the run to its end, over all attempts."""
+
+
+class TaskScores(TypedDict):
+    """The fine-tuning runs of one pretraining run on one task."""
+
+    scores: list[float]
+    """Of the runs that did not fail."""
+    failed: int
+    """Runs that diverged or are not better than the best constant prediction."""
+    examples: list[float]
+    """If the score is the accuracy: that of each example of dev, over the runs that did not fail; else empty."""
+
+
+class Record(TypedDict):
+    """The result of a run."""
+
+    format_version: int
+    attempts: int
+    """How often the run was tried."""
+    error: str
+    """Why the last attempt failed; empty if the run succeeded."""
+    metrics: dict[str, float]
+    finetuned: dict[str, TaskScores]
+    """By task."""
+    tokens: int
+    """Tokens of all steps, without padding."""
+    timing: Timing
+
+
+class StudyFile(TypedDict):
+    """Identity of a study."""
+
+    format_version: int
+    version: str
+    """Of bert_jax."""
+    study: dict[str, Any]
+    """`Study.to_dict`"""
+    corpora: dict[str, float]
+    """Share of each corpus, by identity."""
+    tokenizer: str
+    """Fingerprint."""
+    task_data: dict[str, str]
+    """SHA-256 of the files of each task."""
+
+
+def runs_of(study: Study, cells: list[Cell], workdir: StoredPath) -> list[Run]:
+    """All runs of a study, by seed first: an unfinished study has fewer seeds, and not fewer levels."""
+    return [Run(cell, index, workdir) for index in range(study.seeds) for cell in cells]
+
+
+def runs_of_part(runs: list[Run], part: tuple[int, int]) -> list[Run]:
+    """The runs of a part, (index, number of parts); those that share a pretraining run are in the same part."""
+    directories = list(dict.fromkeys(run.directory for run in runs))
+    mine = set(directories[part[0] :: part[1]])
+    return [run for run in runs if run.directory in mine]
+
+
+def write_identity(workdir: StoredPath, identity: StudyFile) -> None:
+    """Write the identity of a study, or check that a directory has it.
+
+    Raises:
+      UserError: see `check_identity`.
+    """
+    if not check_identity(workdir, identity):
+        make_directory_if_local(workdir)
+        write_atomic(workdir / STUDY, json.dumps(identity, indent=1).encode())
+
+
+def check_identity(workdir: StoredPath, identity: StudyFile) -> bool:
+    """Whether a directory holds this study; False: it does not exist or is empty. Nothing is written.
+
+    Raises:
+      UserError: it holds another study, one that has changed since it began, or files of another kind.
+    """
+    check_reachable(workdir)
+    if not (workdir / STUDY).exists():
+        if workdir.exists() and (not workdir.is_dir() or any(not _is_partial(one) for one in workdir.iterdir())):
+            raise UserError(f"work directory {workdir} holds files, but no study: choose another --workdir")
+        return False
+    advice = "it is damaged, or of another version of bert_jax: restore a copy of it, or choose another --workdir"
+    saved = read_json_as(workdir / STUDY, StudyFile, advice, FORMAT_VERSION)
+    if changed := describe_config_diff(saved, identity):
+        raise UserError(
+            f"work directory {workdir} holds a study that began with other settings ({'; '.join(changed[:3])}): choose "
+            "another --workdir, or the study, the corpora and the version of bert_jax that it began with"
+        )
+    return True
+
+
+def _is_partial(path: PurePath) -> bool:
+    """Whether a file is what a killed process left of writing the identity."""
+    return path.name.startswith(f"{STUDY}.") and path.name.endswith(".partial")
+
+
+def read_record(run: Run) -> Record | None:
+    """The record of a run; None if it has neither succeeded nor failed yet.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    if not run.record_path.exists():
+        return None
+    return read_json_as(run.record_path, Record, "remove it, so that the run is measured again", FORMAT_VERSION)
+
+
+def write_record(run: Run, record: Record) -> None:
+    """Write the record of a run."""
+    make_directory_if_local(run.record_path.parent)
+    write_atomic(run.record_path, json.dumps(record, indent=1).encode())

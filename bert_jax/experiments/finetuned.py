@@ -1,0 +1,89 @@
+"""Scores of a study's runs on tasks that they are fine-tuned on."""
+
+import dataclasses
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+from bert_jax.errors import UserError, require
+from bert_jax.experiments.cell_records import Run, TaskScores
+from bert_jax.experiments.shared_programs import MakePrograms
+from bert_jax.experiments.study import Study
+from bert_jax.finetune import finetune, glue
+from bert_jax.finetune.finetune import PREDICTIONS
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.storage import StoredPath
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, newest_intact, read_metadata
+
+
+def data_identities(study: Study, task_data: StoredPath | None) -> dict[str, str]:
+    """SHA-256 of the files of each task.
+
+    Raises:
+      UserError: an unknown task, or no directory with its data.
+    """
+    for task in study.tasks:
+        finetune.check_task(task)
+    if not study.tasks:
+        return {}
+    if task_data is None:
+        raise UserError(f"study {study.name} fine-tunes on {', '.join(study.tasks)}: add --task-data DIR")
+    return {task: _hash_files(task_data / task) for task in study.tasks}
+
+
+def _hash_files(directory: StoredPath) -> str:
+    require(directory.is_dir(), f"--task-data: there is no directory {directory} with the files of the task")
+    digest = hashlib.sha256()
+    for file in sorted((one for one in directory.iterdir() if one.is_file()), key=lambda one: one.name):
+        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def score_task(
+    run: Run, task: str, data: StoredPath, options: FinetuneOptions, make_programs: MakePrograms
+) -> TaskScores | None:
+    """Fine-tune a pretraining run with all seeds of the options, and score it; None: SIGTERM has stopped and saved it.
+
+    Fine-tuning seeds differ between pretraining seeds, and are the same in all cells.
+
+    Args:
+      run: pretrained.
+      task: name of the task.
+      data: directory with its files.
+      options: of fine-tuning.
+      make_programs: of the runs.
+    """
+    options = dataclasses.replace(options, seed=options.seed + run.index * options.seeds)
+    directory = run.finetuning_directory / task
+    result = finetune.finetune(
+        run.directory,
+        task,
+        data,
+        directory,
+        options,
+        announce=lambda line: print(f"{task}: {line}", file=sys.stderr, flush=True),
+        make_programs=make_programs,
+    )
+    directories = {one.seed: directory if options.seeds == 1 else directory / f"seed{one.seed}" for one in result.seeds}
+    if not all(map(_has_ended, directories.values())):
+        return None
+    is_accuracy = task in glue.GLUE and glue.GLUE[task].metrics == ("accuracy",)
+    correct = [
+        _correct_examples(directories[one.seed] / PREDICTIONS) for one in result.seeds if is_accuracy and not one.failed
+    ]
+    examples = np.mean(correct, axis=0).round(6).tolist() if correct else []
+    return {"scores": result.succeeded, "failed": sum(one.failed for one in result.seeds), "examples": examples}
+
+
+def _has_ended(directory: StoredPath) -> bool:
+    checkpoint = newest_intact(checkpoint_directory(directory))
+    return checkpoint is not None and bool(read_metadata(checkpoint)["ended"])
+
+
+def _correct_examples(predictions: StoredPath) -> list[bool]:
+    """Whether the prediction of each example of all splits with labels is right."""
+    files = sorted(predictions.glob("dev*.jsonl"), key=lambda one: one.name)
+    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    return [line["label"] == line["prediction"] for line in lines]

@@ -1,0 +1,196 @@
+"""From the records of a study's runs to comparisons with verdicts: results.json.
+
+Everything but ``timing`` is a function of the records' metrics, so an interrupted study ends with the same results.
+"""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from bert_jax.experiments import statistics
+from bert_jax.experiments.budget import Cell
+from bert_jax.experiments.cell_records import RESULTS, Record, read_record, runs_of
+from bert_jax.experiments.study import Study
+from bert_jax.storage import StoredPath, write_atomic
+
+MIN_SEEDS = 3
+"""Fewer seeds get no verdict."""
+POWER_SEEDS = (3, 5, 10, 20)
+"""Numbers of seeds in the power table."""
+Records = dict[str, Sequence[Record | None]]
+"""Records of each cell, by seed."""
+
+
+def write_results(study: Study, cells: list[Cell], workdir: StoredPath) -> dict[str, Any]:
+    """Write results.json from the records of all runs, and return its content."""
+    runs = runs_of(study, cells, workdir)
+    records: Records = {cell.name: [read_record(run) for run in runs if run.cell is cell] for cell in cells}
+    results = make_results(study, cells, records)
+    write_atomic(workdir / RESULTS, json.dumps(results, indent=1).encode())
+    return results
+
+
+def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str, Any]:
+    """The content of results.json: plain values.
+
+    Args:
+      study: the study.
+      cells: all of its cells.
+      records: of all runs.
+    """
+    runs = [
+        {"cell": cell.name, "seed": cell.config.seed + index}
+        | {name: record[name] for name in ("attempts", "error", "metrics", "tokens")}
+        | {"finetuned": {task: {k: one[k] for k in ("scores", "failed")} for task, one in record["finetuned"].items()}}
+        for cell in cells
+        for index, record in enumerate(records[cell.name])
+        if record is not None
+    ]
+    return {
+        "study": study.name,
+        "sampled": sampled_sources(study),
+        "equal": study.equal,
+        "alpha": study.alpha,
+        "margins": study.margins,
+        "baseline": study.baseline_levels,
+        "cells": [
+            {"name": cell.name, "levels": cell.levels, "seed": cell.config.seed} | dataclasses.asdict(cell.cost)
+            for cell in cells
+        ],
+        "comparisons": compare_levels(study, cells, records),
+        "runs": runs,
+        "timing": {
+            f"{cell.name}/seed{index}": record["timing"]["seconds"]
+            for cell in cells
+            for index, record in enumerate(records[cell.name])
+            if record is not None
+        },
+    }
+
+
+def sampled_sources(study: Study) -> dict[str, str]:
+    """Sources of variation, and whether the intervals include them."""
+    sources = {
+        "pretraining seed": "sampled: initialisation, order of examples, masks and dropout",
+        "held-out rows": "not sampled: the same rows and masks in all runs, so results hold for these rows",
+    }
+    if study.tasks:
+        sources["fine-tuning seed"] = "sampled: a score is the mean over the fine-tuning runs of a pretraining seed"
+        sources["examples of the tasks"] = "sampled by the multi-bootstrap of accuracies only"
+    return sources
+
+
+def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[dict[str, Any]]:
+    """Every level against the baseline of its factor, in every metric that both have.
+
+    In a grid, the score of a level and a seed is its mean over the levels of the other factors.
+    """
+    rows = []
+    for factor, levels in study.factors.items():
+        baseline = study.baseline_levels[factor]
+        sides = {level: _cells_with(study, cells, factor, level) for level in levels}
+        for level in levels:
+            if level == baseline:
+                continue
+            for metric in study.margins:
+                row = _compare(study, metric, sides[level], sides[baseline], records)
+                if row is not None:
+                    rows.append({"factor": factor, "level": level, "baseline": baseline, "metric": metric} | row)
+    for kind in ("p_value", "equivalence"):
+        tested = [row for row in rows if row[kind] is not None]
+        for row, adjusted in zip(tested, statistics.holm([row[kind] for row in tested]), strict=True):
+            row[f"{kind}_holm"] = float(adjusted)
+    for row in rows:
+        row["verdict"] = None
+        if row["seeds"] >= MIN_SEEDS:
+            p_values = row["p_value_holm"], row["equivalence_holm"]
+            row["verdict"] = statistics.verdict(row["difference"], *p_values, study.alpha)
+    return rows
+
+
+def _cells_with(study: Study, cells: list[Cell], factor: str, level: str) -> list[Cell]:
+    """The cells that a level's scores are means of, in the order of the other factors' levels."""
+    found = [cell for cell in cells if cell.levels[factor] == level]
+    if study.design == "grid":
+        return found
+    return [cell for cell in found if cell.levels | {factor: ""} == study.baseline_levels | {factor: ""}]
+
+
+def _scores(cells: list[Cell], records: Records, metric: str) -> dict[int, float]:
+    """Mean score over cells, by the index of the seed; without seeds of which a run has failed."""
+    scores = {}
+    for index in range(len(records[cells[0].name])):
+        of_seed = [records[cell.name][index] for cell in cells]
+        if all(record is not None and metric in record["metrics"] for record in of_seed):
+            scores[index] = float(np.mean([record["metrics"][metric] for record in of_seed if record is not None]))
+    return scores
+
+
+def _failures(cells: list[Cell], records: Records) -> int:
+    return sum(bool(record and record["error"]) for cell in cells for record in records[cell.name])
+
+
+def _compare(
+    study: Study, metric: str, level: list[Cell], baseline: list[Cell], records: Records
+) -> dict[str, Any] | None:
+    """The comparison of two lists of cells in a metric; None if one side does not have it."""
+    x, y = _scores(level, records, metric), _scores(baseline, records, metric)
+    failed = {"failed": _failures(level, records), "failed_baseline": _failures(baseline, records)}
+    if (not x and not failed["failed"]) or (not y and not failed["failed_baseline"]):
+        return None
+    paired = [cell.config.seed for cell in level] == [cell.config.seed for cell in baseline]
+    if paired:  # seeds that both sides have
+        x, y = ({index: one[index] for index in one if index in x and index in y} for one in (x, y))
+    level_scores, baseline_scores = np.array(list(x.values())), np.array(list(y.values()))
+    seeds, margin, alpha = min(len(x), len(y)), study.margins[metric], study.alpha
+    row: dict[str, Any] = {"seeds": seeds, **failed, "paired": paired, "margin": margin}
+    for name, scores in (("level", level_scores), ("baseline", baseline_scores)):
+        row[f"{name}_mean"] = float(scores.mean()) if len(scores) else None
+        row[f"{name}_deviation"] = float(scores.std(ddof=1)) if len(scores) > 1 else None
+    names = ("difference", "low", "high", "bca_low", "bca_high", "bootstrap_low", "bootstrap_high", "bootstrap_p_value")
+    names += ("p_value", "equivalence", "detectable")
+    row |= dict.fromkeys(names) | {"p_value_holm": None, "equivalence_holm": None}
+    if seeds == 0:
+        return row
+    row["difference"] = float(level_scores.mean() - baseline_scores.mean())
+    if seeds < 2:
+        return row
+    estimate = statistics.t_estimate(level_scores, baseline_scores, paired=paired, confidence=1 - alpha)
+    row |= {"low": estimate.low, "high": estimate.high, "p_value": estimate.p_value}
+    row["equivalence"] = statistics.equivalence_p_value(level_scores, baseline_scores, margin, paired=paired)
+    spread = np.sqrt((level_scores.var(ddof=1) + baseline_scores.var(ddof=1)) / 2)
+    if paired:
+        differences = level_scores - baseline_scores
+        interval = statistics.bca_interval(differences, seed=0, confidence=1 - alpha)
+        row |= {"bca_low": interval[0], "bca_high": interval[1]}
+        spread = differences.std(ddof=1)
+    if paired and len(level) == len(baseline) == 1:
+        row |= _multibootstrap(metric, [records[cells[0].name] for cells in (level, baseline)], list(x), alpha)
+    row["detectable"] = {
+        str(count): statistics.detectable_difference(float(spread), count, paired=paired, alpha=alpha)
+        for count in sorted({seeds, *POWER_SEEDS})
+    }
+    if seeds < MIN_SEEDS:  # shown, and not tested
+        row |= {"p_value": None, "equivalence": None}
+    return row
+
+
+def _multibootstrap(
+    metric: str, sides: Sequence[Sequence[Record | None]], indices: Sequence[int], alpha: float
+) -> dict[str, float]:
+    """The interval over seeds and examples, where both sides have scores of examples for these seeds; else nothing."""
+    matrices = []
+    for records in sides:
+        of_seeds = [record["finetuned"].get(metric) for i in indices if (record := records[i]) is not None]
+        examples = [one["examples"] for one in of_seeds if one is not None and one["examples"]]
+        if len(examples) != len(indices):
+            return {}
+        matrices.append(np.array(examples))
+    level, baseline = (statistics.SeedScores.from_examples(one) for one in matrices)
+    estimate = statistics.multibootstrap(
+        level, baseline, matrices[0].shape[1], paired=True, seed=0, confidence=1 - alpha
+    )
+    return {"bootstrap_low": estimate.low, "bootstrap_high": estimate.high, "bootstrap_p_value": estimate.p_value}

@@ -1,0 +1,207 @@
+"""Runs a study: trains and measures the runs that are missing, one after the other, and writes results at the end."""
+
+import dataclasses
+import math
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import bert_jax
+from bert_jax import storage
+from bert_jax.config.sections import PAIR_FORMATS
+from bert_jax.convert import init_from
+from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
+from bert_jax.directory_lock import InUseError
+from bert_jax.errors import TRY_AGAIN, PeerError, UserError
+from bert_jax.experiments import finetuned, study_report
+from bert_jax.experiments.budget import Cell, make_cells
+from bert_jax.experiments.cell_records import (
+    FORMAT_VERSION,
+    Record,
+    Run,
+    StudyFile,
+    TaskScores,
+    check_identity,
+    read_record,
+    runs_of,
+    runs_of_part,
+    write_identity,
+    write_record,
+)
+from bert_jax.experiments.results import write_results
+from bert_jax.experiments.shared_programs import MakePrograms
+from bert_jax.experiments.study import Study
+from bert_jax.storage import StoredPath
+from bert_jax.training import pretraining
+
+
+@dataclasses.dataclass(frozen=True)
+class OpenStudy:
+    """A study, its corpora and its directory."""
+
+    study: Study
+    parts: Sequence[CorpusWeight]
+    workdir: StoredPath
+    cells: list[Cell]
+    identity: StudyFile
+    task_data: StoredPath | None
+    """Directory with a directory of data for each task."""
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs."""
+        return runs_of(self.study, self.cells, self.workdir)
+
+
+def open_study(
+    study: Study, parts: Sequence[CorpusWeight], workdir: StoredPath, task_data: StoredPath | None = None
+) -> OpenStudy:
+    """Open the corpora of a study and check its cells and its directory; nothing is written.
+
+    Args:
+      study: the study.
+      parts: its corpora.
+      workdir: its directory.
+      task_data: directory with a directory of data for each of its tasks.
+
+    Raises:
+      UserError: corpora that cannot be used together, cells that are not valid or cannot be compared, no data for a
+        task, or a directory of something else.
+    """
+    ordered, corpora = open_corpora(parts)
+    tokenizer = common_tokenizer(corpora, sys.maxsize)
+    shares = resolve_shares(ordered, [corpus.num_tokens for corpus in corpora], study.base.data.mixture_exponent)
+    identity: StudyFile = {
+        "format_version": FORMAT_VERSION,
+        "version": bert_jax.__version__,
+        "study": study.to_dict(),
+        "corpora": {corpus.identity: float(share) for corpus, share in zip(corpora, shares, strict=True)},
+        "tokenizer": tokenizer.fingerprint,
+        "task_data": finetuned.data_identities(study, task_data),
+    }
+    cells = make_cells(study, tokenizer.vocab_size)
+    check_identity(workdir, identity)
+    return OpenStudy(study, parts, workdir, cells, identity, task_data)
+
+
+def run_study(
+    opened: OpenStudy, make_programs: MakePrograms, part: tuple[int, int] = (0, 1), retries: int = 1
+) -> tuple[int, dict[str, Any] | None]:
+    """Do the runs of a part that are missing; the process that finds all runs done writes the results.
+
+    A run that fails is tried again, at most `retries` times, and stays failed then; the others continue. Errors of
+    disks and stores, and a lost lock, end the study: the same command continues.
+
+    Args:
+      opened: the study.
+      make_programs: of all runs (`shared_programs.share_programs`).
+      part: index and number of parts; run i belongs to part i mod their number.
+      retries: of each run.
+
+    Returns:
+      exit code: 0, or 75 if a run was stopped by SIGTERM and saved; and the results, if all runs are done.
+    """
+    write_identity(opened.workdir, opened.identity)
+    runs = opened.runs
+    mine = runs_of_part(runs, part)
+    for number, run in enumerate(mine, 1):
+        label = f"run {number} of {len(mine)}, {run.cell.name} seed {run.index}"
+        while not is_done(record := read_record(run), retries):
+            attempts = record["attempts"] if record else 0
+            print(f"{label}{f', attempt {attempts + 1}' if attempts else ''}", file=sys.stderr, flush=True)
+            try:
+                if not _attempt(opened, run, record, make_programs):
+                    print(f"stopped and saved in {label}; the same command continues")
+                    return TRY_AGAIN, None
+            except InUseError as error:
+                print(f"note: {error}", file=sys.stderr)
+                break
+    records = [read_record(run) for run in runs]
+    done = [record for record in records if is_done(record, retries)]
+    if len(done) < len(runs):
+        print(f"{len(done)} of {len(runs)} runs are done; the process that does the last one writes the results")
+        return 0, None
+    results = write_results(opened.study, opened.cells, opened.workdir)
+    study_report.write_page(opened.workdir)
+    return 0, results
+
+
+def is_done(record: Record | None, retries: int) -> bool:
+    """Whether a run needs no further attempt."""
+    return record is not None and (not record["error"] or record["attempts"] > retries)
+
+
+def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: MakePrograms) -> bool:
+    """Train and measure a run and write its record; False: it was stopped and saved."""
+    start, error = time.monotonic(), ""
+    metrics: dict[str, float] = {}
+    tasks: dict[str, TaskScores] = {}
+    tokens = 0
+    try:
+        config = run.cell.run_config(run.index)
+        progress = pretraining.pretrain(
+            config,
+            list(opened.parts),
+            run.directory,
+            load_initial_params=init_from.load_initial_params,
+            make_programs=make_programs,
+        )
+        if not progress.ended:
+            return False
+        tokens, metrics = progress.tokens_seen, measure(opened, run, make_programs)
+        for task, options in run.cell.tasks.items():
+            assert opened.task_data is not None
+            scores = finetuned.score_task(run, task, opened.task_data / task, options, make_programs)
+            if scores is None:
+                return False
+            tasks[task] = scores
+            if tasks[task]["scores"] and task in opened.study.margins:
+                metrics[task] = sum(tasks[task]["scores"]) / len(tasks[task]["scores"])
+        if lost := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
+            metrics, tasks, error = {}, {}, f"not finite: {', '.join(lost)}"
+    except (InUseError, PeerError):
+        raise
+    except Exception as exception:
+        if storage.describe_error(exception):  # of the disk or store, not of the run
+            raise
+        if not isinstance(exception, UserError):
+            traceback.print_exc()
+        error = " ".join(f"{type(exception).__name__}: {exception}".split())
+        error = error.removeprefix("UserError: ")
+    seconds = time.monotonic() - start + (before["timing"]["seconds"] if before else 0.0)
+    record: Record = {
+        "format_version": FORMAT_VERSION,
+        "attempts": 1 + (before["attempts"] if before else 0),
+        "error": error,
+        "metrics": metrics,
+        "finetuned": tasks,
+        "tokens": tokens,
+        "timing": {"seconds": round(seconds, 1)},
+    }
+    write_record(run, record)
+    if error:
+        print(f"failed: {run.cell.name} seed {run.index}: {error}", file=sys.stderr, flush=True)
+    return True
+
+
+def measure(opened: OpenStudy, run: Run, make_programs: MakePrograms) -> dict[str, float]:
+    """The metrics of a finished run, on the held-out rows that all runs of its study are scored on."""
+    rows, objective = opened.study.rows, run.cell.config.objective
+    measured: dict[str, float] = {}
+    scored = {"mlm": rows.format} | (
+        {} if objective.pair == "none" else {objective.pair: PAIR_FORMATS[objective.pair][0]}
+    )
+    for name, form in scored.items():
+        evaluation = pretraining.evaluate(
+            run.directory,
+            list(opened.parts),
+            form=form,
+            seq_len=rows.seq_len,
+            rows=rows.count,
+            make_programs=make_programs,
+        )
+        values = {metric.replace("pair_", f"{objective.pair}_"): value for metric, value in evaluation.metrics.items()}
+        measured |= {metric: value for metric, value in values.items() if metric.startswith(f"{name}_")}
+    return {metric: measured[metric] for metric in opened.study.margins if metric in measured}

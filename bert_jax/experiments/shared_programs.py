@@ -1,0 +1,44 @@
+"""Compiled programs that several runs of one process share: those of other seeds, data and schedules."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.config import Phase
+from bert_jax.training.continuation import SCHEDULE_FIELDS
+from bert_jax.training.programs import Programs
+from bert_jax.training.task import Task
+
+T = TypeVar("T")
+MakePrograms = Callable[[Task, Mesh], Programs]
+
+
+class SharedPrograms(Programs):
+    """Programs that are shared with the other runs of the same `made`."""
+
+    def __init__(self, task: Task, mesh: Mesh, made: dict[Any, Any]):
+        """Compiles nothing yet."""
+        super().__init__(task, mesh)
+        self._made, config = made, task.config
+        schedule = {name: getattr(Phase(), name) for name in SCHEDULE_FIELDS}
+        self._phases = [dataclasses.replace(phase, **schedule) for phase in config.phases]
+        # All that programs depend on but for the phase. Tests change the vocabulary and the sums of tasks.
+        self._same = (
+            *(config.model, config.objective, config.optimizer, config.finetune, config.data.examples_per_row),
+            *(config.recovery.stable_steps, config.log.layers, mesh, getattr(task, "vocabulary", None)),
+            *(type(task).sums, jax.config.read("jax_disable_most_optimizations")),
+        )
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """The result of the first ``make()`` for this key in any run with the same programs."""
+        kind, phase, *rest = key
+        return super().once((kind, self._phases[phase] if isinstance(phase, int) else phase, *rest, self._same), make)
+
+
+def share_programs() -> MakePrograms:
+    """A `make_programs` for `pretraining.pretrain` and `evaluate`: the programs of all its runs are shared."""
+    made: dict[Any, Any] = {}
+    return lambda task, mesh: SharedPrograms(task, mesh, made)

@@ -1,0 +1,218 @@
+"""A study: a base config, factors with levels, and what is compared. A file of a study has a function ``study()``."""
+
+import dataclasses
+import itertools
+import json
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from bert_jax import config as config_lib
+from bert_jax.config import Config, Phase, presets
+from bert_jax.config.sections import PAIR_FORMATS, Format
+from bert_jax.config.training import MIN_SEQ_LEN
+from bert_jax.errors import UserError, did_you_mean, require
+from bert_jax.field_validation import Count, Interval, Share, check
+from bert_jax.finetune.options import FinetuneOptions
+
+Changes = dict[str, Any]
+"""Changes of a config: as for `config.replace`, a dict for a section. ``phases`` is a tuple of phases, or a dict of
+fields that change in every phase."""
+Levels = dict[str, str]
+"""The level of each factor."""
+METRICS = ("mlm_loss", "mlm_accuracy", *(f"{pair}_accuracy" for pair in PAIR_FORMATS))
+"""Metrics of pretraining: of the MLM head on `Study.rows`, and of each pair objective on rows of its first format
+(`PAIR_FORMATS`) with the same length and number."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PHASE_FIELDS = [one.name for one in dataclasses.fields(Phase)]
+
+
+@dataclass(frozen=True)
+class HeldOutRows:
+    """The held-out rows that all runs of a study are scored on, with 15 % of their tokens masked, always the same."""
+
+    format: Format = "full_sentences"
+    """Format of the examples, which end at a sentence."""
+    seq_len: Annotated[int, Interval(f"[{MIN_SEQ_LEN}, 1e6]")] = 128
+    """Tokens per row."""
+    count: Count = 512
+    """Rows of each validation split; all if it has fewer."""
+
+    def __post_init__(self) -> None:
+        check(self, "rows.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """Runs that differ in the levels of factors, and the comparisons of their metrics.
+
+    model.vocab_size is that of the corpora. The seed of a run is its config's seed plus its index.
+    """
+
+    name: str
+    """Name of the study."""
+    base: Config
+    """What the levels change."""
+    factors: dict[str, dict[str, Changes]]
+    """Changes of the base by factor and level; those named ``tasks`` are of the options of all tasks."""
+    margins: dict[str, float]
+    """By metric (`METRICS`, and the score of a task by its name): the largest difference that does not matter. Only
+    these metrics are compared."""
+    tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Tasks of `bert-jax finetune` that every run is fine-tuned on, with options that differ from the defaults
+    (`FinetuneOptions`). A run's score is the mean over its fine-tuning seeds."""
+    rows: HeldOutRows = HeldOutRows()
+    """Held-out rows that all runs are scored on."""
+    baseline: Levels = field(default_factory=dict)
+    """Baseline of each factor; default: its first level."""
+    design: Literal["one_at_a_time", "grid"] = "one_at_a_time"
+    """Change one factor at a time against the baseline, or combine all levels of all factors."""
+    seeds: Count = 3
+    """Runs of each combination of levels."""
+    equal: Literal["tokens", "steps", "flops", "parameters"] = "tokens"
+    """What the runs have in common with the baseline: positions of all rows, steps, or FLOPs of the model, to which the
+    steps are adjusted; or parameters, with an equal number of steps."""
+    tolerance: Share = 0.01
+    """Largest relative deviation from the baseline's budget."""
+    alpha: Annotated[float, Interval("(0, 1)")] = 0.05
+    """Level of the tests."""
+
+    def __post_init__(self) -> None:
+        check(self, "study.")
+        for name in (self.name, *self.factors, *itertools.chain.from_iterable(self.factors.values())):
+            require(bool(_NAME.fullmatch(name)), f"study: the name '{name}' may only have letters, digits, . _ and -")
+        for factor, levels in self.factors.items():
+            require(len(levels) >= 2, f"study.factors.{factor}: a factor needs at least two levels")
+        require(bool(self.factors), "study.factors: a study needs at least one factor")
+        for factor, level in self.baseline.items():
+            _require_known(factor, self.factors, "study.baseline", "factor")
+            _require_known(level, self.factors[factor], f"study.baseline.{factor}", "level")
+        require(bool(self.margins), f"study.margins: name at least one of {', '.join(METRICS)} and its margin")
+        for metric, margin in self.margins.items():
+            _require_known(metric, (*METRICS, *self.tasks), "study.margins", "metric")
+            require(margin > 0, f"study.margins.{metric} is {margin}: it must be more than 0")
+
+    def finetune_options(self, levels: Levels) -> dict[str, FinetuneOptions]:
+        """The options of each task in a cell.
+
+        Raises:
+          UserError: an unknown option, or one that is not valid.
+        """
+        changes: dict[str, Any] = {}
+        for factor, level in levels.items():
+            changes |= self.factors[factor][level].get("tasks", {})
+        known = [one.name for one in dataclasses.fields(FinetuneOptions)]
+        options = {}
+        for task, values in self.tasks.items():
+            where = f"study {self.name}, {self.cell_name(levels)}, tasks.{task}"
+            for name in values | changes:
+                _require_known(name, known, where, "option")
+            try:
+                options[task] = FinetuneOptions(**(values | changes))
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
+        return options
+
+    @property
+    def baseline_levels(self) -> Levels:
+        """The baseline of every factor."""
+        return {factor: next(iter(levels)) for factor, levels in self.factors.items()} | self.baseline
+
+    def combinations(self) -> list[Levels]:
+        """The levels of every cell, the baseline first."""
+        baseline = self.baseline_levels
+        if self.design == "grid":
+            names = [sorted(levels, key=lambda level, f=f: level != baseline[f]) for f, levels in self.factors.items()]
+            return [dict(zip(self.factors, one, strict=True)) for one in itertools.product(*names)]
+        others = ((f, level) for f, levels in self.factors.items() for level in levels if level != baseline[f])
+        return [baseline, *(baseline | {factor: level} for factor, level in others)]
+
+    def cell_name(self, levels: Levels) -> str:
+        """Name of a cell: the levels that differ from the baseline."""
+        changed = [f"{factor}={level}" for factor, level in levels.items() if level != self.baseline_levels[factor]]
+        return ",".join(changed) or "baseline"
+
+    def config_of(self, levels: Levels) -> Config:
+        """The config of a cell, before its steps are adjusted to the budget.
+
+        Raises:
+          UserError: a level changes an unknown field, or gives a config that is not valid.
+        """
+        sections: dict[str, Changes] = {}
+        phases: tuple[Phase, ...] = self.base.phases
+        for factor, level in levels.items():
+            where = f"study {self.name}, {factor} {level}"
+            for name, changes in self.factors[factor][level].items():
+                if name == "tasks":
+                    require(bool(self.tasks), f"{where}: tasks: the study has no tasks")
+                    continue
+                if name == "phases":
+                    phases = _change_phases(phases, changes, where)
+                    continue
+                _check_changes(self.base, name, changes, where)
+                sections[name] = sections.get(name, {}) | changes if isinstance(changes, dict) else changes
+        name = f"{self.name}/{self.cell_name(levels)}"
+        try:
+            return config_lib.replace(self.base, **sections, name=name, phases=phases)
+        except UserError as error:
+            raise UserError(f"study {self.name}, {self.cell_name(levels)}: {error}") from error
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values of the study, to compare with another version of it."""
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        values |= {"base": config_lib.to_dict(self.base), "baseline": self.baseline_levels}
+        return json.loads(json.dumps(values, default=dataclasses.asdict))
+
+
+def _require_known(name: str, known: Any, where: str, kind: str) -> None:
+    require(name in known, f"{where}: there is no {kind} '{name}': {did_you_mean(name, known)} use {', '.join(known)}")
+
+
+def _check_changes(base: Config, name: str, changes: Any, where: str) -> None:
+    fields = [one.name for one in dataclasses.fields(Config)]
+    _require_known(name, fields, where, "field")
+    if not isinstance(changes, dict):
+        return
+    section = getattr(base, name)
+    for field_name in changes:
+        known = [one.name for one in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
+        _require_known(field_name, known, f"{where}, {name}", "field")
+    require(
+        name != "model" or "vocab_size" not in changes,
+        f"{where}: model.vocab_size is that of the corpora: cells with different tokenizers cannot be compared",
+    )
+
+
+def _change_phases(phases: tuple[Phase, ...], changes: Any, where: str) -> tuple[Phase, ...]:
+    if not isinstance(changes, dict):
+        return tuple(changes)
+    for name in changes:
+        _require_known(name, _PHASE_FIELDS, f"{where}, phases", "field")
+    try:
+        return tuple(dataclasses.replace(phase, **changes) for phase in phases)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def study_files() -> dict[str, Path]:
+    """The shipped studies by name."""
+    return presets.shipped_files("studies")
+
+
+def load_study(name_or_file: str) -> Study:
+    """The study that a shipped or another Python file returns from its function ``study()``.
+
+    Raises:
+      UserError: there is no such study or file, or see `presets.call_in_file`.
+    """
+    shipped = study_files()
+    path = shipped.get(name_or_file, Path(name_or_file))
+    if path.suffix != ".py" or not os.path.isfile(path):  # noqa: PTH113 (Path.is_file raises for names that are too long)
+        hint = did_you_mean(name_or_file, shipped)
+        raise UserError(
+            f"there is no study '{name_or_file[:80]}': {hint and f'{hint} '}Studies are {', '.join(shipped)}; a file "
+            "must end in .py"
+        )
+    return presets.call_in_file(path, "study", Study)

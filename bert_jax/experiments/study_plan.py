@@ -1,0 +1,120 @@
+"""What a study will run and what it costs, before it starts and while it runs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from bert_jax.chips import Sizes, chip_of
+from bert_jax.config import Config
+from bert_jax.experiments.budget import Cell
+from bert_jax.experiments.cell_records import Record, Run, read_record, runs_of_part
+from bert_jax.experiments.runner import OpenStudy, is_done
+from bert_jax.planning.roofline import predict
+from bert_jax.planning.run_plan import hours_of
+from bert_jax.report import Note, Section, Table
+from bert_jax.training.sharding import make_mesh
+
+
+def plan_study(opened: OpenStudy, part: tuple[int, int], retries: int) -> dict[str, Any]:
+    """The grid of a study as plain values: its cells with their costs, states and seconds per run.
+
+    Args:
+      opened: the study.
+      part: index and number of parts; the remaining time is that of the part.
+      retries: of each run.
+    """
+    records = [(run, read_record(run)) for run in opened.runs]
+    finished = [(run, record) for run, record in records if record is not None and not record["error"]]
+    rate = _measured_rate(finished)
+    mine = runs_of_part(opened.runs, part)
+    left = [run for run, record in records if run in mine and not is_done(record, retries)]
+    seconds = {cell.name: cell.cost.flops / rate if rate else _planned_seconds(cell.config) for cell in opened.cells}
+    source = (
+        f"measured: {rate:.3g} model FLOP/s in {len(finished)} runs, evaluation included"
+        if rate
+        else ("planned: the roofline of bert-jax plan, without evaluation and checkpoints")
+    )
+    per_run = [seconds[run.cell.name] for run in left]
+    known = [one for one in per_run if one is not None]
+    return {
+        "study": opened.study.name,
+        "design": opened.study.design,
+        "equal": opened.study.equal,
+        "seeds": opened.study.seeds,
+        "part": f"{part[0] + 1}/{part[1]}",
+        "runs": len(records),
+        "left": len(left),
+        "seconds_left": sum(known) if len(known) == len(left) else None,
+        "time_source": source if len(known) == len(left) else "unknown before the first run has finished",
+        "tasks": list(opened.study.tasks),
+        "cells": [_cell_values(cell, records, seconds[cell.name], retries) for cell in opened.cells],
+    }
+
+
+def _measured_rate(finished: Sequence[tuple[Run, Record]]) -> float | None:
+    """Model FLOP/s over finished runs."""
+    seconds = sum(record["timing"]["seconds"] for _, record in finished)
+    return sum(run.cell.cost.flops for run, _ in finished) / seconds if seconds else None
+
+
+def _planned_seconds(config: Config) -> float | None:
+    """Seconds of a run by the roofline; None: the devices of this process are of an unknown kind."""
+    if (chip := chip_of(jax.devices()[0].device_kind)) is None:
+        return None
+    sizes = Sizes(**make_mesh(config.mesh).shape)
+    steps = [
+        predict(config, i, sizes, phase.accumulation or phase.fewest_micro_batches, chip).step_seconds
+        for i, phase in enumerate(config.phases)
+    ]
+    return hours_of(config, steps) * 3600
+
+
+def _cell_values(
+    cell: Cell, records: Sequence[tuple[Run, Record | None]], seconds: float | None, retries: int
+) -> dict[str, Any]:
+    own = [record for run, record in records if run.cell is cell]
+    return {
+        "name": cell.name,
+        "levels": cell.levels,
+        "runs": len(own),
+        "finished": sum(record is not None and not record["error"] for record in own),
+        "failed": sum(is_done(record, retries) and bool(record and record["error"]) for record in own),
+        "steps": cell.cost.steps,
+        "tokens": cell.cost.tokens,
+        "parameters": cell.cost.parameters,
+        "flops": cell.cost.flops,
+        "seconds": seconds,
+    }
+
+
+def to_sections(values: dict[str, Any]) -> list[Section]:
+    """The grid for a terminal or a page."""
+    left = values["seconds_left"]
+    time = f"about {_duration(left)} ({values['time_source']})" if left is not None else values["time_source"]
+    rows = tuple(
+        (
+            cell["name"],
+            f"{cell['finished']} of {cell['runs']}",
+            f"{cell['failed']}",
+            *(f"{cell[name]:,}" for name in ("steps", "tokens", "parameters")),
+            f"{cell['flops']:.3g}",
+            _duration(cell["seconds"]),
+        )
+        for cell in values["cells"]
+    )
+    header = ("cell", "finished", "failed", "steps", "tokens", "parameters", "FLOPs", "time per run")
+    tuned = (
+        f" FLOPs and planned times are without fine-tuning on {', '.join(values['tasks'])}." if values["tasks"] else ""
+    )
+    note = Note(
+        f"{values['runs']} runs: {len(values['cells'])} cells with {values['seeds']} seeds, equal {values['equal']}. "
+        f"Part {values['part']} has {values['left']} runs left; time: {time}.{tuned}"
+    )
+    return [Section(f"study {values['study']}", (Table(header, rows), note), level=1)]
+
+
+def _duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown"
+    return f"{seconds / 3600:,.1f} h" if seconds >= 5400 else f"{seconds / 60:,.1f} min"

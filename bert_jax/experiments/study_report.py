@@ -1,0 +1,203 @@
+"""The report of a study: verdicts, comparisons, runs, budgets and times, as sections of `bert_jax.report`."""
+
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from bert_jax.experiments.cell_records import REPORT, RESULTS, STUDY
+from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS
+from bert_jax.report import Command, Interval, Intervals, Note, Section, Table, html
+from bert_jax.storage import StoredPath, read_json_object, write_atomic
+
+ADVICE = "run bert-jax ablate again"
+VERDICTS = {
+    "higher": "higher",
+    "lower": "lower",
+    "equal": "equal within the margin",
+    "undecided": "undecided",
+    None: f"no verdict: fewer than {MIN_SEEDS} seeds",
+}
+
+
+def write_page(directory: StoredPath) -> None:
+    """Write the page of a study, from its results."""
+    write_atomic(directory / REPORT, html.render(sections(directory)).encode())
+
+
+def sections(directory: StoredPath) -> list[Section]:
+    """The report of a study whose results have been written.
+
+    Raises:
+      UserError: there are no results yet.
+    """
+    results = read_json_object(directory / RESULTS, ADVICE)
+    study = read_json_object(directory / STUDY, ADVICE)["study"]
+    comparisons = results["comparisons"]
+    by_factor = {factor: [row for row in comparisons if row["factor"] == factor] for factor in results["baseline"]}
+    return [
+        Section(f"study {results['study']}", tuple(_overview(results, study)), level=1),
+        Section("verdicts", (_verdict_table(comparisons),)),
+        *(Section(f"factor {factor}", tuple(_details(rows, results))) for factor, rows in by_factor.items() if rows),
+        Section("runs", (_run_table(results),)),
+        Section("budget", (_budget_table(results),)),
+        Section("time", (_time_table(results["timing"]),)),
+    ]
+
+
+def verdict_sections(directory: StoredPath) -> list[Section]:
+    """The part of the report that `bert-jax ablate` prints."""
+    return sections(directory)[:2]
+
+
+def _overview(results: dict[str, Any], study: dict[str, Any]) -> list[Note | Command]:
+    rows, failed = study["rows"], [run for run in results["runs"] if run["error"]]
+    sampled = "; ".join(f"{name}: {text}" for name, text in results["sampled"].items())
+    margins = ", ".join(f"{metric} {margin:g}" for metric, margin in results["margins"].items())
+    return [
+        Command(shlex.join(["bert-jax", "ablate", results["study"], "--corpus", "DIR", "--workdir", "DIR"])),
+        Note(
+            f"{len(results['cells'])} cells with {study['seeds']} seeds each; equal {results['equal']}. Metrics are of "
+            f"at most {rows['count']} held-out rows of {rows['seq_len']} tokens, format {rows['format']}, the same for "
+            f"all runs; those of a pair objective are of rows with its labels. {len(failed)} of "
+            f"{len(results['runs'])} runs failed; they are counted, and not part of any mean."
+        ),
+        Note(
+            f"Margins of equivalence: {margins}. P-values are adjusted for all {len(results['comparisons'])} "
+            f"comparisons (Holm), at the level {results['alpha']:g}; intervals are not adjusted."
+        ),
+        Note(f"Sources of variation. {sampled}."),
+    ]
+
+
+def _verdict_table(comparisons: Sequence[dict[str, Any]]) -> Table:
+    header = ("factor", "level", "against", "metric", "difference", "interval (t)", "verdict")
+    rows = tuple(
+        (
+            *(row[name] for name in ("factor", "level", "baseline", "metric")),
+            _signed(row["difference"]),
+            _interval(row["low"], row["high"]),
+            VERDICTS[row["verdict"]],
+        )
+        for row in comparisons
+    )
+    return Table(header, rows, words=True)
+
+
+def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[Note | Table | Intervals]:
+    header = ("comparison", "seeds", "failed", "level", "baseline", "BCa", "seeds and examples")
+    header += ("p (Holm)", "p of equivalence (Holm)")
+    table = Table(
+        header,
+        tuple(
+            (
+                _name(row),
+                f"{row['seeds']}",
+                f"{row['failed']} and {row['failed_baseline']}",
+                *(_mean(row[f"{side}_mean"], row[f"{side}_deviation"]) for side in ("level", "baseline")),
+                _interval(row["bca_low"], row["bca_high"]),
+                _interval(row["bootstrap_low"], row["bootstrap_high"]),
+                _number(row["p_value_holm"]),
+                _number(row["equivalence_holm"]),
+            )
+            for row in rows
+        ),
+    )
+    powered = [row for row in rows if row["detectable"] is not None]
+    return [*_figures(rows, results["margins"]), table, *_power(powered, results["alpha"])]
+
+
+def _figures(rows: Sequence[dict[str, Any]], margins: dict[str, float]) -> list[Intervals]:
+    """The differences of each metric with their t intervals and the margin of equivalence."""
+    figures = []
+    for metric, margin in margins.items():
+        intervals = tuple(
+            Interval(f"{row['level']} - {row['baseline']}", row["difference"], row["low"], row["high"])
+            for row in rows
+            if row["metric"] == metric and row["low"] is not None
+        )
+        if intervals:
+            figures.append(Intervals(f"differences of {metric}", intervals, f"difference of {metric}", margin))
+    return figures
+
+
+def _name(row: dict[str, Any]) -> str:
+    return f"{row['level']} against {row['baseline']}, {row['metric']}"
+
+
+def _power(rows: Sequence[dict[str, Any]], alpha: float) -> list[Note | Table]:
+    """The smallest differences that numbers of seeds can show."""
+    if not rows:
+        return []
+    lines = [
+        f"{_name(row)}: with the observed spread, {row['seeds']} {'paired seeds' if row['paired'] else 'seeds a level'}"
+        f" can show a difference of {row['detectable'][str(row['seeds'])]:.2g} with 80 % power."
+        for row in rows
+    ]
+    counts = [str(count) for count in POWER_SEEDS]
+    cells = tuple((_name(row), *(f"{row['detectable'][count]:.2g}" for count in counts)) for row in rows)
+    return [
+        *map(Note, lines),
+        Table(("difference shown with 80 % power", *(f"{count} seeds" for count in counts)), cells),
+        Note(
+            f"Power is at the level {alpha:g}, before adjustment. With few seeds, the spread itself is uncertain, t "
+            "intervals rest on the normal distribution, and BCa intervals are too narrow."
+        ),
+    ]
+
+
+def _run_table(results: dict[str, Any]) -> Table:
+    metrics = list(results["margins"])
+    rows = tuple(
+        (
+            run["cell"],
+            f"{run['seed']}",
+            *(_number(run["metrics"].get(name)) for name in metrics),
+            f"{run['tokens']:,}",
+            _failures(run),
+        )
+        for run in results["runs"]
+    )
+    return Table(("cell", "seed", *metrics, "tokens without padding", "failure"), rows)
+
+
+def _failures(run: dict[str, Any]) -> str:
+    if run["error"]:
+        return f"failed after {run['attempts']} attempts: {run['error']}"
+    failed = {task: (one["failed"], one["failed"] + len(one["scores"])) for task, one in run["finetuned"].items()}
+    return "; ".join(f"{task}: {bad} of {all_} fine-tuning runs failed" for task, (bad, all_) in failed.items() if bad)
+
+
+def _budget_table(results: dict[str, Any]) -> Table:
+    return Table(
+        ("cell", "steps", "tokens", "parameters", "FLOPs"),
+        tuple(
+            (
+                cell["name"],
+                f"{cell['steps']:,}",
+                f"{cell['tokens']:,}",
+                f"{cell['parameters']:,}",
+                f"{cell['flops']:.3g}",
+            )
+            for cell in results["cells"]
+        ),
+    )
+
+
+def _time_table(timing: dict[str, float]) -> Table:
+    return Table(("run", "seconds"), tuple((name, f"{seconds:,.0f}") for name, seconds in timing.items()))
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{value:+.4f}"
+
+
+def _mean(mean: float | None, deviation: float | None) -> str:
+    return _number(mean) if deviation is None else f"{_number(mean)} (sd {deviation:.4f})"
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "-" if low is None else f"{low:+.4f} to {high:+.4f}"

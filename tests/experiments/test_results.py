@@ -1,0 +1,122 @@
+"""Comparisons of a study from the records of its runs. Nothing is trained here."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("statsmodels")
+from bert_jax.experiments import results, statistics
+from bert_jax.experiments.budget import make_cells
+from bert_jax.experiments.cell_records import FORMAT_VERSION
+from tests.experiments.test_study import BASE, make_study
+
+ABC = {"a": {}, "b": {"objective": {"mask_rate": 0.2}}, "c": {"objective": {"mask_rate": 0.3}}}
+
+
+def record(error: str = "", **metrics: float):
+    timing = {"seconds": 1.0}
+    return {"format_version": FORMAT_VERSION, "attempts": 1, "error": error, "metrics": metrics, "tokens": 9} | {
+        "timing": timing,
+        "finetuned": {},
+    }
+
+
+def compare(study, scores):
+    """Comparisons by level, of scores by cell; None is a failed run."""
+    records = {
+        name: [record("diverged") if one is None else record(mlm_loss=one) for one in of_cell]
+        for name, of_cell in scores.items()
+    }
+    return {row["level"]: row for row in results.compare_levels(study, make_cells(study, 99), records)}
+
+
+@pytest.mark.parametrize(
+    ("differences", "verdict"),
+    [
+        ([1.0, 1.1, 0.9, 1.05], "higher"),
+        ([-1.0, -1.1, -0.9, -1.05], "lower"),
+        ([0.01, -0.02, 0.0, 0.01], "equal"),
+        ([3.0, -2.0, 1.0, -1.5], "undecided"),
+        ([1.0, 1.1], None),
+        ([0.1], None),
+        ([0.0, 0.0, 0.0], "equal"),
+    ],
+)
+def test_verdicts(differences, verdict):
+    baseline = [5.0, 4.0, 6.0, 5.5][: len(differences)]
+    study = make_study(factors={"x": {"a": {}, "b": {}}}, margins={"mlm_loss": 0.3}, seeds=len(differences))
+    row = compare(study, {"baseline": baseline, "x=b": np.add(baseline, differences).tolist()})["b"]
+    assert row["verdict"] == verdict and row["seeds"] == len(differences) and row["paired"]
+    assert row["difference"] == pytest.approx(np.mean(differences))
+    if len(differences) == 1:
+        assert row["low"] is None and row["detectable"] is None
+        return
+    estimate = statistics.t_estimate(np.add(baseline, differences), baseline, paired=True)
+    assert (row["low"], row["high"]) == pytest.approx((estimate.low, estimate.high))
+    deviation = np.std(differences, ddof=1)
+    power = statistics.detectable_difference(deviation, len(differences), paired=True)
+    assert row["detectable"][str(len(differences))] == pytest.approx(power, abs=1e-9)
+    assert row["detectable"]["20"] <= row["detectable"]["3"]
+    assert (row["p_value"] is None) == (verdict is None)
+
+
+def test_failed_runs_are_counted_and_not_averaged():
+    study = make_study(factors={"x": ABC}, margins={"mlm_loss": 0.3}, seeds=4)
+    found = compare(study, {"baseline": [5.0, 4.0, 6.0, 5.0], "x=b": [6.0, None, 7.1, 6.0], "x=c": [None] * 4})
+    b, c = found["b"], found["c"]
+    assert (b["seeds"], b["failed"], b["failed_baseline"]) == (3, 1, 0)
+    assert b["baseline_mean"] == pytest.approx((5.0 + 6.0 + 5.0) / 3) and b["verdict"] == "higher"
+    assert (c["seeds"], c["failed"], c["difference"], c["verdict"]) == (0, 4, None, None)
+
+
+def test_p_values_are_adjusted_for_all_comparisons():
+    study = make_study(factors={"x": ABC}, margins={"mlm_loss": 0.01}, seeds=3)
+    # Alone, b would be significant; as one of two it is not.
+    scores = {"baseline": [5.0, 5.0, 5.0], "x=b": [5.1, 5.2, 5.15], "x=c": [5.1, 5.4, 4.9]}
+    found = compare(study, scores)
+    assert 0.025 < found["b"]["p_value"] < 0.05 < found["b"]["p_value_holm"] == pytest.approx(2 * found["b"]["p_value"])
+    assert found["b"]["verdict"] == "undecided"
+    assert compare(make_study(factors={"x": {"a": {}, "b": {}}}, margins={"mlm_loss": 0.01}), scores)["b"][
+        "verdict"
+    ] == ("higher")
+
+
+def test_levels_with_other_seeds_are_not_paired():
+    study = make_study(factors={"x": {"a": {}, "b": {"seed": 7}}}, margins={"mlm_loss": 0.3})
+    level, baseline = [5.0, 6.0, 7.0], [1.0, 2.0, 2.5]
+    row = compare(study, {"baseline": baseline, "x=b": level})["b"]
+    estimate = statistics.t_estimate(level, baseline, paired=False)
+    assert not row["paired"] and row["bca_low"] is None
+    assert (row["low"], row["high"]) == pytest.approx((estimate.low, estimate.high))
+
+
+def test_a_metric_that_only_one_side_has_is_not_compared():
+    study = make_study(factors={"x": ABC}, margins={"mlm_loss": 0.3, "nsp_accuracy": 0.1})
+    with_pair, without = record(mlm_loss=1.0, nsp_accuracy=0.5), record(mlm_loss=1.0)
+    records = {"baseline": [without] * 3, "x=b": [with_pair] * 3, "x=c": [without] * 3}
+    rows = results.compare_levels(study, make_cells(study, 99), records)
+    assert [row["metric"] for row in rows] == ["mlm_loss", "mlm_loss"]
+
+
+def test_in_a_grid_a_level_is_a_mean_over_the_other_factors():
+    study = make_study(
+        factors={"x": {"a": {}, "b": {"seed": 0}}, "y": {"a": {}, "b": {"seed": 0}}},
+        design="grid",
+        margins={"mlm_loss": 1},
+    )
+    scores = {"baseline": [1.0, 2.0, 3.0], "y=b": [3.0, 4.0, 4.0], "x=b": [5.0, 5.0, 5.0], "x=b,y=b": [7.0, 9.0, None]}
+    records = {name: [record("boom") if s is None else record(mlm_loss=s) for s in of] for name, of in scores.items()}
+    x, y = results.compare_levels(study, make_cells(study, 99), records)
+    assert x["seeds"] == 2 and x["difference"] == pytest.approx((6.0 - 2.0 + 7.0 - 3.0) / 2) and x["failed"] == 1
+    assert y["difference"] == pytest.approx((5.0 - 3.0 + 6.5 - 3.5) / 2)
+
+
+def test_results_are_plain_and_have_times_apart():
+    study = make_study(factors={"x": {"a": {}, "b": {}}}, seeds=3)
+    cells = make_cells(study, BASE.model.vocab_size)
+    records = {cell.name: [record(mlm_loss=float(i)) for i in range(3)] for cell in cells}
+    one = results.make_results(study, cells, records)
+    for of_cell in records.values():
+        of_cell[0]["timing"]["seconds"] = 77.0
+    two = results.make_results(study, cells, records)
+    assert one != two and one | {"timing": 0} == two | {"timing": 0}
+    assert [run["seed"] for run in one["runs"]] == [0, 1, 2] * 2

@@ -1,0 +1,231 @@
+"""Studies that are run: kills, failures, parts, files and the command, with tiny models that share compiled steps."""
+
+import dataclasses
+import json
+import os
+import signal
+
+import pytest
+
+pytest.importorskip("statsmodels")
+from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, ModelConfig, Phase
+from bert_jax.data.mixture import CorpusWeight
+from bert_jax.errors import UserError
+from bert_jax.experiments import cell_records, runner, study_plan, study_report
+from bert_jax.experiments.study import HeldOutRows, Study
+from bert_jax.report.text import render
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.run_directory.workdir import read_config
+from tests.runs import Killed
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+
+
+@pytest.fixture(scope="module")
+def study() -> Study:
+    """Static and dynamic masks, three seeds of six steps."""
+    model = ModelConfig(vocab_size=9, hidden_size=16, num_layers=1, num_heads=2, intermediate_size=32, max_positions=32)
+    base = Config(
+        name="small",
+        model=model,
+        phases=(Phase(steps=6, seq_len=32, batch_size=64, learning_rate=2e-2, warmup_steps=2),),
+        checkpoint=CheckpointConfig(every=4, keep=1),
+        log=LogConfig(every=2, tensorboard=False),
+        evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
+    )
+    masks = {"dynamic": {}, "static": {"data": {"example_copies": 1, "mask_copies": 1}}}
+    margins = {"mlm_loss": 10.0, "nsp_accuracy": 0.001}
+    rows = HeldOutRows("full_sentences", 32, 8)
+    return Study(name="small", base=base, factors={"masks": masks}, margins=margins, rows=rows)
+
+
+@pytest.fixture(scope="module")
+def start(study, tiny_corpus, tiny_programs):
+    """Opens and runs the study in a directory; `hooks` are those of `runs.share_programs`."""
+
+    def start(workdir, *hooks, part=(0, 1), retries=1, study=study, wrap=lambda make: make):
+        opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], workdir)
+        return runner.run_study(opened, wrap(tiny_programs(*hooks)), part, retries)
+
+    return start
+
+
+@pytest.fixture(scope="module")
+def finished(start, tmp_path_factory):
+    """The directory of a study that was not interrupted."""
+    workdir = tmp_path_factory.mktemp("finished") / "study"
+    code, results = start(workdir)
+    assert code == 0 and results == json.loads((workdir / "results.json").read_text())
+    return workdir
+
+
+def contents(workdir):
+    """Results and page without times."""
+    results = json.loads((workdir / "results.json").read_text())
+    page = render([one for one in study_report.sections(workdir) if one.title != "time"])
+    return {name: value for name, value in results.items() if name != "timing"}, page
+
+
+def test_results(finished, study, tiny_corpus):
+    results, page = contents(finished)
+    assert [(row["level"], row["metric"]) for row in results["comparisons"]] == [
+        ("static", "mlm_loss"),
+        ("static", "nsp_accuracy"),
+    ]
+    loss, _ = results["comparisons"]
+    # The run repeats its examples, so the masks make a difference, which is within the margin.
+    assert loss["difference"] != 0 and loss["verdict"] == "equal" and loss["seeds"] == 3
+    assert len({run["metrics"]["mlm_loss"] for run in results["runs"]}) == 6
+    assert "equal within the margin" in page and "3 paired seeds can show a difference of" in page
+    html = (finished / "report.html").read_text()
+    assert "equal within the margin" in html and "http" not in html
+    opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], finished)
+    for run in opened.runs:
+        config = read_config(run.directory)
+        assert config.seed == run.index and config.model.vocab_size == Tokenizer.load(tiny_corpus).vocab_size
+        assert (config.data.mask_copies == 1) == ("static" in run.cell.name)
+
+
+def test_a_kill_changes_nothing(finished, start, tmp_path, monkeypatch):
+    """Killed in the middle of runs, after training, before and after a record; started again every time."""
+    workdir, killed = tmp_path / "study", []
+    write_record, measure = runner.write_record, runner.measure
+
+    def kill_once(name):
+        if name not in killed:
+            killed.append(name)
+            raise Killed
+
+    def write(run, record):
+        if run.index == 1:
+            kill_once("before a record")
+        write_record(run, record)
+        kill_once("after a record")
+
+    def measure_or_die(opened, run, make_programs):
+        kill_once("after training")
+        return measure(opened, run, make_programs)
+
+    monkeypatch.setattr(runner, "write_record", write)
+    monkeypatch.setattr(runner, "measure", measure_or_die)
+    for step in (3, 6):
+        with pytest.raises(Killed):
+            start(workdir, lambda count, _, step=step: kill_once(f"step {step}") if count == step else None)
+    for _ in range(3):
+        with pytest.raises(Killed):
+            start(workdir)
+    assert start(workdir)[0] == 0
+    assert len(killed) == 5 and contents(workdir) == contents(finished)
+    assert start(workdir)[1] is not None  # nothing is left to do
+    assert contents(workdir) == contents(finished)
+
+
+def test_parts_give_the_results_of_one_process(finished, start, tmp_path, capsys):
+    workdir = tmp_path / "study"
+    for index in (2, 0):
+        assert start(workdir, part=(index, 3)) == (0, None)
+    assert "4 of 6 runs are done" in capsys.readouterr().out and not (workdir / "results.json").exists()
+    code, results = start(workdir, part=(1, 3))
+    assert code == 0 and results is not None and contents(workdir) == contents(finished)
+
+
+def failing(name, seed, times):
+    """A `wrap` whose run of a cell and a seed fails so many times."""
+    left = [times]
+
+    def wrap(make):
+        def make_programs(task, mesh):
+            if task.config.name.endswith(name) and task.config.seed == seed and left[0] > 0:
+                left[0] -= 1
+                raise UserError("it fails\nevery time")
+            return make(task, mesh)
+
+        return make_programs
+
+    return wrap
+
+
+def test_failed_runs(finished, start, tmp_path, capsys):
+    workdir = tmp_path / "study"
+    code, results = start(workdir, wrap=failing("masks=static", 1, 2))
+    assert code == 0 and "failed: masks=static seed 1: it fails every time" in capsys.readouterr().err
+    loss = results["comparisons"][0]
+    assert (loss["seeds"], loss["failed"], loss["verdict"]) == (2, 1, None)
+    page = contents(workdir)[1]
+    assert "failed after 2 attempts: it fails every time" in page and "no verdict: fewer than 3 seeds" in page
+    assert start(workdir)[1]["comparisons"][0]["failed"] == 1  # it stays failed
+    start(workdir, retries=2)  # unless it may be tried again
+    results, expected = contents(workdir)[0], contents(finished)[0]
+    assert [run.pop("attempts") for run in results["runs"]] == [1, 1, 1, 1, 3, 1]
+    assert all(run.pop("attempts") for run in expected["runs"]) and results == expected
+
+
+@pytest.mark.slow
+def test_a_retry_succeeds(finished, start, tmp_path):
+    _, results = start(tmp_path / "study", wrap=failing("baseline", 0, 1))
+    assert results["comparisons"] == contents(finished)[0]["comparisons"]
+    assert results["runs"][0]["attempts"] == 2
+
+
+def test_a_metric_that_is_not_finite_is_a_failure(start, study, tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "measure", lambda *_: {"mlm_loss": float("nan"), "nsp_accuracy": 0.5})
+    _, results = start(tmp_path / "study", study=dataclasses.replace(study, seeds=1), retries=0)
+    assert [run["error"] for run in results["runs"]] == ["not finite: mlm_loss"] * 2
+    assert results["comparisons"][0]["difference"] is None
+
+
+def test_a_full_disk_is_not_a_failed_run(start, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(runner, "measure", full)
+    with pytest.raises(OSError, match="No space left"):
+        start(tmp_path / "study")
+    assert not list(tmp_path.glob("study/cells/*/*.json"))
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_the_same_command_continues(finished, start, tmp_path, capsys):
+    def terminate(count, _):
+        if count == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert start(tmp_path / "study", terminate) == (75, None)
+    assert "stopped and saved in run 1 of 6, baseline seed 0" in capsys.readouterr().out
+    start(tmp_path / "study")
+    assert contents(tmp_path / "study") == contents(finished)
+
+
+def test_plan(finished, study, tiny_corpus, tmp_path):
+    for workdir, done in ((finished, 3), (tmp_path / "new", 0)):
+        opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], workdir)
+        values = study_plan.plan_study(opened, (0, 2), 1)
+        assert [cell["finished"] for cell in values["cells"]] == [done] * 2
+        assert values["left"] == (0 if done else 3) and values["runs"] == 6
+        text = render(study_plan.to_sections(values))
+        assert ("(measured:" in text) == bool(done) and "12,288" in text and f"{done} of 3" in text
+    assert not (tmp_path / "new").exists()
+
+
+def test_one_line_for_every_mistake(finished, study, tiny_corpus, other_corpus, second_corpus, tmp_path):
+    changed = dataclasses.replace(study, margins={"mlm_loss": 0.5})
+    (tmp_path / "file").write_text("")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes").write_text("")
+    for one, corpora, workdir, message in (
+        (changed, [tiny_corpus], finished, r"began with other settings \(study.margins.mlm_loss 10.0 -> 0.5"),
+        (study, [other_corpus], finished, r"began with other settings \(corpora"),
+        (study, [tiny_corpus, second_corpus], finished, r"began with other settings \(corpora"),
+        (study, [second_corpus, other_corpus], tmp_path / "new", "different tokenizers"),
+        (study, [tmp_path / "none"], tmp_path / "new", "none"),
+        (study, [tiny_corpus], tmp_path / "file", "holds files, but no study"),
+        (study, [tiny_corpus], tmp_path / "other", "holds files, but no study"),
+        (study, [tiny_corpus], finished / "cells" / "baseline" / "seed0", "holds files, but no study"),
+    ):
+        with pytest.raises(UserError, match=message) as caught:
+            runner.open_study(one, [CorpusWeight(corpus) for corpus in corpora], workdir)
+        assert "\n" not in str(caught.value)
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / cell_records.STUDY).write_text('{"format_version": 1}')
+    with pytest.raises(UserError, match="it is damaged"):
+        runner.open_study(study, [CorpusWeight(tiny_corpus)], tmp_path / "damaged")
