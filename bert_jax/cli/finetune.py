@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from bert_jax.config import MeshConfig
+from bert_jax.errors import TRY_AGAIN
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.flags import DirectoryArg
 
@@ -37,7 +38,7 @@ class Finetune:
     """Print the results as JSON instead of a table."""
 
     def run(self) -> int:
-        """Train one run per seed, and print the scores."""
+        """Train one run per seed, and print the scores; returns 75 if a run was saved and must be continued."""
         from bert_jax.distributed import worker  # jax is loaded only if needed, not for --help
         from bert_jax.finetune import finetune
 
@@ -52,5 +53,8 @@ class Finetune:
             mesh=self.mesh,
             announce=lambda line: print(line, file=sys.stderr, flush=True),
         )
+        if result is None:
+            print("stopped and saved; the same command continues", file=sys.stderr)
+            return TRY_AGAIN
         print(json.dumps(result.to_dict()) if self.json else "\n".join(finetune.summary_lines(result)))
         return 0

@@ -15,7 +15,6 @@ from bert_jax.finetune import finetune, glue
 from bert_jax.finetune.finetune import PREDICTIONS
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.storage import StoredPath
-from bert_jax.training.run_directory.checkpoint import checkpoint_directory, newest_intact, read_metadata
 
 
 def data_identities(study: Study, task_data: StoredPath | None) -> dict[str, str]:
@@ -66,20 +65,15 @@ def score_task(
         announce=lambda line: print(f"{task}: {line}", file=sys.stderr, flush=True),
         make_programs=make_programs,
     )
-    directories = {one.seed: directory if options.seeds == 1 else directory / f"seed{one.seed}" for one in result.seeds}
-    if not all(map(_has_ended, directories.values())):
+    if result is None:
         return None
+    directories = {one.seed: directory if options.seeds == 1 else directory / f"seed{one.seed}" for one in result.seeds}
     is_accuracy = task in glue.GLUE and glue.GLUE[task].metrics == ("accuracy",)
     correct = [
         _correct_examples(directories[one.seed] / PREDICTIONS) for one in result.seeds if is_accuracy and not one.failed
     ]
     examples = np.mean(correct, axis=0).round(6).tolist() if correct else []
     return {"scores": result.succeeded, "failed": sum(one.failed for one in result.seeds), "examples": examples}
-
-
-def _has_ended(directory: StoredPath) -> bool:
-    checkpoint = newest_intact(checkpoint_directory(directory))
-    return checkpoint is not None and bool(read_metadata(checkpoint)["ended"])
 
 
 def _correct_examples(predictions: StoredPath) -> list[bool]:

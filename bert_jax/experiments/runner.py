@@ -19,6 +19,7 @@ from bert_jax.experiments import finetuned, study_report
 from bert_jax.experiments.budget import Cell, make_cells
 from bert_jax.experiments.cell_records import (
     FORMAT_VERSION,
+    REPORT,
     Record,
     Run,
     StudyFile,
@@ -33,6 +34,7 @@ from bert_jax.experiments.cell_records import (
 from bert_jax.experiments.results import write_results
 from bert_jax.experiments.shared_programs import MakePrograms
 from bert_jax.experiments.study import Study
+from bert_jax.report.page_file import write_page
 from bert_jax.storage import StoredPath
 from bert_jax.training import pretraining
 
@@ -124,7 +126,7 @@ def run_study(
         print(f"{len(done)} of {len(runs)} runs are done; the process that does the last one writes the results")
         return 0, None
     results = write_results(opened.study, opened.cells, opened.workdir)
-    study_report.write_page(opened.workdir)
+    write_page(opened.workdir / REPORT, "--workdir", study_report.sections(opened.workdir))
     return 0, results
 
 

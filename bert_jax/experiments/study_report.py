@@ -4,10 +4,10 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.experiments.cell_records import REPORT, RESULTS, STUDY
+from bert_jax.experiments.cell_records import RESULTS, STUDY
 from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS
-from bert_jax.report import Command, Interval, Intervals, Note, Section, Table, html
-from bert_jax.storage import StoredPath, read_json_object, write_atomic
+from bert_jax.report import Command, Interval, Intervals, Note, Section, Table
+from bert_jax.storage import StoredPath, read_json_object
 
 ADVICE = "run bert-jax ablate again"
 VERDICTS = {
@@ -17,11 +17,6 @@ VERDICTS = {
     "undecided": "undecided",
     None: f"no verdict: fewer than {MIN_SEEDS} seeds",
 }
-
-
-def write_page(directory: StoredPath) -> None:
-    """Write the page of a study, from its results."""
-    write_atomic(directory / REPORT, html.render(sections(directory)).encode())
 
 
 def sections(directory: StoredPath) -> list[Section]:

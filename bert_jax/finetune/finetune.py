@@ -70,7 +70,7 @@ def finetune(
     mesh: MeshConfig = MeshConfig(),  # noqa: B008 (frozen)
     announce: Callable[[str], None] = lambda line: None,
     make_programs: Callable[[Task, Mesh], Programs] = Programs,
-) -> FinetuneResult:
+) -> FinetuneResult | None:
     """Fine-tune a model on a task, once per seed; the same call continues what was stopped.
 
     With one seed, `workdir` is the directory of the run; with several, ``seed0`` and so on in it are. Each run has its
@@ -85,6 +85,9 @@ def finetune(
       mesh: over the devices of this process.
       announce: called with lines about the data and the recipe, and with the result of each seed.
       make_programs: the programs of a run; with others than `Programs`, runs can share compiled steps.
+
+    Returns:
+      the results of all seeds; None: SIGTERM stopped a run, which was saved.
 
     Raises:
       UserError: the source is no encoder with a tokenizer, the data do not have the form of the task, or `workdir`
@@ -101,12 +104,15 @@ def finetune(
     for seed in range(options.seed, options.seed + options.seeds):
         directory = workdir if options.seeds == 1 else workdir / f"seed{seed}"
         run = FinetuneRun(encoder, task, data, str(data_directory), options, seed, make_mesh(mesh), make_programs)
-        results.append(run.train(directory))
+        result = run.train(directory)
+        if result is None:
+            return None
+        results.append(result)
         announce(f"seed {seed}: {_format_result(data, results[-1])}")
-    result = FinetuneResult(task, baseline_score(data), tuple(results))
+    all_results = FinetuneResult(task, baseline_score(data), tuple(results))
     if is_first():
-        write_atomic(workdir / RESULTS, (json.dumps(result.to_dict(), indent=1) + "\n").encode())
-    return result
+        write_atomic(workdir / RESULTS, (json.dumps(all_results.to_dict(), indent=1) + "\n").encode())
+    return all_results
 
 
 def check_task(task: str) -> None:

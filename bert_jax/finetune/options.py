@@ -156,6 +156,7 @@ class FinetuneOptions:
             warmup_done=round(warmup / (TRIANGLE_RATIO - 1)) if triangular else 0,
             decay={"linear": "polynomial", "triangular": "polynomial"}.get(self.schedule, self.schedule),
             decay_start=warmup,
+            accumulation=1 if self.cls_norm == "batch" else None,
             end_learning_rate=self.learning_rate / TRIANGLE_RATIO if triangular else 0.0,
             frozen=frozen,
         )

@@ -116,8 +116,11 @@ class FinetuneRun:
         self.task = FineTuning(self.config, heads_of(self.config), options.batch_size, train, evaluated, process)
         self.programs = make_programs(self.task, mesh)
 
-    def train(self, directory: StoredPath) -> SeedResult:
+    def train(self, directory: StoredPath) -> SeedResult | None:
         """Train in a directory, or continue its run, and write predictions and the result.
+
+        Returns:
+          the result; None: SIGTERM stopped the run, which was saved.
 
         Raises:
           UserError: the directory holds another run or other files.
@@ -128,7 +131,8 @@ class FinetuneRun:
         identity = {self.config.finetune.data_sha256: 1.0}
         data = RunData(identity, [self._data_path], tokenizer.to_json(), tokenizer.fingerprint)
         initial = None if has_checkpoint(directory) else self._initial_params()
-        run_job(self.programs, accumulations, directory, data, initial=initial)
+        if not run_job(self.programs, accumulations, directory, data, initial=initial).ended:
+            return None
         result, logits = self._score(directory)
         if is_first():
             predictions = directory / PREDICTIONS

@@ -25,7 +25,9 @@ def with_pair_majority_baseline(means: Mapping[str, float]) -> dict[str, float]:
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
-    """Held-out metrics as one line of text, each followed by its baseline if available."""
+    """Held-out metrics as one line of text: those of pretraining with their baselines, or all."""
+    if BASELINES.keys().isdisjoint(metrics):
+        return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
     parts = []
     for name, (baseline, label) in BASELINES.items():
         if name in metrics:

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from tests.finetune import task_files
 from tests.pages import ROOT, TOOLS, load_script, run_page
 
 pytestmark = pytest.mark.slow
@@ -49,6 +50,17 @@ def test_commands_on_scaling(folder, monkeypatch, quick_compilation, capsys):
 
 def test_commands_on_other_formats(models, monkeypatch, quick_compilation):
     run_page("docs/conversion.md", models, monkeypatch)
+
+
+def test_commands_on_fine_tuning(folder, monkeypatch, quick_compilation):
+    task_files.write_glue(folder / "sst2", "sst2")
+    task_files.write_tagging(folder / "tags")
+    task_files.write_squad(folder / "questions")
+    (folder / "reviews").mkdir()
+    for split in ("train", "dev"):
+        lines = [f"{' '.join(row)},{i % 3 + 1}" for i, row in enumerate(task_files.sentences(1, 12))]
+        (folder / "reviews" / f"{split}.csv").write_text("\n".join(["review,stars", *lines]))
+    run_page("docs/finetuning.md", folder, monkeypatch)
 
 
 def test_commands_on_the_reference_run(tmp_path, monkeypatch):
