@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import Config
-from bert_jax.experiments.shared_programs import SharedPrograms
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.param_paths import name_leaves
@@ -19,6 +18,7 @@ from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh
+from bert_jax.training.shared_programs import SharedPrograms
 
 
 class HookedPrograms(SharedPrograms):

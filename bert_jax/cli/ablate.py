@@ -57,8 +57,8 @@ class Ablate:
                 raise UserError(f"ablate needs the package {package}, which is missing: {install_command('ablate')}")
         from bert_jax.distributed import worker
         from bert_jax.experiments import runner, study_plan, study_report
-        from bert_jax.experiments.shared_programs import share_programs
         from bert_jax.report.text import render
+        from bert_jax.training.shared_programs import share_programs
 
         worker.disable_absent_tpu_backend()
         worker.set_compilation_cache(self.compilation_cache)

@@ -9,12 +9,12 @@ import numpy as np
 
 from bert_jax.errors import UserError, require
 from bert_jax.experiments.cell_records import Run, TaskScores
-from bert_jax.experiments.shared_programs import MakePrograms
 from bert_jax.experiments.study import Study
 from bert_jax.finetune import finetune, glue
-from bert_jax.finetune.finetune import PREDICTIONS
 from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.seed_run import PREDICTIONS
 from bert_jax.storage import StoredPath
+from bert_jax.training.shared_programs import MakePrograms
 
 
 def data_identities(study: Study, task_data: StoredPath | None) -> dict[str, str]:

@@ -32,11 +32,11 @@ from bert_jax.experiments.cell_records import (
     write_record,
 )
 from bert_jax.experiments.results import write_results
-from bert_jax.experiments.shared_programs import MakePrograms
 from bert_jax.experiments.study import Study
 from bert_jax.report.page_file import write_page
 from bert_jax.storage import StoredPath
 from bert_jax.training import pretraining
+from bert_jax.training.shared_programs import MakePrograms
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,11 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 
-from bert_jax.config import (
-    MeshConfig,
-)
+from bert_jax.config import MeshConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import did_you_mean, require
@@ -23,13 +20,11 @@ from bert_jax.finetune.squad_data import SquadData, read_squad_splits
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.storage import StoredPath, write_atomic
-from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import make_mesh
-from bert_jax.training.task import Task
+from bert_jax.training.shared_programs import MakePrograms, share_programs
 
 OWN_TASKS = ("classification", "regression", "tagging", "squad")
-RESULT, RESULTS, PREDICTIONS = "result.json", "results.json", "predictions"
-TOKENS_PER_EVALUATION = 4096
+RESULTS = "results.json"
 DOUBLE_SEPARATOR = ("roberta", "xlm-roberta", "camembert")
 """Families that separate a pair by two [SEP]."""
 
@@ -69,7 +64,7 @@ def finetune(
     *,
     mesh: MeshConfig = MeshConfig(),  # noqa: B008 (frozen)
     announce: Callable[[str], None] = lambda line: None,
-    make_programs: Callable[[Task, Mesh], Programs] = Programs,
+    make_programs: MakePrograms | None = None,
 ) -> FinetuneResult | None:
     """Fine-tune a model on a task, once per seed; the same call continues what was stopped.
 
@@ -84,7 +79,7 @@ def finetune(
       options: columns of the data, and the recipe.
       mesh: over the devices of this process.
       announce: called with lines about the data and the recipe, and with the result of each seed.
-      make_programs: the programs of a run; with others than `Programs`, runs can share compiled steps.
+      make_programs: the programs of a run; None: those of all seeds are shared.
 
     Returns:
       the results of all seeds; None: SIGTERM stopped a run, which was saved.
@@ -100,7 +95,7 @@ def finetune(
     options = options.with_recipe(len(data.train.lengths))
     for line in _describe(options, data):
         announce(line)
-    results = []
+    results, make_programs = [], make_programs or share_programs()
     for seed in range(options.seed, options.seed + options.seeds):
         directory = workdir if options.seeds == 1 else workdir / f"seed{seed}"
         run = FinetuneRun(encoder, task, data, str(data_directory), options, seed, make_mesh(mesh), make_programs)

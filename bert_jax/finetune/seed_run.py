@@ -1,7 +1,6 @@
 """The fine-tuning run of one seed: packed batches, config, initial parameters, training, predictions."""
 
 import dataclasses
-import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -36,18 +35,18 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.task_data import Metrics, TaskData, baseline_score, metric_prefix, score
 from bert_jax.finetune.trainable import ALL_BUT_ADAPTERS, ENCODER
 from bert_jax.model import bert
-from bert_jax.storage import StoredPath, make_directory_if_local, write_atomic
+from bert_jax.storage import StoredPath, make_directory_if_local
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.job import RunData, has_checkpoint, run_job
 from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import heads_of
-from bert_jax.training.programs import Programs
+from bert_jax.training.recovery import DivergedError
 from bert_jax.training.run_directory.checkpoint import broadcast_newest_intact, checkpoint_directory, restore_parts
 from bert_jax.training.sharding import round_up_to_shards
+from bert_jax.training.shared_programs import MakePrograms
 from bert_jax.training.state import InitialParams
-from bert_jax.training.task import Task
 
-RESULT, PREDICTIONS = "result.json", "predictions"
+PREDICTIONS = "predictions"
 TOKENS_PER_EVALUATION = 4096
 
 
@@ -82,7 +81,7 @@ class FinetuneRun:
         options: FinetuneOptions,
         seed: int,
         mesh: Mesh,
-        make_programs: Callable[[Task, Mesh], Programs],
+        make_programs: MakePrograms,
     ):
         """Packs the batches; compiles nothing yet.
 
@@ -117,7 +116,7 @@ class FinetuneRun:
         self.programs = make_programs(self.task, mesh)
 
     def train(self, directory: StoredPath) -> SeedResult | None:
-        """Train in a directory, or continue its run, and write predictions and the result.
+        """Train in a directory, or continue its run, and write predictions.
 
         Returns:
           the result; None: SIGTERM stopped the run, which was saved.
@@ -131,7 +130,12 @@ class FinetuneRun:
         identity = {self.config.finetune.data_sha256: 1.0}
         data = RunData(identity, [self._data_path], tokenizer.to_json(), tokenizer.fingerprint)
         initial = None if has_checkpoint(directory) else self._initial_params()
-        if not run_job(self.programs, accumulations, directory, data, initial=initial).ended:
+        try:
+            progress = run_job(self.programs, accumulations, directory, data, initial=initial)
+        except DivergedError as error:
+            print(f"warning: seed {self.seed}: {error}", file=sys.stderr)
+            return SeedResult(self.seed, float("nan"), True, {})
+        if not progress.ended:
             return None
         result, logits = self._score(directory)
         if is_first():
@@ -139,7 +143,6 @@ class FinetuneRun:
             make_directory_if_local(predictions)
             for name, of_split in logits.items():
                 self.data.write_predictions(predictions, name, of_split)
-            write_atomic(directory / RESULT, (json.dumps(result._asdict(), indent=1) + "\n").encode())
         return result
 
     def _config(self, rows: int, steps_per_epoch: int) -> Config:
@@ -159,7 +162,7 @@ class FinetuneRun:
                 every=steps_per_epoch, batch_size=max(1, TOKENS_PER_EVALUATION // self._seq_len)
             ),
             # A run that does not learn is reported as failed; it is not rolled back.
-            recovery=RecoveryConfig(spike=None),
+            recovery=RecoveryConfig(spike=None, max_rollbacks=0),
             start=StartConfig(source=self.encoder.path),
             finetune=FinetuneConfig(
                 task=self._task_name,

@@ -21,15 +21,19 @@ from bert_jax.training.run_directory.ledger import Ledger
 EVENT = "rollback"
 
 
+class DivergedError(UserError):
+    """Training diverged again after all rollbacks."""
+
+
 def record_rollback(divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> None:
     """Write the decision for a rollback to the ledger; `apply_rollback` carries it out.
 
     Raises:
-      UserError: the run has had recovery.max_rollbacks rollbacks.
+      DivergedError: the run has had recovery.max_rollbacks rollbacks.
     """
     done = len(ledger.entries_of(EVENT))
     if done >= config.recovery.max_rollbacks:
-        raise UserError(
+        raise DivergedError(
             f"training diverged: {divergence.reason}. It was rolled back {done} time(s) already "
             "(recovery.max_rollbacks): lower the learning rate or lengthen the warmup, in another --workdir"
         )

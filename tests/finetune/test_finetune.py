@@ -13,7 +13,6 @@ from bert_jax.convert.formats import input_formats
 from bert_jax.errors import UserError
 from bert_jax.finetune import finetune, glue
 from bert_jax.finetune.options import FinetuneOptions
-from bert_jax.finetune.seed_run import RESULT
 from bert_jax.finetune.task_data import score
 from bert_jax.training.param_paths import name_leaves
 from tests.finetune import task_files
@@ -90,7 +89,7 @@ def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_program
     arguments = tiny_run, "sst2", folder / "sst2", tmp_path / "run", OPTIONS
     with pytest.raises(Killed):
         finetune.finetune(*arguments, make_programs=make)
-    assert 0 < committed(tmp_path / "run")[0] < 27 and not (tmp_path / "run" / RESULT).exists()
+    assert 0 < committed(tmp_path / "run")[0] < 27 and not (tmp_path / "run/results.json").exists()
     finetune.finetune(*arguments)
     assert numbers(tmp_path / "run") == numbers(sst2_run) != []
     for name in ("results.json", "predictions/dev.jsonl", "predictions/SST-2.tsv"):
@@ -107,6 +106,13 @@ def test_options(folder, tiny_run, tmp_path):
         ours, theirs = (name_leaves(one.model.params) for one in (after, before))
         for name in ours.keys() & theirs.keys():
             np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+
+
+def test_divergence_is_a_failed_run(folder, tiny_run, tmp_path, capsys):
+    options = dataclasses.replace(OPTIONS, steps=12, learning_rate=1e29, warmup=0.0)
+    result = finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "run", options).to_dict()
+    assert result["failed"] == 1 and result["mean"] is None and result["seeds"][0]["score"] is None
+    assert "training diverged" in capsys.readouterr().err and (tmp_path / "run/results.json").exists()
 
 
 def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
