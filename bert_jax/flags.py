@@ -71,6 +71,13 @@ SYNONYMS = {
     "--workdir": "output-dir output out work-dir save-dir",
     "--corpus": "data-dir data input-dir input-file train-file dataset dataset-name",
     "--top": "top-k k",
+    "--task": "task-name",
+    "--data": "data-dir train-file dataset",
+    "--learning-rate": "lr",
+    "--epochs": "num-train-epochs num-epochs max-epochs",
+    "--batch-size": "per-device-train-batch-size train-batch-size",
+    "--max-length": "max-seq-length max-seq-len",
+    "--warmup": "warmup-ratio warmup-proportion warmup-steps num-warmup-steps",
     "--to": "format",
 }
 """Common names of flags (transformers, BERT of Google, NVIDIA and fairseq), by our flag."""
