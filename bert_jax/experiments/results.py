@@ -129,8 +129,13 @@ def _scores(cells: list[Cell], records: Records, metric: str) -> dict[int, float
     return scores
 
 
-def _failures(cells: list[Cell], records: Records) -> int:
-    return sum(bool(record and record["error"]) for cell in cells for record in records[cell.name])
+def _failures(cells: list[Cell], records: Records, metric: str) -> int:
+    """Runs without this score: those that failed, and those all of whose fine-tuning runs failed."""
+    everything = [record for cell in cells for record in records[cell.name] if record is not None]
+    return sum(
+        bool(one["error"]) or (metric in one["finetuned"] and not one["finetuned"][metric]["scores"])
+        for one in everything
+    )
 
 
 def _compare(
@@ -138,7 +143,7 @@ def _compare(
 ) -> dict[str, Any] | None:
     """The comparison of two lists of cells in a metric; None if one side does not have it."""
     x, y = _scores(level, records, metric), _scores(baseline, records, metric)
-    failed = {"failed": _failures(level, records), "failed_baseline": _failures(baseline, records)}
+    failed = {"failed": _failures(level, records, metric), "failed_baseline": _failures(baseline, records, metric)}
     if (not x and not failed["failed"]) or (not y and not failed["failed_baseline"]):
         return None
     paired = [cell.config.seed for cell in level] == [cell.config.seed for cell in baseline]

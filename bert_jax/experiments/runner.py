@@ -172,6 +172,7 @@ def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: 
             traceback.print_exc()
         error = " ".join(f"{type(exception).__name__}: {exception}".split())
         error = error.removeprefix("UserError: ")
+        metrics, tasks = {}, {}
     seconds = time.monotonic() - start + (before["timing"]["seconds"] if before else 0.0)
     record: Record = {
         "format_version": FORMAT_VERSION,

@@ -98,7 +98,9 @@ def encode_sentences(
       the index of each word's first token in `input_ids`, int64 [number of words]; -1: the word has none.
     """
     indices = {name: i for i, name in enumerate(tags)}
-    ids, lengths = _encode_side([word for sentence in sentences for word in sentence.words], tokenizer)
+    # In byte-level vocabularies the mark of a word's beginning is the space before it.
+    space = " " if tokenizer.settings.get("add_prefix_space") is False else ""
+    ids, lengths = _encode_side([space + word for sentence in sentences for word in sentence.words], tokenizer)
     rows, row_labels, first_tokens, token, word, start, truncated = [], [], [], 0, 0, 0, 0
     for sentence in sentences:
         of_words = lengths[word : word + len(sentence.words)]

@@ -47,7 +47,7 @@ class FinetuneResult(NamedTuple):
         scores = self.succeeded
         return {
             "task": self.task,
-            "baseline": self.baseline,
+            "baseline": _finite(self.baseline),
             "mean": statistics.fmean(scores) if scores else None,
             "standard_deviation": statistics.stdev(scores) if len(scores) > 1 else None,
             "failed": sum(one.failed for one in self.seeds),
@@ -95,6 +95,8 @@ def finetune(
     options = options.with_recipe(len(data.train.lengths))
     for line in _describe(options, data):
         announce(line)
+    if options.seeds > 1:
+        _check_directory_of_seeds(workdir)
     results, make_programs = [], make_programs or share_programs()
     for seed in range(options.seed, options.seed + options.seeds):
         directory = workdir if options.seeds == 1 else workdir / f"seed{seed}"
@@ -108,6 +110,19 @@ def finetune(
     if is_first():
         write_atomic(workdir / RESULTS, (json.dumps(all_results.to_dict(), indent=1) + "\n").encode())
     return all_results
+
+
+def _check_directory_of_seeds(workdir: StoredPath) -> None:
+    """Check that a directory has at most the runs of seeds, and delete the results of an earlier call.
+
+    Raises:
+      UserError: it has other files.
+    """
+    names = sorted(entry.name for entry in workdir.iterdir()) if workdir.is_dir() else []
+    others = [name for name in names if name != RESULTS and not name.startswith("seed")]
+    require(not others, f"work directory {workdir} holds {', '.join(others[:3])}: choose another --workdir for --seeds")
+    if is_first() and RESULTS in names:
+        (workdir / RESULTS).unlink()
 
 
 def check_task(task: str) -> None:

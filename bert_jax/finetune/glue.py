@@ -80,7 +80,7 @@ def read_split(name: str, directory: StoredPath, split: str, ending: str = "") -
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist: --task {name} reads the files of GLUE's {task.submission}")
-    rows = [row for path in paths for row in read_rows(path, columns, skip_short=task.skip_short)]
+    rows = [row for path in paths for row in read_rows(path, columns, skip_short=task.skip_short and split != "test")]
     return to_examples(rows, task.labels)
 
 

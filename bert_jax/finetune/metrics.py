@@ -60,7 +60,7 @@ def _mean_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def tagged_spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """Spans (first token, last token, type) of one sentence's tags in the schemes IO, IOB1, IOB2, IOE or IOBES.
+    """Spans (first token, last token, type) of one sentence's tags in the schemes IO, IOB1, IOB2, IOE, IOBES or BILOU.
 
     The rules are those of the CoNLL 2000 script: a span begins at B or S, after O, after E or S, or where the type
     changes; it ends before such a token, at E or S, or at the end. Tags without a prefix, such as parts of speech, have
@@ -69,6 +69,7 @@ def tagged_spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     spans, first, before = set(), 0, ("O", "")
     for i, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
+        prefix = {"L": "E", "U": "S"}.get(prefix, prefix) if kind else prefix
         if not kind and tag != "O":
             prefix, kind = "S", tag
         is_inside = before[0] != "O"

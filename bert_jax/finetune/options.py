@@ -25,7 +25,7 @@ class FinetuneOptions:
     label_column: str = "label"
     """For classification and regression: the column with the label."""
     tag_column: int = -1
-    """For tagging: the column with the tags, from 0; -1 is the last one, 3 has the UPOS tags of CoNLL-U."""
+    """For tagging: the column with the tags, from 0; -1 is the last one, or UPOS in CoNLL-U."""
     max_length: Annotated[int, Interval("[8, 1e6]")] | None = None
     """Longest example in tokens; longer ones are truncated, and contexts of squad are split into windows. Default: 128,
     for squad 384, or the number of the model's positions if that is smaller."""
@@ -82,9 +82,16 @@ class FinetuneOptions:
         check(self, "--")
         require(len(self.text_columns) in (1, 2), f"--text-columns has {len(self.text_columns)} names: give one or two")
         require(self.steps is None or self.epochs is None, "--steps and --epochs exclude each other: give one of them")
-        require(
-            not (self.freeze_encoder and self.adapter_size), "--freeze-encoder and --adapter-size exclude each other"
-        )
+        for first, second in (
+            ("freeze_encoder", "adapter_size"),
+            ("freeze_encoder", "new_layers"),
+            ("adapter_size", "new_layers"),
+            ("keep_head", "mix"),
+            ("keep_head", "cls_norm"),
+        ):
+            given = [getattr(self, name) not in (None, False, 0, "none") for name in (first, second)]
+            flags = " and ".join(f"--{name.replace('_', '-')}" for name in (first, second))
+            require(not all(given), f"{flags} exclude each other: give one of them")
 
     def with_recipe(self, examples: int) -> "FinetuneOptions":
         """The options with all defaults filled in.
@@ -122,6 +129,10 @@ class FinetuneOptions:
 
     def model_config(self, model: ModelConfig) -> ModelConfig:
         """The encoder to train."""
+        require(
+            model.adapter_size in (None, self.adapter_size),
+            f"the model has adapters of size {model.adapter_size}: give --adapter-size {model.adapter_size}",
+        )
         changes = {"compute_dtype": self.compute_dtype, "adapter_size": self.adapter_size}
         if self.dropout is not None:
             changes |= {"hidden_dropout": self.dropout, "attention_dropout": self.dropout}

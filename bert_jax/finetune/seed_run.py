@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -100,8 +100,7 @@ class FinetuneRun:
         self._task_name, self._data_path = task, data_path
         tokenizer = encoder.tokenizer
         self._special_ids = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
-        longest = max(int(one.lengths.max()) for one in self._all_examples())
-        self._seq_len = min(-(-longest // 8) * 8, encoder.model.config.max_positions)
+        self._seq_len = self._row_length(data.train)
         train = self._rows(data.train)
         rows = train.most_rows(options.steps, options.batch_size)
         rows = round_up_to_shards(rows + rows % 2 if rows > 1 else 1, mesh)
@@ -109,7 +108,7 @@ class FinetuneRun:
         evaluated = {
             metric_prefix(name).rstrip("/"): (self._rows(split.examples), self._metric(name))
             for name, split in data.splits.items()
-            if split.has_labels
+            if split.is_scored
         }
         process = jax.process_index(), jax.process_count()
         self.task = FineTuning(self.config, heads_of(self.config), options.batch_size, train, evaluated, process)
@@ -213,19 +212,19 @@ class FinetuneRun:
         logits = {
             name: self.task.predict(self._rows(split.examples), score_batch, rows) for name, split in splits.items()
         }
-        metrics = {name: self.data.metrics(name, logits[name]) for name in splits if splits[name].has_labels}
+        metrics = {name: self.data.metrics(name, logits[name]) for name in splits if splits[name].is_scored}
         total = score(self.data, metrics.__getitem__)
         named = {f"{metric_prefix(split)}{key}": value for split, one in metrics.items() for key, value in one.items()}
         return SeedResult(self.seed, total, not total > baseline_score(self.data), named), logits
 
     def _rows(self, examples: EncodedExamples) -> ExampleRows:
-        slots = max(1, self._seq_len // (64 if self.data.kind == "span" else 8))
-        return ExampleRows(examples, self._seq_len, slots, self._special_ids, self.seed)
+        seq_len = max(self._seq_len, self._row_length(examples))
+        slots = max(1, seq_len // (64 if self.data.kind == "span" else 8))
+        return ExampleRows(examples, seq_len, slots, self._special_ids, self.seed)
+
+    def _row_length(self, examples: EncodedExamples) -> int:
+        """Tokens of the longest example, rounded up to a multiple of 8."""
+        return min(-(-int(examples.lengths.max()) // 8) * 8, self.encoder.model.config.max_positions)
 
     def _metric(self, split: str) -> Callable[[np.ndarray], Metrics]:
         return lambda logits: self.data.metrics(split, logits)
-
-    def _all_examples(self) -> Iterator[EncodedExamples]:
-        yield self.data.train
-        for split in self.data.splits.values():
-            yield split.examples

@@ -56,9 +56,7 @@ class SentenceData:
             for name, examples in task.splits.items()
         }
         self.train = encoded.pop("train")
-        self.splits = {
-            name: Split(examples, task.splits[name][0].label is not None) for name, examples in encoded.items()
-        }
+        self.splits = {name: Split(examples, name.startswith("dev")) for name, examples in encoded.items()}
 
     def metrics(self, split: str, logits: np.ndarray) -> Metrics:
         """The main metrics and, of a classification, accuracy."""
@@ -66,12 +64,13 @@ class SentenceData:
         return {name: METRICS[name](labels, self._predictions(logits)) for name in self._reported}
 
     def baseline(self, split: str) -> Metrics:
-        """Metrics of the class that is most frequent in this split; correlations of a constant are 0."""
+        """Metrics of the class with the best score if it is predicted for all; correlations of a constant are 0."""
         labels = self.splits[split].examples.labels
         if not self._task.labels:
             return dict.fromkeys(self.main_metrics, 0.0)
-        constant = np.full_like(labels, np.argmax(np.bincount(labels)))
-        return {name: METRICS[name](labels, constant) for name in self.main_metrics}
+        constants = (np.full_like(labels, index) for index in range(len(self.labels)))
+        scores = [{name: METRICS[name](labels, one) for name in self.main_metrics} for one in constants]
+        return max(scores, key=lambda metrics: sum(metrics.values()))
 
     def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
         """Write ``SPLIT.jsonl`` with the logits of each example; of a test split also GLUE's submission."""
@@ -208,13 +207,18 @@ def _tfds_rows(directory: StoredPath, names: Mapping[str, str], columns: Columns
             raise UserError(
                 f"{directory} is not in ArrayRecord files: prepare it with file_format array_record"
             ) from error
-        rows[split] = [_tfds_row(directory, name, i, item, columns, split) for i, item in enumerate(source)]
+        items = list(source)
+        if items and "idx" in items[0]:  # TFDS stores examples in the order of a hash
+            items.sort(key=lambda item: int(item["idx"]))
+        rows[split] = [_tfds_row(directory, name, i, item, columns, split) for i, item in enumerate(items)]
     return rows
 
 
 def _tfds_row(
     directory: StoredPath, name: str, index: int, item: Mapping[str, Any], columns: Columns, split: str
 ) -> Row:
+    for column in columns.texts:
+        require(isinstance(item[column], bytes), f"{directory}: the feature '{column}' is not a text")
     texts = tuple(item[column].decode() for column in columns.texts)
     label = item[columns.label] if columns.label else None
     if isinstance(label, bytes):

@@ -76,10 +76,17 @@ def read_squad(path: StoredPath) -> list[Question]:
             for paragraph in article["paragraphs"]
             for entry in paragraph["qas"]
         ]
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UserError(f"{path} is not in the form of SQuAD: {error} is missing or has another type") from None
     require(bool(questions), f"{path} has no questions")
+    ids = {question.question_id for question in questions}
+    require(len(ids) == len(questions), f"{path}: {len(questions) - len(ids)} question(s) have the id of another one")
     for question in questions:
+        text_of = question.question + question.context
+        require(
+            not any("\ud800" <= character <= "\udfff" for character in text_of),
+            f"{path}: question {question.question_id} has half of a surrogate pair, which no tokenizer can read",
+        )
         for text, start in zip(question.answers, question.starts, strict=True):
             require(
                 question.context[start : start + len(text)] == text,

@@ -30,6 +30,8 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 MAX_QUESTION_TOKENS = 64
 """As in google-research/bert run_squad.py."""
 NBEST = 20
+MAX_ODDS = 1e6
+"""Of no answer, where no text can be one."""
 
 
 class _Windowed(NamedTuple):
@@ -79,10 +81,7 @@ class SquadData:
         }
         self.train = windowed.pop("train").examples
         self._windowed, self._fixed_threshold = windowed, options.null_threshold
-        self.splits = {
-            name: Split(one.examples, name == "dev" or any(question.answers for question in one.questions))
-            for name, one in windowed.items()
-        }
+        self.splits = {name: Split(one.examples, name == "dev") for name, one in windowed.items()}
         self._tuned: float | None = None
 
     def metrics(self, split: str, logits: np.ndarray) -> Metrics:
@@ -94,9 +93,11 @@ class SquadData:
         metrics = squad_scores([question.answers for question in questions], texts)
         if threshold is not None:
             self._tuned = threshold
-            metrics["null_threshold"] = float(np.clip(threshold, -1e6, 1e6))
+            metrics["null_threshold"] = float(np.clip(threshold, -MAX_ODDS, MAX_ODDS))
             for kind, has_answer in (("answerable", True), ("unanswerable", False)):
                 chosen = [i for i, question in enumerate(questions) if bool(question.answers) == has_answer]
+                if not chosen:
+                    continue
                 of_kind = squad_scores([questions[i].answers for i in chosen], [texts[i] for i in chosen])
                 metrics |= {f"{kind}_{name}": value for name, value in of_kind.items()}
         return metrics
@@ -109,7 +110,7 @@ class SquadData:
     def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
         """Write ``SPLIT.json`` in the form of SQuAD's script, ``SPLIT_nbest.json``, and ``SPLIT_null_odds.json``."""
         questions, answers = self._windowed[split].questions, self._answers(split, logits)
-        threshold = self._tuned if self.splits[split].has_labels is False else self._threshold(questions, answers)
+        threshold = self._tuned if not self.splits[split].is_scored else self._threshold(questions, answers)
         ids = [question.question_id for question in questions]
         files = {
             f"{split}.json": predictions(questions, answers.__getitem__, threshold),
@@ -117,7 +118,7 @@ class SquadData:
                 name: [answer._asdict() for answer in ranked] for name, (ranked, _) in zip(ids, answers, strict=True)
             },
             f"{split}_null_odds.json": {
-                name: no_answer - (ranked[0].score if ranked else -np.inf)
+                name: no_answer - ranked[0].score if ranked else MAX_ODDS
                 for name, (ranked, no_answer) in zip(ids, answers, strict=True)
             },
         }
@@ -162,7 +163,9 @@ def read_squad_splits(directory: StoredPath) -> dict[str, list[Question]]:
         path = find_split(directory, split, (".json",), required=split != "test")
         if path is not None:
             splits[split] = read_squad(path)
-    require(any(question.answers for question in splits["train"]), f"{directory}: no training question has an answer")
+    for split in ("train", "dev"):
+        has_answers = any(question.answers for question in splits[split])
+        require(has_answers, f"{directory}: no question of {split}.json has an answer")
     return splits
 
 

@@ -121,8 +121,11 @@ def _json_lines(path: StoredPath, text: str, columns: Columns, skip_short: bool)
             require(name in value, f"{where} has no key '{name}': it has {', '.join(value)}")
         texts = tuple(value[name] for name in columns.texts)
         require(all(isinstance(one, str) for one in texts), f"{where}: a text is not a string")
+        for one in texts:
+            require(_is_unicode(one), f"{where}: a text has half of a surrogate pair, which no tokenizer can read")
         label = None if columns.label is None else value[columns.label]
-        require(label is None or isinstance(label, str | int | float), f"{where}: the label is not a string or number")
+        is_label = columns.label is None or isinstance(label, str | int | float)
+        require(is_label, f"{where}: the label is not a string or number")
         yield Row(where, texts, None if label is None else str(label))
 
 
@@ -135,7 +138,7 @@ def class_names(rows: Sequence[Row]) -> tuple[str, ...]:
     for row in rows:
         require(bool(row.label), f"{row.where} has no label")
     names = {row.label for row in rows if row.label}
-    ordered = sorted(names, key=float) if all(map(_is_number, names)) else sorted(names)
+    ordered = sorted(names, key=lambda name: (float(name), name)) if all(map(_is_number, names)) else sorted(names)
     require(len(ordered) >= 2, f"{rows[0].where}: all examples have the label '{ordered[0]}'")
     return tuple(ordered)
 
@@ -159,6 +162,14 @@ def to_examples(rows: Sequence[Row], labels: Sequence[str]) -> list[Example]:
         return indices[row.label]
 
     return [Example(row.texts, label_of(row)) for row in rows]
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_number(text: str) -> bool:

@@ -10,6 +10,9 @@ NO_TAG = -1
 """Label of positions without a tag: special tokens, padding, and all tokens of a word but the first."""
 
 
+CONLL_U_UPOS = 3
+
+
 class TaggedSentence(NamedTuple):
     """The words of a sentence and their tags."""
 
@@ -26,7 +29,7 @@ def read_conll(path: StoredPath, column: int = -1) -> list[TaggedSentence]:
 
     Args:
       path: the file, UTF-8.
-      column: of the tags, from 0; negative numbers count from the last one. UPOS of CoNLL-U is 3.
+      column: of the tags, from 0; negative numbers count from the last one, but -1 is UPOS in CoNLL-U.
 
     Raises:
       UserError: no file, invalid UTF-8, a line with too few columns or another number than the first, or no sentence.
@@ -38,7 +41,7 @@ def read_conll(path: StoredPath, column: int = -1) -> list[TaggedSentence]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
     sentences, words, tags = [], [], []
-    width = 0
+    width, has_tabs = 0, False
     for number, line in enumerate([*text.split("\n"), ""], 1):
         line = line.rstrip("\r")
         fields = line.split("\t") if "\t" in line else line.split()
@@ -48,7 +51,8 @@ def read_conll(path: StoredPath, column: int = -1) -> list[TaggedSentence]:
             words, tags = [], []
             continue
         is_conll_u = len(fields) == 10 and "\t" in line
-        is_comment = line.startswith("#") and "\t" not in line and not words and len(fields) != width
+        has_tabs |= "\t" in line
+        is_comment = line.startswith("#") and "\t" not in line and not words and (has_tabs or len(fields) != width)
         if is_comment or fields[0] == "-DOCSTART-" or (is_conll_u and not fields[0].isdecimal()):
             continue
         width = width or len(fields)
@@ -58,7 +62,7 @@ def read_conll(path: StoredPath, column: int = -1) -> list[TaggedSentence]:
             f"{path}:{number} has {width} columns: there is no column {column} of tags beside the words",
         )
         words.append(fields[1] if is_conll_u else fields[0])
-        tags.append(fields[column])
+        tags.append(fields[CONLL_U_UPOS if is_conll_u and column == -1 else column])
     require(bool(sentences), f"{path} has no sentences")
     return sentences
 

@@ -48,7 +48,7 @@ class TaggingData:
             name: encode_sentences(of_split, self.labels, tokenizer, max_length) for name, of_split in sentences.items()
         }
         self.train = encoded.pop("train")[0]
-        self.splits = {name: Split(examples, True) for name, (examples, _) in encoded.items()}
+        self.splits = {name: Split(examples, name == "dev") for name, (examples, _) in encoded.items()}
         self._first_tokens = {name: first for name, (_, first) in encoded.items()}
 
     def metrics(self, split: str, logits: np.ndarray) -> Metrics:

@@ -16,7 +16,8 @@ class Split(NamedTuple):
     """A held-out split."""
 
     examples: EncodedExamples
-    has_labels: bool
+    is_scored: bool
+    """Whether the task's score includes it: dev splits, which have labels. Predictions are written of all."""
 
 
 @runtime_checkable
@@ -30,7 +31,7 @@ class TaskData(Protocol):
     splits: Mapping[str, Split]
     """By name: dev and test, or for MNLI dev_matched and so on."""
     main_metrics: tuple[str, ...]
-    """The task's score is their mean over the splits with labels."""
+    """The task's score is their mean over the dev splits."""
 
     def metrics(self, split: str, logits: np.ndarray) -> Metrics:
         """Metrics of a split with labels, from the logits of its examples or tokens."""
@@ -46,8 +47,8 @@ class TaskData(Protocol):
 
 
 def score(data: TaskData, metrics_of: Callable[[str], Metrics]) -> float:
-    """The task's score: the mean of its main metrics over all splits with labels."""
-    named = [name for name, split in data.splits.items() if split.has_labels]
+    """The task's score: the mean of its main metrics over all dev splits."""
+    named = [name for name, split in data.splits.items() if split.is_scored]
     return float(np.mean([metrics_of(name)[metric] for name in named for metric in data.main_metrics]))
 
 

@@ -91,3 +91,28 @@ def write_squad(directory: Path, *, unanswerable: bool = False) -> Path:
             entries.append({"context": context, "qas": [entry]})
         (directory / f"{split}.json").write_text(json.dumps({"version": "1", "data": [{"paragraphs": entries}]}))
     return directory
+
+
+def write_tfds(directory: Path) -> Path:
+    """SST-2 as a TFDS dataset in ArrayRecord files: example i of a split has i + 1 words and the label i mod 2."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core.dataset_info import DatasetIdentity
+
+    features = tfds.features.FeaturesDict(
+        {"sentence": tfds.features.Text(), "label": tfds.features.ClassLabel(num_classes=2), "idx": np.int32}
+    )
+    identity = DatasetIdentity("glue", tfds.core.Version("2.0.0"), data_dir=str(directory), module_name="test")
+    info = tfds.core.DatasetInfo(builder=identity, features=features, description="SST-2")
+    record_format = tfds.core.FileFormat.ARRAY_RECORD
+    info.set_file_format(record_format)
+    writer = tfds.core.SequentialWriter(info, 100, file_format=record_format)
+    counts = {"train": 6, "validation": 4, "test": 4}
+    writer.initialize_splits(list(counts))
+    for split, count in counts.items():
+        examples = [
+            {"sentence": " ".join(WORDS[: i + 1]), "label": -1 if split == "test" else i % 2, "idx": i}
+            for i in reversed(range(count))
+        ]
+        writer.add_examples({split: examples})
+    writer.close_all()
+    return directory

@@ -115,6 +115,25 @@ def test_divergence_is_a_failed_run(folder, tiny_run, tmp_path, capsys):
     assert "training diverged" in capsys.readouterr().err and (tmp_path / "run/results.json").exists()
 
 
+def test_seeds_need_a_directory_of_their_own(sst2_run, folder, tiny_run):
+    before = sorted(sst2_run.rglob("*"))
+    with pytest.raises(UserError, match=r"holds checkpoints, config.json, .*: choose another --workdir for --seeds"):
+        finetune.finetune(tiny_run, "sst2", folder / "sst2", sst2_run, dataclasses.replace(OPTIONS, seeds=2))
+    assert sorted(sst2_run.rglob("*")) == before
+
+
+def test_a_tfds_dataset(tiny_run, tmp_path):
+    """TFDS stores examples in another order than GLUE's files; predictions have that of the files."""
+    task_files.write_tfds(tmp_path)
+    encoder = finetune.read_source(tiny_run)
+    options = FinetuneOptions().with_length(encoder.model.config, 64)
+    data = finetune.open_task_data("sst2", tmp_path, options, encoder)
+    assert data.splits["dev"].examples.labels.tolist() == [0, 1, 0, 1] and len(data.train.lengths) == 6
+    assert data.splits["test"].examples.lengths.tolist() == sorted(data.splits["test"].examples.lengths)
+    with pytest.raises(UserError, match="has no feature 'sentence1': it has"):
+        finetune.open_task_data("rte", tmp_path, options, encoder)
+
+
 def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
     """A fine-tuned model is a source: with its head, or with a new one for other labels."""
     options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0, keep_head=True)
@@ -133,11 +152,15 @@ def test_files_of_glue(name, tiny_run, tmp_path):
     options = FinetuneOptions().with_length(encoder.model.config, 64)
     data = finetune.open_task_data(name, directory, options, encoder)
     perfect = {}
-    for split, (examples, has_labels) in data.splits.items():
-        labels = examples.labels if has_labels else np.zeros(len(examples.lengths), int)
+    for split, (examples, _) in data.splits.items():
+        labels = np.zeros(len(examples.lengths), int) if split.startswith("test") else examples.labels
         perfect[split] = np.eye(9)[labels][:, : len(data.labels)] if glue.GLUE[name].labels else labels[:, None]
     total = score(data, lambda split: data.metrics(split, perfect[split]))
     assert total == pytest.approx(1.0) and score(data, data.baseline) < 0.9
+    for index in range(len(glue.GLUE[name].labels)):
+        constant = {split: np.zeros_like(perfect[split]) + np.eye(9)[index, : len(data.labels)] for split in perfect}
+        one = score(data, lambda split, constant=constant: data.metrics(split, constant[split]))
+        assert one <= score(data, data.baseline)
     tests = [split for split in data.splits if split.startswith("test")]
     assert len(tests) == (2 if name == "mnli" else 1)
     for split in tests:
@@ -163,6 +186,8 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task sst2 --steps 3 --epochs 2", "--steps and --epochs exclude each other"),
         ("--task sst2 --new-layers 2", "has 1 layer"),
         ("--task sst2 --keep-head", "--keep-head: .* has no head of a task"),
+        ("--task sst2 --freeze-encoder --new-layers 1", "--freeze-encoder and --new-layers exclude each other"),
+        ("--task classification --data nulls", "train.jsonl:2: the label is not a string or number"),
         ("--task sst2 --learning-rate fast", "--learning-rate is 'fast': it must be a number"),
     ],
 )
@@ -176,6 +201,9 @@ def test_bad_inputs(arguments, message, folder, tiny_run, tmp_path, capsys, monk
         (tmp_path / name / "train.tsv").write_text(train)
         (tmp_path / name / "dev.tsv").write_text(dev)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "nulls").mkdir()
+    (tmp_path / "nulls/train.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": null}\n')
+    (tmp_path / "nulls/dev.jsonl").write_text('{"text": "a", "label": 1}\n')
     monkeypatch.chdir(tmp_path)
     words = ["finetune", str(tiny_run), "--workdir", "run", *arguments.split()]
     words += [] if "--data" in arguments else ["--data", "sst2"]

@@ -81,3 +81,10 @@ def test_spans(scheme):
 def test_squad(answers, prediction, exact, f1):
     assert metrics.squad_scores([answers], [prediction]) == pytest.approx({"exact_match": exact, "f1": f1})
     assert metrics.squad_scores([answers, ["q"]], [prediction, "r"])["f1"] == pytest.approx(f1 / 2)
+
+
+def test_bilou_is_iobes_with_other_letters():
+    tags = ["B-A", "L-A", "U-A", "U-A", "O", "B-B", "I-B", "L-B"]
+    same = [tag.replace("L-", "E-").replace("U-", "S-") for tag in tags]
+    assert metrics.tagged_spans(tags) == metrics.tagged_spans(same)
+    assert len(metrics.tagged_spans(tags)) == 4

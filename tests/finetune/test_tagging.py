@@ -15,7 +15,11 @@ CONLL_U = """# sent_id = 1
 2\tn't\tnot\tPART\tRB\t_\t3\tadvmod\t_\t_
 2.1\tgo\tgo\tVERB\t_\t_\t_\t_\t_\t_
 3\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_
+
+# text = a b c d e f g
+1\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_
 """
+CONLL_U_SENTENCES = [TaggedSentence(("Ca", "n't", "go"), ("AUX", "PART", "VERB")), TaggedSentence(("go",), ("VERB",))]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +28,8 @@ CONLL_U = """# sent_id = 1
         (CONLL_2003, -1, [TaggedSentence(("EU", "rejects"), ("B-ORG", "O")), TaggedSentence(("Peter",), ("B-PER",))]),
         (CONLL_2003, 1, [TaggedSentence(("EU", "rejects"), ("NNP", "VBZ")), TaggedSentence(("Peter",), ("NNP",))]),
         (WNUT, -1, [TaggedSentence(("# 1 of", "#", "Beach"), ("O", "O", "I-location"))]),
-        (CONLL_U, 3, [TaggedSentence(("Ca", "n't", "go"), ("AUX", "PART", "VERB"))]),
+        (CONLL_U, 3, CONLL_U_SENTENCES),
+        (CONLL_U, -1, CONLL_U_SENTENCES),
     ],
 )
 def test_read_conll(text, column, expected, tmp_path):
