@@ -89,10 +89,13 @@ def repeat_command(run: Run) -> list[Command | Note]:
 
 
 def _finetune_command(run: Run) -> list[Command | Note]:
-    task, source = run.config.finetune, run.config.start.source
+    task, source, phase = run.config.finetune, run.config.start.source, run.config.phases[0]
     options = [["--task", task.task], *(["--data", path] for path in run.file["corpus_paths"])]
+    options += [["--steps", str(phase.steps)], ["--batch-size", str(task.batch_examples)]]
+    options += [["--learning-rate", f"{phase.learning_rate:g}"], ["--max-length", str(task.max_length)]]
+    options.append(["--seed", str(run.config.seed)])
     words = ["bert-jax", "finetune", source or "MODEL"]
-    note = Note("Add the flags for the settings that are marked in the table of settings.")
+    note = Note("Add the flags of columns, and those for other settings that are marked in the table of settings.")
     return [Command(_joined(words, [*options, ["--workdir", _other_directory(run)]])), note]
 
 
