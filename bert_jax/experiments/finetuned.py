@@ -77,7 +77,7 @@ def score_task(
 
 
 def _correct_examples(predictions: StoredPath) -> list[bool]:
-    """Whether the prediction of each example of all splits with labels is right."""
+    """Whether the prediction of each example of all dev splits is right."""
     files = sorted(predictions.glob("dev*.jsonl"), key=lambda one: one.name)
     lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     return [line["label"] == line["prediction"] for line in lines]

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import MeshConfig
+from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.formats import input_formats
 from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import did_you_mean, require
@@ -25,8 +26,6 @@ from bert_jax.training.shared_programs import MakePrograms, share_programs
 
 OWN_TASKS = ("classification", "regression", "tagging", "squad")
 RESULTS = "results.json"
-DOUBLE_SEPARATOR = ("roberta", "xlm-roberta", "camembert")
-"""Families that separate a pair by two [SEP]."""
 
 
 class FinetuneResult(NamedTuple):
@@ -155,7 +154,7 @@ def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, e
     """
     config, tokenizer = encoder.model.config, encoder.tokenizer
     require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
-    separators = 2 if encoder.model.family in DOUBLE_SEPARATOR else 1
+    separators = FAMILIES[encoder.model.family].pair_separators
     assert options.max_length is not None
     if task == "tagging":
         return TaggingData(read_tagging(directory, options.tag_column), tokenizer, options.max_length)

@@ -137,8 +137,7 @@ class FineTuning:
     def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
         """Metrics of all held-out splits, as ``SPLIT/METRIC``."""
         metrics = {}
-        for name, (rows, metric) in self.evaluated.items():
-            prefix = f"{name}/" if name else ""
+        for prefix, (rows, metric) in self.evaluated.items():
             metrics |= {f"{prefix}{key}": value for key, value in metric(self.predict(rows, score, batch_size)).items()}
         return metrics
 

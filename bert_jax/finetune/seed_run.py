@@ -1,8 +1,8 @@
 """The fine-tuning run of one seed: packed batches, config, initial parameters, training, predictions."""
 
 import dataclasses
+import functools
 import sys
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -37,11 +37,10 @@ from bert_jax.finetune.trainable import ALL_BUT_ADAPTERS, ENCODER
 from bert_jax.model import bert
 from bert_jax.storage import StoredPath, make_directory_if_local
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.job import RunData, has_checkpoint, run_job
+from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
 from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.recovery import DivergedError
-from bert_jax.training.run_directory.checkpoint import broadcast_newest_intact, checkpoint_directory, restore_parts
 from bert_jax.training.sharding import round_up_to_shards
 from bert_jax.training.shared_programs import MakePrograms
 from bert_jax.training.state import InitialParams
@@ -106,7 +105,7 @@ class FinetuneRun:
         rows = round_up_to_shards(rows + rows % 2 if rows > 1 else 1, mesh)
         self.config = self._config(rows, train.batches_per_epoch(options.batch_size))
         evaluated = {
-            metric_prefix(name).rstrip("/"): (self._rows(split.examples), self._metric(name))
+            metric_prefix(name): (self._rows(split.examples), functools.partial(data.metrics, name))
             for name, split in data.splits.items()
             if split.is_scored
         }
@@ -202,12 +201,8 @@ class FinetuneRun:
 
     def _score(self, directory: StoredPath) -> tuple[SeedResult, dict[str, np.ndarray]]:
         """The result of the newest checkpoint, and the logits of all held-out splits."""
-        checkpoint = broadcast_newest_intact(checkpoint_directory(directory))
-        assert checkpoint is not None
-        abstract = self.programs.abstract_state(0).params
-        params = restore_parts(checkpoint, {"params": abstract})["params"]
-        params = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
-        score_batch, rows = self.programs.scorer(params, 0)
+        params, phase = newest_params(self.programs, directory)
+        score_batch, rows = self.programs.scorer(params, phase)
         splits = self.data.splits
         logits = {
             name: self.task.predict(self._rows(split.examples), score_batch, rows) for name, split in splits.items()
@@ -225,6 +220,3 @@ class FinetuneRun:
     def _row_length(self, examples: EncodedExamples) -> int:
         """Tokens of the longest example, rounded up to a multiple of 8."""
         return min(-(-int(examples.lengths.max()) // 8) * 8, self.encoder.model.config.max_positions)
-
-    def _metric(self, split: str) -> Callable[[np.ndarray], Metrics]:
-        return lambda logits: self.data.metrics(split, logits)

@@ -43,6 +43,20 @@ class Row(NamedTuple):
     label: str | None
 
 
+def read_text(path: StoredPath) -> str:
+    """The text of a file in UTF-8, without a byte order mark.
+
+    Raises:
+      UserError: no file, or invalid UTF-8.
+    """
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+
+
 def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -> list[Row]:
     """The rows of a table.
 
@@ -58,12 +72,7 @@ def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -
       UserError: no file, an unknown ending, invalid UTF-8 or JSON, a column that does not exist, a line with another
         number of columns than the first one, or no rows.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+    text = read_text(path)
     readers = {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}
     if path.suffix not in readers:
         raise UserError(f"{path} has an unknown ending: it must be {', '.join(readers)}")

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
+from bert_jax.finetune.tables import read_text
 from bert_jax.storage import StoredPath
 
 NO_TAG = -1
@@ -34,12 +35,7 @@ def read_conll(path: StoredPath, column: int = -1) -> list[TaggedSentence]:
     Raises:
       UserError: no file, invalid UTF-8, a line with too few columns or another number than the first, or no sentence.
     """
-    try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
+    text = read_text(path)
     sentences, words, tags = [], [], []
     width, has_tabs = 0, False
     for number, line in enumerate([*text.split("\n"), ""], 1):

@@ -1,4 +1,4 @@
-"""Trains a task in a work directory: lock it, write the run's identity, run the loop."""
+"""The job of a task in a work directory: lock it, write its identity, run the loop; read its newest parameters."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,12 +8,20 @@ import jax
 from bert_jax.config import Config
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed.agreement import barrier, check_shared_directory, compute_and_broadcast, is_first
+from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import continuation, loop
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
-from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
+from bert_jax.training.run_directory.checkpoint import (
+    broadcast_newest_intact,
+    checkpoint_directory,
+    committed_checkpoint_paths,
+    read_metadata,
+    restore_parts,
+)
 from bert_jax.training.state import InitialParams
+from bert_jax.training.task import Params
 
 
 class RunData(NamedTuple):
@@ -33,6 +41,21 @@ def has_checkpoint(directory: StoredPath) -> bool:
     return compute_and_broadcast(
         "a first checkpoint", lambda: any(committed_checkpoint_paths(checkpoint_directory(directory)))
     )
+
+
+def newest_params(programs: Programs, directory: StoredPath) -> tuple[Params, int]:
+    """The parameters of a run's newest intact checkpoint, on the mesh, and the phase whose depth they have.
+
+    Raises:
+      UserError: there is no intact checkpoint.
+    """
+    checkpoint = broadcast_newest_intact(checkpoint_directory(directory))
+    if checkpoint is None:
+        raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    phase = read_metadata(checkpoint)["phase"]
+    abstract = programs.abstract_state(phase).params
+    params = restore_parts(checkpoint, {"params": abstract})["params"]
+    return jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract), phase
 
 
 def run_job(

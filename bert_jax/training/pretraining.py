@@ -22,17 +22,13 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop
-from bert_jax.training.job import RunData, has_checkpoint, run_job
+from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
 from bert_jax.training.micro_batch import MicroBatchRequest, check_run
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import (
-    broadcast_newest_intact,
     check_checkpoint_storage,
-    checkpoint_directory,
-    read_metadata,
-    restore_parts,
 )
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.state import InitialParams
@@ -180,20 +176,10 @@ def evaluate(
             f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
         )
     data, max_rows = config.data, config.evaluation.rows
-    metrics = _evaluate_newest(make_programs(task, make_mesh(config.mesh)), directory)
+    programs = make_programs(task, make_mesh(config.mesh))
+    # Training batches need not divide over this mesh.
+    metrics = programs.evaluate(*newest_params(programs, directory))
     return EvaluationResult(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
-
-
-def _evaluate_newest(programs: Programs, directory: StoredPath) -> dict[str, float]:
-    """Held-out metrics of the newest intact checkpoint of a run; training batches need not divide over the mesh."""
-    checkpoint = broadcast_newest_intact(checkpoint_directory(directory))
-    if checkpoint is None:
-        raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
-    phase = read_metadata(checkpoint)["phase"]
-    abstract = programs.abstract_state(phase).params
-    params = restore_parts(checkpoint, {"params": abstract})["params"]
-    on_mesh = jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract)
-    return programs.evaluate(on_mesh, phase)
 
 
 def _evaluation_config(config: Config, form: str | None, seq_len: int | None, rows: int | None) -> Config:

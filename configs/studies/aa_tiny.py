@@ -7,8 +7,8 @@ Command: bert-jax ablate aa_tiny --corpus DIR --workdir DIR
 Size: 5,000 steps of 16 rows of 64 tokens, 5.1 million tokens in a run: 20 epochs of a corpus of 0.25 million tokens,
 or 10 of 0.5 million, with a vocabulary of about 4,000. Hold out at least 35,000 tokens, for 512 rows.
 Margin: 0.05 nats, stated before any run.
-Cost: 6 runs, 31 million tokens: about 24 minutes in two parts with one core each (91 ms per step, measured with 4,096
-token ids; docs/ablation.md), about 33 in one process.
+Cost: 6 runs, 31 million tokens: 22 minutes in two parts with one core each, 32 in one process, both estimated from the
+times of a step in docs/LOG.md, without compilation, evaluation and checkpoints. Not run yet.
 """
 
 from bert_jax import config as config_lib

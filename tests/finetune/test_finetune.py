@@ -103,9 +103,9 @@ def test_options(folder, tiny_run, tmp_path):
     assert [one["seed"] for one in result["seeds"]] == [0, 1]
     assert result["failed"] == 2 and result["mean"] is None
     with input_formats.open_model(tiny_run) as before, input_formats.open_model(tmp_path / "run/seed1") as after:
-        ours, theirs = (name_leaves(one.model.params) for one in (after, before))
-        for name in ours.keys() & theirs.keys():
-            np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+        tuned, source = (name_leaves(one.model.params) for one in (after, before))
+        for name in tuned.keys() & source.keys():
+            np.testing.assert_array_equal(tuned[name], source[name], err_msg=name)
 
 
 def test_divergence_is_a_failed_run(folder, tiny_run, tmp_path, capsys):

@@ -70,6 +70,8 @@ class Family:
     """What a new head that classifies sequences reads, and its layers."""
     token_head: Mapping[str, Any] = field(default_factory=dict)
     """Layers of a new head that labels tokens or finds spans."""
+    pair_separators: int = 1
+    """[SEP] between the texts of a pair."""
     unused_params: dict[str, float] = field(default_factory=dict)
     """By path, values for parameters that no layer reads and transformers does not have."""
 

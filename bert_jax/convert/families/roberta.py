@@ -55,6 +55,7 @@ ROBERTA = Family(
     mlm_activation=lambda settings: "gelu",
     class_prefix="Roberta",
     sequence_head={"reads": "cls", "activation": "tanh"},
+    pair_separators=2,
     class_suffixes={"causal": "ForCausalLM"},
 )
 XLM_ROBERTA = dataclasses.replace(ROBERTA, model_type="xlm-roberta", class_prefix="XLMRoberta")
