@@ -60,8 +60,7 @@ class Ablate:
         from bert_jax.report.text import render
         from bert_jax.training.shared_programs import share_programs
 
-        worker.disable_absent_tpu_backend()
-        worker.set_compilation_cache(self.compilation_cache)
+        worker.prepare_training(self.compilation_cache)
         opened = runner.open_study(study, mixture, self.workdir, self.task_data)
         if self.dry_run:
             values = study_plan.plan_study(opened, part, self.retries)

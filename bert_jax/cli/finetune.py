@@ -42,8 +42,7 @@ class Finetune:
         from bert_jax.distributed import worker  # jax is loaded only if needed, not for --help
         from bert_jax.finetune import finetune
 
-        worker.disable_absent_tpu_backend()
-        worker.set_compilation_cache(self.compilation_cache)
+        worker.prepare_training(self.compilation_cache)
         result = finetune.finetune(
             self.model,
             self.task,

@@ -58,8 +58,7 @@ class Pretrain:
         from bert_jax.training import pretraining
         from bert_jax.training.run_directory import goodput
 
-        worker.disable_absent_tpu_backend()
-        worker.set_compilation_cache(self.compilation_cache)
+        worker.prepare_training(self.compilation_cache)
         if supervisor.WORKER_ENV in os.environ:
             worker.connect_worker(self.cluster)
 

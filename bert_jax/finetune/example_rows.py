@@ -1,6 +1,6 @@
 """Batches of a fine-tuning run: a fixed number of examples per step, packed into a fixed number of rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -47,13 +47,14 @@ class ExampleRows:
         positions = np.arange(batch * batch_examples, min((batch + 1) * batch_examples, len(self)))
         return permute(positions, len(self), make_key(self.seed, ORDER, epoch))
 
-    def most_rows(self, batches: int, batch_examples: int) -> int:
-        """Rows of the batch that needs most, of the first `batches`."""
-        return max(len(self._pack(self.members(i, batch_examples))[0]) - 1 for i in range(batches))
+    def row_counts(self, batches: int, batch_examples: int) -> np.ndarray:
+        """Rows that each of the first `batches` needs, int64."""
+        return np.array([len(self._pack(self.members(i, batch_examples))[0]) - 1 for i in range(batches)])
 
-    def training_rows(self, index: int, batch_examples: int, count: int) -> Rows:
-        """The rows of a batch, followed by padding up to `count` rows."""
-        return self._fill(self.members(index, batch_examples), count)
+    def training_rows(self, index: int, batch_examples: int, counts: Sequence[int]) -> Rows:
+        """The rows of a batch, followed by padding up to the smallest sufficient one of `counts`, which ascend."""
+        first, members = self._pack(self.members(index, batch_examples))
+        return self._fill(first, members, next(count for count in counts if count >= len(first) - 1))
 
     def in_order(self, count: int) -> Iterator[Rows]:
         """All examples once, in batches of `count` rows."""
@@ -61,7 +62,7 @@ class ExampleRows:
         first, members = self._pack(everything)
         for row in range(0, len(first) - 1, count):
             ends = first[row : row + count + 1]
-            yield self._fill_packed(ends - ends[0], members[ends[0] : ends[-1]], count)
+            yield self._fill(ends - ends[0], members[ends[0] : ends[-1]], count)
 
     def blank_rows(self, count: int) -> Rows:
         """Rows of padding without labels."""
@@ -76,10 +77,7 @@ class ExampleRows:
         first, order = pack(self._lengths[members], self.seq_len, self.slots, make_key(self.seed, PACKING))
         return first, members[order]
 
-    def _fill(self, members: np.ndarray, count: int) -> Rows:
-        return self._fill_packed(*self._pack(members), count)
-
-    def _fill_packed(self, first: np.ndarray, members: np.ndarray, count: int) -> Rows:
+    def _fill(self, first: np.ndarray, members: np.ndarray, count: int) -> Rows:
         rows, labels, by_token = self.blank_rows(count), self.examples.labels, self.examples.labels_tokens
         for row in range(len(first) - 1):
             end = 0

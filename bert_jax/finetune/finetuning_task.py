@@ -49,6 +49,8 @@ class FineTuning:
     batch_examples: int
     """Examples per step."""
     train: "ExampleRows"
+    row_counts: tuple[int, ...]
+    """Rows of a batch, ascending: each has the smallest sufficient number; the last is the batch size of the phase."""
     evaluated: "Mapping[str, tuple[ExampleRows, Metric]]" = dataclasses.field(default_factory=dict)
     """Held-out splits by the prefix of their metrics, with the function that computes these."""
     process: tuple[int, int] = (0, 1)
@@ -126,13 +128,14 @@ class FineTuning:
         """The batches from a cursor to the end of the run. Its `rows` are counted in whole batches."""
         from bert_jax.data.batches import HostBatch
 
-        size, (index, count) = self.config.phases[0].batch_size, self.process
-        share = slice(index * size // count, (index + 1) * size // count)
+        size, (index, processes) = self.config.phases[0].batch_size, self.process
         while cursor.step < self.config.total_steps:
             start = cursor.row_after_skipped()
-            rows = self.train.training_rows(start // size, self.batch_examples, size)
+            rows = self.train.training_rows(start // size, self.batch_examples, self.row_counts)
+            count = len(rows["row"])
+            share = slice(index * count // processes, (index + 1) * count // processes)
             cursor = dataclasses.replace(cursor, step=cursor.step + 1, rows=start + size)
-            yield HostBatch({name: array[share] for name, array in rows.items()}, size, cursor)
+            yield HostBatch({name: array[share] for name, array in rows.items()}, count, cursor)
 
     def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
         """Metrics of all held-out splits, as ``SPLIT/METRIC``."""
@@ -163,9 +166,8 @@ class FineTuning:
         return logits
 
     def step_flops(self, step: int) -> float:
-        """FLOPs of the encoder in a step, padding included; those of the head are not counted."""
-        phase = self.config.phases[0]
-        return pretraining_flops(self.config.model, phase.batch_size, phase.seq_len, 0)
+        """FLOPs of the encoder in a step with the usual number of rows; those of the head are not counted."""
+        return pretraining_flops(self.config.model, self.row_counts[0], self.config.phases[0].seq_len, 0)
 
 
 def span_log_likelihoods(

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import (
     CheckpointConfig,
@@ -46,6 +46,8 @@ from bert_jax.training.shared_programs import MakePrograms
 from bert_jax.training.state import InitialParams
 
 PREDICTIONS = "predictions"
+LONG_RUN = 300
+"""Steps from which a run is worth compiling a step for each of several numbers of rows."""
 TOKENS_PER_EVALUATION = 4096
 
 
@@ -101,16 +103,17 @@ class FinetuneRun:
         self._special_ids = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
         self._seq_len = self._row_length(data.train)
         train = self._rows(data.train)
-        rows = train.most_rows(options.steps, options.batch_size)
-        rows = round_up_to_shards(rows + rows % 2 if rows > 1 else 1, mesh)
-        self.config = self._config(rows, train.batches_per_epoch(options.batch_size))
+        row_counts = _row_counts(train.row_counts(options.steps, options.batch_size), mesh)
+        self.config = self._config(row_counts[-1], train.batches_per_epoch(options.batch_size))
         evaluated = {
             metric_prefix(name): (self._rows(split.examples), functools.partial(data.metrics, name))
             for name, split in data.splits.items()
             if split.is_scored
         }
         process = jax.process_index(), jax.process_count()
-        self.task = FineTuning(self.config, heads_of(self.config), options.batch_size, train, evaluated, process)
+        self.task = FineTuning(
+            self.config, heads_of(self.config), options.batch_size, train, row_counts, evaluated, process
+        )
         self.programs = make_programs(self.task, mesh)
 
     def train(self, directory: StoredPath) -> SeedResult | None:
@@ -220,3 +223,19 @@ class FinetuneRun:
     def _row_length(self, examples: EncodedExamples) -> int:
         """Tokens of the longest example, rounded up to a multiple of 8."""
         return min(-(-int(examples.lengths.max()) // 8) * 8, self.encoder.model.config.max_positions)
+
+
+def _row_counts(needed: np.ndarray, mesh: Mesh | AbstractMesh) -> tuple[int, ...]:
+    """The numbers of rows that batches have, ascending: the most that one needs; in a long run also enough for a half
+    and for nine tenths of the batches.
+
+    Args:
+      needed: rows that each batch of the run needs.
+      mesh: whose shards split the rows.
+    """
+    most = int(needed.max())
+    shares = (0.5, 0.9) if len(needed) >= LONG_RUN else ()
+    fewer = {round_up_to_shards(int(np.quantile(needed, share, method="higher")), mesh) for share in shares}
+    # The most rows are even, so that micro-batches can split them.
+    full = round_up_to_shards(most + most % 2 if most > 1 else 1, mesh)
+    return (*sorted(count for count in fewer if count < full), full)

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
-from bert_jax.training.micro_batch import TrainSteps, micro_batch_count
+from bert_jax.training.micro_batch import TrainSteps
 from bert_jax.training.programs import Programs, put_seed, put_step_scalars
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
@@ -144,9 +144,8 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                 if cursor.phase != phase:
                     phase = cursor.phase
                     state = programs.enter_phase(state, phase)
-                train_step, accumulation = run.train_steps.of_phase(phase)
-            batch = put_rows(rows, mesh, config.phases[phase].batch_size)
-            micro_batches = micro_batch_count(config.phases[phase], size, accumulation)
+                train_step, row_count, micro_batches = run.train_steps.of_batch(phase, size)
+            batch = put_rows(rows, mesh, row_count)
             inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, seed, mesh)
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)

@@ -63,6 +63,17 @@ class TrainSteps:
             self._steps[phase] = self._compile(phase)
         return self._steps[phase]
 
+    def of_batch(self, phase: int, size: int) -> tuple[TrainStep, int, int]:
+        """The compiled train step for a batch of `size` rows, the rows that it takes, and its micro-batches with rows.
+
+        With micro-batches it is the step of a full batch, and the missing rows are padding; without, it takes `size`.
+        """
+        step, accumulation = self.of_phase(phase)
+        settings = self._programs.task.config.phases[phase]
+        if accumulation > 1 or size == settings.batch_size:
+            return step, settings.batch_size, micro_batch_count(settings, size, accumulation)
+        return self._programs.train_step(phase, 1, size), size, 1
+
     def _compile(self, phase: int) -> tuple[TrainStep, int]:
         config, mesh, accumulation = self._programs.task.config, self._programs.mesh, self._accumulations[phase]
         compile_step, program = functools.partial(self._programs.train_step, phase), None

@@ -144,12 +144,12 @@ class Programs:
         program = self.once(("enter", phase), lambda: jax.jit(enter, out_shardings=self._shardings(phase)))
         return program(state)
 
-    def step_arguments(self, phase: int) -> tuple[TrainState, Batch, StepScalars]:
-        """Shapes, types and shardings of the arguments of a phase's train step."""
-        size = self.task.config.phases[phase].batch_size
-        rows, everywhere = row_sharding(self.mesh), replicated(self.mesh)
+    def step_arguments(self, phase: int, rows: int | None = None) -> tuple[TrainState, Batch, StepScalars]:
+        """Shapes, types and shardings of the arguments of a phase's train step, for `batch_size` or fewer rows."""
+        size = rows or self.task.config.phases[phase].batch_size
+        by_rows, everywhere = row_sharding(self.mesh), replicated(self.mesh)
         batch = {
-            name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=rows)
+            name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=by_rows)
             for name, array in self.task.in_phase(phase).blank_row().items()
         }
         inputs = StepScalars(
@@ -157,15 +157,16 @@ class Programs:
         )
         return self.abstract_state(phase), batch, inputs
 
-    def trace_train_step(self, phase: int, accumulation: int) -> jax.stages.Traced:
+    def trace_train_step(self, phase: int, accumulation: int, rows: int | None = None) -> jax.stages.Traced:
         """The traced train step of a phase, to lower for any platform (`make_train_step`)."""
         step = make_train_step(self.task.in_phase(phase), self.abstract_state(phase), accumulation)
-        return step.trace(*self.step_arguments(phase))
+        return step.trace(*self.step_arguments(phase, rows))
 
-    def train_step(self, phase: int, accumulation: int) -> TrainStep:
-        """The compiled train step of a phase with this number of micro-batches."""
+    def train_step(self, phase: int, accumulation: int, rows: int | None = None) -> TrainStep:
+        """The compiled train step of a phase with this number of micro-batches, for `batch_size` or fewer rows."""
         return self.once(
-            ("train step", phase, accumulation), lambda: self.trace_train_step(phase, accumulation).lower().compile()
+            ("train step", phase, accumulation, rows),
+            lambda: self.trace_train_step(phase, accumulation, rows).lower().compile(),
         )
 
     def eval_step(self, phase: int) -> Callable[[Params, Batch], tuple[Batch, dict[str, WeightedSum]]]:

@@ -309,7 +309,7 @@ def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
         )
 
 
-def round_up_to_shards(rows: int, mesh: Mesh) -> int:
+def round_up_to_shards(rows: int, mesh: Mesh | AbstractMesh) -> int:
     """`rows`, rounded up to a multiple of the row shards."""
     shards = row_shards(mesh)
     return -(-rows // shards) * shards

@@ -1,4 +1,11 @@
-"""libtpu, which the extra `plan` installs, is not loaded on machines without a TPU, where it would print errors."""
+"""What training commands set up before jax has devices.
+
+libtpu, which the extra `plan` installs, is not loaded on machines without a TPU, where it would print errors; freed
+memory is kept.
+"""
+
+import subprocess
+import sys
 
 import jax
 import pytest
@@ -43,3 +50,25 @@ def test_every_command_with_devices_disables_an_absent_tpu_first(monkeypatch, co
     monkeypatch.setattr(worker, "disable_absent_tpu_backend", disable)
     with pytest.raises(CalledError):
         cli.main(command.split())
+
+
+PAGE_FAULTS = """
+import resource, sys
+import numpy as np
+from bert_jax.distributed import worker
+worker.ACCELERATORS = sys.argv[1:]
+worker.prepare_training("none")
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    np.empty(2**26, np.uint8).fill(1)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="of glibc")
+def test_freed_memory_is_used_again_where_there_is_no_accelerator():
+    def page_faults(*accelerators):
+        command = [sys.executable, "-c", PAGE_FAULTS, *accelerators]
+        return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    assert page_faults() < 200 < 2**26 // 4096 // 2 < page_faults("/dev/null")

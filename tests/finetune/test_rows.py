@@ -1,14 +1,23 @@
 """Encoded examples and packed rows: every example once an epoch, with its tokens and labels, on any batch size."""
 
+import dataclasses
+
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.data.batch import SpecialIds
+from bert_jax.data.cursor import Cursor
 from bert_jax.finetune.encoding import EncodedExamples, encode_examples, encode_sentences
 from bert_jax.finetune.example_rows import ExampleRows
+from bert_jax.finetune.seed_run import _row_counts
 from bert_jax.finetune.tables import Example
 from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.tokenizers import tokenizer
+from bert_jax.training.micro_batch import TrainSteps
+from bert_jax.training.programs import put_step_scalars
+from bert_jax.training.sharding import put_rows
+from tests.finetune.tiny_task import EXAMPLES, MODEL, ROWS, arrays, make_programs, make_task
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdef", *(f"##{c}" for c in "abcdef")]
 
@@ -90,13 +99,13 @@ def test_every_example_once_an_epoch(batch, slots, by_token):
     examples = split(23, 1, by_token)
     rows_of_split = ExampleRows(examples, 32, slots, SpecialIds(0, 2, 3), seed=7)
     per_epoch = rows_of_split.batches_per_epoch(batch)
-    count = rows_of_split.most_rows(2 * per_epoch, batch)
+    counts = sorted(set(rows_of_split.row_counts(2 * per_epoch, batch).tolist()))
     orders = []
     for epoch in range(2):
         found = []
         for i in range(epoch * per_epoch, (epoch + 1) * per_epoch):
-            rows = rows_of_split.training_rows(i, batch, count)
-            assert rows["input_ids"].shape == (count, 32)
+            rows = rows_of_split.training_rows(i, batch, counts)
+            assert len(rows["input_ids"]) in counts and rows["example_id"][-1].max() >= 0
             for example, tokens, types, labels in unpacked(rows):
                 found.append(example)
                 span = slice(examples.starts[example], examples.starts[example + 1])
@@ -112,4 +121,38 @@ def test_every_example_once_an_epoch(batch, slots, by_token):
 def test_packing_saves_rows():
     examples = split(200, 2)
     packed = ExampleRows(examples, 64, 8, SpecialIds(0, 2, 3), seed=0)
-    assert packed.most_rows(6, 32) <= 8 < ExampleRows(examples, 64, 1, SpecialIds(0, 2, 3), seed=0).most_rows(6, 32)
+    alone = ExampleRows(examples, 64, 1, SpecialIds(0, 2, 3), seed=0)
+    assert packed.row_counts(6, 32).max() <= 8 < alone.row_counts(6, 32).max()
+
+
+@pytest.mark.parametrize(
+    ("needed", "devices", "counts"),
+    [
+        ([5] * 298 + [3], 1, (6,)),
+        ([1] * 400, 1, (1,)),
+        ([5] * 99, 4, (8,)),
+        ([4] * 200 + [5] * 180 + [9] * 20, 1, (4, 5, 10)),
+        ([4] * 200 + [5] * 180 + [9] * 20, 4, (4, 8, 12)),
+    ],
+)
+def test_numbers_of_rows(needed, devices, counts):
+    mesh = AbstractMesh((devices, 1, 1), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    assert _row_counts(np.array(needed), mesh) == counts
+
+
+@pytest.mark.usefixtures("quick_compilation")
+def test_a_step_is_the_same_with_fewer_rows_of_padding():
+    task = make_task(model=dataclasses.replace(MODEL, hidden_dropout=0.3, attention_dropout=0.3))
+    needed = int(task.train.row_counts(1, EXAMPLES)[0])
+    results = []
+    for counts in ((ROWS,), (needed, ROWS)):
+        programs = make_programs(dataclasses.replace(task, row_counts=counts))
+        batch = next(programs.task.batches(Cursor()))
+        step, rows, _ = TrainSteps(programs, None, (1,)).of_batch(0, batch.size)
+        inputs = put_rows(batch.rows, programs.mesh, rows), put_step_scalars(0.01, 1, 0, programs.mesh)
+        results.append((rows, *step(programs.init_state(), *inputs)))
+    (padded, state, metrics), (fewer, other, other_metrics) = results
+    assert fewer == needed < padded == ROWS
+    assert float(metrics["loss"]) == pytest.approx(float(other_metrics["loss"]), rel=1e-6)
+    for name, array in arrays(state.params).items():
+        np.testing.assert_allclose(arrays(other.params)[name], array, atol=1e-5)

@@ -51,12 +51,12 @@ def make_task(
         finetune=FinetuneConfig("classification", head, "bert", EXAMPLES, 32),
     )
     rows = ExampleRows(examples(), 32, 4, SpecialIds(0, 2, 3), seed=1)
-    return FineTuning(config, heads_of(config), EXAMPLES, rows)
+    return FineTuning(config, heads_of(config), EXAMPLES, rows, (ROWS,))
 
 
 def first_batch(task: FineTuning) -> dict[str, np.ndarray]:
     """The rows of the first step: packed, with unused slots and a row of padding."""
-    rows = task.train.training_rows(0, EXAMPLES, ROWS)
+    rows = task.train.training_rows(0, EXAMPLES, (ROWS,))
     used = (rows["example_id"] >= 0).sum(1)
     assert used.sum() == EXAMPLES and used.max() > 1 and used.min() == 0
     return rows

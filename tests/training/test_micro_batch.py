@@ -140,7 +140,7 @@ class Step:
 class FakePrograms(Programs):
     """In the second phase, the step needs ten times as much memory as in the first."""
 
-    def train_step(self, phase, accumulation):
+    def train_step(self, phase, accumulation, rows=None):
         return Step(accumulation, (1, 10)[phase])
 
 
@@ -163,6 +163,8 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
     entries = Ledger(tmp_path / "gpu").entries_of("micro_batch")
     assert [(entry["phase"], entry["accumulation"]) for entry in entries] == [(0, 1), (1, 4)]
     assert [there.of_phase(i)[1] for i in (0, 1)] == [1, 4]
+    assert there.of_batch(0, 7)[1:] == (7, 1) and there.of_batch(0, 16)[1:] == (16, 1)
+    assert there.of_batch(1, 8)[1:] == (16, 2)  # padded to the rows of four micro-batches
     again = train_steps("gpu")
     again.precompile(1)
     assert again.of_phase(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
