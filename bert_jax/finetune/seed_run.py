@@ -130,7 +130,7 @@ class FinetuneRun:
         assert self.config.finetune is not None
         identity = {self.config.finetune.data_sha256: 1.0}
         data = RunData(identity, [self._data_path], tokenizer.to_json(), tokenizer.fingerprint)
-        initial = None if has_checkpoint(directory) else self._initial_params()
+        initial = None if has_checkpoint(directory) else self.initial_params()
         try:
             progress = run_job(self.programs, accumulations, directory, data, initial=initial)
         except DivergedError as error:
@@ -192,7 +192,8 @@ class FinetuneRun:
         head = FAMILIES[model.family].new_task_head(self.data.kind, self.data.labels)
         return dataclasses.replace(head, mix=options.mix, cls_norm=options.cls_norm)
 
-    def _initial_params(self) -> InitialParams:
+    def initial_params(self) -> InitialParams:
+        """Parameters of the source and new ones of the head, on the host."""
         fresh = bert.init(self.config.model, jax.random.key(self.seed), heads_of(self.config))
         source, options = self.encoder.model.params, self.options
         params, names = fit_params(source, fresh, new_layers=options.new_layers, new_head=not options.keep_head)
