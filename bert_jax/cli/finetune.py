@@ -1,13 +1,18 @@
 """The command ``bert-jax finetune``."""
 
+import dataclasses
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import Annotated
 
 import tyro
 
+from bert_jax.cli.arguments import Words
 from bert_jax.config import MeshConfig
+from bert_jax.distributed import cluster_detection, supervisor
+from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import TRY_AGAIN
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.flags import DirectoryArg
@@ -36,13 +41,28 @@ class Finetune:
     environment, else bert_jax/compiled in the user's cache directory."""
     json: bool = False
     """Print the results as JSON instead of a table."""
+    cluster: cluster_detection.ClusterConfig = field(default_factory=cluster_detection.ClusterConfig)
+    words: Words = ()
 
     def run(self) -> int:
         """Train one run per seed, and print the scores; returns 75 if a run was saved and must be continued."""
-        from bert_jax.distributed import worker  # jax is loaded only if needed, not for --help
+        if supervisor.WORKER_ENV not in os.environ and (info := cluster_detection.detect(self.cluster)) is not None:
+            values = {"options": dataclasses.asdict(self.options), "mesh": dataclasses.asdict(self.mesh)}
+            report = make_report(values, model=self.model, task=self.task, data=self.data, workdir=self.workdir)
+            command = [sys.executable, "-m", "bert_jax", "finetune", *self.words]
+            return supervisor.supervise(command, info, report, self.cluster.timeout)
+
+        from bert_jax.distributed import agreement, worker  # jax is loaded only if needed, not for --help
         from bert_jax.finetune import finetune
 
         worker.prepare_training(self.compilation_cache)
+        if supervisor.WORKER_ENV in os.environ:
+            worker.connect_worker(self.cluster)
+
+        def announce(line: str) -> None:
+            if agreement.is_first():
+                print(line, file=sys.stderr, flush=True)
+
         result = finetune.finetune(
             self.model,
             self.task,
@@ -50,10 +70,12 @@ class Finetune:
             self.workdir,
             self.options,
             mesh=self.mesh,
-            announce=lambda line: print(line, file=sys.stderr, flush=True),
+            announce=announce,
         )
+        supervisor.announce_exit()
         if result is None:
-            print("stopped and saved; the same command continues", file=sys.stderr)
+            announce("stopped and saved; the same command continues")
             return TRY_AGAIN
-        print(json.dumps(result.to_dict()) if self.json else "\n".join(finetune.summary_lines(result)))
+        if agreement.is_first():
+            print(json.dumps(result.to_dict()) if self.json else "\n".join(finetune.summary_lines(result)))
         return 0

@@ -81,7 +81,8 @@ def parse(name: str, words: Sequence[str]) -> object:
     command = COMMANDS[name]
     fields = {field.name: field for field in dataclasses.fields(command)}
     if "config" not in fields:
-        return flags.parse(command, words, f"bert-jax {name}")
+        parsed = flags.parse(command, words, f"bert-jax {name}")
+        return dataclasses.replace(parsed, words=tuple(words)) if "words" in fields else parsed
     given = words and not words[0].startswith("-")
     if not given and not {"-h", "--help", "--help-all"} & set(words):
         known = ", ".join(presets.preset_files())

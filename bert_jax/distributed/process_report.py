@@ -4,6 +4,7 @@ import hashlib
 import os
 import platform
 import socket
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,17 @@ COMPARED_SECTIONS = ("config", "code", "versions", "environment", "corpora")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain")
 
 
-def make_report(config: Config, **options: Any) -> Report:
+def make_report(config: Config | Mapping[str, Any], **options: Any) -> Report:
     """Return plain values.
 
     Args:
-      config: of the run.
+      config: of the run, or the options that decide it.
       options: the other options of the command.
     """
+    values = flatten(to_dict(config)) if isinstance(config, Config) else flatten(config)
     return {
         "host": socket.gethostname(),
-        "config": flatten(to_dict(config)) | {name: str(value) for name, value in options.items()},
+        "config": values | {name: str(value) for name, value in options.items()},
         "code": {"SHA-256 of bert_jax": code_hash()},
         "environment": {name: value for name, value in os.environ.items() if _is_compared(name)},
         "versions": package_versions(),

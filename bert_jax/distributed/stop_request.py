@@ -14,6 +14,9 @@ from bert_jax import directory_lock
 from bert_jax.distributed.supervisor import SAVING, handling_signals
 from bert_jax.errors import INTERRUPTED
 
+_calls = itertools.count(1)
+"""Numbers of the calls in all contexts of a process, the same in all processes."""
+
 
 class StopRequest:
     """Whether to save and stop; called after every step."""
@@ -55,20 +58,29 @@ class StopRequest:
                 os.write(2, SAVING)
 
 
+_active: StopRequest | None = None
+"""That of the outermost context of this process."""
+
+
 @contextlib.contextmanager
 def stop_request() -> Iterator[StopRequest]:
     """Turn signals into a request to stop, inside the context; for the main thread.
 
     Before the first step there is nothing to save, and Ctrl-C ends the process. Several processes all stop after the
     same step: jax catches SIGTERM and chooses a step that no process has passed; Ctrl-C is handled by their supervisors
-    (supervisor.py).
+    (supervisor.py). A context in another one has the request of the outer one, which a signal between the runs of
+    several seeds reaches, too.
     """
     if jax.distributed.is_initialized():
         # jax waits for one more than the highest number it was given; steps do not begin at 1, and may go back.
-        counter = itertools.count(1)
-        yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(counter)))
+        yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(_calls)))
         return
-    request = StopRequest()
+    global _active
+    if _active is not None:
+        _active._stepped = False
+        yield _active
+        return
+    request = _active = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with handling_signals(request._handle):
@@ -81,3 +93,4 @@ def stop_request() -> Iterator[StopRequest]:
             signal.set_wakeup_fd(wakeup)
             os.close(writer)  # the thread reads to the end and closes the other end
             thread.join()
+            _active = None

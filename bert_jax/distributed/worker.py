@@ -31,20 +31,20 @@ def prepare_training(compilation_cache: str | None) -> None:
     """
     disable_absent_tpu_backend()
     set_compilation_cache(compilation_cache)
-    if not any(Path(path).exists() for path in ACCELERATORS):
-        keep_freed_memory()
+    keep_freed_memory()
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next allocation, instead of giving it back to the kernel.
+    """Let glibc keep freed memory for the next allocation, unless there is an accelerator.
 
     On a CPU, XLA allocates the temporary buffers of a step anew in every step. By default glibc maps and unmaps them,
     and the kernel fills every page with zeros: 98,000 page faults and a fifth of the time of a step with 23 million
     parameters (docs/LOG.md). The process keeps its peak memory until it ends. Threads that exist already keep their
     own arenas, so this comes before jax creates its threads. Other C libraries are left alone.
     """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
-        for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
+    has_accelerator = any(Path(path).exists() for path in ACCELERATORS)
+    if not has_accelerator and sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
+        for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1)):
             libc.mallopt(parameter, value)
 
 

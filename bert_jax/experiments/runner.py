@@ -14,6 +14,7 @@ from bert_jax.config.sections import PAIR_FORMATS
 from bert_jax.convert import init_from
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.directory_lock import InUseError
+from bert_jax.distributed.stop_request import StopRequest, stop_request
 from bert_jax.errors import TRY_AGAIN, PeerError, UserError
 from bert_jax.experiments import finetuned, study_report
 from bert_jax.experiments.budget import Cell, make_cells
@@ -106,28 +107,43 @@ def run_study(
       exit code: 0, or 75 if a run was stopped by SIGTERM and saved; and the results, if all runs are done.
     """
     write_identity(opened.workdir, opened.identity)
-    runs = opened.runs
-    mine = runs_of_part(runs, part)
+    with stop_request() as stop_requested:
+        stopped = _do_runs(opened, make_programs, runs_of_part(opened.runs, part), retries, stop_requested)
+    if stopped:
+        print(f"stopped and saved {stopped}; the same command continues")
+        return TRY_AGAIN, None
+    records = [read_record(run) for run in opened.runs]
+    done = [record for record in records if is_done(record, retries)]
+    if len(done) < len(records):
+        print(f"{len(done)} of {len(records)} runs are done; the process that does the last one writes the results")
+        return 0, None
+    results = write_results(opened.study, opened.cells, opened.workdir)
+    write_page(opened.workdir / REPORT, "--workdir", study_report.sections(opened.workdir))
+    return 0, results
+
+
+def _do_runs(
+    opened: OpenStudy, make_programs: MakePrograms, mine: Sequence[Run], retries: int, stop_requested: StopRequest
+) -> str:
+    """Do the runs that are missing; returns where a signal stopped them, or nothing.
+
+    Raises:
+      KeyboardInterrupt: after Ctrl-C.
+    """
     for number, run in enumerate(mine, 1):
         label = f"run {number} of {len(mine)}, {run.cell.name} seed {run.index}"
         while not is_done(record := read_record(run), retries):
             attempts = record["attempts"] if record else 0
             print(f"{label}{f', attempt {attempts + 1}' if attempts else ''}", file=sys.stderr, flush=True)
             try:
-                if not _attempt(opened, run, record, make_programs):
-                    print(f"stopped and saved in {label}; the same command continues")
-                    return TRY_AGAIN, None
+                if stop_requested() or not _attempt(opened, run, record, make_programs):
+                    if stop_requested.interrupted:
+                        raise KeyboardInterrupt(f"stopped in {label}; the same command continues")
+                    return f"in {label}"
             except InUseError as error:
                 print(f"note: {error}", file=sys.stderr)
                 break
-    records = [read_record(run) for run in runs]
-    done = [record for record in records if is_done(record, retries)]
-    if len(done) < len(runs):
-        print(f"{len(done)} of {len(runs)} runs are done; the process that does the last one writes the results")
-        return 0, None
-    results = write_results(opened.study, opened.cells, opened.workdir)
-    write_page(opened.workdir / REPORT, "--workdir", study_report.sections(opened.workdir))
-    return 0, results
+    return ""
 
 
 def is_done(record: Record | None, retries: int) -> bool:

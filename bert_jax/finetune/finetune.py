@@ -12,6 +12,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.formats import input_formats
 from bert_jax.distributed.agreement import is_first
+from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import did_you_mean, require
 from bert_jax.finetune import glue
 from bert_jax.finetune.options import FinetuneOptions
@@ -97,14 +98,19 @@ def finetune(
     if options.seeds > 1:
         _check_directory_of_seeds(workdir)
     results, make_programs = [], make_programs or share_programs()
-    for seed in range(options.seed, options.seed + options.seeds):
-        directory = workdir if options.seeds == 1 else workdir / f"seed{seed}"
-        run = FinetuneRun(encoder, task, data, str(data_directory), options, seed, make_mesh(mesh), make_programs)
-        result = run.train(directory)
-        if result is None:
-            return None
-        results.append(result)
-        announce(f"seed {seed}: {_format_result(data, results[-1])}")
+    with stop_request() as stop_requested:
+        for seed in range(options.seed, options.seed + options.seeds):
+            directory = workdir if options.seeds == 1 else workdir / f"seed{seed}"
+            run = FinetuneRun(encoder, task, data, str(data_directory), options, seed, make_mesh(mesh), make_programs)
+            if stop_requested():
+                if stop_requested.interrupted:
+                    raise KeyboardInterrupt(f"stopped before seed {seed}; the same command continues")
+                return None
+            result = run.train(directory)
+            if result is None:
+                return None
+            results.append(result)
+            announce(f"seed {seed}: {_format_result(data, results[-1])}")
     all_results = FinetuneResult(task, baseline_score(data), tuple(results))
     if is_first():
         write_atomic(workdir / RESULTS, (json.dumps(all_results.to_dict(), indent=1) + "\n").encode())

@@ -184,6 +184,17 @@ def test_a_full_disk_is_not_a_failed_run(start, tmp_path, monkeypatch):
     assert not list(tmp_path.glob("study/cells/*/*.json"))
 
 
+def test_sigterm_while_a_run_is_measured_stops_before_the_next_one(start, study, tmp_path, monkeypatch, capsys):
+    def measure(*_):
+        signal.raise_signal(signal.SIGTERM)
+        return {"mlm_loss": 1.0, "nsp_accuracy": 0.5}
+
+    monkeypatch.setattr(runner, "measure", measure)
+    assert start(tmp_path / "study", study=dataclasses.replace(study, seeds=1)) == (75, None)
+    assert "stopped and saved in run 2 of 2" in capsys.readouterr().out
+    assert len(list(tmp_path.glob("study/cells/*/*.json"))) == 1
+
+
 @pytest.mark.slow
 def test_sigterm_saves_and_the_same_command_continues(finished, start, tmp_path, capsys):
     def terminate(count, _):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+import signal
 
 import numpy as np
 import pytest
@@ -113,6 +114,21 @@ def test_divergence_is_a_failed_run(folder, tiny_run, tmp_path, capsys):
     result = finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "run", options).to_dict()
     assert result["failed"] == 1 and result["mean"] is None and result["seeds"][0]["score"] is None
     assert "training diverged" in capsys.readouterr().err and (tmp_path / "run/results.json").exists()
+
+
+def test_a_signal_between_two_seeds_stops_the_job(folder, tiny_run, tmp_path):
+    """Ctrl-C or SIGTERM as the scores of the first seed are announced."""
+    options = dataclasses.replace(OPTIONS, steps=1, seeds=2, freeze_encoder=True)
+    arguments = tiny_run, "sst2", folder / "sst2", tmp_path / "run", options
+
+    def send(number):
+        return lambda line: signal.raise_signal(number) if line.startswith("seed 0") else None
+
+    with pytest.raises(KeyboardInterrupt, match="stopped before seed 1; the same command continues"):
+        finetune.finetune(*arguments, announce=send(signal.SIGINT))
+    assert finetune.finetune(*arguments, announce=send(signal.SIGTERM)) is None
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["seed0"]
+    assert len(finetune.finetune(*arguments).seeds) == 2
 
 
 def test_seeds_need_a_directory_of_their_own(sst2_run, folder, tiny_run):
