@@ -27,7 +27,7 @@ def make_report(config: Config | Mapping[str, Any], **options: Any) -> Report:
     values = flatten(to_dict(config)) if isinstance(config, Config) else flatten(config)
     return {
         "host": socket.gethostname(),
-        "config": values | {name: str(value) for name, value in options.items()},
+        "config": {name: str(value) for name, value in (values | options).items()},
         "code": {"SHA-256 of bert_jax": code_hash()},
         "environment": {name: value for name, value in os.environ.items() if _is_compared(name)},
         "versions": package_versions(),

@@ -17,7 +17,7 @@ FLAGS = (
     "--model.intermediate-size 128 --model.max-positions 64 --model.hidden-dropout 0.1 --phases.0.seq-len 48 "
     f"--phases.0.batch-size 32 --phases.0.accumulation 1 --phases.0.steps {STEPS} --phases.0.warmup-steps 2 "
     "--phases.0.learning-rate 1e-3 --evaluation.rows 10 --evaluation.batch-size 6 --evaluation.every 30 "
-    "--checkpoint.every 10 --log.every 1 --log.no-tensorboard --data.prefetch 2 --cluster.timeout 120"
+    "--checkpoint.every 10 --log.every 1 --log.no-tensorboard --data.prefetch 2"
 )
 TIMEOUT_SECONDS = 240
 
@@ -44,17 +44,10 @@ class Job:
           extra: additional flags by process.
           interpreters: Python interpreters by process; others use this one.
         """
-        port, self.workdir, self.supervisors = free_port(), workdir, []
-        quick_env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
-        environment = os.environ | quick_env | {"PYTHONPATH": str(ROOT)}
-        for process in range(processes):
-            command = [(interpreters or {}).get(process, sys.executable), "-m", "bert_jax", "pretrain", "bert_tiny"]
-            command += ["--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
-            command += ["--cluster.coordinator", f"127.0.0.1:{port}", "--cluster.processes", str(processes)]
-            command += ["--cluster.process", str(process), *(extra or {}).get(process, [])]
-            self.supervisors.append(
-                subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            )
+        self.workdir = workdir
+        words = ["pretrain", "bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
+        words += ["--cluster.timeout", "120"]
+        self.supervisors = start(words, processes, devices, extra or {}, interpreters or {})
 
     def wait_for(self, step: int) -> None:
         """Wait until the metrics have a line of this step or a later one."""
@@ -80,17 +73,43 @@ class Job:
 
     def end(self) -> list[tuple[int, str, str]]:
         """Exit code, stdout and stderr of each process."""
-        results = []
-        try:
-            for supervisor in self.supervisors:
-                out, err = supervisor.communicate(timeout=TIMEOUT_SECONDS)
-                stdout = "\n".join(line for line in out.splitlines() if not line.startswith("[Gloo]"))
-                results.append((supervisor.returncode, stdout, err))
-        finally:
-            for supervisor in self.supervisors:
-                supervisor.kill()
-                supervisor.communicate()
-        return results
+        return end(self.supervisors)
+
+
+def start(
+    words: list[str],
+    processes: int,
+    devices: int = 1,
+    extra: dict[int, list[str]] | None = None,
+    interpreters: dict[int, str] | None = None,
+) -> list[subprocess.Popen]:
+    """Start `bert-jax WORDS` in several processes, with `extra` flags and other interpreters by process."""
+    port = free_port()
+    quick_env = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    environment, started = os.environ | quick_env | {"PYTHONPATH": str(ROOT)}, []
+    for process in range(processes):
+        command = [(interpreters or {}).get(process, sys.executable), "-m", "bert_jax", *words]
+        command += ["--cluster.coordinator", f"127.0.0.1:{port}", "--cluster.processes", str(processes)]
+        command += ["--cluster.process", str(process), *(extra or {}).get(process, [])]
+        started.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+    return started
+
+
+def end(supervisors: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Exit code, stdout and stderr of each process."""
+    results = []
+    try:
+        for supervisor in supervisors:
+            out, err = supervisor.communicate(timeout=TIMEOUT_SECONDS)
+            stdout = "\n".join(line for line in out.splitlines() if not line.startswith("[Gloo]"))
+            results.append((supervisor.returncode, stdout, err))
+    finally:
+        for supervisor in supervisors:
+            supervisor.kill()
+            supervisor.communicate()
+    return results
 
 
 def lines(workdir: Path) -> list[dict]:
