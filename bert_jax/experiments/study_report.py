@@ -18,6 +18,10 @@ VERDICTS = {
     None: f"no verdict: fewer than {MIN_SEEDS} seeds",
 }
 
+TIME_NOTE = Note(
+    "Of the start that finished a run, and of failed attempts; not of starts that a signal or a kill ended."
+)
+
 
 def sections(directory: StoredPath) -> list[Section]:
     """The report of a study whose results have been written.
@@ -35,7 +39,7 @@ def sections(directory: StoredPath) -> list[Section]:
         *(Section(f"factor {factor}", tuple(_details(rows, results))) for factor, rows in by_factor.items() if rows),
         Section("runs", (_run_table(results),)),
         Section("budget", (_budget_table(results),)),
-        Section("time", (_time_table(results["timing"]),)),
+        Section("time", (TIME_NOTE, _time_table(results["timing"]))),
     ]
 
 
@@ -65,13 +69,15 @@ def _overview(results: dict[str, Any], study: dict[str, Any]) -> list[Note | Com
 
 
 def _verdict_table(comparisons: Sequence[dict[str, Any]]) -> Table:
-    header = ("factor", "level", "against", "metric", "difference", "interval (t)", "verdict")
+    header = ("factor", "level against baseline", "metric", "verdict", "difference", "interval (t)")
     rows = tuple(
         (
-            *(row[name] for name in ("factor", "level", "baseline", "metric")),
+            row["factor"],
+            f"{row['level']} against {row['baseline']}",
+            row["metric"],
+            VERDICTS[row["verdict"]],
             _signed(row["difference"]),
             _interval(row["low"], row["high"]),
-            VERDICTS[row["verdict"]],
         )
         for row in comparisons
     )
