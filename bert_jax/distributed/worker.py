@@ -38,7 +38,7 @@ def keep_freed_memory() -> None:
     """Let glibc keep freed memory for the next allocation, unless there is an accelerator.
 
     On a CPU, XLA allocates the temporary buffers of a step anew in every step. By default glibc maps and unmaps them,
-    and the kernel fills every page with zeros: 98,000 page faults and a fifth of the time of a step with 23 million
+    and the kernel fills every page with zeros: 98,000 page faults and 15 % of the time of a step with 23 million
     parameters (docs/LOG.md). The process keeps its peak memory until it ends. Threads that exist already keep their
     own arenas, so this comes before jax creates its threads. Other C libraries are left alone.
     """
