@@ -4,10 +4,12 @@ import dataclasses
 import hashlib
 import json
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 
 from bert_jax.errors import UserError, require
+from bert_jax.experiments.budget import Cell
 from bert_jax.experiments.cell_records import Run, TaskScores
 from bert_jax.experiments.study import Study
 from bert_jax.finetune import finetune, glue
@@ -30,6 +32,22 @@ def data_identities(study: Study, task_data: StoredPath | None) -> dict[str, str
     if task_data is None:
         raise UserError(f"study {study.name} fine-tunes on {', '.join(study.tasks)}: add --task-data DIR")
     return {task: _hash_files(task_data / task) for task in study.tasks}
+
+
+def check_data(cells: Sequence[Cell], task_data: StoredPath | None) -> None:
+    """Read the examples of all tasks with the options of all cells, before any run.
+
+    Raises:
+      UserError: a split is missing or does not have the form of its task.
+    """
+    read: set[tuple[str, tuple[str, ...], str, int]] = set()
+    for cell in cells:
+        for task, options in cell.tasks.items():
+            assert task_data is not None
+            columns = task, options.text_columns, options.label_column, options.tag_column
+            if columns not in read:
+                read.add(columns)
+                finetune.read_splits(task, task_data / task, options)
 
 
 def _hash_files(directory: StoredPath) -> str:

@@ -86,6 +86,7 @@ def open_study(
     }
     cells = make_cells(study, tokenizer.vocab_size)
     check_identity(workdir, identity)
+    finetuned.check_data(cells, task_data)
     return OpenStudy(study, parts, workdir, cells, identity, task_data)
 
 

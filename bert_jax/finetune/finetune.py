@@ -17,14 +17,18 @@ from bert_jax.errors import did_you_mean, require
 from bert_jax.finetune import glue
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
-from bert_jax.finetune.sentence_data import SentenceData, read_glue, read_own
+from bert_jax.finetune.sentence_data import SentenceData, SentenceTask, read_glue, read_own
+from bert_jax.finetune.squad import Question
 from bert_jax.finetune.squad_data import SquadData, read_squad_splits
+from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.storage import StoredPath, write_atomic
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.shared_programs import MakePrograms, share_programs
 
+Splits = dict[str, list[TaggedSentence]] | dict[str, list[Question]] | SentenceTask
+"""The examples of a task: of tagging, squad, and all others."""
 OWN_TASKS = ("classification", "regression", "tagging", "squad")
 RESULTS = "results.json"
 
@@ -152,22 +156,43 @@ def read_source(source: StoredPath) -> SourceEncoder:
     return SourceEncoder(model, tokenizer, str(source))
 
 
+def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> Splits:
+    """Read the examples of a task, which need no model yet.
+
+    Raises:
+      UserError: an unknown task, or a split is missing or does not have the form of the task.
+    """
+    check_task(task)
+    require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
+    if task == "tagging":
+        return read_tagging(directory, options.tag_column)
+    if task == "squad":
+        return read_squad_splits(directory)
+    return read_glue(task, directory) if task in glue.GLUE else read_own(task, directory, options)
+
+
 def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, encoder: SourceEncoder) -> TaskData:
     """Read and encode the splits of a task.
 
     Raises:
-      UserError: a split is missing or does not have the form of the task.
+      UserError: as `read_splits`; or a constant prediction has the best score of dev.
     """
-    config, tokenizer = encoder.model.config, encoder.tokenizer
-    require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
+    splits, config, tokenizer = read_splits(task, directory, options), encoder.model.config, encoder.tokenizer
     separators = FAMILIES[encoder.model.family].pair_separators
     assert options.max_length is not None
     if task == "tagging":
-        return TaggingData(read_tagging(directory, options.tag_column), tokenizer, options.max_length)
-    if task == "squad":
-        return SquadData(read_squad_splits(directory), tokenizer, options, config.type_vocab_size, separators)
-    examples = read_glue(task, directory) if task in glue.GLUE else read_own(task, directory, options)
-    return SentenceData(examples, tokenizer, options.max_length, config.type_vocab_size, separators)
+        data: TaskData = TaggingData(splits, tokenizer, options.max_length)
+    elif task == "squad":
+        data = SquadData(splits, tokenizer, options, config.type_vocab_size, separators)
+    else:
+        data = SentenceData(splits, tokenizer, options.max_length, config.type_vocab_size, separators)
+    best = 100.0 if task == "squad" else 1.0
+    require(
+        baseline_score(data) < best,
+        f"--data {directory}: all examples of dev have the same label, so no model is better than a constant "
+        "prediction: give a dev split with several labels",
+    )
+    return data
 
 
 def summary_lines(result: FinetuneResult) -> list[str]:

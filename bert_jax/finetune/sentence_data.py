@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.convert.families.family import REGRESSION_LABELS
 from bert_jax.errors import UserError, require
 from bert_jax.finetune import glue
 from bert_jax.finetune.encoding import encode_examples
@@ -16,7 +17,6 @@ from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 ENDINGS = (".tsv", ".csv", ".jsonl")
-REGRESSION_LABELS = ("score",)
 
 
 class SentenceTask(NamedTuple):

@@ -108,10 +108,14 @@ def test_results_of_fine_tuning():
         ({"tasks": {}}, "there", "there is no metric 'sst2'"),
         ({}, None, "fine-tunes on sst2: add --task-data DIR"),
         ({}, "elsewhere", "--task-data: there is no directory"),
+        ({}, "ragged", "sst2/train.tsv:2 has 1 columns"),
     ],
 )
 def test_mistakes(changes, data, message, study, tiny_corpus, task_data, tmp_path):
-    directory = {"there": task_data, "elsewhere": tmp_path, None: None}[data]
+    """Before any run: the files of the tasks are read, too."""
+    task_files.write_glue(tmp_path / "ragged" / "sst2", "sst2")
+    (tmp_path / "ragged" / "sst2" / "train.tsv").write_text("sentence\tlabel\nthe river\n")
+    directory = {"there": task_data, "elsewhere": tmp_path, "ragged": tmp_path / "ragged", None: None}[data]
     with pytest.raises(UserError, match=message):
         open_study(dataclasses.replace(study, **changes), tiny_corpus, tmp_path / "new", directory)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bert_jax.cli import main as cli
+from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.errors import UserError
 from bert_jax.finetune import finetune, glue
@@ -109,6 +110,15 @@ def test_options(folder, tiny_run, tmp_path):
             np.testing.assert_array_equal(tuned[name], source[name], err_msg=name)
 
 
+def test_the_export_of_a_regression_is_named_as_one(folder, tiny_run, tmp_path):
+    """Or `transformers.pipeline` would apply a sigmoid to its output."""
+    options = dataclasses.replace(OPTIONS, steps=1, text_columns=("sentence",))
+    finetune.finetune(tiny_run, "regression", folder / "sst2", tmp_path / "run", options)
+    convert(tmp_path / "run", tmp_path / "exported", "huggingface")
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    assert config["problem_type"] == "regression" and config["id2label"] == {"0": "score"}
+
+
 def test_divergence_is_a_failed_run(folder, tiny_run, tmp_path, capsys):
     options = dataclasses.replace(OPTIONS, steps=12, learning_rate=1e29, warmup=0.0)
     result = finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "run", options).to_dict()
@@ -195,6 +205,7 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task classification --data empty", "has no train split: it needs a file train with ending .tsv, .csv"),
         ("--task regression --text-columns sentence --data words", "train.tsv:2: the label 'a' is not a finite number"),
         ("--task classification --text-columns sentence --data words", "dev.tsv:2: the label 'c' is not one of a, b"),
+        ("--task classification --text-columns sentence --data constant", "all examples of dev have the same label"),
         ("--task classification --data ragged", "train.tsv:3 has 3 columns, the first line 2"),
         ("--task squad", "has no train split: it needs a file train with ending .json"),
         ("--task tagging --tag-column 7 --data tagging", "there is no column 7 of tags"),
@@ -211,6 +222,7 @@ def test_bad_inputs(arguments, message, folder, tiny_run, tmp_path, capsys, monk
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     for name, train, dev in (
         ("words", "sentence\tlabel\nx\ta\ny\tb\n", "sentence\tlabel\nx\tc\n"),
+        ("constant", "sentence\tlabel\nx\ta\ny\tb\n", "sentence\tlabel\nx\tb\n"),
         ("ragged", "text\tlabel\nx\ta\ny\tb\tc\n", "text\tlabel\nx\ta\n"),
     ):
         (tmp_path / name).mkdir()

@@ -24,6 +24,7 @@ _ACTIVATIONS = {name: ours for ours, name in ACTIVATION_NAMES.items()} | {
 }
 """By the names of transformers' activations.py; variants that differ only in the computation are the same."""
 SPAN_LABELS = ("start", "end")
+REGRESSION_LABELS = ("score",)
 CLASS_SUFFIXES = {
     "classification": "ForSequenceClassification",
     "tagging": "ForTokenClassification",
@@ -292,11 +293,15 @@ def decoder_flag(config: ModelConfig) -> dict[str, bool]:
 
 
 def describe_labels(heads: Heads) -> dict[str, Any]:
-    """id2label and label2id of a head with named labels."""
+    """id2label and label2id of a head with named labels; a regression is named as one.
+
+    Without `problem_type`, `transformers.pipeline` applies a sigmoid to a single output.
+    """
     if heads.task is None or heads.task.kind not in ("classification", "tagging"):
         return {}
     label_names = dict(enumerate(heads.task.labels))
-    return {
+    regression = {"problem_type": "regression"} if heads.task.labels == REGRESSION_LABELS else {}
+    return regression | {
         "id2label": {str(i): name for i, name in label_names.items()},
         "label2id": {n: i for i, n in label_names.items()},
     }
