@@ -9,8 +9,8 @@ Command: bert-jax ablate nsp_tiny --corpus DIR --workdir DIR
 Size: 5,000 steps of 16 rows of 64 tokens, 5.1 million tokens in a run: 20 epochs of a corpus of 0.25 million tokens,
 or 10 of 0.5 million, with a vocabulary of about 4,000. Hold out at least 35,000 tokens, for 512 rows.
 Margin: 0.05 nats, stated before any run. The accuracies of the pair objectives are shown; each has one level only.
-Cost: 9 runs, 46 million tokens: 34 minutes in two parts with one core each, 47 in one process, both estimated from the
-times of a step in docs/LOG.md, without compilation, evaluation and checkpoints. Not run yet.
+Cost: 9 runs, 46 million tokens, 6 to 7 minutes a run on one core: 30 minutes in two parts with one core each.
+Result: docs/LOG.md, 2026-11-23; report: docs/studies/nsp_tiny.html.
 Fair rows: the losses are of full_sentences, contiguous text of one segment, which no level trains on. In the training
 rows, none and nsp have the same text, with a random second segment in half of the examples; those of sop are
 contiguous, in half of the examples in the other order. So nsp against none is the effect of the objective alone, and
