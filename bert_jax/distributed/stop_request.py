@@ -80,7 +80,7 @@ def stop_request() -> Iterator[StopRequest]:
         _active._stepped = False
         yield _active
         return
-    request = _active = StopRequest()
+    request = StopRequest()
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
     with handling_signals(request._handle):
@@ -88,9 +88,10 @@ def stop_request() -> Iterator[StopRequest]:
         thread = threading.Thread(target=request._watch, args=[reader], daemon=True)
         thread.start()
         try:
+            _active = request
             yield request
         finally:
+            _active = None
             signal.set_wakeup_fd(wakeup)
             os.close(writer)  # the thread reads to the end and closes the other end
             thread.join()
-            _active = None
