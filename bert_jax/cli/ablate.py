@@ -55,12 +55,12 @@ class Ablate:
         for package in ("matplotlib", "statsmodels"):
             if importlib.util.find_spec(package) is None:
                 raise UserError(f"ablate needs the package {package}, which is missing: {install_command('ablate')}")
-        from bert_jax.distributed import worker
+        from bert_jax.distributed import jax_setup
         from bert_jax.experiments import runner, study_plan, study_report
         from bert_jax.report.text import render
         from bert_jax.training.shared_programs import share_programs
 
-        worker.prepare_training(self.compilation_cache)
+        jax_setup.prepare_training(self.compilation_cache)
         opened = runner.open_study(study, mixture, self.workdir, self.task_data)
         if self.dry_run:
             values = study_plan.plan_study(opened, part, self.retries)

@@ -44,9 +44,9 @@ class Doctor:
     def run(self) -> int:
         """Print the findings; returns 2 if one of them is an error, otherwise 0."""
         mixture = [mixture_lib.parse_corpus_weight(text) for text in self.corpus]
-        from bert_jax.distributed import worker
+        from bert_jax.distributed import jax_setup
 
-        worker.disable_absent_tpu_backend()
+        jax_setup.disable_absent_tpu_backend()
         if self.against:
             from bert_jax.doctor.reference_curve import train_and_compare
 

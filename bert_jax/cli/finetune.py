@@ -47,15 +47,16 @@ class Finetune:
     def run(self) -> int:
         """Train one run per seed, and print the scores; returns 75 if a run was saved and must be continued."""
         if supervisor.WORKER_ENV not in os.environ and (info := cluster_detection.detect(self.cluster)) is not None:
-            values = {"options": dataclasses.asdict(self.options), "mesh": dataclasses.asdict(self.mesh)}
-            report = make_report(values, model=self.model, task=self.task, data=self.data, workdir=self.workdir)
+            names = "model", "task", "data", "workdir"
+            settings = {"options": dataclasses.asdict(self.options), "mesh": dataclasses.asdict(self.mesh)}
+            report = make_report(settings | {name: getattr(self, name) for name in names})
             command = [sys.executable, "-m", "bert_jax", "finetune", *self.words]
             return supervisor.supervise(command, info, report, self.cluster.timeout)
 
-        from bert_jax.distributed import agreement, worker  # jax is loaded only if needed, not for --help
+        from bert_jax.distributed import agreement, jax_setup, worker  # jax is loaded only if needed, not for --help
         from bert_jax.finetune import finetune
 
-        worker.prepare_training(self.compilation_cache)
+        jax_setup.prepare_training(self.compilation_cache)
         if supervisor.WORKER_ENV in os.environ:
             worker.connect_worker(self.cluster)
 

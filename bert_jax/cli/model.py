@@ -35,10 +35,10 @@ class Evaluate:
         """Print the metrics."""
         # Validation splits are scored one by one: their shares are not used, and equal shares pass validation.
         mixture = [mixture_lib.CorpusWeight(storage.to_path(text), 1.0) for text in self.corpus]
-        from bert_jax.distributed import worker
+        from bert_jax.distributed import jax_setup
         from bert_jax.training import pretraining
 
-        worker.disable_absent_tpu_backend()
+        jax_setup.disable_absent_tpu_backend()
         evaluation = pretraining.evaluate(self.workdir, mixture, form=self.format, seq_len=self.seq_len, rows=self.rows)
         scored = evaluation._asdict()
         metrics = scored.pop("metrics")
@@ -65,10 +65,10 @@ class FillMask:
 
     def run(self) -> None:
         """Print the candidates of each mask token."""
-        from bert_jax.distributed import worker
+        from bert_jax.distributed import jax_setup
         from bert_jax.inference import loaded_model
 
-        worker.disable_absent_tpu_backend()
+        jax_setup.disable_absent_tpu_backend()
         model = loaded_model.load(self.model)
         if model.tokenizer.note:
             print(f"note: {model.tokenizer.note}", file=sys.stderr)
@@ -110,9 +110,9 @@ class Convert:
         """Convert, and print the parity report."""
         from bert_jax.convert import conversion
         from bert_jax.convert.formats import input_formats
-        from bert_jax.distributed import worker
+        from bert_jax.distributed import jax_setup
 
-        worker.disable_absent_tpu_backend()
+        jax_setup.disable_absent_tpu_backend()
         options = input_formats.ReadOptions(self.optimizer_state == "keep", self.drop, self.trim_vocabulary)
         report = conversion.convert(
             self.source, self.destination, self.to, options, force=self.force, pooling=self.pooling

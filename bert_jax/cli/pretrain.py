@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass, field
 
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, print_metrics, with_vocabulary
+from bert_jax.config import to_dict
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervisor
 from bert_jax.distributed.process_report import make_report
@@ -47,18 +48,19 @@ class Pretrain:
         window = None if self.profile is None else _parse_window(self.profile)
         mixture = [mixture_lib.parse_corpus_weight(text) for text in self.corpus]
         if supervisor.WORKER_ENV not in os.environ and (info := cluster_detection.detect(self.cluster)) is not None:
-            report = make_report(self.config, corpus=self.corpus, workdir=self.workdir, micro_batch=self.micro_batch)
+            names = "corpus", "workdir", "micro_batch"
+            report = make_report(to_dict(self.config) | {name: getattr(self, name) for name in names})
             command = [sys.executable, "-m", "bert_jax", "pretrain", *self.words]
             return supervisor.supervise(command, info, report, self.cluster.timeout)
 
         config = with_vocabulary(self.config, self.words, mixture)
         from bert_jax.convert import init_from  # jax is loaded only if needed, not for --help
-        from bert_jax.distributed import agreement, worker
+        from bert_jax.distributed import agreement, jax_setup, worker
         from bert_jax.doctor.doctor import run_summary
         from bert_jax.training import pretraining
         from bert_jax.training.run_directory import goodput
 
-        worker.prepare_training(self.compilation_cache)
+        jax_setup.prepare_training(self.compilation_cache)
         if supervisor.WORKER_ENV in os.environ:
             worker.connect_worker(self.cluster)
 

@@ -55,9 +55,9 @@ class Report:
             from bert_jax.experiments import study_report
 
             return study_report.sections(studies[0])
-        from bert_jax.distributed import worker
+        from bert_jax.distributed import jax_setup
         from bert_jax.run_report import run_files, sections
 
-        worker.disable_absent_tpu_backend()
+        jax_setup.disable_absent_tpu_backend()
         texts = (self.text or sections.TEXTS) if self.samples else ()
         return sections.run_sections(run_files.read_runs(directories), texts)

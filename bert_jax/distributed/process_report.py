@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bert_jax.config import Config, flatten, to_dict
+from bert_jax.config import flatten
 
 Report = dict[str, Any]
 COMPARED_SECTIONS = ("config", "code", "versions", "environment", "corpora")
@@ -17,17 +17,15 @@ COMPARED_SECTIONS = ("config", "code", "versions", "environment", "corpora")
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain")
 
 
-def make_report(config: Config | Mapping[str, Any], **options: Any) -> Report:
+def make_report(options: Mapping[str, Any]) -> Report:
     """Return plain values.
 
     Args:
-      config: of the run, or the options that decide it.
-      options: the other options of the command.
+      options: nested dictionaries of all that decides the results of the command.
     """
-    values = flatten(to_dict(config)) if isinstance(config, Config) else flatten(config)
     return {
         "host": socket.gethostname(),
-        "config": {name: str(value) for name, value in (values | options).items()},
+        "config": {name: str(value) for name, value in flatten(options).items()},
         "code": {"SHA-256 of bert_jax": code_hash()},
         "environment": {name: value for name, value in os.environ.items() if _is_compared(name)},
         "versions": package_versions(),

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from bert_jax.config import Config
+from bert_jax.config import Config, to_dict
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight, MixtureOrder, open_corpora, resolve_shares
 from bert_jax.distributed.cluster_detection import ProcessInfo
@@ -75,7 +75,7 @@ def run_doctor(
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     with storage_checks.probe_file(options.workdir) as probe:
         weighed = [f"{part.directory}={part.weight}" for part in parts]
-        report = make_report(config, corpus=weighed, **options._asdict()) | {
+        report = make_report(to_dict(config) | {"corpus": weighed} | options._asdict()) | {
             "corpora": process_checks.read_corpus_identities([str(part.directory) for part in parts]),
             "storage_probe": probe,
             "devices": None if planned else machine_checks.local_device_report(info),

@@ -26,7 +26,7 @@ import train_step
 from harness import listed, one_of, positive
 from train_step import PRESETS, Case
 
-from bert_jax.distributed import worker
+from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError
 
 RESERVE = 2.0
@@ -179,7 +179,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             raise UserError(f"--peer transformers needs {' and '.join(missing)}: pip install {' '.join(missing)}")
         # Torch needs memory on the same device.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    worker.keep_freed_memory()
+    jax_setup.keep_freed_memory()
     platform = jax.devices()[0].platform
     cases = default_cases(platform, options)
 

@@ -29,7 +29,7 @@ from transformers_finetune import TransformersRun
 from bert_jax.config import MeshConfig
 from bert_jax.convert.conversion import convert
 from bert_jax.data.cursor import Cursor
-from bert_jax.distributed import worker
+from bert_jax.distributed import jax_setup
 from bert_jax.finetune import finetune
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun
@@ -93,7 +93,7 @@ def open_run(options: argparse.Namespace) -> FinetuneRun:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """What the mode measures."""
-    worker.prepare_training(None)
+    jax_setup.prepare_training(None)
     run = open_run(options)
     initial = run.initial_params()
     with tempfile.TemporaryDirectory() as directory:

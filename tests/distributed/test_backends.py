@@ -13,7 +13,7 @@ import pytest
 from jax._src import xla_bridge
 
 from bert_jax.cli import main as cli
-from bert_jax.distributed import worker
+from bert_jax.distributed import jax_setup
 
 
 @pytest.mark.parametrize(("platforms", "enabled"), [(None, False), ("", False), ("tpu,cpu", True)])
@@ -23,7 +23,7 @@ def test_the_tpu_backend_is_enabled_only_where_jax_found_a_tpu(monkeypatch, plat
     before = jax.config.jax_platforms
     try:
         jax.config.update("jax_platforms", platforms)
-        worker.disable_absent_tpu_backend()
+        jax_setup.disable_absent_tpu_backend()
     finally:
         jax.config.update("jax_platforms", before)
     factory = xla_bridge._backend_factories["tpu"]
@@ -48,7 +48,7 @@ def test_every_command_with_devices_disables_an_absent_tpu_first(monkeypatch, co
     def disable():
         raise CalledError
 
-    monkeypatch.setattr(worker, "disable_absent_tpu_backend", disable)
+    monkeypatch.setattr(jax_setup, "disable_absent_tpu_backend", disable)
     with pytest.raises(CalledError):
         cli.main(command.split())
 
@@ -56,9 +56,9 @@ def test_every_command_with_devices_disables_an_absent_tpu_first(monkeypatch, co
 PAGE_FAULTS = """
 import resource, sys
 import numpy as np
-from bert_jax.distributed import worker
-worker.ACCELERATORS = sys.argv[1:]
-worker.prepare_training("none")
+from bert_jax.distributed import jax_setup
+jax_setup.ACCELERATORS = sys.argv[1:]
+jax_setup.prepare_training("none")
 for _ in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     np.empty(2**26, np.uint8).fill(1)

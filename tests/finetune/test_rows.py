@@ -4,6 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
+from etils import epath
 from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.data.batch import SpecialIds
@@ -16,6 +17,7 @@ from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.tokenizers import tokenizer
 from bert_jax.training.micro_batch import TrainSteps
 from bert_jax.training.programs import put_step_scalars
+from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import put_rows
 from tests.finetune.tiny_task import EXAMPLES, MODEL, ROWS, arrays, make_programs, make_task
 
@@ -131,8 +133,8 @@ def test_packing_saves_rows():
         ([5] * 298 + [3], 1, (6,)),
         ([1] * 400, 1, (1,)),
         ([5] * 99, 4, (8,)),
-        ([4] * 200 + [5] * 180 + [9] * 20, 1, (4, 5, 10)),
-        ([4] * 200 + [5] * 180 + [9] * 20, 4, (4, 8, 12)),
+        ([4] * 210 + [5] * 170 + [9] * 20, 1, (4, 5, 10)),
+        ([4] * 210 + [5] * 170 + [9] * 20, 4, (4, 8, 12)),
     ],
 )
 def test_numbers_of_rows(needed, devices, counts):
@@ -141,18 +143,19 @@ def test_numbers_of_rows(needed, devices, counts):
 
 
 @pytest.mark.usefixtures("quick_compilation")
-def test_a_step_is_the_same_with_fewer_rows_of_padding():
+def test_a_step_is_the_same_with_fewer_rows_of_padding(tmp_path):
     task = make_task(model=dataclasses.replace(MODEL, hidden_dropout=0.3, attention_dropout=0.3))
     needed = int(task.train.row_counts(1, EXAMPLES)[0])
     results = []
     for counts in ((ROWS,), (needed, ROWS)):
         programs = make_programs(dataclasses.replace(task, row_counts=counts))
         batch = next(programs.task.batches(Cursor()))
-        step, rows, _ = TrainSteps(programs, None, (1,)).of_batch(0, batch.size)
+        step, rows, _ = TrainSteps(programs, Ledger(epath.Path(tmp_path) / "ledger"), (1,)).of_batch(0, batch.size)
         inputs = put_rows(batch.rows, programs.mesh, rows), put_step_scalars(0.01, 1, 0, programs.mesh)
         results.append((rows, *step(programs.init_state(), *inputs)))
     (padded, state, metrics), (fewer, other, other_metrics) = results
     assert fewer == needed < padded == ROWS
     assert float(metrics["loss"]) == pytest.approx(float(other_metrics["loss"]), rel=1e-6)
-    for name, array in arrays(state.params).items():
-        np.testing.assert_allclose(arrays(other.params)[name], array, atol=1e-5)
+    # Adam's moments are the gradients and their squares; its first update is little more than the gradients' signs.
+    for name, array in arrays(state.optimizer).items():
+        np.testing.assert_allclose(arrays(other.optimizer)[name], array, atol=1e-7, rtol=1e-4, err_msg=name)

@@ -1,0 +1,66 @@
+"""Set up jax in a command before anything needs a device: backends, memory, compilation cache.
+
+It imports nothing that computes or stores, so that the benchmark of the step runs with jax, flax and optax alone.
+"""
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import jax
+from jax.extend import backend
+
+ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
+"""Device files of NVIDIA and AMD GPUs and of TPUs."""
+M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
+"""Parameters of glibc's mallopt(3)."""
+
+
+def prepare_training(compilation_cache: str | None) -> None:
+    """Set up jax for a training command. Call it before anything needs a device.
+
+    Args:
+      compilation_cache: see `set_compilation_cache`.
+    """
+    disable_absent_tpu_backend()
+    set_compilation_cache(compilation_cache)
+    keep_freed_memory()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed memory for the next allocation, unless there is an accelerator.
+
+    On a CPU, XLA allocates the temporary buffers of a step anew in every step. By default glibc maps and unmaps them,
+    and the kernel fills every page with zeros: 98,000 page faults and 15 % of the time of a step with 23 million
+    parameters (docs/LOG.md). The process keeps its peak memory until it ends. Threads that exist already keep their
+    own arenas, so this comes before jax creates its threads. Other C libraries are left alone.
+    """
+    has_accelerator = any(Path(path).exists() for path in ACCELERATORS)
+    if not has_accelerator and sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
+        for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1)):
+            libc.mallopt(parameter, value)
+
+
+def set_compilation_cache(directory: str | None) -> None:
+    """Set where jax keeps compiled programs for the next start.
+
+    Args:
+      directory: "none" turns the cache off; None: the directory in the environment, else one in the user's cache
+        directory.
+    """
+    if directory is None and jax.config.jax_compilation_cache_dir is None:
+        base = os.environ.get("XDG_CACHE_HOME")
+        directory = str((Path(base) if base else Path.home() / ".cache") / "bert_jax" / "compiled")
+    if directory is not None:
+        jax.config.update("jax_compilation_cache_dir", None if directory == "none" else directory)
+
+
+def disable_absent_tpu_backend() -> None:
+    """Disable jax's TPU backend if there is no TPU: libtpu, which the extra `plan` installs, would print errors.
+
+    Call it before anything needs a device. If a TPU is attached, jax sets its platforms at import; users set them with
+    JAX_PLATFORMS. Compiling for absent TPUs (planning/topologies.py) needs no backend.
+    """
+    if not jax.config.jax_platforms:
+        backend.register_backend_factory("tpu", lambda: None)  # None: no devices
