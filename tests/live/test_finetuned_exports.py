@@ -44,7 +44,8 @@ def test_classification_and_pairs(export, tmp_path):
     for answer, line in zip(answers, map(json.loads, lines), strict=True):
         assert answer[0]["label"] == line["prediction"]
         logits = {entry["label"]: entry["score"] for entry in answer}
-        np.testing.assert_allclose([logits[name] for name in ("entailment", "not_entailment")], line["logits"], atol=1e-4)
+        expected = dict(zip(("entailment", "not_entailment"), line["logits"], strict=True))
+        assert logits == pytest.approx(expected, abs=1e-4)
         found.add(answer[0]["label"])
     assert len(found) == 2
 
@@ -67,11 +68,9 @@ def test_tagging(export, tmp_path):
     pipeline = transformers.pipeline("token-classification", model, device="cpu", aggregation_strategy="none")
     found = set()
     for line in map(json.loads, lines):
-        text, starts = " ".join(line["words"]), []
-        for word in line["words"]:
-            starts.append(starts[-1] + len(previous) + 1 if starts else 0)
-            previous = word
-        by_start = {entry["start"]: entry["entity"] for entry in pipeline(text, ignore_labels=[])}
+        starts = np.cumsum([0, *(len(word) + 1 for word in line["words"][:-1])])
+        answer = pipeline(" ".join(line["words"]), ignore_labels=[])
+        by_start = {entry["start"]: entry["entity"] for entry in answer}
         assert [by_start[start] for start in starts] == line["predictions"]
         found |= set(line["predictions"])
     assert len(found) > 1
