@@ -142,8 +142,7 @@ class FinetuneRun:
         if is_first():
             predictions = directory / PREDICTIONS
             make_directory_if_local(predictions)
-            for name, of_split in logits.items():
-                self.data.write_predictions(predictions, name, of_split)
+            self.data.write_predictions(predictions, logits)
         return result
 
     def _config(self, rows: int, steps_per_epoch: int) -> Config:

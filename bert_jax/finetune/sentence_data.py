@@ -72,14 +72,15 @@ class SentenceData:
         scores = [{name: METRICS[name](labels, one) for name in self.main_metrics} for one in constants]
         return max(scores, key=lambda metrics: sum(metrics.values()))
 
-    def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
+    def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.jsonl`` with the logits of each example; of a test split also GLUE's submission."""
-        predictions, files = self._predictions(logits), []
-        if split.startswith("test") and self._task.glue_name is not None:
-            ending = split.removeprefix("test")
-            files.append(glue.write_submission(self._task.glue_name, directory, ending, predictions))
-        lines = [self._line(i, example, predictions[i], logits[i]) for i, example in enumerate(self._examples[split])]
-        return [*files, write_json_lines(directory / f"{split}.jsonl", lines)]
+        for split, rows in logits.items():
+            predictions = self._predictions(rows)
+            if split.startswith("test") and self._task.glue_name is not None:
+                glue.write_submission(self._task.glue_name, directory, split.removeprefix("test"), predictions)
+            examples = enumerate(self._examples[split])
+            lines = [self._line(i, example, predictions[i], rows[i]) for i, example in examples]
+            write_json_lines(directory / f"{split}.jsonl", lines)
 
     @property
     def _reported(self) -> tuple[str, ...]:

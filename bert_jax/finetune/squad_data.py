@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -82,7 +82,6 @@ class SquadData:
         self.train = windowed.pop("train").examples
         self._windowed, self._fixed_threshold = windowed, options.null_threshold
         self.splits = {name: Split(one.examples, name == "dev") for name, one in windowed.items()}
-        self._tuned: float | None = None
 
     def metrics(self, split: str, logits: np.ndarray) -> Metrics:
         """Exact match and F1 in percent; with unanswerable questions also of each kind, and the threshold."""
@@ -92,7 +91,6 @@ class SquadData:
         texts = [predicted[question.question_id] for question in questions]
         metrics = squad_scores([question.answers for question in questions], texts)
         if threshold is not None:
-            self._tuned = threshold
             metrics["null_threshold"] = float(np.clip(threshold, -MAX_ODDS, MAX_ODDS))
             for kind, has_answer in (("answerable", True), ("unanswerable", False)):
                 chosen = [i for i, question in enumerate(questions) if bool(question.answers) == has_answer]
@@ -107,10 +105,17 @@ class SquadData:
         questions = self._windowed[split].questions
         return {"f1": squad_scores([question.answers for question in questions], [""] * len(questions))["f1"]}
 
-    def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
+    def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.json`` in the form of SQuAD's script, ``SPLIT_nbest.json``, and ``SPLIT_null_odds.json``."""
-        questions, answers = self._windowed[split].questions, self._answers(split, logits)
-        threshold = self._tuned if not self.splits[split].is_scored else self._threshold(questions, answers)
+        answers = {split: self._answers(split, of_tokens) for split, of_tokens in logits.items()}
+        threshold = self._threshold(self._windowed["dev"].questions, answers["dev"])
+        for split, of_split in answers.items():
+            self._write_split(directory, split, of_split, threshold)
+
+    def _write_split(
+        self, directory: StoredPath, split: str, answers: list[tuple[list[Answer], float]], threshold: float | None
+    ) -> None:
+        questions = self._windowed[split].questions
         ids = [question.question_id for question in questions]
         files = {
             f"{split}.json": predictions(questions, answers.__getitem__, threshold),
@@ -124,7 +129,6 @@ class SquadData:
         }
         for name, content in files.items():
             write_atomic(directory / name, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
-        return [directory / name for name in files]
 
     def _answers(self, split: str, logits: np.ndarray) -> list[tuple[list[Answer], float]]:
         """The best answers of each question, and the score of no answer. Logits are of tokens, [T, 2]."""

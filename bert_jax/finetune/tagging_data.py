@@ -1,7 +1,7 @@
 """Token tagging as the data of a task: named entities, parts of speech, any tag per word."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -63,11 +63,12 @@ class TaggingData:
         tag = self.labels[int(np.argmax(counts))]
         return self._scores(split, [(tag,) * len(sentence.words) for sentence in self._sentences[split]])
 
-    def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
+    def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.jsonl``: words, tags and predicted tags of each sentence."""
-        pairs = zip(self._sentences[split], self._predicted_tags(split, logits), strict=True)
-        lines = [{"words": s.words, "tags": s.tags, "predictions": predicted} for s, predicted in pairs]
-        return [write_json_lines(directory / f"{split}.jsonl", lines)]
+        for split, of_tokens in logits.items():
+            pairs = zip(self._sentences[split], self._predicted_tags(split, of_tokens), strict=True)
+            lines = [{"words": s.words, "tags": s.tags, "predictions": predicted} for s, predicted in pairs]
+            write_json_lines(directory / f"{split}.jsonl", lines)
 
     def _scores(self, split: str, predictions: Sequence[Sequence[str]]) -> Metrics:
         expected = [sentence.tags for sentence in self._sentences[split]]

@@ -41,8 +41,8 @@ class TaskData(Protocol):
         """The main metrics of the best constant prediction; what is not better, has failed."""
         ...
 
-    def write_predictions(self, directory: StoredPath, split: str, logits: np.ndarray) -> list[StoredPath]:
-        """Write the predictions of a split, if possible in the form that its benchmark takes; returns the files."""
+    def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
+        """Write predictions, if possible in the form that the task's benchmark takes, from the logits of all splits."""
         ...
 
 
@@ -62,7 +62,6 @@ def metric_prefix(split: str) -> str:
     return "" if split == "dev" else f"{split.removeprefix('dev_')}/"
 
 
-def write_json_lines(path: StoredPath, lines: list[dict]) -> StoredPath:
+def write_json_lines(path: StoredPath, lines: list[dict]) -> None:
     """Write one JSON object per line; the file appears whole."""
     write_atomic(path, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode())
-    return path

@@ -187,11 +187,12 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         constant = {split: np.zeros_like(perfect[split]) + np.eye(9)[index, : len(data.labels)] for split in perfect}
         one = score(data, lambda split, constant=constant: data.metrics(split, constant[split]))
         assert one <= score(data, data.baseline)
-    tests = [split for split in data.splits if split.startswith("test")]
-    assert len(tests) == (2 if name == "mnli" else 1)
-    for split in tests:
-        submission, _ = data.write_predictions(tmp_path, split, perfect[split].astype(np.float32))
-        assert len(submission.read_text().splitlines()) == 1 + task_files.COUNTS["test"]
+    (tmp_path / "out").mkdir()
+    data.write_predictions(tmp_path / "out", {split: logits.astype(np.float32) for split, logits in perfect.items()})
+    submissions = list((tmp_path / "out").glob("*.tsv"))
+    assert len(submissions) == (2 if name == "mnli" else 1)
+    assert all(len(file.read_text().splitlines()) == 1 + task_files.COUNTS["test"] for file in submissions)
+    assert {file.stem for file in (tmp_path / "out").glob("*.jsonl")} == data.splits.keys()
 
 
 @pytest.mark.parametrize(
