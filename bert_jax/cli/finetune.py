@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import sys
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -12,7 +11,6 @@ import tyro
 from bert_jax.cli.arguments import Words
 from bert_jax.config import MeshConfig
 from bert_jax.distributed import cluster_detection, supervisor
-from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import TRY_AGAIN
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.flags import DirectoryArg
@@ -46,19 +44,18 @@ class Finetune:
 
     def run(self) -> int:
         """Train one run per seed, and print the scores; returns 75 if a run was saved and must be continued."""
-        if supervisor.WORKER_ENV not in os.environ and (info := cluster_detection.detect(self.cluster)) is not None:
-            names = "model", "task", "data", "workdir"
-            settings = {"options": dataclasses.asdict(self.options), "mesh": dataclasses.asdict(self.mesh)}
-            report = make_report(settings | {name: getattr(self, name) for name in names})
-            command = [sys.executable, "-m", "bert_jax", "finetune", *self.words]
-            return supervisor.supervise(command, info, report, self.cluster.timeout)
+        names = "model", "task", "data", "workdir"
+        settings = {"options": dataclasses.asdict(self.options), "mesh": dataclasses.asdict(self.mesh)}
+        options = settings | {name: getattr(self, name) for name in names}
+        code = supervisor.supervise_command(["finetune", *self.words], self.cluster, options)
+        if code is not None:
+            return code
 
         from bert_jax.distributed import agreement, jax_setup, worker  # jax is loaded only if needed, not for --help
         from bert_jax.finetune import finetune
 
         jax_setup.prepare_training(self.compilation_cache)
-        if supervisor.WORKER_ENV in os.environ:
-            worker.connect_worker(self.cluster)
+        worker.connect_worker(self.cluster)
 
         def announce(line: str) -> None:
             if agreement.is_first():

@@ -1,6 +1,5 @@
 """The command ``bert-jax pretrain``."""
 
-import os
 import re
 import sys
 from dataclasses import dataclass, field
@@ -9,7 +8,6 @@ from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, print_
 from bert_jax.config import to_dict
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervisor
-from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import TRY_AGAIN, UserError
 from bert_jax.flags import DirectoryArg
 
@@ -47,11 +45,11 @@ class Pretrain:
         """Train; returns 0, or 75 if the run was saved and the same command continues it."""
         window = None if self.profile is None else _parse_window(self.profile)
         mixture = [mixture_lib.parse_corpus_weight(text) for text in self.corpus]
-        if supervisor.WORKER_ENV not in os.environ and (info := cluster_detection.detect(self.cluster)) is not None:
-            names = "corpus", "workdir", "micro_batch"
-            report = make_report(to_dict(self.config) | {name: getattr(self, name) for name in names})
-            command = [sys.executable, "-m", "bert_jax", "pretrain", *self.words]
-            return supervisor.supervise(command, info, report, self.cluster.timeout)
+        names = "corpus", "workdir", "micro_batch"
+        options = to_dict(self.config) | {name: getattr(self, name) for name in names}
+        code = supervisor.supervise_command(["pretrain", *self.words], self.cluster, options)
+        if code is not None:
+            return code
 
         config = with_vocabulary(self.config, self.words, mixture)
         from bert_jax.convert import init_from  # jax is loaded only if needed, not for --help
@@ -61,8 +59,7 @@ class Pretrain:
         from bert_jax.training.run_directory import goodput
 
         jax_setup.prepare_training(self.compilation_cache)
-        if supervisor.WORKER_ENV in os.environ:
-            worker.connect_worker(self.cluster)
+        worker.connect_worker(self.cluster)
 
         def announce() -> None:
             for line in run_summary(config, mixture, self.micro_batch):

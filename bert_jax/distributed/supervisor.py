@@ -14,12 +14,12 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, NoReturn
 
-from bert_jax.distributed.cluster_detection import ProcessInfo
-from bert_jax.distributed.process_report import Report, report_differences
+from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo, detect
+from bert_jax.distributed.process_report import Report, make_report, report_differences
 from bert_jax.distributed.rendezvous import Rendezvous, listen, open_rendezvous
 from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
 
@@ -63,6 +63,25 @@ class ProcessFailure(NamedTuple):
         if self.code < 0:
             return f"was killed by {signal.Signals(-self.code).name}"
         return f"ended with exit code {self.code}"
+
+
+def supervise_command(words: Sequence[str], cluster: ClusterConfig, options: Mapping[str, Any]) -> int | None:
+    """Run a command of bert-jax under supervision, if this process is one of several.
+
+    Args:
+      words: of the command line, from the command's name on.
+      cluster: flags of the cluster.
+      options: all that decides the results (process_report.py); they must be equal in all processes.
+
+    Returns:
+      see `supervise`; None: this process runs the command itself, because it is the only one or a supervised child.
+
+    Raises:
+      PeerError, UserError: see `supervise` and `cluster_detection.detect`.
+    """
+    if WORKER_ENV in os.environ or (info := detect(cluster)) is None:
+        return None
+    return supervise([sys.executable, "-m", "bert_jax", *words], info, make_report(options), cluster.timeout)
 
 
 def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout: float) -> int:

@@ -14,11 +14,13 @@ HEARTBEAT_MARGIN_SECONDS = 60
 
 
 def connect_worker(config: ClusterConfig) -> None:
-    """Connect to the supervisor and call `jax.distributed.initialize`; returns when all processes are connected.
+    """Connect to the supervisor, if there is one, and call `jax.distributed.initialize`; wait for all processes.
 
     Raises:
       PeerError: jax cannot connect them.
     """
+    if supervisor.WORKER_ENV not in os.environ:
+        return
     settings = json.loads(os.environ.pop(supervisor.WORKER_ENV))  # popped: reader processes inherit the environment
     info = ProcessInfo(*settings["info"])
     supervisor.connect_to_supervisor(settings["descriptor"], info.process_index)
