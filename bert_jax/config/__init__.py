@@ -187,6 +187,10 @@ def identity_fields(config: Config) -> dict[str, Any]:
         del values["model"][name]
     for phase in values["phases"]:
         del phase["accumulation"]
+    if config.finetune is not None:  # by content and by flag, not by path and position
+        del values["start"]["source"]
+        named = (flag.split(" ", 1) for flag in config.finetune.flags)
+        values["finetune"]["flags"] = {name: " ".join(value) for name, *value in named}
     return values
 
 

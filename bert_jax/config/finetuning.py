@@ -49,8 +49,12 @@ class FinetuneConfig:
     """Whether the head is initialised at random; False: it is that of the source."""
     new_layers: CountOrZero = 0
     """Top layers that are initialised at random, together with the pooler (Zhang et al. 2021, section 5)."""
+    flags: tuple[str, ...] = ()
+    """The flags of `bert-jax finetune` that differ from its defaults, without those of seeds."""
     data_sha256: str = ""
     """Of the encoded training examples."""
+    source_sha256: str = ""
+    """Of the model that the run starts from."""
 
     def __post_init__(self) -> None:
         check(self, "finetune.")

@@ -86,7 +86,7 @@ def score_task(
     if result is None:
         return None
     directories = {one.seed: directory if options.seeds == 1 else directory / f"seed{one.seed}" for one in result.seeds}
-    is_accuracy = task in glue.GLUE and glue.GLUE[task].metrics == ("accuracy",)
+    is_accuracy = task == "classification" or (task in glue.GLUE and glue.GLUE[task].metrics == ("accuracy",))
     correct = [
         _correct_examples(directories[one.seed] / PREDICTIONS) for one in result.seeds if is_accuracy and not one.failed
     ]

@@ -1,5 +1,8 @@
 """The fine-tuning job: read a model and a task's data, train one run per seed, write predictions and results."""
 
+import dataclasses
+import functools
+import hashlib
 import json
 import statistics
 from collections.abc import Callable, Iterator
@@ -24,6 +27,7 @@ from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.shared_programs import MakePrograms, share_programs
 
@@ -99,13 +103,19 @@ def finetune(
     options = options.with_recipe(len(data.train.lengths))
     for line in _describe(options, data):
         announce(line)
+    make_run = functools.partial(FinetuneRun, encoder, task, data, str(data_directory), options)
+    make_run = functools.partial(make_run, mesh=make_mesh(mesh), make_programs=make_programs or share_programs())
+    seeds = range(options.seed, options.seed + options.seeds)
+    directories = {seed: workdir if options.seeds == 1 else workdir / f"seed{seed}" for seed in seeds}
     if options.seeds > 1:
         _check_directory_of_seeds(workdir)
-    results, make_programs = [], make_programs or share_programs()
+    make_run(options.seed).check_directories(directories)
+    if is_first():
+        (workdir / RESULTS).unlink(missing_ok=True)
+    results = []
     with stop_request() as stop_requested:
-        for seed in range(options.seed, options.seed + options.seeds):
-            directory = workdir if options.seeds == 1 else workdir / f"seed{seed}"
-            run = FinetuneRun(encoder, task, data, str(data_directory), options, seed, make_mesh(mesh), make_programs)
+        for seed, directory in directories.items():
+            run = make_run(seed)
             if stop_requested():
                 if stop_requested.interrupted:
                     raise KeyboardInterrupt(f"stopped before seed {seed}; the same command continues")
@@ -122,16 +132,10 @@ def finetune(
 
 
 def _check_directory_of_seeds(workdir: StoredPath) -> None:
-    """Check that a directory has at most the runs of seeds, and delete the results of an earlier call.
-
-    Raises:
-      UserError: it has other files.
-    """
+    """Raise UserError if a directory has more than the runs of seeds and their results."""
     names = sorted(entry.name for entry in workdir.iterdir()) if workdir.is_dir() else []
     others = [name for name in names if name != RESULTS and not name.startswith("seed")]
     require(not others, f"work directory {workdir} holds {', '.join(others[:3])}: choose another --workdir for --seeds")
-    if is_first() and RESULTS in names:
-        (workdir / RESULTS).unlink()
 
 
 def check_task(task: str) -> None:
@@ -153,7 +157,10 @@ def read_source(source: StoredPath) -> SourceEncoder:
         require(tokenizer is not None, f"{source} has no tokenizer: put its tokenizer.json in its directory")
         model = opened.model._replace(params=jax.tree.map(np.array, opened.model.params))
     require(model.config.direction == "bidirectional", f"{source} is a causal model: fine-tuning needs an encoder")
-    return SourceEncoder(model, tokenizer, str(source))
+    digest = hashlib.sha256(json.dumps([model.family, dataclasses.asdict(model.config)]).encode())
+    for name, array in name_leaves(model.params).items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).data)
+    return SourceEncoder(model, tokenizer, str(source), digest.hexdigest())
 
 
 def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> Splits:

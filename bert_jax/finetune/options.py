@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import shlex
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -95,6 +96,20 @@ class FinetuneOptions:
             given = [getattr(self, name) not in (None, False, 0, "none") for name in (first, second)]
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in (first, second))
             require(not all(given), f"{flags} exclude each other: give one of them")
+
+    def flags(self) -> tuple[str, ...]:
+        """The flags of `bert-jax finetune` that differ from the defaults, as in ``--epochs 5``, but those of seeds."""
+        found = []
+        for field in dataclasses.fields(self):
+            name, value = field.name.replace("_", "-"), getattr(self, field.name)
+            if value == field.default or name in ("seed", "seeds"):
+                continue
+            if isinstance(value, bool):
+                found.append(f"--{name}" if value else f"--no-{name}")
+            else:
+                words = value if isinstance(value, tuple) else (value,)
+                found.append(shlex.join([f"--{name}", *map(str, words)]))
+        return tuple(found)
 
     def with_recipe(self, examples: int) -> "FinetuneOptions":
         """The options with all defaults filled in.

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import sys
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -41,6 +42,7 @@ from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_jo
 from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.recovery import DivergedError
+from bert_jax.training.run_directory.workdir import matching_config
 from bert_jax.training.sharding import round_up_to_shards
 from bert_jax.training.shared_programs import MakePrograms
 from bert_jax.training.state import InitialParams
@@ -68,6 +70,8 @@ class SourceEncoder(NamedTuple):
     model: NativeModel
     tokenizer: Tokenizer
     path: str
+    sha256: str
+    """Of its config and parameters."""
 
 
 class FinetuneRun:
@@ -98,8 +102,9 @@ class FinetuneRun:
         """
         assert options.steps is not None and options.batch_size is not None
         self.encoder, self.data, self.options, self.seed = encoder, data, options, seed
-        self._task_name, self._data_path = task, data_path
-        tokenizer = encoder.tokenizer
+        self._task_name, tokenizer = task, encoder.tokenizer
+        shares = {data.train.sha256: 1.0}
+        self._run_data = RunData(shares, [data_path], tokenizer.to_json(), tokenizer.fingerprint)
         self._special_ids = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
         self._seq_len = self._row_length(data.train)
         train = self._rows(data.train)
@@ -116,6 +121,16 @@ class FinetuneRun:
         )
         self.programs = make_programs(self.task, mesh)
 
+    def check_directories(self, directories: Mapping[int, StoredPath]) -> None:
+        """Check that the directories of all seeds can be used; nothing is written.
+
+        Raises:
+          UserError: one holds another run or other files.
+        """
+        for seed, directory in directories.items():
+            config = dataclasses.replace(self.config, seed=seed)
+            matching_config(directory, config, self._run_data.shares, self._run_data.paths)
+
     def train(self, directory: StoredPath) -> SeedResult | None:
         """Train in a directory, or continue its run, and write predictions.
 
@@ -126,13 +141,9 @@ class FinetuneRun:
           UserError: the directory holds another run or other files.
         """
         accumulations = check_run(self.programs, jax.process_count())
-        tokenizer = self.encoder.tokenizer
-        assert self.config.finetune is not None
-        identity = {self.config.finetune.data_sha256: 1.0}
-        data = RunData(identity, [self._data_path], tokenizer.to_json(), tokenizer.fingerprint)
         initial = None if has_checkpoint(directory) else self.initial_params()
         try:
-            progress = run_job(self.programs, accumulations, directory, data, initial=initial)
+            progress = run_job(self.programs, accumulations, directory, self._run_data, initial=initial)
         except DivergedError as error:
             print(f"warning: seed {self.seed}: {error}", file=sys.stderr)
             return SeedResult(self.seed, float("nan"), True, {})
@@ -172,7 +183,9 @@ class FinetuneRun:
                 max_length=options.max_length,
                 new_head=not options.keep_head,
                 new_layers=options.new_layers,
+                flags=options.flags(),
                 data_sha256=self.data.train.sha256,
+                source_sha256=self.encoder.sha256,
             ),
             seed=self.seed,
         )
@@ -192,12 +205,18 @@ class FinetuneRun:
         return dataclasses.replace(head, mix=options.mix, cls_norm=options.cls_norm)
 
     def initial_params(self) -> InitialParams:
-        """Parameters of the source and new ones of the head, on the host."""
-        fresh = bert.init(self.config.model, jax.random.key(self.seed), heads_of(self.config))
+        """Parameters of the source and new ones of the head, on the host.
+
+        New ones depend on the source, too: an encoder that was fine-tuned with this seed does not get the head again
+        that it was trained with.
+        """
+        key = jax.random.fold_in(jax.random.key(self.seed), int(self.encoder.sha256[:8], 16))
+        fresh = bert.init(self.config.model, key, heads_of(self.config))
         source, options = self.encoder.model.params, self.options
         params, names = fit_params(source, fresh, new_layers=options.new_layers, new_head=not options.keep_head)
         if is_first():
-            print(f"starting from {self.encoder.path}; initialised at random: {', '.join(names)}", file=sys.stderr)
+            new = f"; initialised at random: {', '.join(names)}" if names else ""
+            print(f"starting from {self.encoder.path}{new}", file=sys.stderr)
         if self.task.head.cls_norm in ("centre", "standardise"):
             params = fit_cls_norm_to_task(self.task, self.programs.mesh, params)
         return InitialParams(params, None)

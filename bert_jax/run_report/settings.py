@@ -89,14 +89,10 @@ def repeat_command(run: Run) -> list[Command | Note]:
 
 
 def _finetune_command(run: Run) -> list[Command | Note]:
-    task, source, phase = run.config.finetune, run.config.start.source, run.config.phases[0]
+    task = run.config.finetune
     options = [["--task", task.task], *(["--data", path] for path in run.file["corpus_paths"])]
-    options += [["--steps", str(phase.steps)], ["--batch-size", str(task.batch_examples)]]
-    options += [["--learning-rate", f"{phase.learning_rate:g}"], ["--max-length", str(task.max_length)]]
-    options.append(["--seed", str(run.config.seed)])
-    words = ["bert-jax", "finetune", source or "MODEL"]
-    note = Note("Add the flags of columns, and those for other settings that are marked in the table of settings.")
-    return [Command(_joined(words, [*options, ["--workdir", _other_directory(run)]])), note]
+    options += [*map(shlex.split, task.flags), ["--seed", str(run.config.seed)], ["--workdir", _other_directory(run)]]
+    return [Command(_joined(["bert-jax", "finetune", str(run.config.start.source)], options))]
 
 
 def _other_directory(run: Run) -> str:

@@ -27,7 +27,8 @@ class SharedPrograms(Programs):
         self._phases = [dataclasses.replace(phase, **schedule) for phase in config.phases]
         # All that programs depend on but for the phase. Tests change the vocabulary and the sums of tasks.
         self._same = (
-            *(config.model, config.objective, config.optimizer, config.finetune, config.data.examples_per_row),
+            *(config.model, config.objective, config.optimizer, config.data.examples_per_row),
+            config.finetune and config.finetune.head,
             *(config.recovery.stable_steps, config.log.layers, mesh, getattr(task, "vocabulary", None)),
             *(type(task).sums, jax.config.read("jax_disable_most_optimizations")),
         )

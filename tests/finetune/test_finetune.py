@@ -8,6 +8,7 @@ import signal
 
 import numpy as np
 import pytest
+from etils import epath
 
 from bert_jax.cli import main as cli
 from bert_jax.convert.conversion import convert
@@ -108,6 +109,34 @@ def test_options(folder, tiny_run, tmp_path):
         tuned, source = (name_leaves(one.model.params) for one in (after, before))
         for name in tuned.keys() & source.keys():
             np.testing.assert_array_equal(tuned[name], source[name], err_msg=name)
+
+
+def test_the_identity_of_a_run_is_content_and_flags(folder, tiny_run, tmp_path, monkeypatch):
+    """Another path of the same model is the same run; another model, or another flag, is refused without a change."""
+    options = dataclasses.replace(OPTIONS, steps=1, seeds=2, freeze_encoder=True)
+    data, run = folder / "sst2", tmp_path / "run"
+    shutil.copytree(tiny_run, tmp_path / "model")
+    finetune.finetune(tmp_path / "model", "sst2", data, run, options)
+    before = (run / "results.json").read_bytes()
+    monkeypatch.chdir(tmp_path)
+    finetune.finetune(epath.Path("model"), "sst2", data, run, options)
+    with pytest.raises(UserError, match="source_sha256"):
+        finetune.finetune(run / "seed1", "sst2", data, run, options)
+    with pytest.raises(UserError, match=r"finetune\.flags\.--learning-rate 0\.005 -> 0\.1\)"):
+        finetune.finetune(tiny_run, "sst2", data, run, dataclasses.replace(options, learning_rate=0.1))
+    assert (run / "results.json").read_bytes() == before
+
+
+def test_a_replaced_head_is_not_that_of_the_source(folder, tiny_run, tmp_path):
+    """With equal seeds: the encoder of the source was trained for that one."""
+    options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0)
+    finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "first", options)
+    finetune.finetune(tmp_path / "first", "sst2", folder / "sst2", tmp_path / "second", options)
+    heads = []
+    for name in ("first", "second"):
+        with input_formats.open_model(tmp_path / name) as opened:
+            heads.append(np.array(name_leaves(opened.model.params)["task/output/kernel"]))
+    assert abs(heads[0] - heads[1]).max() > 0.5 * abs(heads[0]).max()
 
 
 def test_the_export_of_a_regression_is_named_as_one(folder, tiny_run, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import FinetuneConfig, Phase, TaskHead, presets
+from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.report import Note, Section, Table, html, text
 from bert_jax.run_report import metric_blocks, sections, settings
 from bert_jax.run_report.run_files import read_runs
@@ -175,9 +176,12 @@ def test_commands_without_a_preset(run):
     five = change(run, phases=(Phase(steps=3, seq_len=32),) * 5)
     assert isinstance(settings.repeat_command(five)[0], Note)
     head = TaskHead("classification", ("no", "yes"), "pooled")
-    tuned = change(run, finetune=FinetuneConfig("rte", head, "bert", 16, 64), start={"source": "runs/first"})
-    command, note = settings.repeat_command(tuned)
-    assert command.text.startswith("bert-jax finetune runs/first \\\n    --task rte") and "marked" in note.text
+    options = FinetuneOptions(epochs=2.0, text_columns=("a b", "c"), mix=True, bias_correction=False, clip_norm=None)
+    task = FinetuneConfig("rte", head, "bert", 16, 64, flags=options.flags())
+    (command,) = settings.repeat_command(change(run, finetune=task, start={"source": "runs/first"}))
+    words = shlex.split(command.text.replace("\\\n", " "))
+    parsed = cli.parse("finetune", words[2:])
+    assert (str(parsed.model), parsed.task, parsed.options) == ("runs/first", "rte", options)
 
 
 def test_several_runs(two, tmp_path):
@@ -229,7 +233,7 @@ def test_fine_tuning_metrics_need_no_names(two):
     edit(two[0] / "metrics.jsonl", tuned)
     head = {"kind": "classification", "labels": ["a", "b"], "reads": "cls", "activation": "none", "norm": False}
     task = {"task": "cola", "head": head, "family": "bert", "batch_examples": 4, "max_length": 32, "new_head": True}
-    task |= {"new_layers": 0, "data_sha256": ""}
+    task |= {"new_layers": 0, "flags": [], "data_sha256": "", "source_sha256": ""}
     edit(two[0] / "config.json", lambda file: file | {"config": file["config"] | {"finetune": task}})
     runs = read_runs(two[:1])
     shown = sections.run_sections(runs, sections.TEXTS)
