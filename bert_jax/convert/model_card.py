@@ -29,7 +29,7 @@ PIPELINES = {
     "tagging": "token-classification",
     "span": "question-answering",
 }
-"""By kind of task head: the pipeline of transformers that runs it."""
+"""By kind of task head: its name among the pipelines of the Hugging Face Hub."""
 FIRST_FIELDS = ("language", "license", "library_name", "pipeline_tag", "base_model", "tags", "datasets", "metrics")
 """The first fields of the front matter; other fields of the source's card follow."""
 
@@ -54,9 +54,12 @@ vectors = SentenceTransformer("{name}").encode(["A text.", "Another one."])"""
 SERVING_PACKAGES = (
     "jax, flatbuffers (which jax does not install) and safetensors: pip install jax flatbuffers safetensors"
 )
-FILL_MASK_EXAMPLE = """from transformers import pipeline
+PIPELINE_EXAMPLE = """from transformers import pipeline
 
-pipeline("fill-mask", model="{name}")("A text with a {mask}.")"""
+pipeline("{pipeline}", model="{name}")("A text{masked}.")"""
+SPAN_EXAMPLE = """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+
+model, tokenizer = AutoModelForQuestionAnswering.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")"""
 
 
 class _FrontMatter(yaml.SafeLoader):
@@ -99,12 +102,16 @@ def format_model_card(
     for note in (*source_model.notes, *warnings):
         lines += ["", note]
     example = USAGE_EXAMPLES.get(to, "") if mask is not None or to == "stablehlo" else ""
-    if to in ("huggingface", "pytorch") and heads.mlm and mask is not None and config.direction == "bidirectional":
-        example = FILL_MASK_EXAMPLE
+    pipeline, masked = front.get("pipeline_tag"), f" with a {mask}" if heads.task is None else ""
     if sentences:
         example = SENTENCE_EXAMPLE
+    elif to in ("huggingface", "pytorch") and mask is not None:
+        if pipeline == PIPELINES["span"]:  # transformers 5 has no pipeline for it
+            example = SPAN_EXAMPLE
+        elif pipeline in ("fill-mask", *PIPELINES.values()):
+            example = PIPELINE_EXAMPLE
     if example:
-        lines += ["", "```python", example.format(name=name, mask=mask), "```"]
+        lines += ["", "```python", example.format(name=name, pipeline=pipeline, masked=masked), "```"]
     if to == "stablehlo":
         lines += ["", f"This needs {SERVING_PACKAGES}."]
     head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"

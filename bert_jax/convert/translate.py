@@ -133,7 +133,9 @@ def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, A
         raise UserError(f"model.{name} {before} cannot be written as {family.model_type}, which has {after}")
     unknown = sorted(name_leaves(model.params).keys() - written - family.unused_params.keys())
     if unknown:
-        raise UserError(f"{unknown[0]} cannot be written as {family.model_type}, which has no such parameter")
+        raise UserError(
+            f"{unknown[0]} cannot be written as {family.model_type}, which has no such parameter: use --to bert-jax"
+        )
 
 
 def _check_mlm_activation(model: NativeModel, family: Family, hf_model: HuggingFaceModel) -> None:

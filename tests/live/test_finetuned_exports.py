@@ -1,6 +1,8 @@
 """Exports of fine-tuned runs in transformers give the predictions of the run. Needs the extra `parity`."""
 
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -34,8 +36,9 @@ def export(tiny_run, tmp_path):
     return make
 
 
-def test_classification_and_pairs(export, tmp_path):
+def test_classification_and_pairs(export, tmp_path, monkeypatch):
     """The labels and logits of dev, through `pipeline`."""
+    monkeypatch.chdir(tmp_path)
     model, lines = export("rte", task_files.write_glue(tmp_path / "rte", "rte"))
     pipeline = transformers.pipeline("text-classification", model, device="cpu", function_to_apply="none", top_k=None)
     pairs = [row.split("\t")[1:3] for row in (tmp_path / "rte/dev.tsv").read_text().splitlines()[1:]]
@@ -48,6 +51,7 @@ def test_classification_and_pairs(export, tmp_path):
         assert logits == pytest.approx(expected, abs=1e-4)
         found.add(answer[0]["label"])
     assert len(found) == 2
+    exec(re.search(r"```python\n(.*?)```", Path(model, "README.md").read_text(), re.DOTALL)[1])  # opens `exported`
 
 
 def test_regression(export, tmp_path):
@@ -95,3 +99,4 @@ def test_question_answering(export, tmp_path):
         first, last = np.unravel_index(np.where(allowed, start[:, None] + end[None], -np.inf).argmax(), allowed.shape)
         assert context[offsets[first][0] : offsets[last][1]] == answers[question["id"]]
     assert len(set(answers.values())) > 1
+    assert "AutoModelForQuestionAnswering" in Path(model, "README.md").read_text()
