@@ -11,6 +11,7 @@ import numpy as np
 from bert_jax.array_types import Array, Float, Int, Key, UInt32
 from bert_jax.config import Config, TaskHead
 from bert_jax.data.cursor import Cursor
+from bert_jax.finetune.trainable import ENCODER
 from bert_jax.model import bert
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.encoder import EncoderInputs
@@ -166,8 +167,13 @@ class FineTuning:
         return logits
 
     def step_flops(self, step: int) -> float:
-        """FLOPs of the encoder in a step with the usual number of rows; those of the head are not counted."""
-        return pretraining_flops(self.config.model, self.row_counts[0], self.config.phases[0].seq_len, 0)
+        """FLOPs of the encoder in a step with the usual number of rows; those of the head are not counted.
+
+        A frozen encoder needs its forward pass only; adapters need gradients of activations, but not of kernels.
+        """
+        phase = self.config.phases[0]
+        passes = 1 if phase.frozen == ENCODER else 2 if phase.frozen else 3
+        return pretraining_flops(self.config.model, self.row_counts[0], phase.seq_len, 0) * passes / 3
 
 
 def span_log_likelihoods(
