@@ -75,7 +75,7 @@ def reinitialize_top_layers(params: Params, fresh_params: Params, count: int) ->
     """
     depth = stack_depth(params)
     if count > depth:
-        raise UserError(f"finetune.new_layers {count}: the source has {depth} layer(s): use at most {depth}")
+        raise UserError(f"--new-layers {count}: the source has {depth} layer(s): use at most {depth}")
     new = name_leaves(fresh_params)
 
     def replace(path: str, leaf: Any) -> Any:

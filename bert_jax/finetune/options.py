@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from bert_jax.config import ModelConfig, OptimizerConfig, Phase
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, CountOrZero, Interval, NonNegative, Positive, Rate, Share, check
+from bert_jax.field_validation import Count, CountOrZero, Interval, NonNegative, Positive, Rate, Share, Size, check
 
 SMALL_TASK = 10_000
 """Training sets with fewer examples have the recipe of Mosbach et al. (2021)."""
@@ -64,7 +64,7 @@ class FinetuneOptions:
     below it 0.64."""
     freeze_encoder: bool = False
     """Train only the head (and the pooler, mix and [CLS] normalisation that it reads through)."""
-    adapter_size: Count | None = None
+    adapter_size: Size | None = None
     """Train adapters of this width with LayerNorms and head, and freeze all else (Houlsby et al. 2019)."""
     mix: bool = False
     """The head reads a trained weighted sum of all layers (Peters et al. 2018) instead of the last one."""

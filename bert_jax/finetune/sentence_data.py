@@ -1,6 +1,7 @@
 """Classification and regression of texts and pairs: GLUE's files, a TFDS dataset, and your own tables."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from bert_jax.finetune import glue
 from bert_jax.finetune.encoding import encode_examples
 from bert_jax.finetune.metrics import METRICS
 from bert_jax.finetune.options import FinetuneOptions
-from bert_jax.finetune.tables import Columns, Example, Row, class_names, read_rows, to_examples
+from bert_jax.finetune.tables import Columns, Example, Row, class_names, read_rows, to_examples, to_row
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -64,10 +65,13 @@ class SentenceData:
         return {name: METRICS[name](labels, self._predictions(logits)) for name in self._reported}
 
     def baseline(self, split: str) -> Metrics:
-        """Metrics of the class with the best score if it is predicted for all; correlations of a constant are 0."""
+        """Metrics of the class with the best score if it is predicted for all.
+
+        Correlations of a constant are 0, or 1 if the labels are constant too, which no prediction can exceed.
+        """
         labels = self.splits[split].examples.labels
         if not self._task.labels:
-            return dict.fromkeys(self.main_metrics, 0.0)
+            return dict.fromkeys(self.main_metrics, float(np.ptp(labels) == 0))
         constants = (np.full_like(labels, index) for index in range(len(self.labels)))
         scores = [{name: METRICS[name](labels, one) for name in self.main_metrics} for one in constants]
         return max(scores, key=lambda metrics: sum(metrics.values()))
@@ -172,15 +176,8 @@ def _read_glue_tfds(name: str, directory: StoredPath) -> SentenceTask:
     for ending in task.evaluated:
         names |= {f"dev{ending}": f"validation{ending}", f"test{ending}": f"test{ending}"}
     rows = _tfds_rows(directory, names, Columns(TFDS_COLUMNS[name], "label"))
-    indices = {str(i): i for i in range(len(task.labels))}
-
-    def example(row: Row) -> Example:
-        if not task.labels:
-            return Example(row.texts, None if row.label is None else float(row.label))
-        require(row.label is None or row.label in indices, f"{row.where}: the label {row.label} is not a class")
-        return Example(row.texts, None if row.label is None else indices[row.label])
-
-    splits = {name: [example(row) for row in of_split] for name, of_split in rows.items()}
+    labels = [str(index) for index in range(len(task.labels))]
+    splits = {name: to_examples(of_split, labels) for name, of_split in rows.items()}
     return SentenceTask(task.labels, task.metrics, splits, name)
 
 
@@ -188,40 +185,46 @@ def _tfds_rows(directory: StoredPath, names: Mapping[str, str], columns: Columns
     """Rows of the splits of a TFDS dataset in ArrayRecord files; labels of test splits are left out.
 
     Raises:
-      UserError: another file format, a missing split or feature.
+      UserError: damaged files, another file format, a missing split or feature, or as `to_row`.
     """
     import tensorflow_datasets as tfds
 
-    builder = tfds.builder_from_directory(str(directory))
+    with _tfds_errors(directory):
+        builder = tfds.builder_from_directory(str(directory))
+        features, splits = builder.info.features or {}, builder.info.splits
     needed = (*columns.texts, *filter(None, [columns.label]))
-    missing = sorted(set(needed) - set(builder.info.features or {}))
+    missing = sorted(set(needed) - set(features))
     if missing:
-        raise UserError(f"{directory} has no feature '{missing[0]}': it has {', '.join(builder.info.features or {})}")
+        raise UserError(f"{directory} has no feature '{missing[0]}': it has {', '.join(features)}")
     rows = {}
     for split, name in names.items():
-        if name not in builder.info.splits:
+        if name not in splits:
             require(split.startswith("test"), f"{directory} has no split '{name}'")
             continue
-        try:
-            source = builder.as_data_source(split=name)
-        except NotImplementedError as error:
-            raise UserError(
-                f"{directory} is not in ArrayRecord files: prepare it with file_format array_record"
-            ) from error
-        items = list(source)
-        if items and "idx" in items[0]:  # TFDS stores examples in the order of a hash
-            items.sort(key=lambda item: int(item["idx"]))
-        rows[split] = [_tfds_row(directory, name, i, item, columns, split) for i, item in enumerate(items)]
+        with _tfds_errors(directory):
+            items = list(builder.as_data_source(split=name))
+            if items and "idx" in items[0]:  # TFDS stores examples in the order of a hash
+                items.sort(key=lambda item: int(item["idx"]))
+            examples = [{one: _decoded(item[one]) for one in needed} for item in items]
+        of_split = columns._replace(label=None) if split.startswith("test") else columns
+        rows[split] = [to_row(f"{directory}, {name} {i}", example, of_split) for i, example in enumerate(examples)]
     return rows
 
 
-def _tfds_row(
-    directory: StoredPath, name: str, index: int, item: Mapping[str, Any], columns: Columns, split: str
-) -> Row:
-    for column in columns.texts:
-        require(isinstance(item[column], bytes), f"{directory}: the feature '{column}' is not a text")
-    texts = tuple(item[column].decode() for column in columns.texts)
-    label = item[columns.label] if columns.label else None
-    if isinstance(label, bytes):
-        label = label.decode()
-    return Row(f"{directory}, {name} {index}", texts, None if split.startswith("test") else str(label))
+@contextlib.contextmanager
+def _tfds_errors(directory: StoredPath) -> Iterator[None]:
+    """Raise UserError for the errors of TFDS and of the libraries that it reads with, which have no common class."""
+    try:
+        yield
+    except NotImplementedError as error:
+        raise UserError(f"{directory} is not in ArrayRecord files: prepare it with file_format array_record") from error
+    except Exception as error:
+        reason = " ".join(str(error).split())[:160] or type(error).__name__
+        raise UserError(
+            f"{directory} has a dataset_info.json, but TFDS cannot read the dataset ({reason}): prepare it again, or "
+            "remove that file if the directory has tables"
+        ) from error
+
+
+def _decoded(value: Any) -> Any:
+    return value.decode() if isinstance(value, bytes) else value

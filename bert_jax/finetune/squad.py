@@ -5,14 +5,15 @@ that advance by a stride, a token's answers only from the window where it has mo
 SQuAD 2.0 an answer of no text with the score of [CLS].
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath
+from bert_jax.errors import require
+from bert_jax.field_validation import CountOrZero
+from bert_jax.finetune.tables import check_unicode
+from bert_jax.storage import StoredPath, read_json_as
 
 Offsets = np.ndarray
 """First and last character + 1 of each token of a text, int [T, 2]."""
@@ -57,36 +58,53 @@ class Answer(NamedTuple):
     """Start logit plus end logit."""
 
 
+class _AnswerEntry(TypedDict):
+    text: str
+    answer_start: CountOrZero
+
+
+class _OptionalInEntry(TypedDict, total=False):
+    answers: list[_AnswerEntry]
+    is_impossible: bool
+
+
+class _Entry(_OptionalInEntry):
+    id: str | int
+    question: str
+
+
+class _Paragraph(TypedDict):
+    context: str
+    qas: list[_Entry]
+
+
+class _Article(TypedDict):
+    paragraphs: list[_Paragraph]
+
+
+class _SquadFile(TypedDict):
+    data: list[_Article]
+
+
 def read_squad(path: StoredPath) -> list[Question]:
     """The questions of a file in the form of SQuAD 1.1 or 2.0.
 
     Raises:
       UserError: no file, or not of that form; an answer that is not in its context where the file says.
     """
-    try:
-        content = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        raise UserError(f"{path} does not exist") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from None
-    try:
-        questions = [
-            _question(entry, paragraph["context"])
-            for article in content["data"]
-            for paragraph in article["paragraphs"]
-            for entry in paragraph["qas"]
-        ]
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UserError(f"{path} is not in the form of SQuAD: {error} is missing or has another type") from None
+    content = read_json_as(path, _SquadFile, "write it in the form of SQuAD 1.1 or 2.0")
+    questions = [
+        _question(entry, paragraph["context"])
+        for article in content["data"]
+        for paragraph in article["paragraphs"]
+        for entry in paragraph["qas"]
+    ]
     require(bool(questions), f"{path} has no questions")
     ids = {question.question_id for question in questions}
     require(len(ids) == len(questions), f"{path}: {len(questions) - len(ids)} question(s) have the id of another one")
     for question in questions:
-        text_of = question.question + question.context
-        require(
-            not any("\ud800" <= character <= "\udfff" for character in text_of),
-            f"{path}: question {question.question_id} has half of a surrogate pair, which no tokenizer can read",
-        )
+        where = f"{path}: question {question.question_id}"
+        check_unicode(where, question.question_id, question.question, question.context)
         for text, start in zip(question.answers, question.starts, strict=True):
             require(
                 question.context[start : start + len(text)] == text,
@@ -95,11 +113,11 @@ def read_squad(path: StoredPath) -> list[Question]:
     return questions
 
 
-def _question(entry: dict[str, Any], context: str) -> Question:
+def _question(entry: _Entry, context: str) -> Question:
     answers = [] if entry.get("is_impossible", False) else entry.get("answers", [])
-    texts = tuple(str(answer["text"]) for answer in answers)
-    starts = tuple(int(answer["answer_start"]) for answer in answers)
-    return Question(str(entry["id"]), str(entry["question"]), str(context), texts, starts)
+    texts = tuple(answer["text"] for answer in answers)
+    starts = tuple(answer["answer_start"] for answer in answers)
+    return Question(str(entry["id"]), entry["question"], context, texts, starts)
 
 
 def windows(

@@ -2,13 +2,19 @@
 
 import csv
 import io
-import json
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from bert_jax.errors import UserError, did_you_mean, require
-from bert_jax.storage import StoredPath
+from bert_jax.field_validation import Interval
+from bert_jax.storage import StoredPath, parse_json
+
+TARGETS = Interval("[-1e18, 1e18]")
+"""Labels of a regression whose summed squared errors are finite in float32."""
 
 
 class Example(NamedTuple):
@@ -69,8 +75,8 @@ def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -
       skip_short: leave out lines with fewer columns than the header. The published training file of QQP has some.
 
     Raises:
-      UserError: no file, an unknown ending, invalid UTF-8 or JSON, a column that does not exist, a line with another
-        number of columns than the first one, or no rows.
+      UserError: no file, an unknown ending, invalid UTF-8 or JSON, a column that does not exist or exists twice, a line
+        with another number of columns than the first one, no rows, or as `to_row`.
     """
     text = read_text(path)
     readers = {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}
@@ -87,6 +93,7 @@ def _delimited(path: StoredPath, text: str, columns: Columns, skip_short: bool) 
         lines = ((number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1) if line.strip("\r"))
         lines = ((number, [*fields[:-1], fields[-1].rstrip("\r")]) for number, fields in lines)
     else:
+        csv.field_size_limit(sys.maxsize)  # of the process; the text is in memory already
         reader = csv.reader(io.StringIO(text, newline=""), strict=True)
         lines = ((reader.line_num, fields) for fields in _checked(path, reader) if fields)
     names: list[str] | None = None
@@ -98,15 +105,14 @@ def _delimited(path: StoredPath, text: str, columns: Columns, skip_short: bool) 
                     name in names,
                     f"{path} has no column '{name}': it has {', '.join(names)}. {did_you_mean(name, names)}".rstrip(),
                 )
+                require(names.count(name) == 1, f"{path} has two columns '{name}': rename or remove one of them")
             if not columns.numbered:
                 continue
         if len(fields) != len(names):
             if skip_short and len(fields) < len(names):
                 continue
             raise UserError(f"{path}:{number} has {len(fields)} columns, the first line {len(names)}")
-        values = dict(zip(names, fields, strict=True))
-        label = None if columns.label is None else values[columns.label]
-        yield Row(f"{path}:{number}", tuple(values[name] for name in columns.texts), label)
+        yield to_row(f"{path}:{number}", dict(zip(names, fields, strict=True)), columns)
 
 
 def _checked(path: StoredPath, reader: "csv._reader") -> Iterator[list[str]]:
@@ -121,21 +127,33 @@ def _json_lines(path: StoredPath, text: str, columns: Columns, skip_short: bool)
         if not line.strip():
             continue
         where = f"{path}:{number}"
-        try:
-            value = json.loads(line)
-        except (json.JSONDecodeError, RecursionError) as error:
-            raise UserError(f"{where} is not valid JSON: {error}") from None
-        require(isinstance(value, dict), f"{where} is not a JSON object")
+        value = parse_json(line, where, "write one object per line")
         for name in (*columns.texts, *filter(None, [columns.label])):
             require(name in value, f"{where} has no key '{name}': it has {', '.join(value)}")
-        texts = tuple(value[name] for name in columns.texts)
-        require(all(isinstance(one, str) for one in texts), f"{where}: a text is not a string")
-        for one in texts:
-            require(_is_unicode(one), f"{where}: a text has half of a surrogate pair, which no tokenizer can read")
-        label = None if columns.label is None else value[columns.label]
-        is_label = columns.label is None or isinstance(label, str | int | float)
-        require(is_label, f"{where}: the label is not a string or number")
-        yield Row(where, texts, None if label is None else str(label))
+        yield to_row(where, value, columns)
+
+
+def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> Row:
+    """The row of a line's values.
+
+    Raises:
+      UserError: a text is not a string, the label is neither a string nor a finite number, or one is not Unicode.
+    """
+    texts = tuple(values[name] for name in columns.texts)
+    require(all(isinstance(one, str) for one in texts), f"{where}: a text is not a string")
+    label = "" if columns.label is None else values[columns.label]
+    is_label = isinstance(label, str | int) or (np.isscalar(label) and bool(np.isfinite(label)))
+    require(is_label, f"{where}: the label is not a string or finite number")
+    check_unicode(where, *texts, str(label))
+    return Row(where, texts, None if columns.label is None else str(label))
+
+
+def check_unicode(where: str, *texts: str) -> None:
+    """Raise UserError if a text cannot be encoded: JSON can hold one half of a surrogate pair."""
+    try:
+        "".join(texts).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{where} has half of a surrogate pair, which is not Unicode: remove it") from None
 
 
 def class_names(rows: Sequence[Row]) -> tuple[str, ...]:
@@ -156,7 +174,7 @@ def to_examples(rows: Sequence[Row], labels: Sequence[str]) -> list[Example]:
     """Rows with the labels as class indices, or as floats if `labels` is empty (a regression).
 
     Raises:
-      UserError: a label that is not one of `labels`, or not a finite number.
+      UserError: a label that is not one of `labels`, or not a number in `TARGETS`.
     """
     indices = {name: i for i, name in enumerate(labels)}
 
@@ -164,21 +182,14 @@ def to_examples(rows: Sequence[Row], labels: Sequence[str]) -> list[Example]:
         if row.label is None:
             return None
         if not labels:
-            require(_is_number(row.label), f"{row.where}: the label '{row.label}' is not a finite number")
+            is_target = _is_number(row.label) and float(row.label) in TARGETS
+            require(is_target, f"{row.where}: the label '{row.label}' is not a number in {TARGETS.text}")
             return float(row.label)
         known = ", ".join(labels[:20])
         require(row.label in indices, f"{row.where}: the label '{row.label}' is not one of {known}")
         return indices[row.label]
 
     return [Example(row.texts, label_of(row)) for row in rows]
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_number(text: str) -> bool:

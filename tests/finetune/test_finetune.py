@@ -233,18 +233,22 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task mrpc --data empty", "train.tsv does not exist: --task mrpc reads the files of GLUE's MRPC"),
         ("--task classification", "has no column 'text': it has sentence, label"),
         ("--task classification --data empty", "has no train split: it needs a file train with ending .tsv, .csv"),
-        ("--task regression --text-columns sentence --data words", "train.tsv:2: the label 'a' is not a finite number"),
+        ("--task regression --text-columns sentence --data words", "train.tsv:2: the label 'a' is not a number in"),
         ("--task classification --text-columns sentence --data words", "dev.tsv:2: the label 'c' is not one of a, b"),
         ("--task classification --text-columns sentence --data constant", "all examples of dev have the same label"),
+        ("--task regression --text-columns sentence --data flat", "all examples of dev have the same label"),
+        ("--task tagging --data untagged", "all examples of dev have the same label"),
+        ("--task classification --data tfds", "tfds has a dataset_info.json, but TFDS cannot read .*prepare it again"),
         ("--task classification --data ragged", "train.tsv:3 has 3 columns, the first line 2"),
         ("--task squad", "has no train split: it needs a file train with ending .json"),
         ("--task tagging --tag-column 7 --data tagging", "there is no column 7 of tags"),
         ("--task sst2 --max-length 65", "--max-length 65 is longer than the model's 64 positions"),
         ("--task sst2 --steps 3 --epochs 2", "--steps and --epochs exclude each other"),
-        ("--task sst2 --new-layers 2", "has 1 layer"),
+        ("--task sst2 --new-layers 2", "--new-layers 2: the source has 1 layer"),
+        ("--task sst2 --adapter-size 100000000", "--adapter-size is 100000000: it must be a whole number in"),
         ("--task sst2 --keep-head", "--keep-head: .* has no head of a task"),
         ("--task sst2 --freeze-encoder --new-layers 1", "--freeze-encoder and --new-layers exclude each other"),
-        ("--task classification --data nulls", "train.jsonl:2: the label is not a string or number"),
+        ("--task classification --data nulls", "train.jsonl:2: the label is not a string or finite number"),
         ("--task sst2 --learning-rate fast", "--learning-rate is 'fast': it must be a number"),
     ],
 )
@@ -253,12 +257,16 @@ def test_bad_inputs(arguments, message, folder, tiny_run, tmp_path, capsys, monk
     for name, train, dev in (
         ("words", "sentence\tlabel\nx\ta\ny\tb\n", "sentence\tlabel\nx\tc\n"),
         ("constant", "sentence\tlabel\nx\ta\ny\tb\n", "sentence\tlabel\nx\tb\n"),
+        ("flat", "sentence\tlabel\nx\t1\ny\t2\n", "sentence\tlabel\nx\t3\ny\t3\n"),
+        ("untagged", "x\tO\ny\tB-a\n", "x\tO\ny\tO\n"),
         ("ragged", "text\tlabel\nx\ta\ny\tb\tc\n", "text\tlabel\nx\ta\n"),
     ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.tsv").write_text(train)
         (tmp_path / name / "dev.tsv").write_text(dev)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "tfds").mkdir()
+    (tmp_path / "tfds/dataset_info.json").write_text("{")
     (tmp_path / "nulls").mkdir()
     (tmp_path / "nulls/train.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": null}\n')
     (tmp_path / "nulls/dev.jsonl").write_text('{"text": "a", "label": 1}\n')

@@ -144,6 +144,11 @@ def test_columns_by_number_and_windows_line_ends(tmp_path):
 TEXT = Columns(("text",), "label")
 
 
+def test_long_text(tmp_path):
+    text = "word " * 30_000  # longer than the limit of `csv`
+    assert read_rows(write(tmp_path / "t.csv", "text,label", f'"{text}",a'), TEXT)[0].texts == (text,)
+
+
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
@@ -156,7 +161,12 @@ TEXT = Columns(("text",), "label")
         ("t.txt", b"a", r"unknown ending: it must be \.tsv, \.csv, \.jsonl"),
         ("t.csv", b'text,label\n"a,b\n', r"t\.csv:\d is not valid CSV"),
         ("t.jsonl", b"[1]\n", r"t\.jsonl:1 is not a JSON object"),
-        ("t.jsonl", b"{\n", r"t\.jsonl:1 is not valid JSON"),
+        ("t.jsonl", b"{\n", r"t\.jsonl:1 is not JSON"),
+        ("t.jsonl", b'{"text": "a", "label": ' + b"1" * 5000 + b"}\n", r"t\.jsonl:1 is not JSON \(Exceeds the limit"),
+        ("t.jsonl", rb'{"text": "a", "label": "\ud800"}', r"t\.jsonl:1 has half of a surrogate pair"),
+        ("t.jsonl", rb'{"text": "\ud800", "label": 1}', r"t\.jsonl:1 has half of a surrogate pair"),
+        ("t.jsonl", b'{"text": "a", "label": NaN}\n', r"t\.jsonl:1: the label is not a string or finite number"),
+        ("t.tsv", b"text\ttext\tlabel\na\tb\tc\n", r"t\.tsv has two columns 'text'"),
         ("t.jsonl", b'{"text": "a"}\n', r"t\.jsonl:1 has no key 'label'"),
         ("t.jsonl", b'{"text": 3, "label": 1}\n', r"t\.jsonl:1: a text is not a string"),
         ("t.jsonl", b'{"text": "a", "label": [1]}\n', r"t\.jsonl:1: the label is not"),
@@ -175,7 +185,8 @@ def test_bad_tables(file, content, message, tmp_path):
     ("label", "labels", "message"),
     [
         ("c", ("a", "b"), r"t\.tsv:2: the label 'c' is not one of a, b"),
-        ("nan", (), r"t\.tsv:2: the label 'nan' is not a finite number"),
+        ("nan", (), r"t\.tsv:2: the label 'nan' is not a number in \[-1e18, 1e18\]"),
+        ("1e39", (), r"t\.tsv:2: the label '1e39' is not a number in"),
         ("", None, r"t\.tsv:2 has no label"),
         ("b", None, r"all examples have the label 'b'"),
     ],

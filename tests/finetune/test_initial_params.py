@@ -89,7 +89,7 @@ def without(tree, *path):
             {"new_head": False},
             ["task/output/bias has shape [3]", "task head needs [2]", "a new head"],
         ),
-        (params_of, {"new_layers": 4}, ["finetune.new_layers 4", "3 layer(s)"]),
+        (params_of, {"new_layers": 4}, ["--new-layers 4", "3 layer(s)"]),
     ],
 )
 def test_what_does_not_fit_is_refused(source, arguments, words):

@@ -34,11 +34,12 @@ def test_read_squad(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "does not exist"),
-        ("{", "is not valid JSON"),
-        ("[]", "not in the form of SQuAD"),
+        (None, "is missing"),
+        ("{", "is not JSON"),
+        ("[]", "is not a JSON object"),
         ('{"data": []}', "has no questions"),
-        ('{"data": [{"paragraphs": [{"context": "a"}]}]}', "not in the form of SQuAD: 'qas' is missing"),
+        ('{"data": [{"paragraphs": [{"context": "a"}]}]}', r"field 'data\.0\.paragraphs\.0\.qas' is missing"),
+        ('{"data": [{"paragraphs": [{"context": null, "qas": []}]}]}', "context is None: it must be a string"),
         (
             '{"data": [{"paragraphs": [{"context": "a b", "qas": [{"id": "x", "question": "?", "answers": '
             '[{"text": "b", "answer_start": 1}]}]}]}]}',
@@ -52,6 +53,27 @@ def test_bad_files(content, message, tmp_path):
         path.write_text(content)
     with pytest.raises(UserError, match=message):
         squad.read_squad(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"answers": [{"text": "the", "answer_start": -10}]},
+            r"answers\.0\.answer_start is -10: it must be",
+        ),
+        ({"answers": [{"text": "sailors", "answer_start": 4.7}]}, r"answer_start is 4\.7: it must be a whole number"),
+        ({"answers": [{"text": "sailors", "answer_start": float("inf")}]}, r"answer_start is inf: it must be"),
+        ({"answers": None}, r"answers is None: it must be a list"),
+        ({"is_impossible": "false"}, r"is_impossible is 'false': it must be true or false"),
+        ({"id": None}, r"qas\.0\.id is None: it must be a string"),
+        ({"id": "\ud800"}, r"dev\.json: question .* has half of a surrogate pair"),
+        ({"question": "\ud800"}, r"dev\.json: question q has half of a surrogate pair"),
+    ],
+)
+def test_bad_questions(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        squad.read_squad(squad_file(tmp_path / "dev.json", [question(**changes)]))
 
 
 def test_windows():
