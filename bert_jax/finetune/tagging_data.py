@@ -1,6 +1,7 @@
 """Token tagging as the data of a task: named entities, parts of speech, any tag per word."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -50,23 +51,24 @@ class TaggingData:
         self.train = encoded.pop("train")[0]
         self.splits = {name: Split(examples, name == "dev") for name, (examples, _) in encoded.items()}
         self._first_tokens = {name: first for name, (_, first) in encoded.items()}
+        self._baselines = {name: self._best_constant(name) for name, split in self.splits.items() if split.is_scored}
 
     def metrics(self, split: str, logits: np.ndarray) -> Metrics:
         """Accuracy over words and, for spans, precision, recall and F1. Logits are of tokens, [T, C]."""
         return self._scores(split, list(self._predicted_tags(split, logits)))
 
     def baseline(self, split: str) -> Metrics:
-        """The main metric of the training split's most frequent tag for every word; of spans 0.
+        """The metrics of the best constant tag; main metrics of 1 if all words of the split have the same tag."""
+        return self._baselines[split]
 
-        It is 1 if all words of the split have the same tag.
-        """
-        if len({tag for sentence in self._sentences[split] for tag in sentence.tags}) == 1:
+    def _best_constant(self, split: str) -> Metrics:
+        counts = Counter(tag for sentence in self._sentences[split] for tag in sentence.tags)
+        if len(counts) == 1:
             return dict.fromkeys(self.main_metrics, 1.0)
-        if self.has_spans:
-            return {"f1": 0.0}
-        counts = np.bincount(self.train.labels[self.train.labels >= 0])
-        tag = self.labels[int(np.argmax(counts))]
-        return self._scores(split, [(tag,) * len(sentence.words) for sentence in self._sentences[split]])
+        known = [tag for tag, _ in counts.most_common() if tag in self.labels] or [self.labels[0]]
+        constants = known if self.has_spans else known[:1]
+        scores = [self._scores(split, [(tag,) * len(s.words) for s in self._sentences[split]]) for tag in constants]
+        return max(scores, key=lambda metrics: metrics[self.main_metrics[0]])
 
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.jsonl``: words, tags and predicted tags of each sentence."""

@@ -5,6 +5,8 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.finetune import tagging
 from bert_jax.finetune.tagging import TaggedSentence
+from bert_jax.finetune.tagging_data import TaggingData
+from bert_jax.tokenizers import tokenizer
 
 CONLL_2003 = "-DOCSTART- -X- -X- O\n\nEU NNP B-NP B-ORG\nrejects VBZ B-VP O\n\n\nPeter NNP B-NP B-PER\n"
 WNUT = "# 1 of\tO\n#\tO\nBeach\tI-location\r\n\n"
@@ -57,3 +59,20 @@ def test_bad_files(content, column, message, tmp_path):
     with pytest.raises(UserError, match=message) as error:
         tagging.read_conll(path, column)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("dev", "expected"),
+    [
+        ([("B-PER", "O", "B-ORG"), ("B-PER", "B-PER")], {"precision": 0.6, "recall": 0.75, "f1": 2 / 3}),
+        ([("NOUN", "VERB", "NOUN"), ("NEW",)], {"accuracy": 0.5}),
+        ([("NOUN",), ("NOUN", "NOUN")], {"accuracy": 1.0}),
+    ],
+)
+def test_the_best_constant_tag(dev, expected):
+    """Three of five predicted entities are right, of four that there are."""
+    train = [TaggedSentence(("a", "b", "a"), ("B-PER", "O", "B-ORG") if "f1" in expected else ("NOUN", "VERB", "X"))]
+    sentences = {"train": train, "dev": [TaggedSentence(("a",) * len(tags), tags) for tags in dev]}
+    letters = tokenizer.wordpiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"], True, "test")
+    found = TaggingData(sentences, letters, 16).baseline("dev")
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
