@@ -76,16 +76,26 @@ def parse_part(text: str | None, environment: Mapping[str, str]) -> tuple[int, i
     """Index and number of the parts of a study, from the flag or from the variables of a Slurm array task.
 
     Raises:
-      UserError: the flag is not I/N with I from 1 to N.
+      UserError: the flag is not I/N with I from 1 to N, or the array has other tasks than 0 or 1 to the last one.
     """
     if text is None:
         if "SLURM_ARRAY_TASK_ID" not in environment:
             return 0, 1
-        task, count, first, step = (
-            int(environment.get(f"SLURM_ARRAY_TASK_{name}", default))
-            for name, default in (("ID", 0), ("COUNT", 1), ("MIN", 0), ("STEP", 1))
-        )
-        return (task - first) // step, count
+        names = ("ID", "COUNT", "MIN", "MAX", "STEP")
+        found = {name: environment.get(f"SLURM_ARRAY_TASK_{name}") for name in names}
+        shown = ", ".join(f"SLURM_ARRAY_TASK_{name}={value}" for name, value in found.items() if value is not None)
+        try:
+            numbers = {name: int(value) for name, value in found.items() if value is not None}
+        except ValueError:
+            numbers = {"ID": -1}
+        task, count, first = numbers["ID"], numbers.get("COUNT", 1), numbers.get("MIN", 0)
+        step, last = numbers.get("STEP", 1), numbers.get("MAX", first + count - 1)
+        if first not in (0, 1) or step != 1 or last - first + 1 != count or not first <= task <= last:
+            raise UserError(
+                f"{shown}: the part follows only from arrays 0-N or 1-N without gaps, and tasks that are submitted "
+                "again have other numbers: add --part I/N"
+            )
+        return task - first, count
     match = re.fullmatch("([0-9]{1,6})/([0-9]{1,6})", text)
     if not match or not 1 <= int(match[1]) <= int(match[2]):
         raise UserError(f"--part {text}: write the part and the number of parts, as in 2/8, with parts from 1 on")

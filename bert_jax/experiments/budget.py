@@ -13,6 +13,7 @@ from bert_jax.experiments.study import Levels, Study
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
+from bert_jax.objectives.objectives import active_objectives
 from bert_jax.training.pretraining_task import heads_of, train_step_flops
 
 
@@ -43,6 +44,8 @@ class Cell:
     """Options of the tasks that each run is fine-tuned on."""
     pretrained: str
     """Name of the first cell with the same pretraining runs; usually this one."""
+    metrics: tuple[str, ...]
+    """Metrics with a margin that its runs have."""
 
     def run_config(self, index: int) -> Config:
         """The config of the run with an index."""
@@ -73,7 +76,8 @@ def make_cells(study: Study, vocab_size: int) -> list[Cell]:
       vocab_size: of the corpora.
 
     Raises:
-      UserError: a cell's config is not valid, its number of steps is not fixed, or its budget cannot be made equal.
+      UserError: a cell's config is not valid, its number of steps is not fixed, or its budget cannot be made equal; two
+        cells would have equal runs; or no comparison would have a metric with a margin.
     """
     study = dataclasses.replace(study, base=config_lib.replace(study.base, model={"vocab_size": vocab_size}))
     cells: list[Cell] = []
@@ -89,10 +93,46 @@ def make_cells(study: Study, vocab_size: int) -> list[Cell]:
         )
         if cells:
             config = with_equal_budget(config, cells[0].cost, study, where)
+        tasks = study.finetune_options(levels)
+        for one in cells:
+            equal = dataclasses.replace(config, name=one.config.name, seed=one.config.seed) == one.config
+            require(
+                not equal or tasks != one.tasks or abs(config.seed - one.config.seed) >= study.seeds,
+                f"{where} and {one.name} would have equal runs (the same config, tasks and seeds), and a comparison of "
+                "runs with themselves shows nothing: change a level, or remove it",
+            )
         same = [one for one in cells if dataclasses.replace(config, name=one.config.name) == one.config]
         config, pretrained = (same[0].config, same[0].name) if same else (config, name)
-        cells.append(Cell(name, levels, config, cost_of(config), study.finetune_options(levels), pretrained))
+        cells.append(Cell(name, levels, config, cost_of(config), tasks, pretrained, _metrics(study, config)))
+    _check_margins(study, cells)
     return cells
+
+
+def _metrics(study: Study, config: Config) -> tuple[str, ...]:
+    """The metrics with a margin that runs of a config have."""
+    objectives = active_objectives(config.model, config.objective)
+    prefixes = [config.objective.pair if name == "pair" else name for name in objectives]
+    return tuple(one for one in study.margins if one in study.tasks or one.partition("_")[0] in prefixes)
+
+
+def _check_margins(study: Study, cells: list[Cell]) -> None:
+    """Check that every metric with a margin is measured, and that one of them can be compared."""
+    for metric in study.margins:
+        require(
+            any(metric in cell.metrics for cell in cells),
+            f"study {study.name}: margins.{metric}: no cell has this metric, because none trains its objective: remove "
+            "it, or train the objective",
+        )
+    baseline, *others = cells
+    require(
+        any(
+            metric in cell.metrics and (metric in study.tasks or cell.pretrained != baseline.pretrained)
+            for cell in others
+            for metric in baseline.metrics
+        ),
+        f"study {study.name}: margins: the baseline and the other cells have none of {', '.join(study.margins)} in "
+        "common, or share the runs that it is measured on: add a margin of a metric that both have",
+    )
 
 
 def with_equal_budget(config: Config, baseline: Cost, study: Study, where: str) -> Config:

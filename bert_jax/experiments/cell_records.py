@@ -5,8 +5,9 @@ and ``cells/CELL/seed0.json`` its record. Results and the page are made from the
 """
 
 import json
+import math
 from pathlib import PurePath
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 from bert_jax.errors import UserError
 from bert_jax.experiments.budget import Cell
@@ -77,14 +78,28 @@ class Record(TypedDict):
     timing: Timing
 
 
+class RowsFile(TypedDict):
+    """`HeldOutRows`"""
+
+    format: str
+    seq_len: int
+    count: int
+
+
+class StudyValues(TypedDict):
+    """`Study.to_dict`; these are the values that reports read."""
+
+    rows: RowsFile
+    seeds: int
+
+
 class StudyFile(TypedDict):
     """Identity of a study."""
 
     format_version: int
     version: str
     """Of bert_jax."""
-    study: dict[str, Any]
-    """`Study.to_dict`"""
+    study: StudyValues
     corpora: dict[str, float]
     """Share of each corpus, by identity."""
     tokenizer: str
@@ -146,11 +161,20 @@ def read_record(run: Run) -> Record | None:
     """The record of a run; None if it has neither succeeded nor failed yet.
 
     Raises:
-      UserError: the file is damaged.
+      UserError: the file is damaged, or has neither an error nor all metrics.
     """
     if not run.record_path.exists():
         return None
-    return read_json_as(run.record_path, Record, "remove it, so that the run is measured again", FORMAT_VERSION)
+    advice = "remove it, so that the run is measured again"
+    record: Record = read_json_as(run.record_path, Record, advice, FORMAT_VERSION)
+    metrics, tasks = record["metrics"], record["finetuned"]
+    for name in run.cell.metrics if not record["error"] else ():
+        failed = name in tasks and not tasks[name]["scores"]
+        if not failed and not math.isfinite(metrics.get(name, math.nan)):
+            raise UserError(
+                f"{run.record_path}: metrics.{name} is missing or not finite, and there is no error: {advice}"
+            )
+    return record
 
 
 def write_record(run: Run, record: Record) -> None:

@@ -6,14 +6,14 @@ Everything but ``timing`` is a function of the records' metrics, so an interrupt
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
 from bert_jax.experiments import statistics
 from bert_jax.experiments.budget import Cell
-from bert_jax.experiments.cell_records import RESULTS, Record, read_record, runs_of
-from bert_jax.experiments.study import Study
+from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, Record, read_record, runs_of
+from bert_jax.experiments.study import Levels, Study
 from bert_jax.storage import StoredPath, write_atomic
 
 MIN_SEEDS = 3
@@ -22,6 +22,90 @@ POWER_SEEDS = (3, 5, 10, 20)
 """Numbers of seeds in the power table."""
 Records = dict[str, Sequence[Record | None]]
 """Records of each cell, by seed."""
+
+
+class CellResult(TypedDict):
+    """A cell and the cost of each of its runs."""
+
+    name: str
+    levels: Levels
+    seed: int
+    """Of the run with index 0."""
+    steps: int
+    tokens: int
+    flops: float
+    parameters: int
+
+
+class TaskResult(TypedDict):
+    """`TaskScores` without examples."""
+
+    scores: list[float]
+    failed: int
+
+
+class RunResult(TypedDict):
+    """The record of a run."""
+
+    cell: str
+    seed: int
+    attempts: int
+    error: str
+    metrics: dict[str, float]
+    tokens: int
+    finetuned: dict[str, TaskResult]
+
+
+class Comparison(TypedDict):
+    """A level against the baseline of its factor in a metric; None: too few seeds, or not defined for this design."""
+
+    factor: str
+    level: str
+    baseline: str
+    metric: str
+    verdict: statistics.Verdict | None
+    seeds: int
+    """Of the side with fewer."""
+    failed: int
+    """Runs of the level without this score."""
+    failed_baseline: int
+    paired: bool
+    margin: float
+    level_mean: float | None
+    level_deviation: float | None
+    baseline_mean: float | None
+    baseline_deviation: float | None
+    difference: float | None
+    low: float | None
+    high: float | None
+    bca_low: float | None
+    bca_high: float | None
+    bootstrap_low: float | None
+    bootstrap_high: float | None
+    bootstrap_p_value: float | None
+    p_value: float | None
+    equivalence: float | None
+    p_value_holm: float | None
+    equivalence_holm: float | None
+    detectable: dict[str, float] | None
+    """Differences shown with 80 % power, by number of seeds."""
+
+
+class Results(TypedDict):
+    """The content of results.json."""
+
+    format_version: int
+    study: str
+    sampled: dict[str, str]
+    equal: str
+    alpha: float
+    margins: dict[str, float]
+    baseline: Levels
+    cells: list[CellResult]
+    comparisons: list[Comparison]
+    runs: list[RunResult]
+    timing: dict[str, float]
+    """Seconds of each run."""
 
 
 def write_results(study: Study, cells: list[Cell], workdir: StoredPath) -> dict[str, Any]:
@@ -34,7 +118,7 @@ def write_results(study: Study, cells: list[Cell], workdir: StoredPath) -> dict[
 
 
 def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str, Any]:
-    """The content of results.json: plain values.
+    """The content of results.json (`Results`): plain values.
 
     Args:
       study: the study.
@@ -50,6 +134,7 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
         if record is not None
     ]
     return {
+        "format_version": FORMAT_VERSION,
         "study": study.name,
         "sampled": sampled_sources(study),
         "equal": study.equal,
@@ -84,7 +169,7 @@ def sampled_sources(study: Study) -> dict[str, str]:
 
 
 def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[dict[str, Any]]:
-    """Every level against the baseline of its factor, in every metric that both have.
+    """Every level against the baseline of its factor, in every metric that both have, of runs that they do not share.
 
     In a grid, the score of a level and a seed is its mean over the levels of the other factors.
     """
@@ -95,7 +180,10 @@ def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[di
         for level in levels:
             if level == baseline:
                 continue
+            shared = [cell.pretrained for cell in sides[level]] == [cell.pretrained for cell in sides[baseline]]
             for metric in study.margins:
+                if shared and metric not in study.tasks:
+                    continue  # of the same runs
                 row = _compare(study, metric, sides[level], sides[baseline], records)
                 if row is not None:
                     rows.append({"factor": factor, "level": level, "baseline": baseline, "metric": metric} | row)

@@ -13,8 +13,8 @@ from bert_jax import config as config_lib
 from bert_jax.config import Config, Phase, presets
 from bert_jax.config.sections import PAIR_FORMATS, Format
 from bert_jax.config.training import MIN_SEQ_LEN
-from bert_jax.errors import UserError, did_you_mean, require
-from bert_jax.field_validation import Count, Interval, Share, check
+from bert_jax.errors import UserError, did_you_mean, require, short_repr
+from bert_jax.field_validation import Count, Interval, Positive, Share, check
 from bert_jax.finetune.options import FinetuneOptions
 
 Changes = dict[str, Any]
@@ -26,7 +26,6 @@ METRICS = ("mlm_loss", "mlm_accuracy", *(f"{pair}_accuracy" for pair in PAIR_FOR
 """Metrics of pretraining: of the MLM head on `Study.rows`, and of each pair objective on rows of its first format
 (`PAIR_FORMATS`) with the same length and number."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_PHASE_FIELDS = [one.name for one in dataclasses.fields(Phase)]
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Study:
     """What the levels change."""
     factors: dict[str, dict[str, Changes]]
     """Changes of the base by factor and level; those named ``tasks`` are of the options of all tasks."""
-    margins: dict[str, float]
+    margins: dict[str, Positive]
     """By metric (`METRICS`, and the score of a task by its name): the largest difference that does not matter. Only
     these metrics are compared."""
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -69,7 +68,7 @@ class Study:
     """Baseline of each factor; default: its first level."""
     design: Literal["one_at_a_time", "grid"] = "one_at_a_time"
     """Change one factor at a time against the baseline, or combine all levels of all factors."""
-    seeds: Count = 3
+    seeds: Annotated[int, Interval("[1, 1000]")] = 3
     """Runs of each combination of levels."""
     equal: Literal["tokens", "steps", "flops", "parameters"] = "tokens"
     """What the runs have in common with the baseline: positions of all rows, steps, or FLOPs of the model, to which the
@@ -90,9 +89,8 @@ class Study:
             _require_known(factor, self.factors, "study.baseline", "factor")
             _require_known(level, self.factors[factor], f"study.baseline.{factor}", "level")
         require(bool(self.margins), f"study.margins: name at least one of {', '.join(METRICS)} and its margin")
-        for metric, margin in self.margins.items():
+        for metric in self.margins:
             _require_known(metric, (*METRICS, *self.tasks), "study.margins", "metric")
-            require(margin > 0, f"study.margins.{metric} is {margin}: it must be more than 0")
 
     def finetune_options(self, levels: Levels) -> dict[str, FinetuneOptions]:
         """The options of each task in a cell.
@@ -138,26 +136,40 @@ class Study:
         """The config of a cell, before its steps are adjusted to the budget.
 
         Raises:
-          UserError: a level changes an unknown field, or gives a config that is not valid.
+          UserError: a level changes an unknown field or one that a level of another factor changes, or the config is
+            not valid.
         """
         sections: dict[str, Changes] = {}
+        factor_of: dict[str, str] = {}
         phases: tuple[Phase, ...] = self.base.phases
         for factor, level in levels.items():
             where = f"study {self.name}, {factor} {level}"
             for name, changes in self.factors[factor][level].items():
-                if name == "tasks":
-                    require(bool(self.tasks), f"{where}: tasks: the study has no tasks")
-                    continue
+                require(name != "tasks" or bool(self.tasks), f"{where}: tasks: the study has no tasks")
+                for changed in _changed_fields(self.base, name, changes, where):
+                    other = factor_of.setdefault(changed, factor)
+                    require(
+                        other == factor,
+                        f"study {self.name}: the factors {other} and {factor} both change {changed} "
+                        f"({other}={levels[other]}, {factor}={level}), so only one of them would have an effect: leave "
+                        "the field to one factor, or make one factor of both",
+                    )
                 if name == "phases":
                     phases = _change_phases(phases, changes, where)
-                    continue
-                _check_changes(self.base, name, changes, where)
-                sections[name] = sections.get(name, {}) | changes if isinstance(changes, dict) else changes
-        name = f"{self.name}/{self.cell_name(levels)}"
+                elif name != "tasks" and changes != {}:
+                    sections[name] = sections.get(name, {}) | changes if isinstance(changes, dict) else changes
+        cell = self.cell_name(levels)
         try:
-            return config_lib.replace(self.base, **sections, name=name, phases=phases)
+            config = config_lib.replace(self.base, **sections, name=f"{self.name}/{cell}", phases=phases)
         except UserError as error:
-            raise UserError(f"study {self.name}, {self.cell_name(levels)}: {error}") from error
+            raise UserError(f"study {self.name}, {cell}: {error}") from error
+        require(
+            config.model.vocab_size == self.base.model.vocab_size,
+            f"study {self.name}, {cell}: model.vocab_size {config.model.vocab_size} is not that of the corpora, "
+            f"{self.base.model.vocab_size}: cells with different tokenizers cannot be compared: write the level as a "
+            "dict, without vocab_size",
+        )
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values of the study, to compare with another version of it."""
@@ -166,30 +178,34 @@ class Study:
         return json.loads(json.dumps(values, default=dataclasses.asdict))
 
 
-def _require_known(name: str, known: Any, where: str, kind: str) -> None:
-    require(name in known, f"{where}: there is no {kind} '{name}': {did_you_mean(name, known)} use {', '.join(known)}")
+def _require_known(name: Any, known: Any, where: str, kind: str) -> None:
+    hint = did_you_mean(str(name), known)
+    require(name in known, f"{where}: there is no {kind} '{name}': {hint} use {', '.join(known)}")
 
 
-def _check_changes(base: Config, name: str, changes: Any, where: str) -> None:
-    fields = [one.name for one in dataclasses.fields(Config)]
-    _require_known(name, fields, where, "field")
+def _changed_fields(base: Config, name: str, changes: Any, where: str) -> list[str]:
+    """The fields that a level changes in a section, in the phases or in the options of tasks; or ``[name]``.
+
+    Raises:
+      UserError: an unknown name or field, or a dict for a name without fields.
+    """
+    names = [one.name for one in dataclasses.fields(Config) if one.name not in ("name", "finetune")]
+    _require_known(name, [*names, "tasks"], where, "field")
+    section = {"phases": Phase, "tasks": FinetuneOptions}.get(name) or getattr(base, name)
+    known = [one.name for one in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
     if not isinstance(changes, dict):
-        return
-    section = getattr(base, name)
-    for field_name in changes:
-        known = [one.name for one in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
-        _require_known(field_name, known, f"{where}, {name}", "field")
-    require(
-        name != "model" or "vocab_size" not in changes,
-        f"{where}: model.vocab_size is that of the corpora: cells with different tokenizers cannot be compared",
-    )
+        require(name != "tasks", f"{where}: tasks is {short_repr(changes)}: it must be a dict of options")
+        return [f"{name}.{one}" for one in known] or [name]
+    require(bool(known), f"{where}: {name} is {short_repr(changes)}: it has no fields, give a value")
+    for one in changes:
+        _require_known(one, known, f"{where}, {name}", "option" if name == "tasks" else "field")
+    return [f"{name}.{one}" for one in changes]
 
 
-def _change_phases(phases: tuple[Phase, ...], changes: Any, where: str) -> tuple[Phase, ...]:
+def _change_phases(phases: tuple[Phase, ...], changes: Any, where: str) -> Any:
+    """The phases of a level; what is neither a dict nor a list is left for the check of the config."""
     if not isinstance(changes, dict):
-        return tuple(changes)
-    for name in changes:
-        _require_known(name, _PHASE_FIELDS, f"{where}, phases", "field")
+        return tuple(changes) if isinstance(changes, list) else changes
     try:
         return tuple(dataclasses.replace(phase, **changes) for phase in phases)
     except UserError as error:

@@ -27,8 +27,8 @@ def plan_study(opened: OpenStudy, part: tuple[int, int], retries: int) -> dict[s
     records = [(run, read_record(run)) for run in opened.runs]
     finished = [(run, record) for run, record in records if record is not None and not record["error"]]
     rate = _measured_rate(finished)
-    mine = runs_of_part(opened.runs, part)
-    left = [run for run, record in records if run in mine and not is_done(record, retries)]
+    mine = {run.record_path for run in runs_of_part(opened.runs, part)}
+    left = [run for run, record in records if run.record_path in mine and not is_done(record, retries)]
     seconds = {cell.name: cell.cost.flops / rate if rate else _planned_seconds(cell.config) for cell in opened.cells}
     source = (
         f"measured: {rate:.3g} model FLOP/s in {len(finished)} runs, evaluation included"

@@ -2,14 +2,14 @@
 
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
-from bert_jax.experiments.cell_records import RESULTS, STUDY
-from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS
+from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, STUDY, StudyFile, StudyValues
+from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS, Comparison, Results, RunResult
 from bert_jax.report import Command, Interval, Intervals, Note, Section, Table
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.storage import StoredPath, read_json_as
 
 ADVICE = "run bert-jax ablate again"
+STUDY_ADVICE = "restore a copy of it; bert-jax ablate does not continue this study"
 VERDICTS = {
     "higher": "higher",
     "lower": "lower",
@@ -27,10 +27,10 @@ def sections(directory: StoredPath) -> list[Section]:
     """The report of a study whose results have been written.
 
     Raises:
-      UserError: there are no results yet.
+      UserError: there are no results yet, or a file is damaged or of another version.
     """
-    results = read_json_object(directory / RESULTS, ADVICE)
-    study = read_json_object(directory / STUDY, ADVICE)["study"]
+    results: Results = read_json_as(directory / RESULTS, Results, ADVICE, FORMAT_VERSION)
+    study = read_json_as(directory / STUDY, StudyFile, STUDY_ADVICE, FORMAT_VERSION)["study"]
     comparisons = results["comparisons"]
     by_factor = {factor: [row for row in comparisons if row["factor"] == factor] for factor in results["baseline"]}
     return [
@@ -48,7 +48,7 @@ def verdict_sections(directory: StoredPath) -> list[Section]:
     return sections(directory)[:2]
 
 
-def _overview(results: dict[str, Any], study: dict[str, Any]) -> list[Note | Command]:
+def _overview(results: Results, study: StudyValues) -> list[Note | Command]:
     rows, failed = study["rows"], [run for run in results["runs"] if run["error"]]
     sampled = "; ".join(f"{name}: {text}" for name, text in results["sampled"].items())
     margins = ", ".join(f"{metric} {margin:g}" for metric, margin in results["margins"].items())
@@ -61,14 +61,14 @@ def _overview(results: dict[str, Any], study: dict[str, Any]) -> list[Note | Com
             f"{len(results['runs'])} runs failed; they are counted, and not part of any mean."
         ),
         Note(
-            f"Margins of equivalence: {margins}. P-values are adjusted for all {len(results['comparisons'])} "
-            f"comparisons (Holm), at the level {results['alpha']:g}; intervals are not adjusted."
+            f"Margins of equivalence: {margins}. P-values are adjusted for the number of comparisons, "
+            f"{len(results['comparisons'])} (Holm), at the level {results['alpha']:g}; intervals are not adjusted."
         ),
         Note(f"Sources of variation. {sampled}."),
     ]
 
 
-def _verdict_table(comparisons: Sequence[dict[str, Any]]) -> Table:
+def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     header = ("factor", "level against baseline", "metric", "verdict", "difference", "interval (t)")
     rows = tuple(
         (
@@ -84,7 +84,7 @@ def _verdict_table(comparisons: Sequence[dict[str, Any]]) -> Table:
     return Table(header, rows, words=True)
 
 
-def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[Note | Table | Intervals]:
+def _details(rows: Sequence[Comparison], results: Results) -> list[Note | Table | Intervals]:
     header = ("comparison", "seeds", "failed", "level", "baseline", "BCa", "seeds and examples")
     header += ("p (Holm)", "p of equivalence (Holm)")
     table = Table(
@@ -103,29 +103,29 @@ def _details(rows: Sequence[dict[str, Any]], results: dict[str, Any]) -> list[No
             for row in rows
         ),
     )
-    powered = [row for row in rows if row["detectable"] is not None]
+    powered = [row for row in rows if {str(row["seeds"]), *map(str, POWER_SEEDS)} <= {*(row["detectable"] or ())}]
     return [*_figures(rows, results["margins"]), table, *_power(powered, results["alpha"])]
 
 
-def _figures(rows: Sequence[dict[str, Any]], margins: dict[str, float]) -> list[Intervals]:
+def _figures(rows: Sequence[Comparison], margins: dict[str, float]) -> list[Intervals]:
     """The differences of each metric with their t intervals and the margin of equivalence."""
     figures = []
     for metric, margin in margins.items():
         intervals = tuple(
             Interval(f"{row['level']} - {row['baseline']}", row["difference"], row["low"], row["high"])
             for row in rows
-            if row["metric"] == metric and row["low"] is not None
+            if row["metric"] == metric and None not in (row["difference"], row["low"], row["high"])
         )
         if intervals:
             figures.append(Intervals(f"differences of {metric}", intervals, f"difference of {metric}", margin))
     return figures
 
 
-def _name(row: dict[str, Any]) -> str:
+def _name(row: Comparison) -> str:
     return f"{row['level']} against {row['baseline']}, {row['metric']}"
 
 
-def _power(rows: Sequence[dict[str, Any]], alpha: float) -> list[Note | Table]:
+def _power(rows: Sequence[Comparison], alpha: float) -> list[Note | Table]:
     """The smallest differences that numbers of seeds can show."""
     if not rows:
         return []
@@ -146,7 +146,7 @@ def _power(rows: Sequence[dict[str, Any]], alpha: float) -> list[Note | Table]:
     ]
 
 
-def _run_table(results: dict[str, Any]) -> Table:
+def _run_table(results: Results) -> Table:
     metrics = list(results["margins"])
     rows = tuple(
         (
@@ -161,14 +161,14 @@ def _run_table(results: dict[str, Any]) -> Table:
     return Table(("cell", "seed", *metrics, "tokens without padding", "failure"), rows)
 
 
-def _failures(run: dict[str, Any]) -> str:
+def _failures(run: RunResult) -> str:
     if run["error"]:
         return f"failed after {run['attempts']} attempts: {run['error']}"
     failed = {task: (one["failed"], one["failed"] + len(one["scores"])) for task, one in run["finetuned"].items()}
     return "; ".join(f"{task}: {bad} of {all_} fine-tuning runs failed" for task, (bad, all_) in failed.items() if bad)
 
 
-def _budget_table(results: dict[str, Any]) -> Table:
+def _budget_table(results: Results) -> Table:
     return Table(
         ("cell", "steps", "tokens", "parameters", "FLOPs"),
         tuple(
@@ -201,4 +201,4 @@ def _mean(mean: float | None, deviation: float | None) -> str:
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    return "-" if low is None else f"{low:+.4f} to {high:+.4f}"
+    return "-" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"

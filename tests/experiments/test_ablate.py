@@ -65,7 +65,8 @@ def test_a_study(folder, tiny_corpus, capsys):
         ("2/8", {"ID": "5", "COUNT": "6"}, (1, 8)),
         (None, {"ID": "3", "COUNT": "4", "MIN": "0", "STEP": "1"}, (3, 4)),
         (None, {"ID": "1", "COUNT": "4", "MIN": "1"}, (0, 4)),
-        (None, {"ID": "9", "COUNT": "3", "MIN": "5", "STEP": "2"}, (2, 3)),
+        (None, {"ID": "4", "COUNT": "4", "MIN": "1", "MAX": "4", "STEP": "1"}, (3, 4)),
+        ("2/8", {"ID": "abc"}, (1, 8)),
     ],
 )
 def test_parts(text, environment, part):
@@ -76,3 +77,21 @@ def test_parts(text, environment, part):
 def test_bad_parts(text):
     with pytest.raises(UserError, match="as in 2/8"):
         parse_part(text, {})
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"ID": "3", "COUNT": "2", "MIN": "3", "MAX": "7", "STEP": "1"},
+        {"ID": "7", "COUNT": "2", "MIN": "3", "STEP": "1"},
+        {"ID": "0", "COUNT": "2", "MIN": "0", "MAX": "7", "STEP": "1"},
+        {"ID": "4", "COUNT": "3", "MIN": "0", "STEP": "2"},
+        {"ID": "4", "COUNT": "4", "MIN": "0", "STEP": "1"},
+        {"ID": "0", "COUNT": "4", "MIN": "1"},
+        {"ID": "abc"},
+        {"ID": "1", "COUNT": "", "MIN": "0"},
+    ],
+)
+def test_arrays_that_give_no_part(environment):
+    with pytest.raises(UserError, match=f"SLURM_ARRAY_TASK_ID={environment['ID']}.*add --part I/N"):
+        parse_part(None, {f"SLURM_ARRAY_TASK_{name}": value for name, value in environment.items()})

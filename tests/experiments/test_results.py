@@ -11,6 +11,8 @@ from tests.experiments.test_study import BASE, make_study
 
 ABC = {"a": {}, "b": {"objective": {"mask_rate": 0.2}}, "c": {"objective": {"mask_rate": 0.3}}}
 
+AB = {level: ABC[level] for level in "ab"}
+
 
 def record(error: str = "", **metrics: float):
     timing = {"seconds": 1.0}
@@ -43,7 +45,7 @@ def compare(study, scores):
 )
 def test_verdicts(differences, verdict):
     baseline = [5.0, 4.0, 6.0, 5.5][: len(differences)]
-    study = make_study(factors={"x": {"a": {}, "b": {}}}, margins={"mlm_loss": 0.3}, seeds=len(differences))
+    study = make_study(factors={"x": AB}, margins={"mlm_loss": 0.3}, seeds=len(differences))
     row = compare(study, {"baseline": baseline, "x=b": np.add(baseline, differences).tolist()})["b"]
     assert row["verdict"] == verdict and row["seeds"] == len(differences) and row["paired"]
     assert row["difference"] == pytest.approx(np.mean(differences))
@@ -75,9 +77,7 @@ def test_p_values_are_adjusted_for_all_comparisons():
     found = compare(study, scores)
     assert 0.025 < found["b"]["p_value"] < 0.05 < found["b"]["p_value_holm"] == pytest.approx(2 * found["b"]["p_value"])
     assert found["b"]["verdict"] == "undecided"
-    assert compare(make_study(factors={"x": {"a": {}, "b": {}}}, margins={"mlm_loss": 0.01}), scores)["b"][
-        "verdict"
-    ] == ("higher")
+    assert compare(make_study(factors={"x": AB}, margins={"mlm_loss": 0.01}), scores)["b"]["verdict"] == "higher"
 
 
 def test_levels_with_other_seeds_are_not_paired():
@@ -90,16 +90,25 @@ def test_levels_with_other_seeds_are_not_paired():
 
 
 def test_a_metric_that_only_one_side_has_is_not_compared():
-    study = make_study(factors={"x": ABC}, margins={"mlm_loss": 0.3, "nsp_accuracy": 0.1})
+    pairs = {"a": {"objective": {"pair": "none"}}, "b": {}, "c": {"objective": {"pair": "none", "mask_rate": 0.3}}}
+    study = make_study(factors={"x": pairs}, margins={"mlm_loss": 0.3, "nsp_accuracy": 0.1})
     with_pair, without = record(mlm_loss=1.0, nsp_accuracy=0.5), record(mlm_loss=1.0)
     records = {"baseline": [without] * 3, "x=b": [with_pair] * 3, "x=c": [without] * 3}
     rows = results.compare_levels(study, make_cells(study, 99), records)
     assert [row["metric"] for row in rows] == ["mlm_loss", "mlm_loss"]
 
 
+def test_a_metric_of_shared_runs_is_not_compared():
+    norms = {"none": {}, "layer": {"tasks": {"cls_norm": "layer"}}}
+    study = make_study(factors={"x": norms}, tasks={"sst2": {}}, margins={"mlm_loss": 0.3, "sst2": 0.1})
+    records = {name: [record(mlm_loss=1.0, sst2=0.5)] * 3 for name in ("baseline", "x=layer")}
+    rows = results.compare_levels(study, make_cells(study, 99), records)
+    assert [row["metric"] for row in rows] == ["sst2"]
+
+
 def test_in_a_grid_a_level_is_a_mean_over_the_other_factors():
     study = make_study(
-        factors={"x": {"a": {}, "b": {"seed": 0}}, "y": {"a": {}, "b": {"seed": 0}}},
+        factors={"x": AB, "y": {"a": {}, "b": {"data": {"mask_copies": 1}}}},
         design="grid",
         margins={"mlm_loss": 1},
     )
@@ -111,7 +120,7 @@ def test_in_a_grid_a_level_is_a_mean_over_the_other_factors():
 
 
 def test_results_are_plain_and_have_times_apart():
-    study = make_study(factors={"x": {"a": {}, "b": {}}}, seeds=3)
+    study = make_study(factors={"x": AB}, seeds=3)
     cells = make_cells(study, BASE.model.vocab_size)
     records = {cell.name: [record(mlm_loss=float(i)) for i in range(3)] for cell in cells}
     one = results.make_results(study, cells, records)

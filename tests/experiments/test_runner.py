@@ -8,6 +8,7 @@ import signal
 import pytest
 
 pytest.importorskip("statsmodels")
+from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, ModelConfig, Phase
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
@@ -74,6 +75,7 @@ def test_results(finished, study, tiny_corpus):
     ]
     loss, _ = results["comparisons"]
     # The run repeats its examples, so the masks make a difference, which is within the margin.
+    assert "for the number of comparisons, 2 (Holm)" in " ".join(page.split())
     assert loss["difference"] != 0 and loss["verdict"] == "equal" and loss["seeds"] == 3
     assert len({run["metrics"]["mlm_loss"] for run in results["runs"]}) == 6
     assert "equal within the margin" in page and "3 paired seeds can show a difference of" in page
@@ -216,6 +218,68 @@ def test_plan(finished, study, tiny_corpus, tmp_path):
         text = render(study_plan.to_sections(values))
         assert ("(measured:" in text) == bool(done) and "12,288" in text and f"{done} of 3" in text
     assert not (tmp_path / "new").exists()
+
+
+def test_the_plan_of_many_runs(study, tiny_corpus, tmp_path):
+    opened = runner.open_study(dataclasses.replace(study, seeds=1000), [CorpusWeight(tiny_corpus)], tmp_path / "new")
+    assert study_plan.plan_study(opened, (1, 3), 1)["left"] == 667
+
+
+@pytest.mark.parametrize("metrics", [{}, {"mlm_loss": 1.0}, {"mlm_loss": 1.0, "nsp_accuracy": float("nan")}])
+def test_a_record_without_a_score_is_damaged(metrics, study, tiny_corpus, tmp_path):
+    opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], tmp_path / "study")
+    run = opened.runs[0]
+    values = {"format_version": 1, "attempts": 1, "error": "", "metrics": metrics, "finetuned": {}, "tokens": 1}
+    cell_records.write_record(run, values | {"timing": {"seconds": 1.0}})
+    with pytest.raises(UserError, match=r"seed0.json: metrics.(mlm_loss|nsp_accuracy) is missing .* remove it"):
+        cell_records.read_record(run)
+    cell_records.write_record(run, values | {"timing": {"seconds": 1.0}, "error": "it failed"})
+    assert cell_records.read_record(run)["error"]
+
+
+def drop(*path):
+    """A change of a file: one key less."""
+
+    def change(values):
+        *outer, last = path
+        for key in outer:
+            values = values[key]
+        del values[last]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("results.json", dict.clear, "field 'format_version' is missing"),
+        ("results.json", lambda values: values.update(format_version=9), "has format version 9"),
+        ("results.json", drop("comparisons"), "field 'comparisons' is missing"),
+        ("results.json", lambda values: values.update(comparisons=None), "comparisons is None"),
+        ("results.json", lambda values: values.update(comparisons=[{}]), "field 'comparisons.0.factor' is missing"),
+        ("results.json", lambda values: values.update(runs="a"), "runs is 'a'"),
+        ("results.json", lambda values: values["runs"][0].update(metrics=None), "runs.0.metrics is None"),
+        ("results.json", lambda values: values["comparisons"][0].update(verdict="so"), "verdict is 'so': it must be"),
+        ("results.json", lambda values: values["comparisons"][0].update(low=None), ""),
+        ("results.json", lambda values: values["comparisons"][0]["detectable"].clear(), ""),
+        ("study.json", dict.clear, "field 'format_version' is missing"),
+        ("study.json", lambda values: values.update(format_version=9), "has format version 9"),
+        ("study.json", drop("study"), "field 'study' is missing"),
+        ("study.json", drop("study", "rows"), "field 'study.rows' is missing"),
+        ("study.json", lambda values: values["study"]["rows"].update(count="many"), "study.rows.count is 'many'"),
+    ],
+)
+def test_the_report_of_damaged_files_is_one_line(file, change, message, finished, tmp_path, capsys):
+    for name in ("results.json", "study.json"):
+        values = json.loads((finished / name).read_text())
+        if name == file:
+            change(values)
+        (tmp_path / name).write_text(json.dumps(values))
+    assert cli.main(["report", str(tmp_path)]) == (2 if message else 0)
+    found = capsys.readouterr()
+    if message:
+        (line,) = found.err.splitlines()
+        assert f"{tmp_path / file}" in line and message in line and not found.out
 
 
 def test_one_line_for_every_mistake(finished, study, tiny_corpus, other_corpus, second_corpus, tmp_path):

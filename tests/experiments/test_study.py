@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bert_jax import config as config_lib
-from bert_jax.config import Config, ModelConfig, Phase
+from bert_jax.config import Config, ModelConfig, ObjectiveConfig, Phase
 from bert_jax.errors import UserError
 from bert_jax.experiments import budget
 from bert_jax.experiments.study import HeldOutRows, Study, load_study, study_files
@@ -21,6 +21,20 @@ BASE = Config(
 )
 BATCHES = {"8": {}, "16": {"phases": {"batch_size": 16}}}
 HEADS = {"2": {}, "4": {"model": {"num_heads": 4}}, "1": {"model": {"num_heads": 1}}}
+
+
+CAUSAL = {"a": {"b": {}, "c": {"model": {"direction": "causal"}, "objective": {"pair": "none"}}}}
+NARROW = dataclasses.replace(BASE.model, vocab_size=98, intermediate_size=16)
+NORM = {"tasks": {"cls_norm": "layer"}}
+
+
+def rate(mask_rate: float) -> dict:
+    return {"objective": {"mask_rate": mask_rate}}
+
+
+def grid(a: dict, b: dict) -> dict:
+    """Two factors of a grid, with one level each besides the baseline's."""
+    return {"factors": {"a": {"x": {}, "y": a}, "b": {"x": {}, "y": b}}, "design": "grid"}
 
 
 def make_study(**changes) -> Study:
@@ -106,16 +120,45 @@ def test_equal_parameters():
         ({"baseline": {"head": "2"}}, "there is no factor 'head': did you mean 'heads'"),
         ({"baseline": {"heads": "3"}}, "there is no level '3'"),
         ({"margins": {"mlm_los": 1.0}}, "there is no metric 'mlm_los': did you mean 'mlm_loss'"),
-        ({"margins": {"mlm_loss": 0.0}}, "study.margins.mlm_loss is 0.0: it must be more than 0"),
+        ({"margins": {"mlm_loss": 0.0}}, r"study.margins.mlm_loss is 0: it must be a number in \(0, 1e30\]"),
+        ({"margins": {"mlm_loss": float("inf")}}, "study.margins.mlm_loss is inf: it must be a number"),
+        ({"margins": {"mlm_loss": 0.1, "sop_accuracy": 0.1}}, "margins.sop_accuracy: no cell has this metric"),
+        ({"factors": CAUSAL}, "margins: the baseline and the other cells have none of mlm_loss in common"),
+        (
+            {"factors": {"a": {"b": {}, "c": {"tasks": {"cls_norm": "layer"}}}}, "tasks": {"sst2": {}}},
+            "or share the runs",
+        ),
         ({"margins": {}}, "name at least one of mlm_loss"),
         ({"equal": "time"}, "study.equal is 'time'"),
         ({"seeds": 0}, "study.seeds is 0"),
+        ({"seeds": 1001}, r"study.seeds is 1001: it must be a whole number in \[1, 1000\]"),
         ({"factors": {"a": {"b": {}, "c": {"modle": {}}}}}, "a c: there is no field 'modle': did you mean 'model'"),
         ({"factors": {"a": {"b": {}, "c": {"model": {"depth": 3}}}}}, "a c, model: there is no field 'depth'"),
         ({"factors": {"a": {"b": {}, "c": {"phases": {"step": 3}}}}}, "a c, phases: there is no field 'step'"),
         ({"factors": {"a": {"b": {}, "c": {"phases": {"steps": 0}}}}}, "a c: phases: steps is 0"),
         ({"factors": {"a": {"b": {}, "c": {"model": {"num_heads": 3}}}}}, "a=c: model.hidden_size 16 is not divisible"),
         ({"factors": {"a": {"b": {}, "c": {"model": {"vocab_size": 9}}}}}, "different tokenizers cannot be compared"),
+        ({"factors": {"a": {"b": {}, "c": {"model": BASE.model}}}}, "a=c: model.vocab_size 99 is not that of .*, 98"),
+        ({"factors": {"a": {"b": {}, "c": {"model": 3}}}}, "a=c: model is 3: it must be an object"),
+        ({"factors": {"a": {"b": {}, "c": {"phases": 3}}}}, "a=c: phases is 3: it must be a list"),
+        ({"factors": {"a": {"b": {}, "c": {"phases": [3]}}}}, "a=c: phases.0 is 3: it must be an object"),
+        ({"factors": {"a": {"b": {}, "c": {"name": "zz"}}}}, "a c: there is no field 'name'"),
+        ({"factors": {"a": {"b": {}, "c": {"seed": {}}}}}, "a c: seed is {}: it has no fields, give a value"),
+        ({"factors": {"a": {"b": {}, "c": {"model": {3: 1}}}}}, "a c, model: there is no field '3'"),
+        ({"factors": {"a": {"b": {}, "c": {"tasks": 3}}}, "tasks": {"sst2": {}}}, "tasks is 3: it must be a dict"),
+        (grid(rate(0.2), rate(0.4)), r"a and b both change objective.mask_rate \(a=y, b=y\)"),
+        (grid(rate(0.2), {"objective": ObjectiveConfig(mask_rate=0.3)}), "a and b both change objective.mask_rate"),
+        (grid({"model": {"num_heads": 1}}, {"model": NARROW}), "a and b both change model.num_heads"),
+        (
+            grid({"phases": {"learning_rate": 0.1}}, {"phases": BASE.phases[:1]}),
+            "a and b both change phases.learning_rate",
+        ),
+        (grid({"seed": 9}, {"seed": 19}), "a and b both change seed"),
+        (grid(NORM, {"tasks": {"cls_norm": "batch"}}) | {"tasks": {"sst2": {}}}, "a and b both change tasks.cls_norm"),
+        ({"factors": {"a": {"x": {}, "y": {}}}}, "s, a=y and baseline would have equal runs"),
+        ({"factors": {"a": {"x": {}, "y": rate(0.15)}}}, "s, a=y and baseline would have equal runs"),
+        ({"factors": {"a": {"x": {}, "y": {"seed": 2}}}}, "s, a=y and baseline would have equal runs"),
+        ({"factors": {"a": {"x": {}, "y": rate(0.2), "z": rate(0.2)}}}, "s, a=z and a=y would have equal runs"),
         ({"factors": {"a": {"b": {}, "c": {"target": {"mlm_accuracy": 0.7}}}}}, "unset target.mlm_accuracy"),
         ({"rows": HeldOutRows(seq_len=128)}, "rows.seq_len 128 is longer than the position table"),
         ({"factors": {"a": {"b": {}, "c": {"phases": {"batch_size": 700}}}}}, "use more steps, or raise tolerance"),
@@ -123,7 +166,16 @@ def test_equal_parameters():
 )
 def test_bad_studies(changes, message):
     with pytest.raises(UserError, match=message):
-        budget.make_cells(make_study(**changes), 99)
+        budget.make_cells(make_study(**changes), 98)
+
+
+def test_cells_with_equal_configs_that_are_no_equal_runs():
+    """Other seeds, or other tasks; pretraining metrics of the same runs are not compared."""
+    other, margins = {"x": {}, "y": {"seed": 3}}, {"mlm_loss": 0.1, "sst2": 0.1}
+    study = make_study(factors={"a": other, "b": {"x": {}, "y": NORM}}, tasks={"sst2": {}}, margins=margins)
+    baseline, seed, norm = budget.make_cells(study, 98)
+    assert baseline.metrics == seed.metrics == norm.metrics == ("mlm_loss", "sst2")
+    assert seed.pretrained == "a=y" and norm.pretrained == "baseline"
 
 
 @pytest.mark.parametrize("name", list(study_files()))

@@ -318,6 +318,10 @@ def test_damaged_lines_are_skipped_with_a_warning(two, capsys):
 MISTAKES = [
     ("", "report needs WORKDIR"),
     ("absent", "absent holds no run of bert_jax"),
+    (
+        "many",
+        "many holds no run of bert_jax (there is no config.json); its directories hold runs, give those: many/first ",
+    ),
     ("empty", "empty has no metrics yet"),
     ("torn", "torn/config.json"),
     ("first first/../first", "is the same directory as first: give it once"),
@@ -341,6 +345,9 @@ def test_mistakes(two, tmp_path, monkeypatch, capsys):
     (tmp_path / "torn/config.json").write_text("{")
     (tmp_path / "mine.txt").write_text("mine")
     (tmp_path / "link").symlink_to("first")
+    (tmp_path / "many").mkdir()
+    for name in ("first", "second"):
+        (tmp_path / "many" / name).symlink_to(two[0])
     (tmp_path / "study").mkdir()
     (tmp_path / "study/study.json").write_text("{}")
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}

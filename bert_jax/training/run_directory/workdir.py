@@ -166,7 +166,10 @@ def read_run(workdir: StoredPath) -> ConfigFile:
     check_reachable(workdir)
     path = workdir / CONFIG
     if not path.exists():
-        raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG})")
+        children = sorted(workdir.iterdir(), key=lambda one: one.name) if workdir.is_dir() else []
+        runs = [str(child) for child in children if (child / CONFIG).exists()]
+        hint = f"; its directories hold runs, give those: {' '.join(runs[:8])}{' ...' if runs[8:] else ''}"
+        raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG}){hint if runs else ''}")
     advice = "it is damaged, or of another version of bert_jax: restore a copy of it, or choose another --workdir"
     return read_json_as(path, ConfigFile, advice)
 
