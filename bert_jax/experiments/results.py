@@ -164,7 +164,7 @@ def sampled_sources(study: Study) -> dict[str, str]:
     }
     if study.tasks:
         sources["fine-tuning seed"] = "sampled: a score is the mean over the fine-tuning runs of a pretraining seed"
-        sources["examples of the tasks"] = "sampled by the multi-bootstrap of accuracies only"
+        sources["examples of the tasks"] = "sampled by the multi-bootstrap, of accuracies of texts only"
     return sources
 
 
@@ -188,9 +188,10 @@ def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[di
                 if row is not None:
                     rows.append({"factor": factor, "level": level, "baseline": baseline, "metric": metric} | row)
     for kind in ("p_value", "equivalence"):
-        tested = [row for row in rows if row[kind] is not None]
-        for row, adjusted in zip(tested, statistics.holm([row[kind] for row in tested]), strict=True):
-            row[f"{kind}_holm"] = float(adjusted)
+        # A comparison that failed counts: which ones fail must not change what the others show.
+        p_values = [1.0 if row[kind] is None else row[kind] for row in rows]
+        for row, adjusted in zip(rows, statistics.holm(p_values), strict=True):
+            row[f"{kind}_holm"] = None if row[kind] is None else float(adjusted)
     for row in rows:
         row["verdict"] = None
         if row["seeds"] >= MIN_SEEDS:
@@ -235,7 +236,7 @@ def _compare(
     if (not x and not failed["failed"]) or (not y and not failed["failed_baseline"]):
         return None
     paired = [cell.config.seed for cell in level] == [cell.config.seed for cell in baseline]
-    if paired:  # seeds that both sides have
+    if paired and x and y:  # seeds that both sides have; a side that never failed is shown where the other always did
         x, y = ({index: one[index] for index in one if index in x and index in y} for one in (x, y))
     level_scores, baseline_scores = np.array(list(x.values())), np.array(list(y.values()))
     seeds, margin, alpha = min(len(x), len(y)), study.margins[metric], study.alpha

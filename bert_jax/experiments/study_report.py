@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, STUDY, StudyFile, StudyValues
 from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS, Comparison, Results, RunResult
+from bert_jax.experiments.study import study_files
 from bert_jax.report import Command, Interval, Intervals, Note, Section, Table
 from bert_jax.storage import StoredPath, read_json_as
 
@@ -15,7 +16,7 @@ VERDICTS = {
     "lower": "lower",
     "equal": "equal within the margin",
     "undecided": "undecided",
-    None: f"no verdict: fewer than {MIN_SEEDS} seeds",
+    None: f"no verdict: fewer than {MIN_SEEDS} seeds with scores",
 }
 
 TIME_NOTE = Note(
@@ -52,13 +53,18 @@ def _overview(results: Results, study: StudyValues) -> list[Note | Command]:
     rows, failed = study["rows"], [run for run in results["runs"] if run["error"]]
     sampled = "; ".join(f"{name}: {text}" for name, text in results["sampled"].items())
     margins = ", ".join(f"{metric} {margin:g}" for metric, margin in results["margins"].items())
+    name = results["study"] if results["study"] in study_files() else f"{results['study']}.py"
+    words = ["bert-jax", "ablate", name, "--corpus", "DIR", "--workdir", "DIR"]
+    if any(run["finetuned"] for run in results["runs"]):
+        words += ["--task-data", "DIR"]
     return [
-        Command(shlex.join(["bert-jax", "ablate", results["study"], "--corpus", "DIR", "--workdir", "DIR"])),
+        Command(shlex.join(words)),
         Note(
             f"{len(results['cells'])} cells with {study['seeds']} seeds each; equal {results['equal']}. Metrics are of "
             f"at most {rows['count']} held-out rows of {rows['seq_len']} tokens, format {rows['format']}, the same for "
             f"all runs; those of a pair objective are of rows with its labels. {len(failed)} of "
-            f"{len(results['runs'])} runs failed; they are counted, and not part of any mean."
+            f"{len(results['runs'])} runs failed{_failed_finetuning(results['runs'])}; they are counted, and not part "
+            "of any mean."
         ),
         Note(
             f"Margins of equivalence: {margins}. P-values are adjusted for the number of comparisons, "
@@ -68,6 +74,13 @@ def _overview(results: Results, study: StudyValues) -> list[Note | Command]:
     ]
 
 
+def _failed_finetuning(runs: Sequence[RunResult]) -> str:
+    """How many fine-tuning runs failed, if there are any."""
+    scores = [one for run in runs for one in run["finetuned"].values()]
+    failed, done = sum(one["failed"] for one in scores), sum(len(one["scores"]) for one in scores)
+    return f", and {failed} of {failed + done} fine-tuning runs" if scores else ""
+
+
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     header = ("factor", "level against baseline", "metric", "verdict", "difference", "interval (t)")
     rows = tuple(
@@ -75,13 +88,19 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
             row["factor"],
             f"{row['level']} against {row['baseline']}",
             row["metric"],
-            VERDICTS[row["verdict"]],
+            VERDICTS[row["verdict"]] + _failed_runs(row),
             _signed(row["difference"]),
             _interval(row["low"], row["high"]),
         )
         for row in comparisons
     )
     return Table(header, rows, words=True)
+
+
+def _failed_runs(row: Comparison) -> str:
+    """The failed runs of both sides, if there are any."""
+    sides = ((row["level"], row["failed"]), (row["baseline"], row["failed_baseline"]))
+    return "".join(f"; {count} runs of {level} failed" for level, count in sides if count)
 
 
 def _details(rows: Sequence[Comparison], results: Results) -> list[Note | Table | Intervals]:

@@ -67,7 +67,9 @@ def test_failed_runs_are_counted_and_not_averaged():
     b, c = found["b"], found["c"]
     assert (b["seeds"], b["failed"], b["failed_baseline"]) == (3, 1, 0)
     assert b["baseline_mean"] == pytest.approx((5.0 + 6.0 + 5.0) / 3) and b["verdict"] == "higher"
+    assert b["p_value_holm"] == pytest.approx(2 * b["p_value"])  # c counts, although it has no p-value
     assert (c["seeds"], c["failed"], c["difference"], c["verdict"]) == (0, 4, None, None)
+    assert (c["level_mean"], c["baseline_mean"]) == (None, 5.0)
 
 
 def test_p_values_are_adjusted_for_all_comparisons():
