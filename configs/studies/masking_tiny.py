@@ -9,11 +9,11 @@ Size: 5,000 steps of 16 rows of 64 tokens, 5.1 million tokens in a run: 20 epoch
 or 10 of 0.5 million, with a vocabulary of about 4,000. Hold out at least 35,000 tokens, for 512 rows.
 Margin: 0.05 nats, stated before any run.
 Cost: 9 runs, 46 million tokens, 6 to 7 minutes a run on one core: 30 minutes in two parts with one core each.
-Result: docs/LOG.md, 2026-11-23; report: docs/studies/masking_tiny.html.
+Result: not run in this form yet.
 Fair rows: with example_copies 1 the examples are the same in every epoch, so the levels read the same rows in the same
 order, and differ only in their masks.
 Format: with contiguous rows (full_sentences) a model of this size is hardly better than unigrams after 5,000 steps; a
-first version of this study measured that (docs/LOG.md).
+first version of this study measured that: docs/LOG.md, 2026-11-23, and docs/studies/masking_tiny.html.
 """
 
 from bert_jax import config as config_lib
