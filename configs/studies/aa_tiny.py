@@ -1,7 +1,7 @@
 """Two equal levels with different seeds, a check of the procedure: minutes on two CPU cores.
 
-Question: does a study find a difference where there is none? Both levels are the baseline of nsp_tiny with half its steps; the second
-one has the seeds 100, 101 and 102, so its runs are not paired with those of the first.
+Question: does a study find a difference where there is none? Both levels are the baseline of nsp_tiny with half its
+steps; the second one has the seeds 100, 101 and 102, so its runs are not paired with those of the first.
 Expected: undecided or equal; a difference would be found in at most 5 of 100 such studies.
 Command: bert-jax ablate aa_tiny --corpus DIR --workdir DIR
 Size: 5,000 steps of 16 rows of 64 tokens, 5.1 million tokens in a run: 20 epochs of a corpus of 0.25 million tokens,
