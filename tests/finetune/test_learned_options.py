@@ -18,7 +18,7 @@ OPTIONS = FinetuneOptions(steps=60, batch_size=16, learning_rate=5e-3, dropout=0
 @pytest.mark.parametrize(
     ("changes", "fitted"),
     [
-        ({"adapter_size": 8, "cls_norm": "batch", "mix": True}, ["cls_norm/variance", "mix/weights"]),
+        ({"steps": 120, "adapter_size": 8, "cls_norm": "batch", "mix": True}, ["cls_norm/variance", "mix/weights"]),
         ({"cls_norm": "standardise", "layer_decay": 0.7, "new_layers": 1}, ["cls_norm/mean", "cls_norm/std"]),
     ],
     ids=["adapters, batch, mix", "standardise, layer decay, new layers"],
