@@ -5,7 +5,7 @@ import functools
 import hashlib
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -112,6 +112,25 @@ def finetune(
     make_run(options.seed).check_directories(directories)
     if is_first():
         (workdir / RESULTS).unlink(missing_ok=True)
+    results = _train_seeds(make_run, directories, lambda one: announce(f"seed {one.seed}: {_format_result(data, one)}"))
+    if results is None:
+        return None
+    all_results = FinetuneResult(task, baseline_score(data), tuple(results))
+    if is_first():
+        write_atomic(workdir / RESULTS, (json.dumps(all_results.to_dict(), indent=1) + "\n").encode())
+    return all_results
+
+
+def _train_seeds(
+    make_run: Callable[[int], FinetuneRun],
+    directories: Mapping[int, StoredPath],
+    announce: Callable[[SeedResult], None],
+) -> list[SeedResult] | None:
+    """The results of all seeds, one after the other; None: SIGTERM stopped a run, which was saved.
+
+    Raises:
+      KeyboardInterrupt: after Ctrl-C.
+    """
     results = []
     with stop_request() as stop_requested:
         for seed, directory in directories.items():
@@ -124,11 +143,8 @@ def finetune(
             if result is None:
                 return None
             results.append(result)
-            announce(f"seed {seed}: {_format_result(data, results[-1])}")
-    all_results = FinetuneResult(task, baseline_score(data), tuple(results))
-    if is_first():
-        write_atomic(workdir / RESULTS, (json.dumps(all_results.to_dict(), indent=1) + "\n").encode())
-    return all_results
+            announce(result)
+    return results
 
 
 def _check_directory_of_seeds(workdir: StoredPath) -> None:
