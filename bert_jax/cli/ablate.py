@@ -84,13 +84,11 @@ def parse_part(text: str | None, environment: Mapping[str, str]) -> tuple[int, i
         names = ("ID", "COUNT", "MIN", "MAX", "STEP")
         found = {name: environment.get(f"SLURM_ARRAY_TASK_{name}") for name in names}
         shown = ", ".join(f"SLURM_ARRAY_TASK_{name}={value}" for name, value in found.items() if value is not None)
-        try:
-            numbers = {name: int(value) for name, value in found.items() if value is not None}
-        except ValueError:
-            numbers = {"ID": -1}
-        task, count, first = numbers["ID"], numbers.get("COUNT", 1), numbers.get("MIN", 0)
+        numbers = {name: int(value) for name, value in found.items() if value is not None and value.isdecimal()}
+        task, count, first = numbers.get("ID"), numbers.get("COUNT", 1), numbers.get("MIN", 0)
         step, last = numbers.get("STEP", 1), numbers.get("MAX", first + count - 1)
-        if first not in (0, 1) or step != 1 or last - first + 1 != count or not first <= task <= last:
+        without_gaps = first in (0, 1) and step == 1 and last - first + 1 == count
+        if task is None or not without_gaps or not first <= task <= last:
             raise UserError(
                 f"{shown}: the part follows only from arrays 0-N or 1-N without gaps, and tasks that are submitted "
                 "again have other numbers: add --part I/N"

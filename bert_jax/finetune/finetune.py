@@ -103,16 +103,19 @@ def finetune(
     options = options.with_recipe(len(data.train.lengths))
     for line in _describe(options, data):
         announce(line)
-    make_run = functools.partial(FinetuneRun, encoder, task, data, str(data_directory), options)
-    make_run = functools.partial(make_run, mesh=make_mesh(mesh), make_programs=make_programs or share_programs())
+    programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
+    make_run = functools.partial(FinetuneRun, encoder, task, data, str(data_directory), options, **programs)
     seeds = range(options.seed, options.seed + options.seeds)
     directories = {seed: workdir if options.seeds == 1 else workdir / f"seed{seed}" for seed in seeds}
     if options.seeds > 1:
         _check_directory_of_seeds(workdir)
-    make_run(options.seed).check_directories(directories)
+    first = make_run(options.seed)
+    first.check_directories(directories)
     if is_first():
         (workdir / RESULTS).unlink(missing_ok=True)
-    results = _train_seeds(make_run, directories, lambda one: announce(f"seed {one.seed}: {_format_result(data, one)}"))
+    results = _train_seeds(
+        first, make_run, directories, lambda one: announce(f"seed {one.seed}: {_format_result(data, one)}")
+    )
     if results is None:
         return None
     all_results = FinetuneResult(task, baseline_score(data), tuple(results))
@@ -122,6 +125,7 @@ def finetune(
 
 
 def _train_seeds(
+    first: FinetuneRun,
     make_run: Callable[[int], FinetuneRun],
     directories: Mapping[int, StoredPath],
     announce: Callable[[SeedResult], None],
@@ -134,7 +138,7 @@ def _train_seeds(
     results = []
     with stop_request() as stop_requested:
         for seed, directory in directories.items():
-            run = make_run(seed)
+            run = first if seed == first.seed else make_run(seed)
             if stop_requested():
                 if stop_requested.interrupted:
                     raise KeyboardInterrupt(f"stopped before seed {seed}; the same command continues")
