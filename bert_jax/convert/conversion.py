@@ -13,13 +13,16 @@ from pathlib import Path
 
 from etils import epath
 
+from bert_jax import __version__
 from bert_jax.convert import sentence_transformers, tokenizer_check
 from bert_jax.convert.formats import huggingface, input_formats, native, stablehlo, tensorflow1
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
+from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.model_card import CARD, format_model_card
 from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import to_huggingface
+from bert_jax.convert.translate import to_huggingface, to_huggingface_config
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, check_reachable, copy_tree, describe_full_disk, is_remote, walk_files
 
@@ -196,11 +199,10 @@ def _move_into_place(output_directory: Path, destination: StoredPath, final_file
 def _check_parity(source_model: SourceModel, output_directory: Path, to: str) -> parity_report.ParityReport:
     """Compare the source in a reference library with the written model in JAX; parameters must be equal bit for bit.
 
-    The forward passes show that both sides interpret the tensors alike; they read only some embedding rows.
+    The forward passes show that both sides interpret the tensors alike; they read only some embedding rows. A model
+    that transformers does not have, e.g. with adapters, is compared with itself before it was written.
     """
-    hf_model = source_model.hf_model or to_huggingface(source_model.model, source_model.source)
-    inputs = sample_inputs(hf_model, source_model.loaded_tokenizer)
-    reference, library = parity_report.reference_forward(hf_model, inputs)
+    inputs, reference, library = _run_source(source_model)
     agreement = tokenizer_check.compare_written_tokenizer(
         source_model, output_directory, OUTPUT_FORMATS[to].for_transformers
     )
@@ -218,6 +220,19 @@ def _check_parity(source_model: SourceModel, output_directory: Path, to: str) ->
         outputs, reference, inputs.attention_mask_BS, library=library, tokenizer=agreement
     )
     return dataclasses.replace(report, problems=(*report.problems, *problems))
+
+
+def _run_source(source_model: SourceModel) -> tuple[ForwardInputs, ForwardOutputs, str]:
+    """Sample texts, the source's outputs for them, and the library that computed these."""
+    model, tokenizer = source_model.model, source_model.loaded_tokenizer
+    try:
+        hf_model = source_model.hf_model or to_huggingface(model, source_model.source)
+    except UserError:
+        sizes = HuggingFaceModel(to_huggingface_config(model), {}, source_model.source)
+        inputs = sample_inputs(sizes, tokenizer)
+        return inputs, jax_forward.run(model, inputs), f"bert_jax {__version__} (transformers has no such model)"
+    inputs = sample_inputs(hf_model, tokenizer)
+    return inputs, *parity_report.reference_forward(hf_model, inputs)
 
 
 def _write_sentence_embedding(source_model: SourceModel, directory: Path, pooling: str | None) -> None:

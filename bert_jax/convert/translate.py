@@ -94,6 +94,17 @@ def moments_to_huggingface(model: NativeModel, tree: Params) -> dict[str, np.nda
     return to_hf_tensors(FAMILIES[model.family].entries(tree, model.heads), tree)
 
 
+def to_huggingface_config(model: NativeModel) -> dict[str, Any]:
+    """The content of config.json, without settings that the family does not have."""
+    family = FAMILIES[model.family]
+    return {
+        "architectures": [family.architecture(model.config, model.heads)],
+        "model_type": family.model_type,
+        **family.write_config(model.config, model.heads),
+        "bert_jax_version": __version__,
+    }
+
+
 def to_huggingface(model: NativeModel, source: str) -> HuggingFaceModel:
     """Convert a model to the names and layout of transformers.
 
@@ -101,16 +112,11 @@ def to_huggingface(model: NativeModel, source: str) -> HuggingFaceModel:
       UserError: the model has a setting or a head that its family does not have.
     """
     family, heads = FAMILIES[model.family], model.heads
-    hf_config = {
-        "architectures": [family.architecture(model.config, heads)],
-        "model_type": family.model_type,
-        **family.write_config(model.config, heads),
-        "bert_jax_version": __version__,
-    }
+    hf_config = to_huggingface_config(model)
     entries = list(family.entries(model.params, heads))
     _check_round_trip(model, family, hf_config, {entry.param_path for entry in entries})
     hf_model = HuggingFaceModel(hf_config, to_hf_tensors(entries, model.params), source)
-    _check_mlm_activation(model, family, hf_model)
+    _check_heads(model, family, hf_model)
     return hf_model
 
 
@@ -138,12 +144,17 @@ def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, A
         )
 
 
-def _check_mlm_activation(model: NativeModel, family: Family, hf_model: HuggingFaceModel) -> None:
-    """Raise UserError if the MLM head, read again, has another activation: in some families it is fixed."""
+def _check_heads(model: NativeModel, family: Family, hf_model: HuggingFaceModel) -> None:
+    """Raise UserError if the heads, read again, compute something else: in some families parts of them are fixed."""
     again = _read_heads(family, HuggingFaceConfig(hf_model.config, "what was written"), hf_model.tensors, model.config)
     before, after = (heads.mlm_activation or model.config.activation for heads in (model.heads, again))
     if before != after:
         raise UserError(f"an MLM head with {before} cannot be written as {family.model_type}, whose head has {after}")
+    if model.heads.task is not None and again.task is not None and model.heads.task.reads != again.task.reads:
+        raise UserError(
+            f"a head that reads '{model.heads.task.reads}' cannot be written as {family.model_type}, whose head reads "
+            f"'{again.task.reads}': use --to bert-jax"
+        )
 
 
 def first_architecture_difference(

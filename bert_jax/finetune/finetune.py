@@ -204,10 +204,10 @@ def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, e
     Raises:
       UserError: as `read_splits`; or a constant prediction has the best score of dev.
     """
-    require(
-        options.cls_norm == "none" or task not in ("tagging", "squad"),
-        f"--cls-norm normalises [CLS], which the head of --task {task} does not read: leave the flag out",
-    )
+    if task in ("tagging", "squad"):
+        advice = f"which the head of --task {task} does not read: leave the flag out"
+        require(options.cls_norm == "none", f"--cls-norm normalises [CLS], {advice}")
+        require(options.pooling is None, f"--pooling is the vector of an example, {advice}")
     splits, config, tokenizer = read_splits(task, directory, options), encoder.model.config, encoder.tokenizer
     separators = FAMILIES[encoder.model.family].pair_separators
     assert options.max_length is not None

@@ -66,6 +66,9 @@ class FinetuneOptions:
     """Train only the head (and the pooler, mix and [CLS] normalisation that it reads through)."""
     adapter_size: Size | None = None
     """Train adapters of this width with LayerNorms and head, and freeze all else (Houlsby et al. 2019)."""
+    pooling: Literal["cls", "mean"] | None = None
+    """The vector of an example that the head reads: that of [CLS], or the mean over its tokens, as in
+    sentence-transformers. Default: what transformers' head of MODEL's family reads, in BERT the pooler's output."""
     mix: bool = False
     """The head reads a trained weighted sum of all layers (Peters et al. 2018) instead of the last one."""
     cls_norm: Literal["none", "centre", "standardise", "batch", "layer"] = "none"
@@ -90,12 +93,17 @@ class FinetuneOptions:
             ("freeze_encoder", "adapter_size"),
             ("freeze_encoder", "new_layers"),
             ("adapter_size", "new_layers"),
+            ("keep_head", "pooling"),
             ("keep_head", "mix"),
             ("keep_head", "cls_norm"),
         ):
             given = [getattr(self, name) not in (None, False, 0, "none") for name in (first, second)]
             flags = " and ".join(f"--{name.replace('_', '-')}" for name in (first, second))
             require(not all(given), f"{flags} exclude each other: give one of them")
+        require(
+            self.pooling != "mean" or self.cls_norm == "none",
+            "--cls-norm normalises [CLS], which --pooling mean does not read: leave one of them out",
+        )
 
     def flags(self) -> tuple[str, ...]:
         """The flags of `bert-jax finetune` that differ from the defaults, as in ``--epochs 5``, but those of seeds."""

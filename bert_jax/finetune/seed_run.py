@@ -202,7 +202,8 @@ class FinetuneRun:
             )
             return head
         head = FAMILIES[model.family].new_task_head(self.data.kind, self.data.labels)
-        return dataclasses.replace(head, mix=options.mix, cls_norm=options.cls_norm)
+        reads = options.pooling or head.reads
+        return dataclasses.replace(head, reads=reads, mix=options.mix, cls_norm=options.cls_norm)
 
     def initial_params(self) -> InitialParams:
         """Parameters of the source and new ones of the head, on the host.

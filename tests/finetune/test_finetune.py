@@ -228,6 +228,8 @@ def test_files_of_glue(name, tiny_run, tmp_path):
     ("arguments", "message"),
     [
         ("--task tagging --data tagging --cls-norm layer", "--cls-norm .* the head of --task tagging does not read"),
+        ("--task tagging --data tagging --pooling mean", "--pooling is .* the head of --task tagging does not read"),
+        ("--task rte --pooling mean --cls-norm batch", "--cls-norm normalises .* --pooling mean does not read"),
         ("--task sst", "--task sst is unknown: use one of cola, .* did you mean 'sst2'?"),
         ("--task sst2 --data nowhere", "--data .*nowhere is not a directory"),
         ("--task rte", "train.tsv has no column 'sentence1': it has sentence, label"),

@@ -5,7 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
+from bert_jax.errors import UserError
 from bert_jax.finetune import finetune
 from bert_jax.finetune.options import FinetuneOptions
 from tests.finetune import task_files
@@ -28,10 +30,25 @@ def test_learned_with_options(changes, fitted, tiny_run, tmp_path):
     options = dataclasses.replace(OPTIONS, **changes)
     result = finetune.finetune(tiny_run, "sst2", tmp_path / "sst2", tmp_path / "run", options)
     assert result.seeds[0].metrics["accuracy"] > 0.7 and not result.seeds[0].failed
-    with input_formats.open_model(tiny_run) as before, input_formats.open_model(tmp_path / "run") as after:
+    assert convert(tmp_path / "run", tmp_path / "native", "bert-jax").passed
+    with input_formats.open_model(tiny_run) as before, input_formats.open_model(tmp_path / "native") as after:
         start, end = arrays(before.model.params), arrays(after.model.params)
     for name in fitted:
         assert not np.isin(end[f"task/{name}"], (0.0, 1.0)).any()
     if "adapter_size" in changes:
         kept = [name for name in start.keys() & end.keys() if "norm" not in name]
         assert len(kept) > 10 and all(start[name].tobytes() == end[name].tobytes() for name in kept)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls"])
+def test_pooling(pooling, tiny_run, tmp_path):
+    """The head reads the mean or [CLS] without the pooler; transformers' BERT has no such head."""
+    task_files.write_glue(tmp_path / "sst2", "sst2")
+    options = dataclasses.replace(OPTIONS, pooling=pooling)
+    assert not finetune.finetune(tiny_run, "sst2", tmp_path / "sst2", tmp_path / "run", options).seeds[0].failed
+    with input_formats.open_model(tmp_path / "run") as run:
+        assert run.model.heads.task.reads == pooling and "pooler" not in run.model.params["encoder"]
+    with pytest.raises(UserError, match=f"a head that reads '{pooling}' cannot be written as bert, .*--to bert-jax"):
+        convert(tmp_path / "run", tmp_path / "exported", "huggingface")
+    assert not (tmp_path / "exported").exists()
+    assert convert(tmp_path / "run", tmp_path / "native", "bert-jax").passed
