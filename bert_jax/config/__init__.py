@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from bert_jax.config.finetuning import FinetuneConfig, TaskHead
-from bert_jax.config.sections import PAIR_FORMATS, DataConfig, ModelConfig, ObjectiveConfig
+from bert_jax.config.sections import KERNEL_BLOCK, PAIR_FORMATS, DataConfig, ModelConfig, ObjectiveConfig
 from bert_jax.config.training import (
     CheckpointConfig,
     EvaluationConfig,
@@ -85,6 +85,11 @@ class Config:
                 phase.seq_len <= self.model.max_positions,
                 f"phases.{i}.seq_len {phase.seq_len} is longer than the position table: "
                 f"lower it, or set model.max_positions to at least {phase.seq_len}",
+            )
+            require(
+                self.model.attention != "pallas" or phase.seq_len % KERNEL_BLOCK == 0,
+                f"phases.{i}.seq_len {phase.seq_len} is not a multiple of {KERNEL_BLOCK}, which model.attention "
+                "'pallas' needs: change it, or set model.attention reference",
             )
             rate = self.objective.mask_rate
             require(

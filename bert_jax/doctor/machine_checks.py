@@ -27,7 +27,7 @@ from bert_jax.training.micro_batch import (
 )
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
-from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
+from bert_jax.training.sharding import abstract_mesh, check_attention, unsharded_dimensions
 
 MIB = 2**20
 MAX_LISTED = 4
@@ -118,6 +118,7 @@ def on_mesh(context: CheckContext) -> Iterator[Finding]:
     config, machine = context.config, context.machine
     programs = Programs(compile_only_task(config), abstract_mesh(config.mesh, machine.devices, machine.slices))
     check_run(programs, machine.hosts, context.micro_batch)
+    check_attention(config.model, programs.mesh, machine.kind)
     axes = programs.mesh.shape
     sizes = Sizes(**axes, slices=machine.slices)
     shown = ", ".join(f"{axis} {size}" for axis, size in axes.items())

@@ -161,7 +161,13 @@ class FinetuneOptions:
         )
         # Unrolled layers copy less and compile longer.
         unroll = model.num_layers if model.num_layers <= MOST_UNROLLED else 1
-        changes = {"compute_dtype": self.compute_dtype, "adapter_size": self.adapter_size, "scan_unroll": unroll}
+        # Rows have any multiple of 8 tokens, and dropout is that of the options: only `reference` has both.
+        changes = {
+            "attention": "reference",
+            "compute_dtype": self.compute_dtype,
+            "adapter_size": self.adapter_size,
+            "scan_unroll": unroll,
+        }
         if self.dropout is not None:
             changes |= {"hidden_dropout": self.dropout, "attention_dropout": self.dropout}
         return dataclasses.replace(model, **changes)

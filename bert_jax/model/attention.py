@@ -1,7 +1,7 @@
 """Attention, in several implementations that are chosen by name.
 
-They take query, key and value already projected and (where rotary) rotated, and a boolean mask; none depends on layers,
-weights or sharding.
+They take query, key and value already projected and (where rotary) rotated; none depends on layers, weights or
+sharding.
 """
 
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.errors import UserError
+from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.model.layers import DropoutKey, dropout
 
 
@@ -51,17 +52,41 @@ def attend(
     query: Float[Array, "B S N D"],
     key: Float[Array, "B S N D"],
     value: Float[Array, "B S N D"],
-    mask: Bool[Array, "B 1 S S"],
+    segment_ids: Int[Array, "B S"],
     *,
+    before: int | None = None,
+    after: int | None = None,
     dropout_rate: float = 0.0,
     dropout_key: DropoutKey | None = None,
     keep_probabilities: bool = False,
 ) -> AttentionResult:
     """Softmax attention by an implementation of `ModelConfig.attention`; only `reference` has probabilities.
 
+    Args:
+      implementation: without a dropout key, that is in evaluation, `pallas` is `xla`.
+      query, key, value: after projection and rotation.
+      segment_ids, before, after: which pairs attend, see `make_attention_mask`. The context of padding has no meaning.
+      dropout_rate, dropout_key: of dropout on the probabilities.
+      keep_probabilities: whether to return them.
+
     Raises:
       UserError: `keep_probabilities` with another implementation.
     """
+    if implementation == "pallas" and dropout_key is not None and not keep_probabilities:
+        return AttentionResult(
+            kernel_attention(
+                query,
+                key,
+                value,
+                segment_ids,
+                before=before,
+                after=after,
+                dropout_rate=dropout_rate,
+                dropout_key=dropout_key,
+            ),
+            None,
+        )
+    mask = make_attention_mask(segment_ids, before, after)
     if implementation == "reference":
         probabilities_BNST = reference_probabilities(query, key, mask)
         dropped_BNST = dropout(probabilities_BNST, dropout_rate, dropout_key).astype(value.dtype)
@@ -76,7 +101,8 @@ def attend(
     assert dropout_rate == 0.0 or dropout_key is None
     if implementation == "deferred":
         return AttentionResult(_deferred_softmax(query, key, value, mask), None)
-    fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=implementation)
+    library = "cudnn" if implementation == "cudnn" else "xla"
+    fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library)
     return AttentionResult(fused, None)
 
 

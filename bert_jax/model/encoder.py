@@ -9,7 +9,7 @@ from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import apply_rotary_embedding, attend, make_attention_mask
+from bert_jax.model.attention import apply_rotary_embedding, attend
 from bert_jax.model.layer_plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
 from bert_jax.model.layers import (
     ACTIVATIONS,
@@ -170,7 +170,9 @@ class Block(nnx.Module):
             query,
             key,
             value,
-            make_attention_mask(inputs.segment_ids, before=plan.window, after=after),
+            inputs.segment_ids,
+            before=plan.window,
+            after=after,
             dropout_rate=self.config.attention_dropout,
             dropout_key=dropout_key and dropout_key.fold_in(ATTENTION_SITE),
             keep_probabilities=keep_probabilities,

@@ -74,17 +74,30 @@ def dropout(x: Float[Array, "B ..."], rate: float, dropout_key: DropoutKey | Non
     if dropout_key is None or rate == 0.0:
         return x
     row_shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    first_key = hash_combine(dropout_key.key, dropout_key.rows, 1).reshape(row_shape)
-    second_key = hash_combine(dropout_key.key, dropout_key.rows, 2).reshape(row_shape)
+    first_key, second_key = (key.reshape(row_shape) for key in dropout_row_keys(dropout_key))
     position = jnp.zeros((1,) * x.ndim, jnp.uint32)
     for axis in range(1, x.ndim):
         stride = 1
         for size in x.shape[axis + 1 :]:
             stride *= size
         position += jax.lax.broadcasted_iota(jnp.uint32, _keep_axis(x.shape, axis), axis) * jnp.uint32(stride)
-    bits = _hash32(_hash32(position + first_key) ^ second_key)
-    keep = bits >= jnp.uint32(round(rate * 2**32))
+    keep = dropout_bits(position, first_key, second_key) >= dropout_threshold(rate)
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
+
+
+def dropout_row_keys(dropout_key: DropoutKey) -> tuple[UInt32[Array, " B"], UInt32[Array, " B"]]:
+    """The two keys of every row."""
+    return tuple(hash_combine(dropout_key.key, dropout_key.rows, word) for word in (1, 2))
+
+
+def dropout_bits(position: UInt32[Array, "..."], first_key: Array, second_key: Array) -> UInt32[Array, "..."]:
+    """The bits of elements at flat positions in their rows, whose keys these are."""
+    return _hash32(_hash32(position + first_key) ^ second_key)
+
+
+def dropout_threshold(rate: float) -> UInt32[Array, ""]:
+    """An element is kept if its bits are at least this."""
+    return jnp.uint32(round(rate * 2**32))
 
 
 def _keep_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ The model ignores activations of adapters, fragmentation, padding to tiles and r
 
 from bert_jax.chips import Sizes
 from bert_jax.config import Config
+from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.planning.workload import Workload, even_shard_size, workload
 from bert_jax.training.micro_batch import MEMORY_SHARE, valid_accumulations
 from bert_jax.training.optimizers import describe
@@ -80,5 +81,5 @@ def _layer_bytes(work: Workload) -> int:
     model, size, hidden = work.model, work.bytes_per_activation, work.tokens * work.model.hidden_size
     activations = size * (2 * hidden + work.tokens * (4 * work.inner + (1 + work.up_projections) * work.wide))
     norms, masks = 2 * 2 * 4 * hidden, 2 * hidden * (model.hidden_dropout > 0)
-    scores = 0 if model.attention == "cudnn" else work.scores * (4 + size + (model.attention_dropout > 0))
+    scores = 0 if model.attention in FUSED_ATTENTION else work.scores * (4 + size + (model.attention_dropout > 0))
     return activations + norms + masks + scores

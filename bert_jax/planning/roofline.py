@@ -6,7 +6,7 @@ All assumptions of the model:
 |---|---|
 | matmul | FLOPs of all matrix products, with recomputation, at the chip's peak x its efficiency |
 | hidden | `HIDDEN_ACCESSES` per element of the residual stream and layer at memory bandwidth, or elementwise operations at the vector rate, whichever takes longer |
-| scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with the fused kernel (`cudnn`) |
+| scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with fused kernels (`cudnn`, `pallas`) |
 | logits | the same for the loss over the vocabulary, `LOGIT_BYTES` each |
 | parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are accumulated, and the optimizer's `step_bytes` per step |
 | data, fsdp, tensor, network | bytes sent along the axis, or between slices, divided by the bandwidth of the links that it uses |
@@ -29,6 +29,7 @@ from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config
+from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.planning.workload import Workload, even_shard_size, workload
 from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
@@ -140,7 +141,7 @@ def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, f
     dropout_ops = HASH_OPS * (2 if model.remat == "full" else 1)
     hidden = layers * work.tokens * model.hidden_size
     wide = layers * work.tokens * model.intermediate_size / work.sizes.tensor
-    scores = 0 if model.attention == "cudnn" else layers * work.scores
+    scores = 0 if model.attention in FUSED_ATTENTION else layers * work.scores
     logits = micro * work.logits
     hidden_ops = hidden * 2 * (NORM_OPS + dropout_ops * (model.hidden_dropout > 0))
     score_ops = scores * (SOFTMAX_OPS + dropout_ops * (model.attention_dropout > 0))

@@ -200,7 +200,7 @@ def _evaluation_config(config: Config, form: str | None, seq_len: int | None, ro
         if rows < 1:
             raise UserError(f"--rows is {rows}: it must be at least 1")
         evaluation = dataclasses.replace(evaluation, rows=rows)
-    if model.attention == "cudnn" and jax.default_backend() != "gpu":
+    if model.attention == "pallas" or (model.attention == "cudnn" and jax.default_backend() != "gpu"):
         model = dataclasses.replace(model, attention="xla")
     pair = config.objective.pair if data.format in PAIR_FORMATS.get(config.objective.pair, ()) else "none"
     return dataclasses.replace(

@@ -14,6 +14,7 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.errors import UserError
 from bert_jax.training.param_paths import map_with_table, name_leaves
 
@@ -306,6 +307,20 @@ def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
         raise UserError(
             f"mesh.tensor {mesh.shape['tensor']} does not divide the {model.num_heads} attention heads "
             "(model.num_heads): use a divisor"
+        )
+
+
+def check_attention(model: ModelConfig, mesh: Mesh | AbstractMesh, device_kind: str) -> None:
+    """Raise UserError if devices of this kind, "" if unknown, do not have `model.attention`, or not on this mesh."""
+    if model.attention not in FUSED_ATTENTION:
+        return
+    advice = "set model.attention reference"
+    if device_kind.lower().startswith(("cpu", "tpu")):
+        raise UserError(f"model.attention '{model.attention}' needs a GPU, the device is a {device_kind}: {advice}")
+    if model.attention == "pallas" and mesh.shape["tensor"] > 1:
+        raise UserError(
+            f"mesh.tensor {mesh.shape['tensor']} splits attention heads, which model.attention 'pallas' does not "
+            f"support: set mesh.tensor 1, or {advice.removeprefix('set ')}"
         )
 
 

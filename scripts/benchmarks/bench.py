@@ -123,14 +123,15 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
         shapes = list(itertools.product(presets, options.seq_lens or dict.fromkeys(length for _, length in shapes)))
     dropouts = options.dropout or [(0.1, 0.1), (0.0, 0.0)]
     dtypes = options.dtype or ["float32" if on_cpu else "bfloat16"]
-    # Fused attention has no dropout; on a CPU it is no faster.
+    # `xla` and `cudnn` have no dropout; on a CPU they are no faster.
     fused = {"cpu": [], "gpu": ["xla", "cudnn"]}.get(platform, ["xla"])
+    kernels = ["pallas"] if platform == "gpu" else []
     cases = []
     for (preset, seq_len), dropout, dtype in itertools.product(shapes, dropouts, dtypes):
         tokens = 1024 if on_cpu else 32768 if preset != "bert_large" else 16384
         for batch, *settings in itertools.product(
             options.batch or [max(1, tokens // seq_len)],
-            options.attention or ["reference", *(fused if dropout[1] == 0 else [])],
+            options.attention or ["reference", *kernels, *(fused if dropout[1] == 0 else [])],
             options.optimizer,
             options.accumulation,
             options.scan_unroll,
@@ -147,7 +148,8 @@ def flags(add: Callable[..., Any]) -> None:
     add("--batch", type=listed(positive), help="rows per step; default: 1,024 tokens on CPU, 16 or 32 k elsewhere")
     add("--dropout", type=listed(_rates), help="rate, or hidden/attention, e.g. 0.1,0,0.1/0; default 0.1,0")
     add("--dtype", type=listed(one_of("float32", "bfloat16")), help="compute type; default float32 on CPU, bfloat16")
-    add("--attention", type=listed(one_of("reference", "xla", "cudnn")), help="default: all that the case allows")
+    attention = one_of("reference", "xla", "cudnn", "pallas")
+    add("--attention", type=listed(attention), help="default: all that the case allows")
     add("--optimizer", type=listed(one_of("adamw", "lamb")), default=["adamw"], help="of bert_jax; the peer has AdamW")
     add("--accumulation", type=listed(positive), default=[1], help="micro-batches per step")
     add("--scan-unroll", type=listed(positive), default=[1], help="layers per iteration of the scan over depth")
