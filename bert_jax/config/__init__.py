@@ -81,27 +81,7 @@ class Config:
         check(self, "", Config)
         require(len(self.phases) >= 1, "phases: a run needs at least one")
         for i, phase in enumerate(self.phases):
-            require(
-                phase.seq_len <= self.model.max_positions,
-                f"phases.{i}.seq_len {phase.seq_len} is longer than the position table: "
-                f"lower it, or set model.max_positions to at least {phase.seq_len}",
-            )
-            require(
-                self.model.attention != "pallas" or phase.seq_len % KERNEL_BLOCK == 0,
-                f"phases.{i}.seq_len {phase.seq_len} is not a multiple of {KERNEL_BLOCK}, which model.attention "
-                "'pallas' needs: change it, or set model.attention reference",
-            )
-            rate = self.objective.mask_rate
-            require(
-                self.model.direction == "causal" or round(rate * phase.seq_len) >= 1,
-                f"objective.mask_rate {rate} rounds to no token in rows of {phase.seq_len} (phases.{i}.seq_len): "
-                f"use at least {1 / phase.seq_len:.2g}",
-            )
-            require(
-                phase.hours is None or i == len(self.phases) - 1,
-                f"phases.{i}.hours: only the last phase may have a time limit: give the others steps",
-            )
-            self.model_of(i)  # raises if the other settings of the model do not allow this depth
+            self._check_phase(i, phase)
         for i, (before, phase) in enumerate(itertools.pairwise(self.phases), 1):
             thawed = sorted(set(before.frozen) - set(phase.frozen))
             require(
@@ -142,6 +122,29 @@ class Config:
             "model.direction 'causal': [CLS] attends to no other token, so it cannot learn pairs: set "
             "objective.pair none",
         )
+
+    def _check_phase(self, i: int, phase: Phase) -> None:
+        require(
+            phase.seq_len <= self.model.max_positions,
+            f"phases.{i}.seq_len {phase.seq_len} is longer than the position table: "
+            f"lower it, or set model.max_positions to at least {phase.seq_len}",
+        )
+        require(
+            self.model.attention != "pallas" or phase.seq_len % KERNEL_BLOCK == 0,
+            f"phases.{i}.seq_len {phase.seq_len} is not a multiple of {KERNEL_BLOCK}, which model.attention "
+            "'pallas' needs: change it, or set model.attention reference",
+        )
+        rate = self.objective.mask_rate
+        require(
+            self.model.direction == "causal" or round(rate * phase.seq_len) >= 1,
+            f"objective.mask_rate {rate} rounds to no token in rows of {phase.seq_len} (phases.{i}.seq_len): "
+            f"use at least {1 / phase.seq_len:.2g}",
+        )
+        require(
+            phase.hours is None or i == len(self.phases) - 1,
+            f"phases.{i}.hours: only the last phase may have a time limit: give the others steps",
+        )
+        self.model_of(i)  # raises if the other settings of the model do not allow this depth
 
     def locate_step(self, step: int) -> tuple[int, int]:
         """The phase of step `step`, counted from 0 over the run, and the step's number within that phase.
