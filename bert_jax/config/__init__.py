@@ -14,7 +14,14 @@ from typing import Annotated, Any
 import tyro
 
 from bert_jax.config.finetuning import FinetuneConfig, TaskHead
-from bert_jax.config.sections import KERNEL_BLOCK, PAIR_FORMATS, DataConfig, ModelConfig, ObjectiveConfig
+from bert_jax.config.sections import (
+    KERNEL_ROW_LENGTHS,
+    PAIR_FORMATS,
+    TPU_ATTENTION_MAX_LENGTH,
+    DataConfig,
+    ModelConfig,
+    ObjectiveConfig,
+)
 from bert_jax.config.training import (
     CheckpointConfig,
     EvaluationConfig,
@@ -129,10 +136,17 @@ class Config:
             f"phases.{i}.seq_len {phase.seq_len} is longer than the position table: "
             f"lower it, or set model.max_positions to at least {phase.seq_len}",
         )
+        attention = self.model.attention
+        tokens = KERNEL_ROW_LENGTHS.get(attention, 1)
         require(
-            self.model.attention != "pallas" or phase.seq_len % KERNEL_BLOCK == 0,
-            f"phases.{i}.seq_len {phase.seq_len} is not a multiple of {KERNEL_BLOCK}, which model.attention "
-            "'pallas' needs: change it, or set model.attention reference",
+            phase.seq_len % tokens == 0,
+            f"phases.{i}.seq_len {phase.seq_len} is not a multiple of {tokens}, which model.attention '{attention}' "
+            "needs: change it, or set model.attention reference",
+        )
+        require(
+            attention != "pallas_tpu" or phase.seq_len <= TPU_ATTENTION_MAX_LENGTH,
+            f"phases.{i}.seq_len {phase.seq_len} is longer than {TPU_ATTENTION_MAX_LENGTH}, the longest row of "
+            "model.attention 'pallas_tpu': lower it, or set model.attention xla or reference",
         )
         rate = self.objective.mask_rate
         require(

@@ -17,12 +17,16 @@ from bert_jax.field_validation import (
     check,
 )
 
-KERNEL_BLOCK = 64
-"""Tokens of a block of the `pallas` attention; rows are a multiple of it."""
-KERNEL_HEAD_SIZES = (16, 32, 64, 128)
-"""Head sizes of the `pallas` attention: powers of two, as the blocks of Triton are."""
-FUSED_ATTENTION = ("cudnn", "pallas")
-"""Attention whose scores are never written to memory. It needs a GPU."""
+GPU_ATTENTION_BLOCK, TPU_ATTENTION_BLOCK = 64, 128
+"""Tokens of a block of the attention `pallas_gpu` and `pallas_tpu`."""
+TPU_ATTENTION_MAX_LENGTH = 2048
+"""Tokens of the longest row of the attention `pallas_tpu`."""
+GPU_ATTENTION_HEAD_SIZES = (16, 32, 64, 128)
+"""Head sizes of the attention `pallas_gpu`: powers of two, as the blocks of Triton are."""
+KERNEL_ROW_LENGTHS = {"pallas_gpu": GPU_ATTENTION_BLOCK, "pallas_tpu": TPU_ATTENTION_BLOCK}
+"""Attention by kernels of bert_jax: the length of a row is a multiple of this."""
+FUSED_ATTENTION = ("cudnn", *KERNEL_ROW_LENGTHS)
+"""Attention whose scores are never written to memory."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class ModelConfig:
     hidden_dropout: Rate = 0.1
     """Dropout rate on embeddings and on the output of each sub-layer."""
     attention_dropout: Rate = 0.1
-    """Dropout rate on attention probabilities; only the `reference` and `pallas` attention support it."""
+    """Dropout rate on attention probabilities; `deferred`, `xla` and `cudnn` attention do not support it."""
     positions: Literal["learned", "rotary"] = "learned"
     """Learned absolute positions (BERT), or rotary positions in attention (Su et al. 2021)."""
     rotary_base: Positive = 10000.0
@@ -87,10 +91,11 @@ class ModelConfig:
     direction: Literal["bidirectional", "causal"] = "bidirectional"
     """What a token attends to: its whole example, or only itself and the tokens before it. A causal model is trained
     to predict the next token instead of masked tokens (the "LTR" of Devlin et al. 2019, section 5.1)."""
-    attention: Literal["reference", "deferred", "xla", "cudnn", "pallas"] = "reference"
+    attention: Literal["auto", "reference", "deferred", "xla", "cudnn", "pallas_gpu", "pallas_tpu"] = "reference"
     """Implementation: `reference` is plain jax.numpy; `deferred` divides by the sums of the softmax after the product
-    with the values; `xla` and `cudnn` are `jax.nn.dot_product_attention` lowered by XLA or cuDNN; `pallas` are kernels
-    for GPUs, with dropout, whose scores stay on the chip."""
+    with the values; `xla` and `cudnn` are `jax.nn.dot_product_attention` lowered by XLA or cuDNN; `pallas_gpu` and
+    `pallas_tpu` are kernels with dropout, whose scores stay on the chip. `auto` chooses one for the devices
+    (training/attention_choice.py)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products. Parameters, norms, softmax and losses are always float32."""
     remat: Literal["none", "dots", "full"] = "none"
@@ -110,14 +115,14 @@ class ModelConfig:
             f"model.positions 'rotary' needs an even head size, not {self.size_per_head}: set model.head_size",
         )
         require(
-            self.attention in ("reference", "pallas") or self.attention_dropout == 0,
+            self.attention in ("auto", "reference", *KERNEL_ROW_LENGTHS) or self.attention_dropout == 0,
             f"model.attention '{self.attention}' has no dropout on attention probabilities: "
             "set model.attention_dropout 0, or model.attention reference",
         )
         require(
-            self.attention != "pallas" or self.size_per_head in KERNEL_HEAD_SIZES,
-            f"model.attention 'pallas' has no kernels for heads of size {self.size_per_head}, only for "
-            f"{', '.join(map(str, KERNEL_HEAD_SIZES))}: set model.attention reference",
+            self.attention != "pallas_gpu" or self.size_per_head in GPU_ATTENTION_HEAD_SIZES,
+            f"model.attention 'pallas_gpu' has no kernels for heads of size {self.size_per_head}, only for "
+            f"{', '.join(map(str, GPU_ATTENTION_HEAD_SIZES))}: set model.attention reference",
         )
         groups = self.parameter_groups
         require(

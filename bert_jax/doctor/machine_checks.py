@@ -17,6 +17,7 @@ from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
+from bert_jax.training.attention_choice import check_attention
 from bert_jax.training.micro_batch import (
     MEMORY_SHARE,
     available_memory,
@@ -27,7 +28,7 @@ from bert_jax.training.micro_batch import (
 )
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
-from bert_jax.training.sharding import abstract_mesh, check_attention, unsharded_dimensions
+from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 
 MIB = 2**20
 MAX_LISTED = 4
@@ -104,8 +105,9 @@ def model(context: CheckContext) -> Iterator[Finding]:
     """Size of the model and its compute type."""
     model, kind = context.config.model, context.config.model.compute_dtype
     count = count_parameters(model, context.config.objective.pair != "none", Sizes()).total
-    text = f"{context.config.name}: {count:,} parameters, {model.num_layers} layers of {model.hidden_size}, {kind}"
-    values = {"parameters": count, "compute_dtype": kind}
+    text = f"{context.config.name}: {count:,} parameters, {model.num_layers} layers of {model.hidden_size}, {kind}, "
+    text += f"attention {model.attention}"
+    values = {"parameters": count, "compute_dtype": kind, "attention": model.attention}
     if kind == "bfloat16" and context.machine.kind == "cpu":
         remedy = "most CPUs compute slower in it: set --model.compute-dtype float32"
         yield Finding("warning", "model", f"{text}; {remedy}", values)
@@ -118,7 +120,7 @@ def on_mesh(context: CheckContext) -> Iterator[Finding]:
     config, machine = context.config, context.machine
     programs = Programs(compile_only_task(config), abstract_mesh(config.mesh, machine.devices, machine.slices))
     check_run(programs, machine.hosts, context.micro_batch)
-    check_attention(config.model, programs.mesh, machine.kind)
+    check_attention(config.model, programs.mesh.shape["tensor"], machine.kind)
     axes = programs.mesh.shape
     sizes = Sizes(**axes, slices=machine.slices)
     shown = ", ".join(f"{axis} {size}" for axis, size in axes.items())

@@ -4,14 +4,15 @@ They take query, key and value already projected and (where rotary) rotated; non
 sharding.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Bool, Float, Int
+from bert_jax.config.sections import KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError
-from bert_jax.model.attention_kernel import kernel_attention
 from bert_jax.model.layers import DropoutKey, dropout
 
 
@@ -63,7 +64,7 @@ def attend(
     """Softmax attention by an implementation of `ModelConfig.attention`; only `reference` has probabilities.
 
     Args:
-      implementation: without a dropout key, that is in evaluation, `pallas` is `xla`.
+      implementation: not `auto`. Without a dropout key, that is in evaluation, the kernels are replaced by `xla`.
       query, key, value: after projection and rotation.
       segment_ids, before, after: which pairs attend, see `make_attention_mask`. The context of padding has no meaning.
       dropout_rate, dropout_key: of dropout on the probabilities.
@@ -72,9 +73,9 @@ def attend(
     Raises:
       UserError: `keep_probabilities` with another implementation.
     """
-    if implementation == "pallas" and dropout_key is not None and not keep_probabilities:
+    if implementation in KERNEL_ROW_LENGTHS and dropout_key is not None and not keep_probabilities:
         return AttentionResult(
-            kernel_attention(
+            _kernel_attention(implementation)(
                 query,
                 key,
                 value,
@@ -101,9 +102,18 @@ def attend(
     assert dropout_rate == 0.0 or dropout_key is None
     if implementation == "deferred":
         return AttentionResult(_deferred_softmax(query, key, value, mask), None)
-    library = "cudnn" if implementation == "cudnn" else "xla"
-    fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library)
+    library = {"xla": "xla", "cudnn": "cudnn"} | dict.fromkeys(KERNEL_ROW_LENGTHS, "xla")
+    fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library[implementation])
     return AttentionResult(fused, None)
+
+
+def _kernel_attention(implementation: str) -> Callable[..., Float[Array, "B S N D"]]:
+    """The function of an implementation by kernels, imported at its first use: Pallas takes 0.2 s to import."""
+    if implementation == "pallas_gpu":
+        from bert_jax.model.gpu_attention import kernel_attention
+    else:
+        from bert_jax.model.tpu_attention import kernel_attention
+    return kernel_attention
 
 
 def reference_probabilities(

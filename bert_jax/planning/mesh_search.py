@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.chips import GIB, Sizes
 from bert_jax.config import Config, MeshConfig
+from bert_jax.config.sections import KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError, require
 from bert_jax.planning.memory_model import estimate_memory
 from bert_jax.planning.roofline import predict
@@ -145,6 +146,8 @@ def candidates(config: Config, phase: int, topology: Topology) -> Iterator[Candi
     for tensor, fsdp in itertools.product(powers, powers):
         data, left = divmod(count, tensor * fsdp)
         if left or not data or data % slices or model.num_heads % tensor or model.intermediate_size % tensor:
+            continue
+        if tensor > 1 and model.attention in KERNEL_ROW_LENGTHS:  # `check_attention`
             continue
         sizes = Sizes(data, fsdp, tensor, slices)
         for n, remat in itertools.product(valid_accumulations(config.phases[phase], sizes.row_shards), REMATS):

@@ -16,6 +16,7 @@ from bert_jax.planning.roofline import predict
 from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
 from bert_jax.report import Note, Section, Table
+from bert_jax.training.attention_choice import check_attention, choose_attention
 from bert_jax.training.micro_batch import check_run, requested_accumulation, valid_accumulations
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
@@ -45,12 +46,14 @@ def plan(
     Raises:
       UserError: the mesh does not fit the topology, or the batches of a phase are not divisible.
     """
-    extra = {}
+    extra, kind = {}, topology.chip.device_kinds[0]
+    config = choose_attention(config, kind)
     if search:
         config, rows, extra["search"] = search_mesh(config, topology, plan_phase)
     mesh = topology.mesh(config.mesh)
     programs = Programs(aot_compile.compile_only_task(config), mesh.abstract_mesh)
     check_run(programs, 1, micro_batch)
+    check_attention(config.model, mesh.shape["tensor"], kind)
     if not search:
         sizes, rows = topology.sizes(mesh), []
         for i, phase in enumerate(config.phases):
@@ -155,6 +158,7 @@ def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
 
 def _notes(config: Config, topology: Topology, programs: Programs) -> Iterator[str]:
     """Remarks on the figures."""
+    yield f"attention: {config.model.attention}"
     copies = 1 + describe(config.optimizer.name).moments
     for one in unsharded_dimensions(programs.abstract_state(len(config.phases) - 1).params):
         yield (

@@ -17,9 +17,10 @@ from jax.sharding import AbstractMesh, Mesh
 from bert_jax.config import Config, Phase
 from bert_jax.distributed.agreement import all_gather
 from bert_jax.errors import UserError
+from bert_jax.training.attention_choice import check_attention
 from bert_jax.training.programs import Programs, TrainStep
 from bert_jax.training.run_directory.ledger import Ledger
-from bert_jax.training.sharding import check_attention, check_heads, check_processes, check_rows, row_shards
+from bert_jax.training.sharding import check_heads, check_processes, check_rows, row_shards
 
 EVENT = "micro_batch"
 MEMORY_SHARE = 0.9
@@ -143,7 +144,7 @@ def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest
     check_processes(mesh, processes)
     check_heads(config.model, mesh)
     kind = "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].device_kind
-    check_attention(config.model, mesh, kind)
+    check_attention(config.model, mesh.shape["tensor"], kind)
     is_searched = micro_batch == "auto" or devices_report_memory(mesh)
     accumulations = []
     for i, phase in enumerate(config.phases):

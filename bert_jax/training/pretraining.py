@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Mesh
 
 from bert_jax.config import Config, MeshConfig, ObjectiveConfig
-from bert_jax.config.sections import PAIR_FORMATS
+from bert_jax.config.sections import FUSED_ATTENTION, PAIR_FORMATS
 from bert_jax.config.training import MIN_SEQ_LEN
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import HeldOutRows, TrainingStream
@@ -22,6 +22,7 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop
+from bert_jax.training.attention_choice import choose_attention
 from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
 from bert_jax.training.micro_batch import MicroBatchRequest, check_run
 from bert_jax.training.pretraining_task import Pretraining
@@ -92,9 +93,11 @@ def pretrain(
     """
     start_time = time.time()
     check_checkpoint_storage(directory)
+    mesh = make_mesh(config.mesh)
+    config = choose_attention(config, mesh.devices.flat[0].device_kind)
     task = open_task(config, parts)
     assert task.train is not None
-    programs = make_programs(task, make_mesh(config.mesh))
+    programs = make_programs(task, mesh)
     accumulations = check_run(programs, jax.process_count(), micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
@@ -200,7 +203,7 @@ def _evaluation_config(config: Config, form: str | None, seq_len: int | None, ro
         if rows < 1:
             raise UserError(f"--rows is {rows}: it must be at least 1")
         evaluation = dataclasses.replace(evaluation, rows=rows)
-    if model.attention == "pallas" or (model.attention == "cudnn" and jax.default_backend() != "gpu"):
+    if model.attention in FUSED_ATTENTION:
         model = dataclasses.replace(model, attention="xla")
     pair = config.objective.pair if data.format in PAIR_FORMATS.get(config.objective.pair, ()) else "none"
     return dataclasses.replace(

@@ -23,8 +23,8 @@ from bert_jax.training.optimizers.optimizer import Optimizer
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.param_paths import map_with_paths, name_leaves, path_name
 from bert_jax.training.sharding import (
-    DATA_AXES,
     gather_parameters,
+    manual_axes,
     manual_specs,
     put_replicated,
     put_rows,
@@ -238,7 +238,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
         mesh=mesh,
         in_specs=(manual_specs(shardings.params), everywhere, row_spec(), everywhere),
         out_specs=(manual_specs(shardings.params), everywhere, everywhere),
-        axis_names=set(DATA_AXES),
+        axis_names=manual_axes(mesh),
         # With check_vma, jax would reduce the gradient of every replicated parameter inside
         # the backward pass, once per micro-batch; reduce_gradients does it once.
         check_vma=False,

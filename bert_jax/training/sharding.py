@@ -14,13 +14,12 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig, ModelConfig
-from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.errors import UserError
 from bert_jax.training.param_paths import map_with_table, name_leaves
 
 AXES = ("data", "fsdp", "tensor")
 DATA_AXES = ("data", "fsdp")
-"""Axes over which rows are split; the step is manual over them and automatic over ``tensor``."""
+"""Axes over which rows are split; the step is manual over them, and automatic over ``tensor`` where it splits."""
 
 PADDING = {"example_id": -1, "pair_labels": -1}
 """Values of padding rows other than 0: no example, no label."""
@@ -167,8 +166,15 @@ def replicated(mesh: Mesh | AbstractMesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
+def manual_axes(mesh: Mesh | AbstractMesh) -> set[str]:
+    """Axes over which the step is manual: also tensor where it splits nothing, as attention by kernels cannot be
+    partitioned automatically.
+    """
+    return set(AXES if mesh.shape["tensor"] == 1 else DATA_AXES)
+
+
 def manual_specs(shardings: Any) -> Any:
-    """Specs of arrays for a function that is manual over `DATA_AXES`: their fsdp dimension only."""
+    """Specs of arrays for a function that is manual over `manual_axes`: their fsdp dimension only."""
 
     def keep(sharding: NamedSharding) -> PartitionSpec:
         return PartitionSpec(*(axis if axis == "fsdp" else None for axis in sharding.spec))
@@ -307,20 +313,6 @@ def check_heads(model: ModelConfig, mesh: Mesh | AbstractMesh) -> None:
         raise UserError(
             f"mesh.tensor {mesh.shape['tensor']} does not divide the {model.num_heads} attention heads "
             "(model.num_heads): use a divisor"
-        )
-
-
-def check_attention(model: ModelConfig, mesh: Mesh | AbstractMesh, device_kind: str) -> None:
-    """Raise UserError if devices of this kind, "" if unknown, do not have `model.attention`, or not on this mesh."""
-    if model.attention not in FUSED_ATTENTION:
-        return
-    advice = "set model.attention reference"
-    if device_kind.lower().startswith(("cpu", "tpu")):
-        raise UserError(f"model.attention '{model.attention}' needs a GPU, the device is a {device_kind}: {advice}")
-    if model.attention == "pallas" and mesh.shape["tensor"] > 1:
-        raise UserError(
-            f"mesh.tensor {mesh.shape['tensor']} splits attention heads, which model.attention 'pallas' does not "
-            f"support: set mesh.tensor 1, or {advice.removeprefix('set ')}"
         )
 
 

@@ -125,7 +125,7 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
     dtypes = options.dtype or ["float32" if on_cpu else "bfloat16"]
     # `xla` and `cudnn` have no dropout; on a CPU they are no faster.
     fused = {"cpu": [], "gpu": ["xla", "cudnn"]}.get(platform, ["xla"])
-    kernels = ["pallas"] if platform == "gpu" else []
+    kernels = [] if on_cpu else [f"pallas_{platform}"]
     cases = []
     for (preset, seq_len), dropout, dtype in itertools.product(shapes, dropouts, dtypes):
         tokens = 1024 if on_cpu else 32768 if preset != "bert_large" else 16384
@@ -148,7 +148,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--batch", type=listed(positive), help="rows per step; default: 1,024 tokens on CPU, 16 or 32 k elsewhere")
     add("--dropout", type=listed(_rates), help="rate, or hidden/attention, e.g. 0.1,0,0.1/0; default 0.1,0")
     add("--dtype", type=listed(one_of("float32", "bfloat16")), help="compute type; default float32 on CPU, bfloat16")
-    attention = one_of("reference", "xla", "cudnn", "pallas")
+    attention = one_of("reference", "xla", "cudnn", "pallas_gpu", "pallas_tpu")
     add("--attention", type=listed(attention), help="default: all that the case allows")
     add("--optimizer", type=listed(one_of("adamw", "lamb")), default=["adamw"], help="of bert_jax; the peer has AdamW")
     add("--accumulation", type=listed(positive), default=[1], help="micro-batches per step")

@@ -162,8 +162,18 @@ def test_values_out_of_range_are_refused(section, names, value, allowed):
 CONTRADICTIONS = [
     (lambda: ModelConfig(num_heads=7), "model.hidden_size 768", "set model.head_size"),
     (lambda: ModelConfig(attention="xla"), "model.attention 'xla'", "set model.attention_dropout 0"),
-    (lambda: ModelConfig(attention="pallas", head_size=24), "model.attention 'pallas' has no kernels", "reference"),
-    (lambda: with_phases(Phase(seq_len=96), attention="pallas"), "phases.0.seq_len 96 is not a multiple", "reference"),
+    (
+        lambda: ModelConfig(attention="pallas_gpu", head_size=24),
+        "model.attention 'pallas_gpu' has no kernels",
+        "reference",
+    ),
+    (lambda: with_phases(Phase(seq_len=96), attention="pallas_gpu"), "phases.0.seq_len 96 is not a multiple", "64"),
+    (lambda: with_phases(Phase(seq_len=192), attention="pallas_tpu"), "phases.0.seq_len 192 is not a multiple", "128"),
+    (
+        lambda: with_phases(Phase(seq_len=4096), attention="pallas_tpu", max_positions=4096),
+        "seq_len 4096 is longer than 2048",
+        "xla or reference",
+    ),
     (lambda: ModelConfig(parameter_groups=5), "model.parameter_groups 5", "model.num_layers 12"),
     (lambda: ModelConfig(head_size=5, positions="rotary"), "not 5", "set model.head_size"),
     (lambda: ObjectiveConfig(mask_token_share=0.95), "objective.mask_token_share 0.95", "must not exceed 1"),

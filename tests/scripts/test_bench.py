@@ -140,8 +140,10 @@ def test_default_cases_are_supported(bench):
     bench.flags(parser.add_argument)
     found = {platform: bench.default_cases(platform, parser.parse_args([])) for platform in ("cpu", "gpu", "tpu")}
     for cases in found.values():
-        assert cases and all(case.attention in ("reference", "pallas") or case.attention_dropout == 0 for case in cases)
+        assert cases and all(
+            case.attention in ("reference", "pallas_gpu", "pallas_tpu") or case.attention_dropout == 0 for case in cases
+        )
     shapes = {(case.preset, case.seq_len) for case in found["gpu"]}
     assert shapes == {(preset, seq_len) for preset in ("bert_base", "bert_large") for seq_len in (128, 512)}
-    assert {case.attention for case in found["gpu"]} == {"reference", "xla", "cudnn", "pallas"}
+    assert {case.attention for case in found["gpu"]} == {"reference", "xla", "cudnn", "pallas_gpu"}
     assert {case.dtype for case in found["gpu"]} == {"bfloat16"}

@@ -17,7 +17,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bert_jax.array_types import Array, Float, Int, UInt32
-from bert_jax.config.sections import KERNEL_BLOCK as BLOCK
+from bert_jax.config.sections import GPU_ATTENTION_BLOCK as BLOCK
 from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_row_keys, dropout_threshold
 
 FLOOR = float(jnp.finfo(jnp.float32).min) / 2
@@ -49,7 +49,7 @@ def kernel_attention(
     """Context vectors; those of padding are 0.
 
     Args:
-      query, key, value: S is a multiple of `KERNEL_BLOCK`, D one of `KERNEL_HEAD_SIZES`.
+      query, key, value: S is a multiple of `GPU_ATTENTION_BLOCK`, D one of `GPU_ATTENTION_HEAD_SIZES`.
       segment_ids, before, after: as in `make_attention_mask`.
       dropout_rate, dropout_key: of the probabilities; None as the key disables dropout.
       interpret: run the kernels in JAX on any platform, for tests.

@@ -1,4 +1,4 @@
-"""The Pallas kernels of attention, interpreted, beside the reference attention; and their lowering for GPUs."""
+"""The Pallas kernels of attention, interpreted, beside the reference attention; and lowered for GPUs and TPUs."""
 
 import dataclasses
 import functools
@@ -10,20 +10,21 @@ import pytest
 
 from bert_jax.config import MeshConfig, presets
 from bert_jax.config import replace as replace_config
-from bert_jax.model import attention
+from bert_jax.model import attention, gpu_attention, tpu_attention
 from bert_jax.model.attention import attend
-from bert_jax.model.attention_kernel import _block_ranges, kernel_attention
 from bert_jax.model.layers import DropoutKey
 from bert_jax.planning import aot_compile
 from bert_jax.training.sharding import abstract_mesh
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
-ROWS, LENGTH, HEADS, SIZE = 2, 192, 2, 16
+ROWS, LENGTH, HEADS, SIZE = 2, 384, 2, 16
 KEY = DropoutKey(jnp.uint32(123), jnp.array([5, 9]))
 # Packed examples that end within blocks and at their edges, a block of padding alone, and ids that are not in order.
 SEGMENTS = np.zeros((ROWS, LENGTH), np.int32)
-SEGMENTS[0, :70], SEGMENTS[0, 70:128], SEGMENTS[0, 128:180] = 3, 1, 2
+SEGMENTS[0, :70], SEGMENTS[0, 70:192], SEGMENTS[0, 192:350] = 3, 1, 2
 SEGMENTS[1, :100] = 1
+KERNELS = {"pallas_gpu": gpu_attention.kernel_attention, "pallas_tpu": tpu_attention.kernel_attention}
+of_both = pytest.mark.parametrize("name", KERNELS)
 REAL = jnp.asarray(SEGMENTS > 0)[:, :, None, None]
 
 
@@ -39,9 +40,12 @@ def reference(query, key, value, **options):
     return jnp.where(REAL, attend("reference", query, key, value, jnp.asarray(SEGMENTS), **options).context, 0)
 
 
-def kernels(query, key, value, **options):
-    """The kernels, interpreted."""
-    return kernel_attention(query, key, value, jnp.asarray(SEGMENTS), interpret=True, **options)
+def kernels(name, query, key, value, **options):
+    """The kernels of an implementation, interpreted."""
+    return KERNELS[name](query, key, value, jnp.asarray(SEGMENTS), interpret=True, **options)
+
+
+INTERPRETED = {name: functools.partial(kernels, name) for name in KERNELS}
 
 
 @functools.partial(jax.jit, static_argnums=0, static_argnames=("before", "after", "dropout_rate", "dtype"))
@@ -55,11 +59,14 @@ def value_and_gradients(function, inputs, *, dtype, **options):
 @pytest.mark.parametrize(
     ("before", "after", "rate"), [(None, None, 0.0), (None, None, 0.1), (20, 20, 0.3), (None, 0, 0.1), (64, 3, 0.0)]
 )
-def test_equals_the_reference(before, after, rate):
+@of_both
+def test_equals_the_reference(name, before, after, rate):
     """Values and gradients, with packed examples, padding, windows and the same dropout."""
     options = {"before": before, "after": after, "dropout_rate": rate, "dtype": "float32"}
     expected = value_and_gradients(reference, arrays("float32"), **options)
-    for actual, wanted in zip(value_and_gradients(kernels, arrays("float32"), **options), expected, strict=True):
+    for actual, wanted in zip(
+        value_and_gradients(INTERPRETED[name], arrays("float32"), **options), expected, strict=True
+    ):
         np.testing.assert_allclose(actual, wanted, atol=5e-6)
     # The sides differ if an option does.
     for other in ({"dropout_rate": rate + 0.05}, {"before": 7}, {"after": 1}):
@@ -67,22 +74,24 @@ def test_equals_the_reference(before, after, rate):
         assert all(np.abs(x - y).max() > 0.05 for x, y in zip(different, expected, strict=True))
 
 
-def test_bfloat16_is_as_near_as_the_reference():
+@of_both
+def test_bfloat16_is_as_near_as_the_reference(name):
     """Both round; the kernels to at most 1.5 times the error of the reference."""
     options = {"before": None, "after": None, "dropout_rate": 0.1}
     exact = value_and_gradients(reference, arrays("float32"), dtype="float32", **options)
     errors = []
-    for function in (reference, kernels):
+    for function in (reference, INTERPRETED[name]):
         rounded = value_and_gradients(function, arrays("float32"), dtype="bfloat16", **options)
         errors.append([float(np.abs(x - y).mean()) for x, y in zip(rounded, exact, strict=True)])
     assert all(0 < ours < 1.5 * theirs for theirs, ours in zip(*errors, strict=True))
 
 
-def test_finite_differences_with_dropout():
+@of_both
+def test_finite_differences_with_dropout(name):
     """In a random direction of all three inputs."""
     *inputs, gradient = arrays("float32")
     options = {"before": None, "after": None, "dropout_rate": 0.1, "dropout_key": KEY}
-    loss = jax.jit(lambda *x: (kernels(*x, **options) * gradient).sum())
+    loss = jax.jit(lambda *x: (kernels(name, *x, **options) * gradient).sum())
     directions = [jnp.asarray(np.random.default_rng(i).normal(size=x.shape), x.dtype) for i, x in enumerate(inputs)]
     slope = sum((d * g).sum() for d, g in zip(directions, jax.grad(loss, (0, 1, 2))(*inputs), strict=True))
     step = 1e-3
@@ -92,26 +101,33 @@ def test_finite_differences_with_dropout():
 
 def test_blocks_that_are_masked_are_skipped():
     """Ranges of key blocks are exact here; with a window, their number does not grow with the length."""
-    keys, queries = _block_ranges(jnp.asarray(SEGMENTS), None, None)
-    assert keys.tolist() == [[[0, 2], [0, 2], [2, 3]], [[0, 2], [0, 2], [3, 0]]]
+    keys, queries = gpu_attention._block_ranges(jnp.asarray(SEGMENTS), None, None)
+    none = [6, 0]
+    assert keys.tolist() == [[[0, 2], [0, 3], [1, 3], *[[3, 6]] * 3], [[0, 2], [0, 2], *[none] * 4]]
     assert queries.tolist() == keys.tolist()
-    keys, queries = _block_ranges(jnp.asarray(SEGMENTS), None, 0)
-    assert keys.tolist()[0] == [[0, 1], [0, 2], [2, 3]] and queries.tolist()[0] == [[0, 2], [1, 2], [2, 3]]
+    keys, queries = gpu_attention._block_ranges(jnp.asarray(SEGMENTS), None, 0)
+    assert keys.tolist()[0] == [[0, 1], [0, 2], [1, 3], [3, 4], [3, 5], [3, 6]]
+    assert queries.tolist()[0] == [[0, 2], [1, 3], [2, 3], [3, 6], [4, 6], [5, 6]]
     for length in (1024, 2048):
-        first, end = np.asarray(_block_ranges(jnp.ones((1, length), jnp.int32), 64, 64)[0][0]).T
+        first, end = np.asarray(gpu_attention._block_ranges(jnp.ones((1, length), jnp.int32), 64, 64)[0][0]).T
         assert (end - first).max() == 3
+        assert tpu_attention._block_sizes(length, 64, 64) == (256, 512)
 
 
-def test_the_train_step_has_the_kernels(monkeypatch):
-    """Lowered for a GPU: three kernels per layer body; without attention dropout, too. Evaluation has none."""
+@pytest.mark.parametrize(
+    ("name", "platform", "call", "count"),
+    [("pallas_gpu", "cuda", "@__gpu$xla.gpu.triton", 3), ("pallas_tpu", "tpu", "@tpu_custom_call", 2)],
+)
+def test_the_train_step_has_the_kernels(monkeypatch, name, platform, call, count):
+    """Lowered for the platform: the kernels of one layer body; without attention dropout, too. Evaluation has none."""
     config = presets.load_config("bert_small")
     phase = dataclasses.replace(config.phases[0], seq_len=128, batch_size=8, start_batch_size=None, ramp_steps=0)
     for rate in (0.1, 0.0):
-        one = replace_config(config, model={"attention": "pallas", "attention_dropout": rate}, phases=(phase,))
+        one = replace_config(config, model={"attention": name, "attention_dropout": rate}, phases=(phase,))
         traced = aot_compile.trace_step(one, 0, abstract_mesh(MeshConfig(), 1), 1)
-        text = traced.lower(lowering_platforms=("cuda",)).as_text()
-        assert text.count("stablehlo.custom_call @__gpu$xla.gpu.triton") == 3
-    monkeypatch.setattr(attention, "kernel_attention", None)
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        assert text.count(f"stablehlo.custom_call {call}") == count
+    monkeypatch.setattr(attention, "_kernel_attention", None)
     *inputs, _ = arrays("float32")
-    evaluated = attend("pallas", *inputs, jnp.asarray(SEGMENTS)).context
+    evaluated = attend(name, *inputs, jnp.asarray(SEGMENTS)).context
     np.testing.assert_allclose(jnp.where(REAL, evaluated, 0), reference(*inputs), atol=5e-6)

@@ -1,0 +1,303 @@
+"""Attention as Pallas kernels for TPUs: scores and dropout masks exist only for a block of queries, in vector memory.
+
+A block of queries meets all keys that it can attend to at once, because the keys and values of a row of at most 2,048
+tokens fit into vector memory. So the backward pass needs no statistics of the forward pass: it computes the softmax
+again. Packed examples, local windows and dropout as in `gpu_attention`: the same bits as those of the `reference`
+attention, hashed again in the backward pass. With a local window, the cost is linear in the row length.
+
+Shapes in names: B rows, S positions, N heads of size D; q: queries of a block; k: the keys that they can attend to.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from bert_jax.array_types import Array, Bool, Float, Int, UInt32
+from bert_jax.config.sections import TPU_ATTENTION_BLOCK as LANES
+from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_row_keys, dropout_threshold
+
+FLOOR = float(jnp.finfo(jnp.float32).min) / 2
+"""Score of a masked pair. Finite, so that the difference of two of them is not NaN."""
+MAX_QUERIES = 256
+"""Queries of a block."""
+MAX_SCORES = 2**17
+"""Scores of a step of the grid, of all its heads: 512 KiB in float32, of which a step holds several."""
+MAX_ROW = 2**18
+"""Elements of a row's keys, of all heads of a step of the grid, which holds several such arrays."""
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What a kernel is compiled for."""
+
+    num_heads: int
+    before: int | None
+    after: int | None
+    dropout_rate: float
+    interpret: bool
+
+
+def kernel_attention(
+    query: Float[Array, "B S N D"],
+    key: Float[Array, "B S N D"],
+    value: Float[Array, "B S N D"],
+    segment_ids: Int[Array, "B S"],
+    *,
+    before: int | None,
+    after: int | None,
+    dropout_rate: float,
+    dropout_key: DropoutKey | None,
+    interpret: bool = False,
+) -> Float[Array, "B S N D"]:
+    """Context vectors; those of padding are 0. Arguments as of `gpu_attention.kernel_attention`, but for the shapes.
+
+    Args:
+      query, key, value: S is a multiple of `TPU_ATTENTION_BLOCK`, at most `TPU_ATTENTION_MAX_LENGTH`; for any D.
+      segment_ids, before, after, dropout_rate, dropout_key, interpret: as there.
+    """
+    if dropout_key is None:
+        dropout_rate, keys = 0.0, jnp.zeros((len(segment_ids), 2), jnp.uint32)
+    else:
+        keys = jnp.stack(dropout_row_keys(dropout_key), axis=1)
+    settings = _Settings(query.shape[2], before, after, dropout_rate, interpret)
+    # All heads side by side: an array whose last axis is a head of 64 would take twice its size in memory.
+    side_by_side = [x.reshape(*x.shape[:2], -1) for x in (query, key, value)]
+    return _attention(settings, *side_by_side, segment_ids, keys).reshape(query.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attention(
+    settings: _Settings,
+    query: Float[Array, "B S ND"],
+    key: Float[Array, "B S ND"],
+    value: Float[Array, "B S ND"],
+    segment_ids: Int[Array, "B S"],
+    keys: UInt32[Array, "B 2"],
+) -> Float[Array, "B S ND"]:
+    return _forward(settings, query, key, value, segment_ids, keys)[0]
+
+
+def _forward(settings, query, key, value, segment_ids, keys):
+    (context,) = _call(_forward_kernel, settings, segment_ids, keys, (query, key, value), "brr", "b")
+    return context, (query, key, value, segment_ids, keys)
+
+
+def _backward(settings, residuals, gradient):
+    query, key, value, segment_ids, keys = residuals
+    inputs = query, key, value, gradient
+    return (*_call(_backward_kernel, settings, segment_ids, keys, inputs, "brrb", "brr"), None, None)
+
+
+_attention.defvjp(_forward, _backward)
+
+
+def _call(
+    kernel: Any,
+    settings: _Settings,
+    segment_ids: Int[Array, "B S"],
+    keys: UInt32[Array, "B 2"],
+    inputs: tuple[Array, ...],
+    kinds: str,
+    output_kinds: str,
+) -> tuple[Array, ...]:
+    """Run a kernel on every block of queries of every row, for several heads at a time.
+
+    Args:
+      kernel: takes what its heads share, references to inputs and outputs [q or S, heads x D], and scratch references.
+      settings: of the kernel.
+      segment_ids, keys: of the rows.
+      inputs: arrays [B, S, N x D].
+      kinds: a letter for each input: "b", the kernel reads its block of queries, or "r", the whole row.
+      output_kinds: the same for the outputs, which have the shape of the inputs. Blocks of one row run in order.
+    """
+    batch, length, all_heads = inputs[0].shape
+    size = all_heads // settings.num_heads
+    queries, width = _block_sizes(length, settings.before, settings.after)
+    heads = _heads_of_a_step(settings.num_heads, size, queries * width, length)
+    specs = {
+        "b": pl.BlockSpec((None, queries, heads * size), lambda b, n, i: (b, i, n)),
+        "r": pl.BlockSpec((None, length, heads * size), lambda b, n, i: (b, 0, n)),
+    }
+
+    def body(*refs):
+        kernel(_Block(settings, length, queries, width, heads, size, *refs[:3]), *refs[3:])
+
+    return pl.pallas_call(
+        body,
+        grid=(batch, settings.num_heads // heads, length // queries),
+        in_specs=[
+            pl.BlockSpec(memory_space=pltpu.SMEM),
+            pl.BlockSpec((None, queries, 1), lambda b, n, i: (b, i, 0)),
+            pl.BlockSpec((None, 1, length), lambda b, n, i: (b, 0, 0)),
+            *(specs[kind] for kind in kinds),
+        ],
+        out_specs=tuple(specs[kind] for kind in output_kinds),
+        out_shape=tuple(jax.ShapeDtypeStruct(inputs[0].shape, inputs[0].dtype) for _ in output_kinds),
+        scratch_shapes=[pltpu.VMEM((length, heads * size), jnp.float32) for kind in output_kinds if kind == "r"],
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        interpret=settings.interpret,
+        name=kernel.__name__.strip("_"),
+    )(keys, segment_ids[:, :, None], segment_ids[:, None, :], *inputs)
+
+
+def _block_sizes(length: int, before: int | None, after: int | None) -> tuple[int, int]:
+    """Queries of a block, and the number of keys that any of its queries can attend to."""
+    queries = MAX_QUERIES if length % MAX_QUERIES == 0 else LANES
+    reach = [length if tokens is None else -(-tokens // LANES) * LANES for tokens in (before, after)]
+    while queries > 8 and queries * min(length, queries + sum(reach)) > MAX_SCORES:
+        queries //= 2
+    return queries, min(length, max(queries, LANES) + sum(reach))
+
+
+def _heads_of_a_step(num_heads: int, size: int, scores: int, length: int) -> int:
+    """Heads of a step of the grid: as many as fit, and all or a multiple of the lanes side by side.
+
+    Args:
+      num_heads, size: of the model.
+      scores: of a head in a step.
+      length: S.
+    """
+    allowed = [n for n in range(1, num_heads) if num_heads % n == 0 and n * size % LANES == 0] + [num_heads]
+    most = min(MAX_SCORES // scores, MAX_ROW // (length * size))
+    return max((n for n in allowed if n <= most), default=allowed[0])
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What the heads of a block of queries share."""
+
+    settings: _Settings
+    length: int
+    """S."""
+    queries: int
+    width: int
+    """Number of keys."""
+    heads: int
+    """Number of heads."""
+    size: int
+    """D."""
+    keys_ref: Any
+    """uint32 [B, 2]: the rows' keys of dropout."""
+    query_segments_ref: Any
+    """int32 [q, 1]"""
+    key_segments_ref: Any
+    """int32 [1, S]"""
+
+    def first_key(self) -> Array | int:
+        """Position of the first of the keys: a multiple of the lanes."""
+        if self.width == self.length:
+            return 0
+        reach = -(-(self.settings.before or 0) // LANES) * LANES
+        # Not //, which cannot be lowered without a TPU.
+        first = jax.lax.div(pl.program_id(2) * self.queries, LANES) * LANES - reach
+        return pl.multiple_of(jnp.clip(first, 0, self.length - self.width), LANES)
+
+    def query_positions(self) -> Int[Array, "q k"]:
+        """Of the queries, by row."""
+        iota = jax.lax.broadcasted_iota(jnp.int32, (self.queries, self.width), 0)
+        return pl.program_id(2) * self.queries + iota
+
+    def key_positions(self) -> Int[Array, "q k"]:
+        """Of the keys, by column."""
+        return self.first_key() + jax.lax.broadcasted_iota(jnp.int32, (self.queries, self.width), 1)
+
+    def lanes(self, head: int) -> slice:
+        """Where the values of a head are."""
+        return slice(head * self.size, (head + 1) * self.size)
+
+    def keys(self) -> Any:
+        """Where the keys are in a row."""
+        return pl.ds(self.first_key(), self.width)
+
+    def allowed(self) -> Bool[Array, "q k"]:
+        """Where a query may attend to a key: `make_attention_mask`, but for the queries of padding."""
+        key_segments_1k = self.key_segments_ref[:, self.keys()]
+        allowed_qk = (self.query_segments_ref[...] == key_segments_1k) & (key_segments_1k > 0)
+        distance_qk = self.key_positions() - self.query_positions()
+        if self.settings.before is not None:
+            allowed_qk &= distance_qk >= -self.settings.before
+        if self.settings.after is not None:
+            allowed_qk &= distance_qk <= self.settings.after
+        return allowed_qk
+
+    def dropout(self, head: int) -> Any:
+        """`layers.dropout` of the block of an array [B, N, S, S] that belongs to a head, as a function of the block."""
+        rate = self.settings.dropout_rate
+        if rate == 0.0:
+            return lambda x_qk: x_qk
+        head_of_all = pl.program_id(1) * self.heads + head
+        flat_qk = (head_of_all * self.length + self.query_positions()) * self.length + self.key_positions()
+        row = pl.program_id(0)
+        bits_qk = dropout_bits(flat_qk.astype(jnp.uint32), self.keys_ref[row, 0], self.keys_ref[row, 1])
+        keep_qk = bits_qk >= dropout_threshold(rate)
+        return lambda x_qk: jnp.where(keep_qk, x_qk * (1.0 / (1.0 - rate)), 0.0)
+
+    def probabilities(self, query_qD: Array, key_kD: Array, allowed_qk: Array) -> Float[Array, "q k"]:
+        """The softmax, float32; 0 for queries of padding."""
+        scores_qk = jnp.where(allowed_qk, _product(query_qD, key_kD, (1, 1)) * self.size**-0.5, FLOOR)
+        weights_qk = jnp.where(allowed_qk, jnp.exp(scores_qk - scores_qk.max(1, keepdims=True)), 0.0)
+        sums_q1 = weights_qk.sum(1, keepdims=True)
+        return weights_qk / jnp.where(sums_q1 > 0, sums_q1, 1.0)
+
+
+def _product(first: Array, second: Array, axes: tuple[int, int]) -> Array:
+    """The sum over an axis of each of two matrices, in float32; float32 factors are not rounded to bfloat16."""
+    exact = jax.lax.Precision.HIGHEST if first.dtype == jnp.float32 else None
+    contracted = tuple((axis,) for axis in axes)
+    return jax.lax.dot_general(first, second, (contracted, ((), ())), exact, jnp.float32)
+
+
+def _forward_kernel(block, query_ref, key_ref, value_ref, context_ref):
+    """The context vectors of a block of queries."""
+    allowed_qk = block.allowed()
+    for head in range(block.heads):
+        lanes = block.lanes(head)
+        probabilities_qk = block.probabilities(query_ref[:, lanes], key_ref[block.keys(), lanes], allowed_qk)
+        dropped_qk = block.dropout(head)(probabilities_qk).astype(value_ref.dtype)
+        context_ref[:, lanes] = _product(dropped_qk, value_ref[block.keys(), lanes], (1, 0)).astype(context_ref.dtype)
+
+
+def _backward_kernel(
+    block,
+    query_ref,
+    key_ref,
+    value_ref,
+    gradient_ref,
+    query_gradient_ref,
+    key_gradient_ref,
+    value_gradient_ref,
+    key_total_ref,
+    value_total_ref,
+):
+    """The gradient of a block of queries, and what the block adds to those of the row's keys and values."""
+    first, last = pl.program_id(2) == 0, pl.program_id(2) == pl.num_programs(2) - 1
+    totals = (key_total_ref, key_gradient_ref), (value_total_ref, value_gradient_ref)
+
+    @pl.when(first)
+    def _():
+        for total_ref, _ in totals:
+            total_ref[...] = jnp.zeros(total_ref.shape, total_ref.dtype)
+
+    allowed_qk, keys = block.allowed(), block.keys()
+    for head in range(block.heads):
+        lanes, dropout = block.lanes(head), block.dropout(head)
+        query_qD, gradient_qD = query_ref[:, lanes], gradient_ref[:, lanes]
+        key_kD, value_kD = key_ref[keys, lanes], value_ref[keys, lanes]
+        probabilities_qk = block.probabilities(query_qD, key_kD, allowed_qk)
+        gradient_qk = dropout(_product(gradient_qD, value_kD, (1, 1)))
+        mean_q1 = (probabilities_qk * gradient_qk).sum(1, keepdims=True)
+        scores_gradient_qk = (probabilities_qk * (gradient_qk - mean_q1) * block.size**-0.5).astype(query_qD.dtype)
+        query_gradient_ref[:, lanes] = _product(scores_gradient_qk, key_kD, (1, 0)).astype(query_gradient_ref.dtype)
+        key_total_ref[keys, lanes] += _product(scores_gradient_qk, query_qD, (0, 0))
+        dropped_qk = dropout(probabilities_qk).astype(gradient_qD.dtype)
+        value_total_ref[keys, lanes] += _product(dropped_qk, gradient_qD, (0, 0))
+
+    @pl.when(last)
+    def _():
+        for total_ref, gradient_ref in totals:
+            gradient_ref[...] = total_ref[...].astype(gradient_ref.dtype)

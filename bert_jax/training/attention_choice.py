@@ -1,0 +1,79 @@
+"""Which implementation of attention a run has on its devices: `model.attention auto`, and what cannot be."""
+
+import dataclasses
+from typing import Literal
+
+from bert_jax.config import Config, ModelConfig
+from bert_jax.errors import UserError, require
+
+Platform = Literal["cpu", "gpu", "tpu", "unknown"]
+
+NEEDS: dict[str, Platform] = {"cudnn": "gpu", "pallas_gpu": "gpu", "pallas_tpu": "tpu"}
+"""Platform of the implementations that not every platform has."""
+PREFERRED: dict[Platform, tuple[str, ...]] = {
+    "cpu": ("deferred", "reference"),
+    "gpu": ("pallas_gpu", "xla", "reference"),
+    "tpu": ("pallas_tpu", "xla", "reference"),
+    "unknown": ("xla", "reference"),
+}
+"""What `auto` tries, in this order. For CPUs it was measured (docs/LOG.md). For GPUs and TPUs it is assumed: the
+implementations that write no scores to memory first."""
+
+OLD_TPUS = ("TPU v2", "TPU v3")
+"""Device kinds for which the compiler of kernels has no products of bfloat16 matrices."""
+
+
+def choose_attention(config: Config, device_kind: str) -> Config:
+    """The config with the first implementation that can serve it in place of `model.attention auto`.
+
+    Args:
+      config: of a run. With another `model.attention` it is returned as it is.
+      device_kind: of the devices, as jax has it; "" if they are not known.
+    """
+    if config.model.attention != "auto":
+        return config
+    for name in PREFERRED[_platform(device_kind)]:
+        try:
+            chosen = dataclasses.replace(config, model=dataclasses.replace(config.model, attention=name))
+            check_attention(chosen.model, config.mesh.tensor, device_kind)
+        except UserError:
+            continue
+        return chosen
+    raise AssertionError("reference attention can serve every config")
+
+
+def check_attention(model: ModelConfig, tensor: int, device_kind: str) -> None:
+    """Check that devices have an implementation; whether it serves the model, the config has checked.
+
+    Args:
+      model: with `attention`, which is not `auto`.
+      tensor: size of the mesh's axis; -1: not known.
+      device_kind: of the devices, as jax has it; "" if they are not known.
+
+    Raises:
+      UserError: they do not have it.
+    """
+    name, platform = model.attention, _platform(device_kind)
+    needed = NEEDS.get(name, platform)
+    require(
+        platform in (needed, "unknown"),
+        f"model.attention '{name}' needs a {needed.upper()}, the device is a {device_kind}: set model.attention auto, "
+        "or reference",
+    )
+    require(
+        not (name == "pallas_tpu" and device_kind.startswith(OLD_TPUS)),
+        f"model.attention 'pallas_tpu' needs a TPU v4 or newer, the device is a {device_kind}: set model.attention "
+        "auto, or reference",
+    )
+    require(
+        not name.startswith("pallas") or tensor == 1,
+        f"mesh.tensor {tensor} splits attention heads, which model.attention '{name}' does not support: set "
+        "mesh.tensor 1, or model.attention reference",
+    )
+
+
+def _platform(device_kind: str) -> Platform:
+    if not device_kind:
+        return "unknown"
+    kind = device_kind.lower()
+    return "cpu" if kind.startswith("cpu") else "tpu" if kind.startswith("tpu") else "gpu"

@@ -1,0 +1,57 @@
+"""`model.attention auto`: what it chooses, and that every refusal names the setting."""
+
+import pytest
+
+from bert_jax.config import Config, MeshConfig, ModelConfig, Phase
+from bert_jax.errors import UserError
+from bert_jax.training.attention_choice import check_attention, choose_attention
+
+GPU, TPU, TPU_V3 = "NVIDIA H100 80GB HBM3", "TPU v5 lite", "TPU v3"
+
+
+def config(attention: str = "auto", *, rate: float = 0.1, seq_len: int = 128, tensor: int = 1, head_size: int = 64):
+    model = ModelConfig(attention=attention, attention_dropout=rate, head_size=head_size)
+    return Config("x", model, phases=(Phase(seq_len=seq_len),), mesh=MeshConfig(tensor=tensor))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "chosen"),
+    [
+        ("cpu", {}, "reference"),
+        ("cpu", {"rate": 0.0}, "deferred"),
+        (GPU, {}, "pallas_gpu"),
+        (GPU, {"rate": 0.0, "head_size": 80}, "xla"),
+        (GPU, {"head_size": 80}, "reference"),
+        (GPU, {"seq_len": 96}, "reference"),
+        (GPU, {"tensor": 2}, "reference"),
+        (GPU, {"tensor": -1}, "reference"),
+        (TPU, {"head_size": 80}, "pallas_tpu"),
+        (TPU, {"seq_len": 64}, "reference"),
+        (TPU_V3, {"rate": 0.0}, "xla"),
+        ("", {}, "reference"),
+        ("", {"rate": 0.0}, "xla"),
+    ],
+)
+def test_auto(kind, settings, chosen):
+    assert choose_attention(config(**settings), kind).model.attention == chosen
+
+
+def test_other_settings_are_kept():
+    """A setting is not replaced, even if the devices do not have it: that is refused later, in one line."""
+    assert choose_attention(config("pallas_tpu"), GPU).model.attention == "pallas_tpu"
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "kind", "words"),
+    [
+        ("pallas_tpu", 1, GPU, ["'pallas_tpu' needs a TPU", GPU]),
+        ("pallas_gpu", 1, "cpu", ["'pallas_gpu' needs a GPU", "cpu"]),
+        ("pallas_tpu", 1, TPU_V3, ["TPU v4 or newer", TPU_V3]),
+        ("pallas_gpu", 2, GPU, ["mesh.tensor 2", "'pallas_gpu'"]),
+        ("pallas_tpu", 2, "", ["mesh.tensor 2", "'pallas_tpu'"]),
+    ],
+)
+def test_refusals(name, tensor, kind, words):
+    with pytest.raises(UserError) as caught:
+        check_attention(config(name).model, tensor, kind)
+    assert all(word in str(caught.value) for word in [*words, "set m", "reference"])
