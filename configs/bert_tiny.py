@@ -24,7 +24,6 @@ def config() -> Config:
             hidden_dropout=0.0,
             attention_dropout=0.0,
             initializer_range=0.08,
-            scan_unroll=2,
         ),
         objective=ObjectiveConfig(mask_rate=0.3),
         phases=(Phase(steps=3500, seq_len=64, batch_size=16, learning_rate=2e-3, warmup_steps=200),),

@@ -95,13 +95,14 @@ class ModelConfig:
     """Implementation: `reference` is plain jax.numpy; `deferred` divides by the sums of the softmax after the product
     with the values; `xla` and `cudnn` are `jax.nn.dot_product_attention` lowered by XLA or cuDNN; `pallas_gpu` and
     `pallas_tpu` are kernels with dropout, whose scores stay on the chip. `auto` chooses one for the devices
-    (training/attention_choice.py)."""
+    (training/implementation.py)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products. Parameters, norms, softmax and losses are always float32."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, everything but matrix products, or whole layers."""
-    scan_unroll: Layers = 1
-    """Layers per iteration of the scan over depth; num_layers unrolls the scan."""
+    scan_unroll: Layers | None = None
+    """Layers per iteration of the scan over depth; num_layers unrolls the scan. None: chosen for the devices
+    (training/implementation.py)."""
 
     def __post_init__(self) -> None:
         check(self, "model.")

@@ -17,7 +17,7 @@ from bert_jax.doctor import data_checks, machine_checks, process_checks, schedul
 from bert_jax.doctor.check_context import CheckContext, Finding, Machine
 from bert_jax.errors import PeerError, UserError
 from bert_jax.storage import StoredPath
-from bert_jax.training.attention_choice import choose_attention
+from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.micro_batch import MicroBatchRequest
 
 Check = Callable[[CheckContext], Iterator[Finding]]
@@ -107,7 +107,7 @@ def check_run(
         yield Finding("error", "corpora", str(error), {})
         checks = RUN_CHECKS
     paths = tuple(str(part.directory) for part in parts)
-    config = choose_attention(config, devices.kind)
+    config = choose_implementation(config, devices.kind)
     context = CheckContext(config, corpora, order, devices, paths, options.workdir, options.micro_batch, tuple(reports))
     yield from run_checks(checks, context)
 
@@ -133,7 +133,7 @@ def run_summary(config: Config, parts: Sequence[CorpusWeight], micro_batch: Micr
     """
     mixture = _open_mixture(config, parts)
     devices = machine_checks.current_machine()
-    config = choose_attention(config, devices.kind)
+    config = choose_implementation(config, devices.kind)
     context = CheckContext(config, *mixture, devices, micro_batch=micro_batch, planned_tokens=SUMMARY_TOKENS)
     checks = machine_checks.CHECKS | data_checks.CHECKS | schedule_checks.CHECKS
     del checks["files"]  # `pretrain` has compared their checksums

@@ -12,9 +12,6 @@ from bert_jax.field_validation import Count, CountOrZero, Interval, NonNegative,
 
 SMALL_TASK = 10_000
 """Training sets with fewer examples have the recipe of Mosbach et al. (2021)."""
-MOST_UNROLLED = 12
-"""Layers up to which the scan over layers is unrolled: on two CPU cores, a step with 6 layers then takes 13 % less time
-(docs/LOG.md)."""
 TRIANGLE_RATIO = 32
 """Peak divided by the first and last rate of the triangular schedule (Howard and Ruder 2018, section 3.2)."""
 
@@ -159,14 +156,12 @@ class FinetuneOptions:
             model.adapter_size in (None, self.adapter_size),
             f"the model has adapters of size {model.adapter_size}: give --adapter-size {model.adapter_size}",
         )
-        # Unrolled layers copy less and compile longer.
-        unroll = model.num_layers if model.num_layers <= MOST_UNROLLED else 1
         # Rows have any multiple of 8 tokens, and dropout is that of the options: only `reference` has both.
         changes = {
             "attention": "reference",
             "compute_dtype": self.compute_dtype,
             "adapter_size": self.adapter_size,
-            "scan_unroll": unroll,
+            "scan_unroll": None,
         }
         if self.dropout is not None:
             changes |= {"hidden_dropout": self.dropout, "attention_dropout": self.dropout}

@@ -38,6 +38,7 @@ from bert_jax.finetune.trainable import ALL_BUT_ADAPTERS, ENCODER
 from bert_jax.model import bert
 from bert_jax.storage import StoredPath, make_directory_if_local
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
 from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import heads_of
@@ -109,7 +110,8 @@ class FinetuneRun:
         self._seq_len = self._row_length(data.train)
         train = self._rows(data.train)
         row_counts = _row_counts(train.row_counts(options.steps, options.batch_size), mesh)
-        self.config = self._config(row_counts[-1], train.batches_per_epoch(options.batch_size))
+        config = self._config(row_counts[-1], train.batches_per_epoch(options.batch_size))
+        self.config = choose_implementation(config, mesh.devices.flat[0].device_kind)
         evaluated = {
             metric_prefix(name): (self._rows(split.examples), functools.partial(data.metrics, name))
             for name, split in data.splits.items()

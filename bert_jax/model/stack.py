@@ -20,7 +20,7 @@ def run_stack(
     plans: tuple[LayerPlan, ...],
     groups: tuple[int, ...],
     head_mask: Float[Array, "L N"] | None,
-    unroll: int,
+    unroll: int | None,
 ) -> tuple[Float[Array, "B S H"], Any]:
     """Apply all layers, bottom first.
 
@@ -32,7 +32,7 @@ def run_stack(
       groups: parameter group of every layer. If each layer has its own, the scan slices the stack;
         shared groups are indexed inside the scan, so that they are never copied L times.
       head_mask: one row per layer, or None.
-      unroll: periods of the plan per iteration of the scan.
+      unroll: periods of the plan per iteration of the scan; None: one.
 
     Returns:
       the last layer's output, and the auxiliary outputs of all layers, stacked on a leading axis of L.
@@ -62,7 +62,7 @@ def run_stack(
         lambda hidden, inputs: run_unrolled(hidden, repetition.body, inputs),
         hidden,
         rest,
-        unroll=min(unroll, repetition.repeats),
+        unroll=min(unroll or 1, repetition.repeats),
     )
     aux = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), aux)
     return hidden, jax.tree.map(lambda *xs: jnp.concatenate(xs), *prefix_aux, aux)

@@ -16,7 +16,7 @@ from bert_jax.planning.roofline import predict
 from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
 from bert_jax.report import Note, Section, Table
-from bert_jax.training.attention_choice import check_attention, choose_attention
+from bert_jax.training.implementation import check_attention, choose_implementation
 from bert_jax.training.micro_batch import check_run, requested_accumulation, valid_accumulations
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
@@ -47,7 +47,7 @@ def plan(
       UserError: the mesh does not fit the topology, or the batches of a phase are not divisible.
     """
     extra, kind = {}, topology.chip.device_kinds[0]
-    config = choose_attention(config, kind)
+    config = choose_implementation(config, kind)
     if search:
         config, rows, extra["search"] = search_mesh(config, topology, plan_phase)
     mesh = topology.mesh(config.mesh)

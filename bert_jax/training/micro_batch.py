@@ -17,7 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 from bert_jax.config import Config, Phase
 from bert_jax.distributed.agreement import all_gather
 from bert_jax.errors import UserError
-from bert_jax.training.attention_choice import check_attention
+from bert_jax.training.implementation import check_attention
 from bert_jax.training.programs import Programs, TrainStep
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, row_shards

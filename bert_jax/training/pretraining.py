@@ -22,7 +22,7 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop
-from bert_jax.training.attention_choice import choose_attention
+from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
 from bert_jax.training.micro_batch import MicroBatchRequest, check_run
 from bert_jax.training.pretraining_task import Pretraining
@@ -94,7 +94,7 @@ def pretrain(
     start_time = time.time()
     check_checkpoint_storage(directory)
     mesh = make_mesh(config.mesh)
-    config = choose_attention(config, mesh.devices.flat[0].device_kind)
+    config = choose_implementation(config, mesh.devices.flat[0].device_kind)
     task = open_task(config, parts)
     assert task.train is not None
     programs = make_programs(task, mesh)

@@ -152,7 +152,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--attention", type=listed(attention), help="default: all that the case allows")
     add("--optimizer", type=listed(one_of("adamw", "lamb")), default=["adamw"], help="of bert_jax; the peer has AdamW")
     add("--accumulation", type=listed(positive), default=[1], help="micro-batches per step")
-    add("--scan-unroll", type=listed(positive), default=[1], help="layers per iteration of the scan over depth")
+    add("--scan-unroll", type=listed(positive), default=[None], help="layers per iteration of the scan over depth")
     add("--remat", type=listed(one_of("none", "dots", "full")), default=["none"], help="remat policy")
     add("--peer", choices=("transformers",), help="its BertForMaskedLM, too; then nothing is trained on pairs")
     add("--devices", type=positive, default=1, help="devices that share the batch of bert_jax")

@@ -19,6 +19,7 @@ from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import masking
 from bert_jax.objectives.masking import Vocabulary
+from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
@@ -52,7 +53,8 @@ class Case:
     attention: str = "reference"
     optimizer: str = "adamw"
     accumulation: int = 1
-    scan_unroll: int = 1
+    scan_unroll: int | None = None
+    """None: as in a run on this device."""
     remat: str = "none"
     pair: str = "nsp"
     variant: str | None = None
@@ -137,6 +139,7 @@ class TrainStep:
     def __init__(self, config: Config, devices: int = 1):
         if jax.device_count() < devices:
             raise UserError(f"--devices {devices}: jax sees {jax.device_count()}")
+        config = choose_implementation(config, jax.devices()[0].device_kind)
         self.task = Pretraining(config, VOCABULARY._replace(size=config.model.vocab_size))
         self.phase = phase = config.phases[0]
         self.mesh = make_mesh(config.mesh, jax.devices()[:devices])

@@ -1,4 +1,7 @@
-"""Which implementation of attention a run has on its devices: `model.attention auto`, and what cannot be."""
+"""How a run computes on its devices: settings that are chosen for them, and attention that they do not have.
+
+None of these changes what is computed, except for rounding.
+"""
 
 import dataclasses
 from typing import Literal
@@ -9,29 +12,41 @@ from bert_jax.errors import UserError, require
 Platform = Literal["cpu", "gpu", "tpu", "unknown"]
 
 NEEDS: dict[str, Platform] = {"cudnn": "gpu", "pallas_gpu": "gpu", "pallas_tpu": "tpu"}
-"""Platform of the implementations that not every platform has."""
+"""Platform of the implementations of attention that not every platform has."""
+OLD_TPUS = ("TPU v2", "TPU v3")
+"""Device kinds for which the compiler of kernels has no products of bfloat16 matrices."""
 PREFERRED: dict[Platform, tuple[str, ...]] = {
     "cpu": ("deferred", "reference"),
     "gpu": ("pallas_gpu", "xla", "reference"),
     "tpu": ("pallas_tpu", "xla", "reference"),
     "unknown": ("xla", "reference"),
 }
-"""What `auto` tries, in this order. For CPUs it was measured (docs/LOG.md). For GPUs and TPUs it is assumed: the
-implementations that write no scores to memory first."""
+"""What `model.attention auto` tries, in this order. For CPUs it was measured (docs/LOG.md). For GPUs and TPUs it is
+assumed: the implementations that write no scores to memory first."""
+MOST_UNROLLED = 12
+"""Layers of the deepest model whose scan over depth is unrolled on CPUs, where slices of stacked parameters and
+residuals are copied in every iteration: steps take 7 to 13 % less time (docs/LOG.md). Deeper ones compile too long."""
 
-OLD_TPUS = ("TPU v2", "TPU v3")
-"""Device kinds for which the compiler of kernels has no products of bfloat16 matrices."""
 
-
-def choose_attention(config: Config, device_kind: str) -> Config:
-    """The config with the first implementation that can serve it in place of `model.attention auto`.
+def choose_implementation(config: Config, device_kind: str) -> Config:
+    """The config with a choice for the devices in place of `model.attention auto` and `model.scan_unroll None`.
 
     Args:
-      config: of a run. With another `model.attention` it is returned as it is.
+      config: of a run. Other values of these settings are kept.
       device_kind: of the devices, as jax has it; "" if they are not known.
     """
-    if config.model.attention != "auto":
-        return config
+    if config.model.attention == "auto":
+        config = _choose_attention(config, device_kind)
+    if config.model.scan_unroll is None:
+        model = config.model
+        unrolled = _platform(device_kind) == "cpu" and model.num_layers <= MOST_UNROLLED
+        model = dataclasses.replace(model, scan_unroll=model.num_layers if unrolled else 1)
+        config = dataclasses.replace(config, model=model)
+    return config
+
+
+def _choose_attention(config: Config, device_kind: str) -> Config:
+    """The config with the first implementation that can serve it."""
     for name in PREFERRED[_platform(device_kind)]:
         try:
             chosen = dataclasses.replace(config, model=dataclasses.replace(config.model, attention=name))
@@ -43,7 +58,7 @@ def choose_attention(config: Config, device_kind: str) -> Config:
 
 
 def check_attention(model: ModelConfig, tensor: int, device_kind: str) -> None:
-    """Check that devices have an implementation; whether it serves the model, the config has checked.
+    """Check that devices have an implementation of attention; whether it serves the model, the config has checked.
 
     Args:
       model: with `attention`, which is not `auto`.

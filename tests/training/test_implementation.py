@@ -1,10 +1,10 @@
-"""`model.attention auto`: what it chooses, and that every refusal names the setting."""
+"""What is chosen for the devices, and that every refusal names the setting."""
 
 import pytest
 
 from bert_jax.config import Config, MeshConfig, ModelConfig, Phase
 from bert_jax.errors import UserError
-from bert_jax.training.attention_choice import check_attention, choose_attention
+from bert_jax.training.implementation import check_attention, choose_implementation
 
 GPU, TPU, TPU_V3 = "NVIDIA H100 80GB HBM3", "TPU v5 lite", "TPU v3"
 
@@ -33,12 +33,18 @@ def config(attention: str = "auto", *, rate: float = 0.1, seq_len: int = 128, te
     ],
 )
 def test_auto(kind, settings, chosen):
-    assert choose_attention(config(**settings), kind).model.attention == chosen
+    assert choose_implementation(config(**settings), kind).model.attention == chosen
+
+
+@pytest.mark.parametrize(("kind", "layers", "chosen"), [("cpu", 12, 12), ("cpu", 13, 1), (GPU, 12, 1), ("", 12, 1)])
+def test_unrolling(kind, layers, chosen):
+    deep = Config("x", ModelConfig(num_layers=layers), phases=(Phase(),))
+    assert choose_implementation(deep, kind).model.scan_unroll == chosen
 
 
 def test_other_settings_are_kept():
     """A setting is not replaced, even if the devices do not have it: that is refused later, in one line."""
-    assert choose_attention(config("pallas_tpu"), GPU).model.attention == "pallas_tpu"
+    assert choose_implementation(config("pallas_tpu"), GPU).model.attention == "pallas_tpu"
 
 
 @pytest.mark.parametrize(
