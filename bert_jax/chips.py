@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 GIB = 2**30
+MEMORY_SHARE = 0.9
+"""Share of the available memory that a program may use; the rest is for fragmentation and for batches in transfer."""
 
 
 class Sizes(NamedTuple):

@@ -20,7 +20,7 @@ OTHER_FLAGS = """
 --all --array --batch --budget --build-arg --compilation-cache --constraint --corpus --documents --filename --follow
 --formats --gpus-per-node --help --help-all --lr --nodes --ntasks --ntasks-per-node --peer --phases.1.batch-size --plot
 --prefix --preset --presets --recursive --requeue --rounds --seeds --selector --seq-len --signal --steps --tag --time
---model --tokens --wrap --wrong
+--model --sweep --tokens --wrap --wrong
 """
 """Of scripts and of other programs."""
 

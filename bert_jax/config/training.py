@@ -150,6 +150,12 @@ class Phase:
         """Micro-batches per step if each is as large as possible: all rows of the phase's first step."""
         return self.batch_size // self.batch_size_at(0)
 
+    def valid_accumulations(self, shards: int) -> list[int]:
+        """All numbers of micro-batches that give every row shard the same number of whole rows, in ascending order."""
+        smallest, largest = self.batch_size_at(0), self.batch_size
+        counts = (n for n in range(1, largest // shards + 1) if largest % n == 0)
+        return [n for n in counts if (largest // n) % shards == 0 and smallest % (largest // n) == 0]
+
     def batch_size_at(self, step: int) -> int:
         """Rows of step `step`, counted from 0 at the phase's start."""
         if self.start_batch_size is None or step >= self.ramp_steps:

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh
 
-from bert_jax.chips import GIB, Sizes, chip_of
+from bert_jax.chips import GIB, MEMORY_SHARE, Sizes, chip_of
 from bert_jax.config import Config
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.doctor.check_context import CheckContext, Finding, Machine, finding
@@ -19,12 +19,10 @@ from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
 from bert_jax.training.implementation import check_attention
 from bert_jax.training.micro_batch import (
-    MEMORY_SHARE,
     available_memory,
     check_run,
     device_memory,
     requested_accumulation,
-    valid_accumulations,
 )
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
@@ -173,7 +171,7 @@ def _memory(context: CheckContext, i: int, mesh: AbstractMesh, sizes: Sizes) -> 
     if not given and not machine.reports_memory and context.micro_batch != "auto":
         given = phase.fewest_micro_batches
     fitting = fewest_micro_batches_that_fit(config, i, sizes, machine.memory)
-    count = given or fitting or (valid_accumulations(phase, sizes.row_shards) or [1])[-1]
+    count = given or fitting or (phase.valid_accumulations(sizes.row_shards) or [1])[-1]
     needed = sum(estimate_memory(config, i, sizes, count).values())
     text = (
         f"phase {i}: about {needed / GIB:,.2f} of {machine.memory / GIB:,.2f} GiB on each device, with accumulation "

@@ -14,11 +14,10 @@ The activations of a layer were counted in the code of model/encoder.py and agre
 The model ignores activations of adapters, fragmentation, padding to tiles and recomputation that the compiler decides.
 """  # noqa: E501
 
-from bert_jax.chips import Sizes
+from bert_jax.chips import MEMORY_SHARE, Sizes
 from bert_jax.config import Config
 from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.planning.workload import Workload, even_shard_size, workload
-from bert_jax.training.micro_batch import MEMORY_SHARE, valid_accumulations
 from bert_jax.training.optimizers import describe
 
 LAYER_WORKING_SHARE = 0.75
@@ -66,7 +65,7 @@ def fewest_micro_batches_that_fit(config: Config, phase: int, sizes: Sizes, avai
       sizes: of the mesh.
       available: bytes of each device.
     """
-    choices = valid_accumulations(config.phases[phase], sizes.row_shards)
+    choices = config.phases[phase].valid_accumulations(sizes.row_shards)
     fitting = (n for n in choices if sum(estimate_memory(config, phase, sizes, n).values()) <= MEMORY_SHARE * available)
     return next(fitting, None)
 

@@ -16,7 +16,6 @@ from bert_jax.errors import UserError, require
 from bert_jax.planning.memory_model import estimate_memory
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.topologies import Topology
-from bert_jax.training.micro_batch import valid_accumulations
 
 MAX_COMPILED = 6
 """Maximum number of programs that a search compiles."""
@@ -150,7 +149,7 @@ def candidates(config: Config, phase: int, topology: Topology) -> Iterator[Candi
         if tensor > 1 and model.attention in KERNEL_ROW_LENGTHS:  # `check_attention`
             continue
         sizes = Sizes(data, fsdp, tensor, slices)
-        for n, remat in itertools.product(valid_accumulations(config.phases[phase], sizes.row_shards), REMATS):
+        for n, remat in itertools.product(config.phases[phase].valid_accumulations(sizes.row_shards), REMATS):
             setting = config_on(config, sizes, remat), phase, sizes, n
             memory = sum(estimate_memory(*setting).values())
             yield Candidate(predict(*setting, topology.chip).step_seconds, memory, sizes, n, remat)

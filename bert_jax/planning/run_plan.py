@@ -17,7 +17,7 @@ from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
 from bert_jax.report import Note, Section, Table
 from bert_jax.training.implementation import check_attention, choose_implementation
-from bert_jax.training.micro_batch import check_run, requested_accumulation, valid_accumulations
+from bert_jax.training.micro_batch import check_run, requested_accumulation
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import unsharded_dimensions
@@ -60,7 +60,7 @@ def plan(
             accumulation = (
                 requested_accumulation(phase, i, mesh, micro_batch)
                 or fewest_micro_batches_that_fit(config, i, sizes, topology.chip.memory)
-                or valid_accumulations(phase, sizes.row_shards)[-1]
+                or phase.valid_accumulations(sizes.row_shards)[-1]
             )
             rows.append(plan_phase(config, i, topology, accumulation))
     return {

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax
 from jax.sharding import AbstractMesh, Mesh
 
+from bert_jax.chips import MEMORY_SHARE
 from bert_jax.config import Config, Phase
 from bert_jax.distributed.agreement import all_gather
 from bert_jax.errors import UserError
@@ -23,8 +24,6 @@ from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, row_shards
 
 EVENT = "micro_batch"
-MEMORY_SHARE = 0.9
-"""Share of the available memory that a program may use; the rest is for fragmentation and for batches in transfer."""
 FIRST_TOKENS = 65_536
 """Largest micro-batch of the first program that is tried, in tokens per device."""
 PHASE_FIELDS = ("batch_size", "start_batch_size", "seq_len", "num_layers", "max_predictions")
@@ -91,13 +90,6 @@ def micro_batch_count(phase: Phase, size: int, accumulation: int) -> int:
     return size * accumulation // phase.batch_size
 
 
-def valid_accumulations(phase: Phase, shards: int) -> list[int]:
-    """All numbers of micro-batches that give every device the same number of whole rows, in ascending order."""
-    smallest, largest = phase.batch_size_at(0), phase.batch_size
-    counts = (n for n in range(1, largest // shards + 1) if largest % n == 0)
-    return [n for n in counts if (largest // n) % shards == 0 and smallest % (largest // n) == 0]
-
-
 def requested_accumulation(
     phase: Phase, index: int, mesh: Mesh | AbstractMesh, request: MicroBatchRequest
 ) -> int | None:
@@ -117,7 +109,7 @@ def requested_accumulation(
     if request == "auto":
         return None
     shards = row_shards(mesh)
-    by_rows = {phase.batch_size // (shards * n): n for n in valid_accumulations(phase, shards)}
+    by_rows = {phase.batch_size // (shards * n): n for n in phase.valid_accumulations(shards)}
     if request not in by_rows:
         raise UserError(
             f"--micro-batch {request} does not split the batches of phases.{index} ({phase.batch_size_at(0)} to "
@@ -220,7 +212,7 @@ def fit_to_memory(
             return entry["accumulation"], None
     limit = MEMORY_SHARE * min(all_gather("the available memory", available_memory(mesh.local_devices[0])))
     shards = row_shards(mesh)
-    candidates = valid_accumulations(phase, shards)
+    candidates = phase.valid_accumulations(shards)
     tokens = [phase.batch_size // (shards * n) * phase.seq_len for n in candidates]
     first = next((i for i, size in enumerate(tokens) if size <= FIRST_TOKENS), len(candidates) - 1)
 

@@ -2,6 +2,7 @@
 
     python scripts/benchmarks/bench.py                                       # a small set for the device
     python scripts/benchmarks/bench.py --presets bert_base --seq-lens 128 --batch 8 --dropout 0.1,0 --scan-unroll 1,12
+    python scripts/benchmarks/bench.py --sweep --json sweep.json --budget 540       # the same command goes on
     taskset -c 0,1 python scripts/benchmarks/bench.py --peer transformers --json bench.json    # on two cores
 
 One process. Cases of one preset and sequence length form a group and are interleaved: A, B, C, A, B, C, ... Warm-up
@@ -22,12 +23,15 @@ from typing import Any
 
 import harness
 import jax
+import sweep
 import train_step
 from harness import listed, one_of, positive
 from train_step import PRESETS, Case
 
+from bert_jax.chips import Sizes
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError
+from bert_jax.planning.memory_model import estimate_memory
 
 RESERVE = 2.0
 """Seconds of the budget that are reserved for the table and the JSON file."""
@@ -143,12 +147,13 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
 
 def flags(add: Callable[..., Any]) -> None:
     """The command line."""
+    add("--sweep", action="store_true", help="all cases of sweep.py instead of the options below; needs --json")
     add("--presets", type=listed(one_of(*PRESETS)), help=f"of {', '.join(PRESETS)}")
     add("--seq-lens", type=listed(positive), help="tokens per row, e.g. 128,512")
     add("--batch", type=listed(positive), help="rows per step; default: 1,024 tokens on CPU, 16 or 32 k elsewhere")
     add("--dropout", type=listed(_rates), help="rate, or hidden/attention, e.g. 0.1,0,0.1/0; default 0.1,0")
     add("--dtype", type=listed(one_of("float32", "bfloat16")), help="compute type; default float32 on CPU, bfloat16")
-    attention = one_of("reference", "xla", "cudnn", "pallas_gpu", "pallas_tpu")
+    attention = one_of("reference", "deferred", "xla", "cudnn", "pallas_gpu", "pallas_tpu")
     add("--attention", type=listed(attention), help="default: all that the case allows")
     add("--optimizer", type=listed(one_of("adamw", "lamb")), default=["adamw"], help="of bert_jax; the peer has AdamW")
     add("--accumulation", type=listed(positive), default=[1], help="micro-batches per step")
@@ -183,7 +188,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax_setup.keep_freed_memory()
     platform = jax.devices()[0].platform
-    cases = default_cases(platform, options)
+    groups, earlier = groups_and_earlier_rows(platform, options)
 
     def left() -> float:
         return end - time.monotonic()
@@ -199,30 +204,54 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ceiling = train_step.Ceiling(platform)
     ceiling.sample()
     results, slowest = [], 0.0
-    cases = with_peers(cases) if options.peer else cases
-    for _, group in itertools.groupby(cases, lambda case: (case.preset, case.seq_len)):
+    for group in groups:
         group_results = [Result(case) for case in group]
         results += group_results
         slowest = measure_group(group_results, build, left, options.rounds, slowest)
+        if options.sweep:
+            options.save(describe(ceiling, results, options.devices, earlier))
         # Free the group's arrays before the next group; sample again, as rates drift on a shared machine.
         gc.collect()
         if left() > 2:
             ceiling.sample()
-    return describe(ceiling, results, options.devices)
+    return describe(ceiling, results, options.devices, earlier)
 
 
-def describe(ceiling: Any, results: Sequence[Result], devices: int) -> dict[str, Any]:
-    """The ceilings of one device, and a row per case.
+def groups_and_earlier_rows(platform: str, options: argparse.Namespace) -> tuple[list[list[Case]], list[dict]]:
+    """The groups of cases to measure, and the rows of the cases that earlier calls of a sweep have measured.
 
-    Units: seconds, GB, FLOP/s; tokens/s and MFU belong to the median step. "times stock" and "times gathered" are the
-    peer's time over bert_jax's by round, which cancels changes of the machine's speed.
+    Raises:
+      UserError: as `sweep.earlier_rows`; or a sweep without a file.
+    """
+    if not options.sweep:
+        cases = default_cases(platform, options)
+        cases = with_peers(cases) if options.peer else cases
+        return [list(group) for _, group in itertools.groupby(cases, lambda case: (case.preset, case.seq_len))], []
+    if options.json is None:
+        raise UserError("--sweep writes a file after every group of cases: give --json FILE")
+    rows = sweep.earlier_rows(options.json, jax.devices()[0].device_kind)
+    return [sweep.without_measured(group, rows) for group in sweep.groups(platform, options.peer is not None)], rows
+
+
+def describe(
+    ceiling: Any, results: Sequence[Result], devices: int, earlier: Sequence[dict[str, Any]] = ()
+) -> dict[str, Any]:
+    """The ceilings of one device, and a row per case, after the rows of earlier calls that were not measured again.
+
+    Units: seconds, GiB, FLOP/s; "plan GiB" is the estimate of `bert-jax plan`. tokens/s and MFU belong to the median
+    step. "times stock" and "times gathered" are the peer's time over bert_jax's by round, which cancels changes of the
+    machine's speed.
     """
     ceilings = {
         name: {"size": ceiling.sizes[name], "per second": harness.spread(rates)}
         for name, rates in ceiling.samples.items()
     }
-    rows = []
+    again = [result for result in results if result.samples]
+    rows = [row for row in earlier if not any(sweep.is_row_of(result.case, row) for result in again)]
+    kept = len(rows)
     for result in results:
+        if any(sweep.is_row_of(result.case, row) for row in rows[:kept]):
+            continue
         case, samples = result.case, result.samples
         row = dataclasses.asdict(case) | {"samples": samples}
         if samples:
@@ -233,9 +262,16 @@ def describe(ceiling: Any, results: Sequence[Result], devices: int) -> dict[str,
             row |= {"GiB": result.memory_bytes and result.memory_bytes / 2**30, "loss": result.loss}
             if case.variant is None:
                 peers = [one for one in results if one.case.variant and one.case.shapes == case.shapes and one.samples]
+                row["plan GiB"] = planned_bytes(case, devices) / 2**30
                 row |= {f"times {one.case.variant}": harness.ratio(one.samples, samples) for one in peers}
         rows.append(row | {"status": result.status})
     return {"devices": devices, "ceilings": ceilings, "cases": rows}
+
+
+def planned_bytes(case: Case, devices: int) -> int:
+    """The estimate of `bert-jax plan` for the memory of a device."""
+    config = train_step.config_of(case)
+    return sum(estimate_memory(config, 0, Sizes(data=devices), case.accumulation).values())
 
 
 main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)

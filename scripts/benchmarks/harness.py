@@ -46,7 +46,8 @@ def run(
     Args:
       about: docstring of the benchmark, its help.
       add_flags: called with `add_argument` of the parser.
-      measure: returns the results, ready for JSON. Words after `--` are in `options.rest`.
+      measure: returns the results, ready for JSON. Words after `--` are in `options.rest`; `options.save(results)`
+        writes results that are not complete.
       render: lines to print for the report, which has `options`, the results, `environment`, `date` and `command`.
       arguments: default: those of the process.
 
@@ -60,22 +61,30 @@ def run(
     end = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser.parse_args(arguments[:end])
     options.rest = arguments[end + 1 :]
+    shown = {name: value for name, value in vars(options).items() if value and name not in ("json", "rest")}
+
+    def save(results: dict[str, Any]) -> dict[str, Any]:
+        report = {
+            "options": shown,
+            **results,
+            "environment": environment(),
+            "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            "command": [str(Path(measure.__code__.co_filename).resolve().relative_to(ROOT)), *arguments],
+        }
+        if options.json:
+            part = options.json.with_name(f".{options.json.name}.part")
+            part.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
+            part.replace(options.json)
+        return report
+
+    options.save = save
     try:
         if options.json and not options.json.resolve().parent.is_dir():
             raise UserError(f"--json {options.json}: there is no directory {options.json.resolve().parent}")
-        results = measure(options)
+        report = save(measure(options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    report = {
-        "options": {name: value for name, value in vars(options).items() if value and name not in ("json", "rest")},
-        **results,
-        "environment": environment(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": [str(Path(measure.__code__.co_filename).resolve().relative_to(ROOT)), *arguments],
-    }
-    if options.json:
-        options.json.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
     print("\n".join(render(report)))
     return 0
 

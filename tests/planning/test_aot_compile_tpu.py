@@ -26,8 +26,8 @@ DATA, FSDP, TENSOR = (8, 1, 1), (1, 8, 1), (2, 2, 2)
 
 @pytest.fixture(scope="module")
 def config():
-    """bert_tiny with a smaller vocabulary and shorter rows."""
-    config = config_lib.replace(presets.load_config("bert_tiny"), model={"vocab_size": TABLE[0]})
+    """bert_tiny with a smaller vocabulary, shorter rows, and no loop over layers."""
+    config = config_lib.replace(presets.load_config("bert_tiny"), model={"vocab_size": TABLE[0], "scan_unroll": 2})
     return with_phase(config, seq_len=64)
 
 

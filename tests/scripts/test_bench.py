@@ -38,6 +38,11 @@ def bench():
     return load_script(SCRIPT)
 
 
+@pytest.fixture(scope="module")
+def sweep(bench):
+    return bench.sweep
+
+
 def report_of(file: Path, arguments: str, *python: str) -> tuple[dict, str]:
     command = [sys.executable, *python, str(SCRIPT), *arguments.split(), "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
@@ -147,3 +152,33 @@ def test_default_cases_are_supported(bench):
     assert shapes == {(preset, seq_len) for preset in ("bert_base", "bert_large") for seq_len in (128, 512)}
     assert {case.attention for case in found["gpu"]} == {"reference", "xla", "cudnn", "pallas_gpu"}
     assert {case.dtype for case in found["gpu"]} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+def test_cases_of_a_sweep_are_valid_and_distinct(bench, sweep, platform):
+    groups = sweep.groups(platform, True)
+    for group in groups:
+        assert len(set(group)) == len(group)
+        assert all(bench.train_step.config_of(case) for case in group if case.variant is None)
+    peers = [case for group in groups for case in group if case.variant]
+    assert peers and not [case for group in sweep.groups(platform, False) for case in group if case.variant]
+
+
+def test_a_sweep_goes_on(bench, sweep, tmp_path):
+    """A group is measured again unless all of its cases have been; a measurement is only replaced by another."""
+    first, second, other = (bench.Case("a", 128, batch) for batch in (1, 2, 3))
+    done = dict.fromkeys((first, second), "measured") | {other: "not measured: the budget ended"}
+    rows = [bench.dataclasses.asdict(case) | {"status": status, "samples": [7.0]} for case, status in done.items()]
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps({"cases": rows, "environment": {"device": "H100"}}))
+    rows = sweep.earlier_rows(file, "H100")
+    assert len(rows) == 2 and sweep.earlier_rows(tmp_path / "none.json", "H100") == []
+    assert sweep.without_measured([first, second], rows) == []
+    assert sweep.without_measured([first, other], rows) == [first, other]
+    ceiling = SimpleNamespace(samples={}, sizes={})
+    report = bench.describe(ceiling, [bench.Result(first), bench.Result(other, "failed: x")], 1, rows)
+    assert [(row["batch"], row["samples"]) for row in report["cases"]] == [(1, [7.0]), (2, [7.0]), (3, [])]
+    for text, device, words in ((file.read_text(), "H200", "of H100, not of H200"), ("[]", "H100", "is not the file")):
+        file.write_text(text)
+        with pytest.raises(bench.UserError, match=words):
+            sweep.earlier_rows(file, device)

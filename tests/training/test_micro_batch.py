@@ -18,7 +18,6 @@ from bert_jax.training.micro_batch import (
     check_run,
     fit_to_memory,
     requested_accumulation,
-    valid_accumulations,
 )
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.ledger import Ledger
@@ -180,9 +179,9 @@ def test_a_phase_that_does_not_fit_is_refused_before_the_first_step(tiny_config,
 
 
 def test_every_device_and_every_size_of_a_ramp_has_whole_micro_batches():
-    assert valid_accumulations(PHASE, 1) == [1, 2, 4, 8, 16] and valid_accumulations(PHASE, 8) == [1, 2]
-    assert valid_accumulations(RAMP, 1) == [4, 8, 16] and valid_accumulations(RAMP, 2) == [4, 8]
-    assert valid_accumulations(Phase(batch_size=24), 4) == [1, 2, 3, 6] and valid_accumulations(PHASE, 3) == []
+    assert PHASE.valid_accumulations(1) == [1, 2, 4, 8, 16] and PHASE.valid_accumulations(8) == [1, 2]
+    assert RAMP.valid_accumulations(1) == [4, 8, 16] and RAMP.valid_accumulations(2) == [4, 8]
+    assert Phase(batch_size=24).valid_accumulations(4) == [1, 2, 3, 6] and PHASE.valid_accumulations(3) == []
 
 
 def test_a_number_is_taken_or_refused(mesh):
