@@ -19,10 +19,11 @@ from bert_jax.field_validation import (
 
 GPU_ATTENTION_BLOCK, TPU_ATTENTION_BLOCK = 64, 128
 """Tokens of a block of the attention `pallas_gpu` and `pallas_tpu`."""
-TPU_ATTENTION_MAX_LENGTH = 2048
+TPU_ATTENTION_MAX_LENGTH = 1024
 """Tokens of the longest row of the attention `pallas_tpu`."""
-GPU_ATTENTION_HEAD_SIZES = (16, 32, 64, 128)
-"""Head sizes of the attention `pallas_gpu`: powers of two, as the blocks of Triton are."""
+KERNEL_HEAD_SIZES = (16, 32, 64, 128)
+"""Head sizes of the attention `pallas_gpu`, whose blocks are powers of two, and `pallas_tpu`, whose heads lie side by
+side in rows of 128 numbers."""
 KERNEL_ROW_LENGTHS = {"pallas_gpu": GPU_ATTENTION_BLOCK, "pallas_tpu": TPU_ATTENTION_BLOCK}
 """Attention by kernels of bert_jax: the length of a row is a multiple of this."""
 FUSED_ATTENTION = ("cudnn", *KERNEL_ROW_LENGTHS)
@@ -121,9 +122,15 @@ class ModelConfig:
             "set model.attention_dropout 0, or model.attention reference",
         )
         require(
-            self.attention != "pallas_gpu" or self.size_per_head in GPU_ATTENTION_HEAD_SIZES,
-            f"model.attention 'pallas_gpu' has no kernels for heads of size {self.size_per_head}, only for "
-            f"{', '.join(map(str, GPU_ATTENTION_HEAD_SIZES))}: set model.attention reference",
+            self.attention not in KERNEL_ROW_LENGTHS or self.size_per_head in KERNEL_HEAD_SIZES,
+            f"model.attention '{self.attention}' has no kernels for heads of size {self.size_per_head}, only for "
+            f"{', '.join(map(str, KERNEL_HEAD_SIZES))}: set model.attention reference",
+        )
+        width = self.num_heads * self.size_per_head
+        require(
+            self.attention != "pallas_tpu" or width < TPU_ATTENTION_BLOCK or width % TPU_ATTENTION_BLOCK == 0,
+            f"model.attention 'pallas_tpu' has no kernels for {self.num_heads} heads of size {self.size_per_head}: "
+            f"their product must be a multiple of {TPU_ATTENTION_BLOCK}; set model.attention reference",
         )
         groups = self.parameter_groups
         require(

@@ -13,6 +13,7 @@ from bert_jax.experiments.runner import OpenStudy, is_done
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.report import Note, Section, Table
+from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.sharding import make_mesh
 
 
@@ -60,8 +61,10 @@ def _measured_rate(finished: Sequence[tuple[Run, Record]]) -> float | None:
 
 def _planned_seconds(config: Config) -> float | None:
     """Seconds of a run by the roofline; None: the devices of this process are of an unknown kind."""
-    if (chip := chip_of(jax.devices()[0].device_kind)) is None:
+    kind = jax.devices()[0].device_kind
+    if (chip := chip_of(kind)) is None:
         return None
+    config = choose_implementation(config, kind)
     sizes = Sizes(**make_mesh(config.mesh).shape)
     steps = [
         predict(config, i, sizes, phase.accumulation or phase.fewest_micro_batches, chip).step_seconds

@@ -87,6 +87,7 @@ def attend(
             ),
             None,
         )
+    assert implementation != "auto", "call training.implementation.choose_implementation before"
     mask = make_attention_mask(segment_ids, before, after)
     if implementation == "reference":
         probabilities_BNST = reference_probabilities(query, key, mask)

@@ -49,7 +49,7 @@ def kernel_attention(
     """Context vectors; those of padding are 0.
 
     Args:
-      query, key, value: S is a multiple of `GPU_ATTENTION_BLOCK`, D one of `GPU_ATTENTION_HEAD_SIZES`.
+      query, key, value: S is a multiple of `GPU_ATTENTION_BLOCK`, D one of `KERNEL_HEAD_SIZES`.
       segment_ids, before, after: as in `make_attention_mask`.
       dropout_rate, dropout_key: of the probabilities; None as the key disables dropout.
       interpret: run the kernels in JAX on any platform, for tests.

@@ -1,5 +1,6 @@
 """Building blocks of every layer: activations, dropout, dense layers, LayerNorm."""
 
+import functools
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -186,12 +187,41 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
         """Normalise; the result has the type of x."""
-        x_float32 = x.astype(jnp.float32)
-        mean = x_float32.mean(-1, keepdims=True)
-        centred = x_float32 - mean
-        variance = jnp.square(centred).mean(-1, keepdims=True)
-        last_axis = (*(1,) * (x.ndim - 1), -1)
-        normalised = centred * jax.lax.rsqrt(variance + self.epsilon) * self.scale[...].reshape(last_axis)
-        if self.bias is not None:
-            normalised += self.bias[...].reshape(last_axis)
-        return normalised.astype(x.dtype)
+        return _normalise(x, self.scale[...], None if self.bias is None else self.bias[...], self.epsilon)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _normalise(
+    x: Float[Array, "*rows H"], scale: Float[Array, " H"], bias: Float[Array, " H"] | None, epsilon: float
+) -> Float[Array, "*rows H"]:
+    """LayerNorm. Its backward pass is written out, so that it stores x in its type and two numbers per row, instead of
+    two arrays of the size of x in float32.
+    """
+    return _normalise_forward(x, scale, bias, epsilon)[0]
+
+
+def _normalise_forward(x, scale, bias, epsilon):
+    x_float32 = x.astype(jnp.float32)
+    mean = x_float32.mean(-1, keepdims=True)
+    centred = x_float32 - mean
+    inverse_deviation = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
+    last_axis = (*(1,) * (x.ndim - 1), -1)
+    normalised = centred * inverse_deviation * scale.reshape(last_axis)
+    if bias is not None:
+        normalised += bias.reshape(last_axis)
+    return normalised.astype(x.dtype), (x, scale, bias, mean, inverse_deviation)
+
+
+def _normalise_backward(epsilon, residuals, gradient):
+    x, scale, bias, mean, inverse_deviation = residuals
+    gradient = gradient.astype(jnp.float32)
+    normalised = (x.astype(jnp.float32) - mean) * inverse_deviation
+    scaled = gradient * scale.reshape((*(1,) * (x.ndim - 1), -1))
+    projection = normalised * (scaled * normalised).mean(-1, keepdims=True)
+    x_gradient = inverse_deviation * (scaled - scaled.mean(-1, keepdims=True) - projection)
+    rows = tuple(range(x.ndim - 1))
+    bias_gradient = None if bias is None else gradient.sum(rows)
+    return x_gradient.astype(x.dtype), (gradient * normalised).sum(rows), bias_gradient
+
+
+_normalise.defvjp(_normalise_forward, _normalise_backward)

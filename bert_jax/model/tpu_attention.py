@@ -1,6 +1,6 @@
 """Attention as Pallas kernels for TPUs: scores and dropout masks exist only for a block of queries, in vector memory.
 
-A block of queries meets all keys that it can attend to at once, because the keys and values of a row of at most 2,048
+A block of queries meets all keys that it can attend to at once, because the keys and values of a row of at most 1,024
 tokens fit into vector memory. So the backward pass needs no statistics of the forward pass: it computes the softmax
 again. Packed examples, local windows and dropout as in `gpu_attention`: the same bits as those of the `reference`
 attention, hashed again in the backward pass. With a local window, the cost is linear in the row length.
@@ -27,7 +27,7 @@ MAX_QUERIES = 256
 """Queries of a block."""
 MAX_SCORES = 2**17
 """Scores of a step of the grid, of all its heads: 512 KiB in float32, of which a step holds several."""
-MAX_ROW = 2**18
+MAX_ROW = 2**17
 """Elements of a row's keys, of all heads of a step of the grid, which holds several such arrays."""
 
 
@@ -57,7 +57,8 @@ def kernel_attention(
     """Context vectors; those of padding are 0. Arguments as of `gpu_attention.kernel_attention`, but for the shapes.
 
     Args:
-      query, key, value: S is a multiple of `TPU_ATTENTION_BLOCK`, at most `TPU_ATTENTION_MAX_LENGTH`; for any D.
+      query, key, value: S is a multiple of `TPU_ATTENTION_BLOCK` and at most `TPU_ATTENTION_MAX_LENGTH`; D is one of
+        `KERNEL_HEAD_SIZES`, and N x D a multiple of 128 or less than it.
       segment_ids, before, after, dropout_rate, dropout_key, interpret: as there.
     """
     if dropout_key is None:
@@ -142,7 +143,7 @@ def _call(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=settings.interpret,
         name=kernel.__name__.strip("_"),
-    )(keys, segment_ids[:, :, None], segment_ids[:, None, :], *inputs)
+    )(keys.reshape(-1), segment_ids[:, :, None], segment_ids[:, None, :], *inputs)
 
 
 def _block_sizes(length: int, before: int | None, after: int | None) -> tuple[int, int]:
@@ -182,7 +183,7 @@ class _Block:
     size: int
     """D."""
     keys_ref: Any
-    """uint32 [B, 2]: the rows' keys of dropout."""
+    """uint32 [2 B]: the rows' keys of dropout. Scalar memory pads the last axis of an array to 128."""
     query_segments_ref: Any
     """int32 [q, 1]"""
     key_segments_ref: Any
@@ -232,8 +233,8 @@ class _Block:
             return lambda x_qk: x_qk
         head_of_all = pl.program_id(1) * self.heads + head
         flat_qk = (head_of_all * self.length + self.query_positions()) * self.length + self.key_positions()
-        row = pl.program_id(0)
-        bits_qk = dropout_bits(flat_qk.astype(jnp.uint32), self.keys_ref[row, 0], self.keys_ref[row, 1])
+        first = 2 * pl.program_id(0)
+        bits_qk = dropout_bits(flat_qk.astype(jnp.uint32), self.keys_ref[first], self.keys_ref[first + 1])
         keep_qk = bits_qk >= dropout_threshold(rate)
         return lambda x_qk: jnp.where(keep_qk, x_qk * (1.0 / (1.0 - rate)), 0.0)
 

@@ -12,6 +12,7 @@ from bert_jax.config import Config
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning.hlo import Collective, parse_collectives
 from bert_jax.planning.topologies import compiling_for_absent_devices
+from bert_jax.training.implementation import check_kernel_memory
 from bert_jax.training.micro_batch import compiled_memory_bytes
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
@@ -72,6 +73,7 @@ def compiled_step_stats(
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
+            check_kernel_memory(error, config.model)
             return parse_out_of_memory(str(error))
         (text,) = (path.read_text() for path in Path(directory).glob("*.jit_train_step.*after_optimizations.txt"))
     usage = compiled.memory_analysis()

@@ -74,11 +74,11 @@ def _layer_bytes(work: Workload) -> int:
     """Bytes that one layer saves for its backward pass without remat, in a micro-batch on one device.
 
     In the compute type: the layer's input, query, key and value, context, input of the feed-forward layer, and input
-    and output of its activation function. In float32: centred and normalised input of both norms. Attention:
-    probabilities in float32, and after dropout in the compute type. Dropouts: their masks, one byte per element.
+    and output of its activation function, input of both norms. Attention: probabilities in float32, and after dropout
+    in the compute type. Dropouts: their masks, one byte per element.
     """
     model, size, hidden = work.model, work.bytes_per_activation, work.tokens * work.model.hidden_size
     activations = size * (2 * hidden + work.tokens * (4 * work.inner + (1 + work.up_projections) * work.wide))
-    norms, masks = 2 * 2 * 4 * hidden, 2 * hidden * (model.hidden_dropout > 0)
+    norms, masks = 2 * size * hidden, 2 * hidden * (model.hidden_dropout > 0)
     scores = 0 if model.attention in FUSED_ATTENTION else work.scores * (4 + size + (model.attention_dropout > 0))
     return activations + norms + masks + scores

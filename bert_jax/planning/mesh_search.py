@@ -106,6 +106,7 @@ def search_mesh(config: Config, topology: Topology, plan_phase: PlanPhase) -> tu
     phases = tuple(dataclasses.replace(one, accumulation=n) for one, n in zip(config.phases, counts, strict=True))
     found = dataclasses.replace(config_on(config, best.sizes, best.remat), phases=phases)
     flags = [f"--mesh.{axis} {size}" for axis, size in dataclasses.asdict(found.mesh).items()]
+    flags += [f"--model.attention {config.model.attention}"]
     flags += [f"--model.remat {best.remat}", *(f"--phases.{i}.accumulation {n}" for i, n in enumerate(counts))]
     return found, [rows[i] for i in range(len(order))], {"flags": flags, "phases": searches}
 

@@ -49,6 +49,7 @@ def plan(
     extra, kind = {}, topology.chip.device_kinds[0]
     config = choose_implementation(config, kind)
     if search:
+        check_attention(config.model, 1, kind)
         config, rows, extra["search"] = search_mesh(config, topology, plan_phase)
     mesh = topology.mesh(config.mesh)
     programs = Programs(aot_compile.compile_only_task(config), mesh.abstract_mesh)

@@ -4,7 +4,10 @@ None of these changes what is computed, except for rounding.
 """
 
 import dataclasses
+import re
 from typing import Literal
+
+import jax
 
 from bert_jax.config import Config, ModelConfig
 from bert_jax.errors import UserError, require
@@ -84,6 +87,15 @@ def check_attention(model: ModelConfig, tensor: int, device_kind: str) -> None:
         not name.startswith("pallas") or tensor == 1,
         f"mesh.tensor {tensor} splits attention heads, which model.attention '{name}' does not support: set "
         "mesh.tensor 1, or model.attention reference",
+    )
+
+
+def check_kernel_memory(error: jax.errors.JaxRuntimeError, model: ModelConfig) -> None:
+    """Raise UserError if a program did not compile because a kernel needs more than the memory inside a TPU's core."""
+    require(
+        re.search(r"\b[vs]mem\b", str(error)) is None,
+        f"the kernels of model.attention '{model.attention}' need more memory inside a TPU's core than it has, with "
+        "these shapes: set model.attention reference",
     )
 
 

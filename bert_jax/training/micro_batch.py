@@ -15,10 +15,10 @@ import jax
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import MEMORY_SHARE
-from bert_jax.config import Config, Phase
+from bert_jax.config import Config, ModelConfig, Phase
 from bert_jax.distributed.agreement import all_gather
 from bert_jax.errors import UserError
-from bert_jax.training.implementation import check_attention
+from bert_jax.training.implementation import check_attention, check_kernel_memory
 from bert_jax.training.programs import Programs, TrainStep
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, row_shards
@@ -80,7 +80,7 @@ class TrainSteps:
         if accumulation is None:
             accumulation, program = fit_to_memory(config, phase, mesh, self._ledger, compile_step)
         if program is None:
-            program, needed = _try_compile(compile_step, accumulation)
+            program, needed = _try_compile(compile_step, accumulation, config.model)
             _check_fits(phase, mesh, accumulation, needed)
         return program, accumulation
 
@@ -217,7 +217,7 @@ def fit_to_memory(
     first = next((i for i, size in enumerate(tokens) if size <= FIRST_TOKENS), len(candidates) - 1)
 
     def fitting(count: int) -> tuple[int, Any, float] | None:
-        program, needed = _try_compile(compile_step, count)
+        program, needed = _try_compile(compile_step, count, config.model)
         needed = max(all_gather("the memory of a program", needed))  # programs may differ between hosts
         return (count, program, needed) if needed <= limit else None
 
@@ -237,13 +237,14 @@ def fit_to_memory(
     return count, program
 
 
-def _try_compile(compile_step: Callable[[int], Any], count: int) -> tuple[Any | None, float]:
+def _try_compile(compile_step: Callable[[int], Any], count: int, model: ModelConfig) -> tuple[Any | None, float]:
     """The program for `count` micro-batches and its bytes of memory; None and infinity if they are too many."""
     try:
         program = compile_step(count)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
+        check_kernel_memory(error, model)
         return None, math.inf  # on TPUs, compilation fails if the program does not fit
     return program, compiled_memory_bytes(program)
 

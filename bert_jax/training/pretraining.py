@@ -204,7 +204,7 @@ def _evaluation_config(config: Config, form: str | None, seq_len: int | None, ro
             raise UserError(f"--rows is {rows}: it must be at least 1")
         evaluation = dataclasses.replace(evaluation, rows=rows)
     if model.attention in FUSED_ATTENTION:
-        model = dataclasses.replace(model, attention="xla")
+        model = dataclasses.replace(model, attention="xla", attention_dropout=0.0)
     pair = config.objective.pair if data.format in PAIR_FORMATS.get(config.objective.pair, ()) else "none"
     return dataclasses.replace(
         config,

@@ -42,6 +42,8 @@ class Result:
     """Measurements of a case."""
 
     case: Case
+    group: str = ""
+    """Cases of a group are interleaved."""
     status: str = "not measured: the budget ended"
     samples: list[float] = dataclasses.field(default_factory=list)
     """Seconds per step, one number per round."""
@@ -204,8 +206,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ceiling = train_step.Ceiling(platform)
     ceiling.sample()
     results, slowest = [], 0.0
-    for group in groups:
-        group_results = [Result(case) for case in group]
+    for name, group in groups.items():
+        group_results = [Result(case, name) for case in group]
         results += group_results
         slowest = measure_group(group_results, build, left, options.rounds, slowest)
         if options.sweep:
@@ -217,20 +219,27 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     return describe(ceiling, results, options.devices, earlier)
 
 
-def groups_and_earlier_rows(platform: str, options: argparse.Namespace) -> tuple[list[list[Case]], list[dict]]:
+def groups_and_earlier_rows(
+    platform: str, options: argparse.Namespace
+) -> tuple[dict[str, list[Case]], list[dict[str, Any]]]:
     """The groups of cases to measure, and the rows of the cases that earlier calls of a sweep have measured.
 
     Raises:
-      UserError: as `sweep.earlier_rows`; or a sweep without a file.
+      UserError: as `sweep.earlier_rows`; or a sweep without a file, or with options of its own.
     """
     if not options.sweep:
         cases = default_cases(platform, options)
         cases = with_peers(cases) if options.peer else cases
-        return [list(group) for _, group in itertools.groupby(cases, lambda case: (case.preset, case.seq_len))], []
+        by_shape = itertools.groupby(cases, lambda case: (case.preset, case.seq_len))
+        return {f"{preset} at {seq_len}": list(group) for (preset, seq_len), group in by_shape}, []
     if options.json is None:
         raise UserError("--sweep writes a file after every group of cases: give --json FILE")
+    for name in ("presets", "seq_lens", "batch", "dropout", "dtype", "attention"):
+        if getattr(options, name):
+            raise UserError(f"--sweep has cases of its own: leave out --{name.replace('_', '-')}")
     rows = sweep.earlier_rows(options.json, jax.devices()[0].device_kind)
-    return [sweep.without_measured(group, rows) for group in sweep.groups(platform, options.peer is not None)], rows
+    groups = sweep.groups(platform, options.peer is not None)
+    return {name: group for name, group in groups.items() if not sweep.is_measured(name, group, rows)}, rows
 
 
 def describe(
@@ -246,14 +255,16 @@ def describe(
         name: {"size": ceiling.sizes[name], "per second": harness.spread(rates)}
         for name, rates in ceiling.samples.items()
     }
-    again = [result for result in results if result.samples]
-    rows = [row for row in earlier if not any(sweep.is_row_of(result.case, row) for result in again)]
-    kept = len(rows)
+    by_group = {name: list(group) for name, group in itertools.groupby(results, lambda result: result.group)}
+    # A measurement of an earlier call is replaced with its whole group, as its ratios belong to it.
+    again = [name for name, group in by_group.items() if any(result.samples for result in group)]
+    rows = [row for row in earlier if row["group"] not in again]
+    kept = {row["group"] for row in rows}
     for result in results:
-        if any(sweep.is_row_of(result.case, row) for row in rows[:kept]):
+        if result.group in kept:
             continue
         case, samples = result.case, result.samples
-        row = dataclasses.asdict(case) | {"samples": samples}
+        row = dataclasses.asdict(case) | {"group": result.group, "samples": samples}
         if samples:
             row["seconds"] = harness.spread(samples)
             typical = row["seconds"]["median"]
@@ -261,7 +272,8 @@ def describe(
             row["MFU"] = train_step.step_flops(case) / typical / ceilings[case.dtype]["per second"]["median"] / devices
             row |= {"GiB": result.memory_bytes and result.memory_bytes / 2**30, "loss": result.loss}
             if case.variant is None:
-                peers = [one for one in results if one.case.variant and one.case.shapes == case.shapes and one.samples]
+                peers = [one for one in by_group[result.group] if one.case.variant and one.samples]
+                peers = [one for one in peers if one.case.shapes == case.shapes]
                 row["plan GiB"] = planned_bytes(case, devices) / 2**30
                 row |= {f"times {one.case.variant}": harness.ratio(one.samples, samples) for one in peers}
         rows.append(row | {"status": result.status})

@@ -16,54 +16,61 @@ from bert_jax.errors import UserError
 ROWS = {("bert_base", 128): 256, ("bert_large", 512): 32, ("bert_large", 128): 128, ("bert_base", 512): 64}
 """Rows of a step by preset and length: 32,768 or 16,384 tokens."""
 FINAL = ("measured", "failed")
-"""First words of the status of cases that a later call does not measure again."""
+"""First words of the status of cases that a later call does not measure again; a failure is usually that of memory."""
 
 Group = list[Case]
+FIELDS = tuple(field.name for field in dataclasses.fields(Case))
 
 
-def groups(platform: str, with_peer: bool) -> list[Group]:
-    """Groups of cases that are compared with each other, in order of importance.
+def groups(platform: str, with_peer: bool) -> dict[str, Group]:
+    """Groups of cases that are compared with each other, by name, in order of importance.
 
     Args:
       platform: of the device; on a CPU there are few and small cases.
       with_peer: whether to measure the peer library on the same shapes.
     """
     if platform == "cpu":
-        own = [[Case(preset, 128, 8, rate, rate) for rate in (0.1, 0.0)] for preset in ("bert_mini", "bert_base")]
-        peer = [_with_peer([Case(preset, 128, 8, pair="none")]) for preset in ("bert_mini", "bert_base")]
-        return own + peer if with_peer else own
-    kernel, library = f"pallas_{platform}", "cudnn" if platform == "gpu" else "xla"
+        shapes, kernel, library = [("bert_mini", 128), ("bert_base", 128)], "reference", "reference"
+        settings = {"batch": 8}
+    else:
+        shapes, kernel, library = [*ROWS], f"pallas_{platform}", "cudnn" if platform == "gpu" else "xla"
+        settings = {"dtype": "bfloat16", "optimizer": "lamb", "attention": kernel}
 
     def case(shape: tuple[str, int], **changes: Any) -> Case:
-        settings = {"batch": ROWS[shape], "dtype": "bfloat16", "optimizer": "lamb", "attention": kernel} | changes
-        return Case(*shape, **settings)
+        return Case(*shape, **{"batch": ROWS.get(shape)} | settings | changes)
 
-    def without_dropout(shape: tuple[str, int]) -> Group:
-        implementations = dict.fromkeys((kernel, library, "xla", "reference"))
-        rates = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
-        return [case(shape, attention=name, **rates) for name in implementations]
+    def name(shape: tuple[str, int]) -> str:
+        return f"{shape[0]} at {shape[1]}"
 
+    no_dropout = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+    with_dropout = dict.fromkeys((kernel, "reference"))
+    without_dropout = dict.fromkeys((kernel, library, "xla", "reference"))
+    found = {name(shape): [case(shape, attention=one) for one in with_dropout] for shape in shapes}
+    if with_peer:
+        own = {shape: case(shape, optimizer="adamw", pair="none") for shape in shapes}
+        found |= {f"peer, {name(shape)}": _with_peer(one) for shape, one in own.items()}
+    found |= {
+        f"no dropout, {name(shape)}": [case(shape, attention=one, **no_dropout) for one in without_dropout]
+        for shape in shapes
+    }
     large, base = ("bert_large", 512), ("bert_base", 128)
-    published = [[case(shape), case(shape, attention="reference")] for shape in ROWS]
-    peer = [_with_peer([case(shape, optimizer="adamw", pair="none")]) for shape in ROWS]
-    other = [
-        *(without_dropout(shape) for shape in (large, base, ("bert_base", 512), ("bert_large", 128))),
-        [case(large, attention_dropout=0.0, attention=name) for name in (kernel, library)],
-        [case(large, remat=remat, batch=64) for remat in ("none", "dots", "full")],
-        [case(large, batch=rows) for rows in (16, 32, 64, 128)],
-        [case(base, batch=rows) for rows in (64, 256, 1024)],
-        [case(large, scan_unroll=layers) for layers in (1, 2, 24)],
-        [case(base, scan_unroll=layers) for layers in (1, 12)],
-        [case(large, optimizer=name) for name in ("lamb", "adamw")],
-        [case(large, batch=128, accumulation=count) for count in (1, 4)],
-        [case(base, dtype=dtype, batch=64) for dtype in ("bfloat16", "float32")],
-    ]
-    return [*published, *(peer if with_peer else []), *other]
+    if platform != "cpu":
+        found |= {
+            "no attention dropout": [case(large, attention_dropout=0.0, attention=one) for one in (kernel, library)],
+            "remat": [case(large, remat=remat, batch=64) for remat in ("none", "dots", "full")],
+            "rows, bert_large": [case(large, batch=rows) for rows in (16, 32, 64, 128)],
+            "rows, bert_base": [case(base, batch=rows) for rows in (64, 256, 1024)],
+            "layers of an iteration, bert_large": [case(large, scan_unroll=layers) for layers in (1, 2, 24)],
+            "layers of an iteration, bert_base": [case(base, scan_unroll=layers) for layers in (1, 12)],
+            "optimizer": [case(large, optimizer=one) for one in ("lamb", "adamw")],
+            "accumulation": [case(large, batch=128, accumulation=count) for count in (1, 4)],
+            "type": [case(base, dtype=dtype, batch=64) for dtype in ("bfloat16", "float32")],
+        }
+    return found
 
 
-def _with_peer(group: Group) -> Group:
-    first = group[0]
-    return [*group, *(Case(*first.shapes, pair="none", variant=variant) for variant in ("stock", "gathered"))]
+def _with_peer(own: Case) -> Group:
+    return [own, *(Case(*own.shapes, pair="none", variant=variant) for variant in ("stock", "gathered"))]
 
 
 def earlier_rows(file: Path, device: str) -> list[dict[str, Any]]:
@@ -74,6 +81,8 @@ def earlier_rows(file: Path, device: str) -> list[dict[str, Any]]:
     """
     if not file.exists():
         return []
+    if file.is_dir():
+        raise UserError(f"--json {file} is a directory: give a file")
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
         rows, before = report["cases"], report["environment"]["device"]
@@ -85,11 +94,11 @@ def earlier_rows(file: Path, device: str) -> list[dict[str, Any]]:
     return rows
 
 
-def without_measured(group: Sequence[Case], rows: Sequence[dict[str, Any]]) -> Group:
-    """The cases of a group to measure: all, so that they are interleaved, unless each of them has a row."""
-    return [] if all(any(is_row_of(case, row) for row in rows) for case in group) else list(group)
+def is_measured(name: str, group: Group, rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether each case of a group has a row. Otherwise all are measured again, because they are interleaved."""
+    return all(any(is_row_of(name, case, row) for row in rows) for case in group)
 
 
-def is_row_of(case: Case, row: dict[str, Any]) -> bool:
-    """Whether a row of a report belongs to a case."""
-    return {name: row.get(name) for name in dataclasses.asdict(case)} == dataclasses.asdict(case)
+def is_row_of(name: str, case: Case, row: dict[str, Any]) -> bool:
+    """Whether a row of a report belongs to a case of a group; several groups can have the same case."""
+    return row.get("group") == name and {field: row.get(field) for field in FIELDS} == dataclasses.asdict(case)

@@ -171,7 +171,7 @@ CONTRADICTIONS = [
     (lambda: with_phases(Phase(seq_len=192), attention="pallas_tpu"), "phases.0.seq_len 192 is not a multiple", "128"),
     (
         lambda: with_phases(Phase(seq_len=4096), attention="pallas_tpu", max_positions=4096),
-        "seq_len 4096 is longer than 2048",
+        "seq_len 4096 is longer than 1024",
         "xla or reference",
     ),
     (lambda: ModelConfig(parameter_groups=5), "model.parameter_groups 5", "model.num_layers 12"),

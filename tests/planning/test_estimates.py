@@ -72,7 +72,7 @@ TOTAL = EMBEDDINGS + 2 * LAYER_PARAMETERS + HEAD
 COPIED = 16 + 2 * (24 + 8 + 16 + 8 + 32) + (8 + 16 + 96)
 SPLIT = TOTAL - COPIED
 TOKENS, SCORES = 8 * 16, 8 * 2 * 16 * 16
-LAYER = 2 * (2 * TOKENS * 8 + 4 * TOKENS * 8 + 2 * TOKENS * 16) + 16 * TOKENS * 8 + 2 * TOKENS * 8 + SCORES * 7
+LAYER = 2 * (2 * TOKENS * 8 + 4 * TOKENS * 8 + 2 * TOKENS * 16) + 4 * TOKENS * 8 + 2 * TOKENS * 8 + SCORES * 7
 
 
 def test_memory_by_hand():

@@ -70,7 +70,11 @@ def test_the_fastest_that_fits_is_chosen_after_one_compilation():
     fastest, *others = candidates()
     assert compiler.tried == [fastest] and fastest.remat == "none", "the policy of the config has no effect"
     assert found.mesh == compiler.calls[0][1] and found.phases[0].accumulation == row["accumulation"]
-    assert search["flags"][3:] == ["--model.remat none", f"--phases.0.accumulation {fastest.accumulation}"]
+    assert search["flags"][3:] == [
+        "--model.attention reference",
+        "--model.remat none",
+        f"--phases.0.accumulation {fastest.accumulation}",
+    ]
     phase = search["phases"]["0"]
     assert phase["rated"] == len(others) + 1
     assert [one["outcome"] for one in phase["shown"]] == ["chosen"] + 7 * ["slower"]

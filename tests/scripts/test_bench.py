@@ -157,27 +157,34 @@ def test_default_cases_are_supported(bench):
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_cases_of_a_sweep_are_valid_and_distinct(bench, sweep, platform):
     groups = sweep.groups(platform, True)
-    for group in groups:
+    for group in groups.values():
         assert len(set(group)) == len(group)
         assert all(bench.train_step.config_of(case) for case in group if case.variant is None)
-    peers = [case for group in groups for case in group if case.variant]
-    assert peers and not [case for group in sweep.groups(platform, False) for case in group if case.variant]
+    peers = [case for group in groups.values() for case in group if case.variant]
+    assert peers and not [case for group in sweep.groups(platform, False).values() for case in group if case.variant]
 
 
 def test_a_sweep_goes_on(bench, sweep, tmp_path):
     """A group is measured again unless all of its cases have been; a measurement is only replaced by another."""
-    first, second, other = (bench.Case("a", 128, batch) for batch in (1, 2, 3))
-    done = dict.fromkeys((first, second), "measured") | {other: "not measured: the budget ended"}
-    rows = [bench.dataclasses.asdict(case) | {"status": status, "samples": [7.0]} for case, status in done.items()]
+    cases = [bench.Case("a", 128, batch) for batch in (1, 2, 3)]
+    status = {("x", 0): "measured", ("x", 1): "measured", ("y", 1): "measured", ("y", 2): "not measured: the budget"}
+    rows = [
+        bench.dataclasses.asdict(cases[i]) | {"group": name, "status": one, "samples": [7.0]}
+        for (name, i), one in status.items()
+    ]
     file = tmp_path / "sweep.json"
     file.write_text(json.dumps({"cases": rows, "environment": {"device": "H100"}}))
     rows = sweep.earlier_rows(file, "H100")
-    assert len(rows) == 2 and sweep.earlier_rows(tmp_path / "none.json", "H100") == []
-    assert sweep.without_measured([first, second], rows) == []
-    assert sweep.without_measured([first, other], rows) == [first, other]
-    ceiling = SimpleNamespace(samples={}, sizes={})
-    report = bench.describe(ceiling, [bench.Result(first), bench.Result(other, "failed: x")], 1, rows)
-    assert [(row["batch"], row["samples"]) for row in report["cases"]] == [(1, [7.0]), (2, [7.0]), (3, [])]
+    assert len(rows) == 3 and sweep.earlier_rows(tmp_path / "none.json", "H100") == []
+    assert sweep.is_measured("x", cases[:2], rows)
+    assert not sweep.is_measured("y", cases[1:], rows) and not sweep.is_measured("z", cases[:1], rows)
+
+    def merged(samples):
+        results = [bench.Result(cases[1], "y", "failed: x"), bench.Result(cases[2], "y", "failed: x", samples)]
+        report = bench.describe(SimpleNamespace(samples={}, sizes={}), results, 1, rows)
+        return [(row["group"], row["batch"], row["samples"]) for row in report["cases"]]
+
+    assert merged([]) == [("x", 1, [7.0]), ("x", 2, [7.0]), ("y", 2, [7.0])]
     for text, device, words in ((file.read_text(), "H200", "of H100, not of H200"), ("[]", "H100", "is not the file")):
         file.write_text(text)
         with pytest.raises(bench.UserError, match=words):

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from bert_jax.cli import main as cli
+from bert_jax.config import Config, ModelConfig, Phase
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
@@ -81,3 +82,12 @@ def test_a_model_without_token_types_reads_no_pairs(run_as, tiny_corpus):
     run = run_as("roberta", model={"type_vocab_size": 1}, data={"format": "full_sentences"}, objective={"pair": "none"})
     with pytest.raises(UserError, match=r"--format segment_pair marks .* has 1 token type.*use full_sentences"):
         pretraining.evaluate(run, [CorpusWeight(tiny_corpus)], form="segment_pair")
+
+
+@pytest.mark.parametrize("attention", ["pallas_gpu", "pallas_tpu"])
+def test_a_run_with_kernels_is_scored_anywhere(attention):
+    """Without dropout, as the attention of evaluation has none."""
+    config = Config("x", ModelConfig(attention=attention), phases=(Phase(),))
+    assert config.model.attention_dropout > 0
+    model = pretraining._evaluation_config(config, None, None, None).model
+    assert (model.attention, model.attention_dropout) == ("xla", 0.0)

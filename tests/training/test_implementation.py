@@ -1,16 +1,18 @@
 """What is chosen for the devices, and that every refusal names the setting."""
 
+import jax
 import pytest
 
 from bert_jax.config import Config, MeshConfig, ModelConfig, Phase
 from bert_jax.errors import UserError
-from bert_jax.training.implementation import check_attention, choose_implementation
+from bert_jax.training.implementation import check_attention, check_kernel_memory, choose_implementation
 
+MODEL = ModelConfig(attention="pallas_tpu")
 GPU, TPU, TPU_V3 = "NVIDIA H100 80GB HBM3", "TPU v5 lite", "TPU v3"
 
 
-def config(attention: str = "auto", *, rate: float = 0.1, seq_len: int = 128, tensor: int = 1, head_size: int = 64):
-    model = ModelConfig(attention=attention, attention_dropout=rate, head_size=head_size)
+def config(attention: str = "auto", *, rate: float = 0.1, seq_len: int = 128, tensor: int = 1, **model):
+    model = ModelConfig(attention=attention, attention_dropout=rate, **{"head_size": 64} | model)
     return Config("x", model, phases=(Phase(seq_len=seq_len),), mesh=MeshConfig(tensor=tensor))
 
 
@@ -25,7 +27,9 @@ def config(attention: str = "auto", *, rate: float = 0.1, seq_len: int = 128, te
         (GPU, {"seq_len": 96}, "reference"),
         (GPU, {"tensor": 2}, "reference"),
         (GPU, {"tensor": -1}, "reference"),
-        (TPU, {"head_size": 80}, "pallas_tpu"),
+        (TPU, {"head_size": 32}, "pallas_tpu"),
+        (TPU, {"head_size": 80}, "reference"),
+        (TPU, {"num_heads": 3}, "reference"),
         (TPU, {"seq_len": 64}, "reference"),
         (TPU_V3, {"rate": 0.0}, "xla"),
         ("", {}, "reference"),
@@ -61,3 +65,10 @@ def test_refusals(name, tensor, kind, words):
     with pytest.raises(UserError) as caught:
         check_attention(config(name).model, tensor, kind)
     assert all(word in str(caught.value) for word in [*words, "set m", "reference"])
+
+
+def test_kernels_that_do_not_fit_on_the_chip_are_named():
+    """Only these; memory of the device has other remedies."""
+    check_kernel_memory(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm"), MODEL)
+    with pytest.raises(UserError, match="'pallas_tpu' need more memory inside"):
+        check_kernel_memory(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: in memory space vmem while"), MODEL)
