@@ -9,6 +9,7 @@ Shapes in names: B rows, S positions, N heads of size D; q: queries of a block; 
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,6 @@ from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_row_keys, dr
 
 FLOOR = float(jnp.finfo(jnp.float32).min) / 2
 """Score of a masked pair. Finite, so that the difference of two of them is not NaN."""
-MAX_QUERIES = 256
-"""Queries of a block."""
 MAX_SCORES = 2**17
 """Scores of a step of the grid, of all its heads: 512 KiB in float32, of which a step holds several."""
 MAX_ROW = 2**17
@@ -126,14 +125,13 @@ def _call(
     }
 
     def body(*refs):
-        kernel(_Block(settings, length, queries, width, heads, size, *refs[:3]), *refs[3:])
+        kernel(_Block(settings, length, queries, width, heads, size, *refs[:2]), *refs[2:])
 
     return pl.pallas_call(
         body,
         grid=(batch, settings.num_heads // heads, length // queries),
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
-            pl.BlockSpec((None, queries, 1), lambda b, n, i: (b, i, 0)),
             pl.BlockSpec((None, 1, length), lambda b, n, i: (b, 0, 0)),
             *(specs[kind] for kind in kinds),
         ],
@@ -143,16 +141,17 @@ def _call(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=settings.interpret,
         name=kernel.__name__.strip("_"),
-    )(keys.reshape(-1), segment_ids[:, :, None], segment_ids[:, None, :], *inputs)
+    )(keys.reshape(-1), segment_ids[:, None, :], *inputs)
 
 
 def _block_sizes(length: int, before: int | None, after: int | None) -> tuple[int, int]:
     """Queries of a block, and the number of keys that any of its queries can attend to."""
-    queries = MAX_QUERIES if length % MAX_QUERIES == 0 else LANES
-    reach = [length if tokens is None else -(-tokens // LANES) * LANES for tokens in (before, after)]
-    while queries > 8 and queries * min(length, queries + sum(reach)) > MAX_SCORES:
-        queries //= 2
-    return queries, min(length, max(queries, LANES) + sum(reach))
+    reach = sum(length if tokens is None else -(-tokens // LANES) * LANES for tokens in (before, after))
+    for queries in (2 * LANES, LANES):
+        width = min(length, queries + reach)
+        if length % queries == 0 and queries * width <= MAX_SCORES:
+            break
+    return queries, width
 
 
 def _heads_of_a_step(num_heads: int, size: int, scores: int, length: int) -> int:
@@ -182,11 +181,9 @@ class _Block:
     """Number of heads."""
     size: int
     """D."""
-    keys_ref: Any
-    """uint32 [2 B]: the rows' keys of dropout. Scalar memory pads the last axis of an array to 128."""
-    query_segments_ref: Any
-    """int32 [q, 1]"""
-    key_segments_ref: Any
+    dropout_keys_ref: Any
+    """uint32 [2 B]: two for each row. Scalar memory pads the last axis of an array to 128."""
+    segments_ref: Any
     """int32 [1, S]"""
 
     def first_key(self) -> Array | int:
@@ -194,8 +191,7 @@ class _Block:
         if self.width == self.length:
             return 0
         reach = -(-(self.settings.before or 0) // LANES) * LANES
-        # Not //, which cannot be lowered without a TPU.
-        first = jax.lax.div(pl.program_id(2) * self.queries, LANES) * LANES - reach
+        first = pl.program_id(2) * self.queries - reach
         return pl.multiple_of(jnp.clip(first, 0, self.length - self.width), LANES)
 
     def query_positions(self) -> Int[Array, "q k"]:
@@ -217,8 +213,10 @@ class _Block:
 
     def allowed(self) -> Bool[Array, "q k"]:
         """Where a query may attend to a key: `make_attention_mask`, but for the queries of padding."""
-        key_segments_1k = self.key_segments_ref[:, self.keys()]
-        allowed_qk = (self.query_segments_ref[...] == key_segments_1k) & (key_segments_1k > 0)
+        first_query = pl.multiple_of(pl.program_id(2) * self.queries, LANES)
+        query_segments_q1 = self.segments_ref[:, pl.ds(first_query, self.queries)].T
+        key_segments_1k = self.segments_ref[:, self.keys()]
+        allowed_qk = (query_segments_q1 == key_segments_1k) & (key_segments_1k > 0)
         distance_qk = self.key_positions() - self.query_positions()
         if self.settings.before is not None:
             allowed_qk &= distance_qk >= -self.settings.before
@@ -226,15 +224,15 @@ class _Block:
             allowed_qk &= distance_qk <= self.settings.after
         return allowed_qk
 
-    def dropout(self, head: int) -> Any:
+    def dropout(self, head: int) -> Callable[[Array], Array]:
         """`layers.dropout` of the block of an array [B, N, S, S] that belongs to a head, as a function of the block."""
         rate = self.settings.dropout_rate
         if rate == 0.0:
             return lambda x_qk: x_qk
         head_of_all = pl.program_id(1) * self.heads + head
         flat_qk = (head_of_all * self.length + self.query_positions()) * self.length + self.key_positions()
-        first = 2 * pl.program_id(0)
-        bits_qk = dropout_bits(flat_qk.astype(jnp.uint32), self.keys_ref[first], self.keys_ref[first + 1])
+        row_keys = (self.dropout_keys_ref[2 * pl.program_id(0) + i] for i in (0, 1))
+        bits_qk = dropout_bits(flat_qk.astype(jnp.uint32), *row_keys)
         keep_qk = bits_qk >= dropout_threshold(rate)
         return lambda x_qk: jnp.where(keep_qk, x_qk * (1.0 / (1.0 - rate)), 0.0)
 
