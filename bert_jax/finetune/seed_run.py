@@ -44,7 +44,7 @@ from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.recovery import DivergedError
 from bert_jax.training.run_directory.workdir import matching_config
-from bert_jax.training.sharding import round_up_to_shards
+from bert_jax.training.sharding import device_kind, round_up_to_shards
 from bert_jax.training.shared_programs import MakePrograms
 from bert_jax.training.state import InitialParams
 
@@ -111,7 +111,7 @@ class FinetuneRun:
         train = self._rows(data.train)
         row_counts = _row_counts(train.row_counts(options.steps, options.batch_size), mesh)
         config = self._config(row_counts[-1], train.batches_per_epoch(options.batch_size))
-        self.config = choose_implementation(config, mesh.devices.flat[0].device_kind)
+        self.config = choose_implementation(config, device_kind(mesh))
         evaluated = {
             metric_prefix(name): (self._rows(split.examples), functools.partial(data.metrics, name))
             for name, split in data.splits.items()

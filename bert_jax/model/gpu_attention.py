@@ -18,20 +18,8 @@ from jax.experimental.pallas import triton as plgpu
 
 from bert_jax.array_types import Array, Float, Int, UInt32
 from bert_jax.config.sections import GPU_ATTENTION_BLOCK as BLOCK
-from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_row_keys, dropout_threshold
-
-FLOOR = float(jnp.finfo(jnp.float32).min) / 2
-"""Score of a masked pair. Finite, so that the difference of two of them is not NaN."""
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What a kernel is compiled for."""
-
-    before: int | None
-    after: int | None
-    dropout_rate: float
-    interpret: bool
+from bert_jax.model.kernel_rules import FLOOR, KernelSettings, allowed_pairs, drop, kept_pairs, product, row_keys
+from bert_jax.model.layers import DropoutKey
 
 
 def kernel_attention(
@@ -54,11 +42,8 @@ def kernel_attention(
       dropout_rate, dropout_key: of the probabilities; None as the key disables dropout.
       interpret: run the kernels in JAX on any platform, for tests.
     """
-    if dropout_key is None:
-        dropout_rate, keys = 0.0, jnp.zeros((len(segment_ids), 2), jnp.uint32)
-    else:
-        keys = jnp.stack(dropout_row_keys(dropout_key), axis=1)
-    settings = _Settings(before, after, dropout_rate, interpret)
+    rate = 0.0 if dropout_key is None else dropout_rate
+    settings, keys = KernelSettings(query.shape[2], before, after, rate, interpret), row_keys(dropout_key, len(query))
     heads_first = [jnp.moveaxis(x, 2, 1) for x in (query, key, value)]
     context_BNSD = _attention(settings, *heads_first, segment_ids, keys)
     return jnp.moveaxis(context_BNSD, 1, 2)
@@ -66,7 +51,7 @@ def kernel_attention(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(
-    settings: _Settings,
+    settings: KernelSettings,
     query: Float[Array, "B N S D"],
     key: Float[Array, "B N S D"],
     value: Float[Array, "B N S D"],
@@ -127,7 +112,7 @@ def _block_ranges(
 
 
 def _call(
-    kernel: Any, settings: _Settings, of_rows: tuple[Array, Array, Array], inputs: tuple, kinds: str, outputs: Any
+    kernel: Any, settings: KernelSettings, of_rows: tuple[Array, Array, Array], inputs: tuple, kinds: str, outputs: Any
 ) -> Any:
     """Run a kernel on every block of every row and head.
 
@@ -171,7 +156,7 @@ def _call(
 class _RowAndHead:
     """What all blocks of scores of a row and head share."""
 
-    settings: _Settings
+    settings: KernelSettings
     length: int
     """S."""
     scale: float
@@ -183,28 +168,22 @@ class _RowAndHead:
 
     def scores(self, query_qD: Array, key_kD: Array) -> Array:
         """[q, k], float32; not masked."""
-        return _product(query_qD, key_kD.T) * self.scale
+        return product(query_qD, key_kD.T) * self.scale
 
     def allowed(self, query_block: Array, key_block: Array) -> Array:
-        """Where a query may attend to a key: `make_attention_mask`, but for the queries of padding."""
+        """`allowed_pairs` of two blocks."""
         query_segments = self.segments_ref[pl.ds(query_block * BLOCK, BLOCK)][:, None]
         key_segments = self.segments_ref[pl.ds(key_block * BLOCK, BLOCK)][None, :]
-        allowed_qk = (query_segments == key_segments) & (key_segments > 0)
-        distance_qk = _positions(key_block, 1) - _positions(query_block, 0)
-        if self.settings.before is not None:
-            allowed_qk &= distance_qk >= -self.settings.before
-        if self.settings.after is not None:
-            allowed_qk &= distance_qk <= self.settings.after
-        return allowed_qk
+        positions = _positions(query_block, 0), _positions(key_block, 1)
+        return allowed_pairs(self.settings, query_segments, key_segments, *positions)
 
     def dropped(self, x_qk: Array, query_block: Array, key_block: Array) -> Array:
         """`layers.dropout` of a block of an array [B, N, S, S]."""
         rate = self.settings.dropout_rate
         if rate == 0.0:
             return x_qk
-        flat_qk = (self.head * self.length + _positions(query_block, 0)) * self.length + _positions(key_block, 1)
-        bits_qk = dropout_bits(flat_qk.astype(jnp.uint32), self.keys_ref[0], self.keys_ref[1])
-        return jnp.where(bits_qk >= dropout_threshold(rate), x_qk * (1.0 / (1.0 - rate)), 0.0)
+        positions, keys = (_positions(query_block, 0), _positions(key_block, 1)), (self.keys_ref[0], self.keys_ref[1])
+        return drop(x_qk, kept_pairs(rate, self.length, self.head, *positions, keys), rate)
 
     def backward(
         self,
@@ -219,15 +198,9 @@ class _RowAndHead:
         """Probabilities after dropout, and the gradient of the scores, both [q, k]; blocks: of queries and keys."""
         scores_qk = self.scores(query_qD, key_kD)
         probabilities_qk = jnp.where(self.allowed(*blocks), jnp.exp(scores_qk - log_sums_q1), 0.0)
-        gradient_qk = self.dropped(_product(gradient_qD, value_kD.T), *blocks)
+        gradient_qk = self.dropped(product(gradient_qD, value_kD.T), *blocks)
         # The product of a context vector and its gradient is the mean that the softmax's gradient subtracts.
         return self.dropped(probabilities_qk, *blocks), probabilities_qk * (gradient_qk - products_q1)
-
-
-def _product(first: Array, second: Array) -> Array:
-    """A matrix product in float32. Triton would round float32 factors to 10 bits."""
-    exact = jax.lax.Precision.HIGHEST if first.dtype == jnp.float32 else None
-    return jnp.dot(first, second, precision=exact, preferred_element_type=jnp.float32)
 
 
 def _positions(block: Array, axis: int) -> Array:
@@ -251,7 +224,7 @@ def _forward_kernel(make_shared, range_ref, query_ref, key_ref, value_ref, conte
         correction_q1 = jnp.exp(largest_q1 - new_largest_q1)
         weights_qk = jnp.where(allowed_qk, jnp.exp(scores_qk - new_largest_q1), 0.0)
         dropped_qk = shared.dropped(weights_qk, query_block, key_block).astype(query_qD.dtype)
-        context_qD = context_qD * correction_q1 + _product(dropped_qk, value_ref[_at(key_block), :])
+        context_qD = context_qD * correction_q1 + product(dropped_qk, value_ref[_at(key_block), :])
         return context_qD, new_largest_q1, sums_q1 * correction_q1 + weights_qk.sum(1, keepdims=True)
 
     zeros_q1 = jnp.zeros((BLOCK, 1), jnp.float32)
@@ -280,7 +253,7 @@ def _query_gradient_kernel(
     def add_block(key_block, total_qD):
         key_kD, value_kD = key_ref[_at(key_block), :], value_ref[_at(key_block), :]
         _, gradient_qk = shared.backward((query_block, key_block), *of_queries, key_kD, value_kD)
-        return total_qD + _product(gradient_qk.astype(key_kD.dtype), key_kD)
+        return total_qD + product(gradient_qk.astype(key_kD.dtype), key_kD)
 
     zeros_qD = jnp.zeros(query_gradient_ref.shape, jnp.float32)
     total_qD = jax.lax.fori_loop(range_ref[0], range_ref[1], add_block, zeros_qD)
@@ -311,8 +284,8 @@ def _key_gradient_kernel(
             (query_block, key_block), query_qD, gradient_qD, log_sums_q1, products_q1, key_kD, value_kD
         )
         return (
-            totals[0] + _product(gradient_qk.astype(query_qD.dtype).T, query_qD),
-            totals[1] + _product(dropped_qk.astype(query_qD.dtype).T, gradient_qD),
+            totals[0] + product(gradient_qk.astype(query_qD.dtype).T, query_qD),
+            totals[1] + product(dropped_qk.astype(query_qD.dtype).T, gradient_qD),
         )
 
     zeros_kD = jnp.zeros(key_kD.shape, jnp.float32)

@@ -20,25 +20,13 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config.sections import TPU_ATTENTION_BLOCK as LANES
-from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_row_keys, dropout_threshold
+from bert_jax.model.kernel_rules import FLOOR, KernelSettings, allowed_pairs, drop, kept_pairs, product, row_keys
+from bert_jax.model.layers import DropoutKey
 
-FLOOR = float(jnp.finfo(jnp.float32).min) / 2
-"""Score of a masked pair. Finite, so that the difference of two of them is not NaN."""
 MAX_SCORES = 2**17
 """Scores of a step of the grid, of all its heads: 512 KiB in float32, of which a step holds several."""
 MAX_ROW = 2**17
 """Elements of a row's keys, of all heads of a step of the grid, which holds several such arrays."""
-
-
-@dataclass(frozen=True)
-class _Settings:
-    """What a kernel is compiled for."""
-
-    num_heads: int
-    before: int | None
-    after: int | None
-    dropout_rate: float
-    interpret: bool
 
 
 def kernel_attention(
@@ -60,11 +48,8 @@ def kernel_attention(
         `KERNEL_HEAD_SIZES`, and N x D a multiple of 128 or less than it.
       segment_ids, before, after, dropout_rate, dropout_key, interpret: as there.
     """
-    if dropout_key is None:
-        dropout_rate, keys = 0.0, jnp.zeros((len(segment_ids), 2), jnp.uint32)
-    else:
-        keys = jnp.stack(dropout_row_keys(dropout_key), axis=1)
-    settings = _Settings(query.shape[2], before, after, dropout_rate, interpret)
+    rate = 0.0 if dropout_key is None else dropout_rate
+    settings, keys = KernelSettings(query.shape[2], before, after, rate, interpret), row_keys(dropout_key, len(query))
     # All heads side by side: an array whose last axis is a head of 64 would take twice its size in memory.
     side_by_side = [x.reshape(*x.shape[:2], -1) for x in (query, key, value)]
     return _attention(settings, *side_by_side, segment_ids, keys).reshape(query.shape)
@@ -72,7 +57,7 @@ def kernel_attention(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(
-    settings: _Settings,
+    settings: KernelSettings,
     query: Float[Array, "B S ND"],
     key: Float[Array, "B S ND"],
     value: Float[Array, "B S ND"],
@@ -98,7 +83,7 @@ _attention.defvjp(_forward, _backward)
 
 def _call(
     kernel: Any,
-    settings: _Settings,
+    settings: KernelSettings,
     segment_ids: Int[Array, "B S"],
     keys: UInt32[Array, "B 2"],
     inputs: tuple[Array, ...],
@@ -171,7 +156,7 @@ def _heads_of_a_step(num_heads: int, size: int, scores: int, length: int) -> int
 class _Block:
     """What the heads of a block of queries share."""
 
-    settings: _Settings
+    settings: KernelSettings
     length: int
     """S."""
     queries: int
@@ -212,17 +197,12 @@ class _Block:
         return pl.ds(self.first_key(), self.width)
 
     def allowed(self) -> Bool[Array, "q k"]:
-        """Where a query may attend to a key: `make_attention_mask`, but for the queries of padding."""
+        """`allowed_pairs` of the block."""
         first_query = pl.multiple_of(pl.program_id(2) * self.queries, LANES)
         query_segments_q1 = self.segments_ref[:, pl.ds(first_query, self.queries)].T
         key_segments_1k = self.segments_ref[:, self.keys()]
-        allowed_qk = (query_segments_q1 == key_segments_1k) & (key_segments_1k > 0)
-        distance_qk = self.key_positions() - self.query_positions()
-        if self.settings.before is not None:
-            allowed_qk &= distance_qk >= -self.settings.before
-        if self.settings.after is not None:
-            allowed_qk &= distance_qk <= self.settings.after
-        return allowed_qk
+        positions = self.query_positions(), self.key_positions()
+        return allowed_pairs(self.settings, query_segments_q1, key_segments_1k, *positions)
 
     def dropout(self, head: int) -> Callable[[Array], Array]:
         """`layers.dropout` of the block of an array [B, N, S, S] that belongs to a head, as a function of the block."""
@@ -230,25 +210,17 @@ class _Block:
         if rate == 0.0:
             return lambda x_qk: x_qk
         head_of_all = pl.program_id(1) * self.heads + head
-        flat_qk = (head_of_all * self.length + self.query_positions()) * self.length + self.key_positions()
-        row_keys = (self.dropout_keys_ref[2 * pl.program_id(0) + i] for i in (0, 1))
-        bits_qk = dropout_bits(flat_qk.astype(jnp.uint32), *row_keys)
-        keep_qk = bits_qk >= dropout_threshold(rate)
-        return lambda x_qk: jnp.where(keep_qk, x_qk * (1.0 / (1.0 - rate)), 0.0)
+        row_keys = tuple(self.dropout_keys_ref[2 * pl.program_id(0) + i] for i in (0, 1))
+        positions = self.query_positions(), self.key_positions()
+        kept_qk = kept_pairs(rate, self.length, head_of_all, *positions, row_keys)
+        return lambda x_qk: drop(x_qk, kept_qk, rate)
 
     def probabilities(self, query_qD: Array, key_kD: Array, allowed_qk: Array) -> Float[Array, "q k"]:
         """The softmax, float32; 0 for queries of padding."""
-        scores_qk = jnp.where(allowed_qk, _product(query_qD, key_kD, (1, 1)) * self.size**-0.5, FLOOR)
+        scores_qk = jnp.where(allowed_qk, product(query_qD, key_kD, (1, 1)) * self.size**-0.5, FLOOR)
         weights_qk = jnp.where(allowed_qk, jnp.exp(scores_qk - scores_qk.max(1, keepdims=True)), 0.0)
         sums_q1 = weights_qk.sum(1, keepdims=True)
         return weights_qk / jnp.where(sums_q1 > 0, sums_q1, 1.0)
-
-
-def _product(first: Array, second: Array, axes: tuple[int, int]) -> Array:
-    """The sum over an axis of each of two matrices, in float32; float32 factors are not rounded to bfloat16."""
-    exact = jax.lax.Precision.HIGHEST if first.dtype == jnp.float32 else None
-    contracted = tuple((axis,) for axis in axes)
-    return jax.lax.dot_general(first, second, (contracted, ((), ())), exact, jnp.float32)
 
 
 def _forward_kernel(block, query_ref, key_ref, value_ref, context_ref):
@@ -258,7 +230,7 @@ def _forward_kernel(block, query_ref, key_ref, value_ref, context_ref):
         lanes = block.lanes(head)
         probabilities_qk = block.probabilities(query_ref[:, lanes], key_ref[block.keys(), lanes], allowed_qk)
         dropped_qk = block.dropout(head)(probabilities_qk).astype(value_ref.dtype)
-        context_ref[:, lanes] = _product(dropped_qk, value_ref[block.keys(), lanes], (1, 0)).astype(context_ref.dtype)
+        context_ref[:, lanes] = product(dropped_qk, value_ref[block.keys(), lanes]).astype(context_ref.dtype)
 
 
 def _backward_kernel(
@@ -288,13 +260,13 @@ def _backward_kernel(
         query_qD, gradient_qD = query_ref[:, lanes], gradient_ref[:, lanes]
         key_kD, value_kD = key_ref[keys, lanes], value_ref[keys, lanes]
         probabilities_qk = block.probabilities(query_qD, key_kD, allowed_qk)
-        gradient_qk = dropout(_product(gradient_qD, value_kD, (1, 1)))
+        gradient_qk = dropout(product(gradient_qD, value_kD, (1, 1)))
         mean_q1 = (probabilities_qk * gradient_qk).sum(1, keepdims=True)
         scores_gradient_qk = (probabilities_qk * (gradient_qk - mean_q1) * block.size**-0.5).astype(query_qD.dtype)
-        query_gradient_ref[:, lanes] = _product(scores_gradient_qk, key_kD, (1, 0)).astype(query_gradient_ref.dtype)
-        key_total_ref[keys, lanes] += _product(scores_gradient_qk, query_qD, (0, 0))
+        query_gradient_ref[:, lanes] = product(scores_gradient_qk, key_kD).astype(query_gradient_ref.dtype)
+        key_total_ref[keys, lanes] += product(scores_gradient_qk, query_qD, (0, 0))
         dropped_qk = dropout(probabilities_qk).astype(gradient_qD.dtype)
-        value_total_ref[keys, lanes] += _product(dropped_qk, gradient_qD, (0, 0))
+        value_total_ref[keys, lanes] += product(dropped_qk, gradient_qD, (0, 0))
 
     @pl.when(last)
     def _():

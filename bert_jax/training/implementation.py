@@ -24,11 +24,11 @@ PREFERRED: dict[Platform, tuple[str, ...]] = {
     "tpu": ("pallas_tpu", "xla", "reference"),
     "unknown": ("xla", "reference"),
 }
-"""What `model.attention auto` tries, in this order. For CPUs it was measured (docs/LOG.md). For GPUs and TPUs it is
-assumed: the implementations that write no scores to memory first."""
+"""What `model.attention auto` tries, in this order. For CPUs it was measured, in `encode` and in training
+(docs/LOG.md). For GPUs and TPUs it is assumed: the implementations that write no scores to memory first."""
 MOST_UNROLLED = 12
 """Layers of the deepest model whose scan over depth is unrolled on CPUs, where slices of stacked parameters and
-residuals are copied in every iteration: steps take 7 to 13 % less time (docs/LOG.md). Deeper ones compile too long."""
+residuals are copied in every iteration: steps take 6 to 13 % less time (docs/LOG.md). Deeper ones compile too long."""
 
 
 def choose_implementation(config: Config, device_kind: str) -> Config:

@@ -31,7 +31,7 @@ from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import (
     check_checkpoint_storage,
 )
-from bert_jax.training.sharding import make_mesh
+from bert_jax.training.sharding import device_kind, make_mesh
 from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Task
 
@@ -94,7 +94,7 @@ def pretrain(
     start_time = time.time()
     check_checkpoint_storage(directory)
     mesh = make_mesh(config.mesh)
-    config = choose_implementation(config, mesh.devices.flat[0].device_kind)
+    config = choose_implementation(config, device_kind(mesh))
     task = open_task(config, parts)
     assert task.train is not None
     programs = make_programs(task, mesh)

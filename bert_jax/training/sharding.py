@@ -151,6 +151,11 @@ def state_shardings(mesh: Mesh | AbstractMesh, tree: Any) -> Any:
     return map_with_table(SPECS, fit, tree)
 
 
+def device_kind(mesh: Mesh | AbstractMesh) -> str:
+    """The kind of the devices, as jax has it; "" for an abstract mesh."""
+    return "" if isinstance(mesh, AbstractMesh) else mesh.devices.flat[0].device_kind
+
+
 def row_shards(mesh: Mesh | AbstractMesh) -> int:
     """Number of parts that the rows of a batch are split into: the product of the data axes."""
     return math.prod(mesh.shape[axis] for axis in DATA_AXES)

@@ -86,7 +86,7 @@ def earlier_rows(file: Path, device: str) -> list[dict[str, Any]]:
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
         rows, before = report["cases"], report["environment"]["device"]
-        rows = [row for row in rows if row["status"].startswith(FINAL)]
+        rows = [row for row in rows if row["group"] and row["status"].startswith(FINAL)]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"--json {file} is not the file of a sweep: choose another one") from error
     if before != device:
