@@ -13,19 +13,22 @@ import jax.numpy as jnp
 from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.config.sections import KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError
-from bert_jax.model.layers import DropoutKey, dropout
+from bert_jax.model.layers import DropoutKey, Selection, dropout, gather_positions
 
 
 class AttentionResult(NamedTuple):
     """Context vectors and, if requested, the probabilities before dropout."""
 
-    context: Float[Array, "B S N D"]
-    probabilities: Float[Array, "B N S S"] | None
+    context: Float[Array, "B Q N D"]
+    probabilities: Float[Array, "B N Q S"] | None
 
 
 def make_attention_mask(
-    segment_ids: Int[Array, "B S"], before: int | None, after: int | None
-) -> Bool[Array, "B 1 S S"]:
+    segment_ids: Int[Array, "B S"],
+    before: int | None,
+    after: int | None,
+    query_positions: Int[Array, "B Q"] | None = None,
+) -> Bool[Array, "B 1 Q S"]:
     """True where a query may attend to a key.
 
     A token attends to itself and to the tokens of its own packed example at most `before` positions before it
@@ -36,25 +39,31 @@ def make_attention_mask(
       segment_ids: which packed example a token belongs to, from 1; 0 is padding.
       before: tokens; None sets no limit.
       after: likewise; 0 makes attention causal.
+      query_positions: of the queries; None: all, Q = S.
     """
-    query, key = segment_ids[:, None, :, None], segment_ids[:, None, None, :]
-    position = jnp.arange(segment_ids.shape[1])
-    distance_ST = position[None, :] - position[:, None]
+    position = jnp.arange(segment_ids.shape[1])[None]
+    if query_positions is None:
+        query_positions, query_segments = position, segment_ids
+    else:
+        query_segments = gather_positions(segment_ids, query_positions)
+    query, key = query_segments[:, None, :, None], segment_ids[:, None, None, :]
+    distance = (position[:, None, :] - query_positions[:, :, None])[:, None]
     allowed = query == key
     if before is not None:
-        allowed &= (distance_ST >= -before)[None, None]
+        allowed &= distance >= -before
     if after is not None:
-        allowed &= (distance_ST <= after)[None, None]
+        allowed &= distance <= after
     return (key > 0) & (allowed | (query == 0))
 
 
 def attend(
     implementation: str,
-    query: Float[Array, "B S N D"],
+    query: Float[Array, "B Q N D"],
     key: Float[Array, "B S N D"],
     value: Float[Array, "B S N D"],
     segment_ids: Int[Array, "B S"],
     *,
+    query_positions: Int[Array, "B Q"] | None = None,
     before: int | None = None,
     after: int | None = None,
     dropout_rate: float = 0.0,
@@ -64,8 +73,10 @@ def attend(
     """Softmax attention by an implementation of `ModelConfig.attention`; only `reference` has probabilities.
 
     Args:
-      implementation: not `auto`. Without a dropout key, that is in evaluation, the kernels are replaced by `xla`.
+      implementation: not `auto`. The kernels need all queries and a dropout key; otherwise (part of the last layer,
+        evaluation) `reference` replaces them where there is dropout, and `xla` where there is none.
       query, key, value: after projection and rotation.
+      query_positions: of the queries; None: all, Q = S.
       segment_ids, before, after: which pairs attend, see `make_attention_mask`. The context of padding has no meaning.
       dropout_rate, dropout_key: of dropout on the probabilities.
       keep_probabilities: whether to return them.
@@ -73,7 +84,8 @@ def attend(
     Raises:
       UserError: `keep_probabilities` with another implementation.
     """
-    if implementation in KERNEL_ROW_LENGTHS and dropout_key is not None and not keep_probabilities:
+    is_kernel = implementation in KERNEL_ROW_LENGTHS
+    if is_kernel and dropout_key is not None and query_positions is None and not keep_probabilities:
         return AttentionResult(
             _kernel_attention(implementation)(
                 query,
@@ -88,12 +100,14 @@ def attend(
             None,
         )
     assert implementation != "auto", "call training.implementation.choose_implementation before"
-    mask = make_attention_mask(segment_ids, before, after)
-    if implementation == "reference":
-        probabilities_BNST = reference_probabilities(query, key, mask)
-        dropped_BNST = dropout(probabilities_BNST, dropout_rate, dropout_key).astype(value.dtype)
-        context_BSND = jnp.einsum("bnst,btnd->bsnd", dropped_BNST, value)
-        return AttentionResult(context_BSND, probabilities_BNST if keep_probabilities else None)
+    mask = make_attention_mask(segment_ids, before, after, query_positions)
+    has_dropout = dropout_rate > 0.0 and dropout_key is not None
+    if implementation == "reference" or (is_kernel and has_dropout and not keep_probabilities):
+        probabilities_BNQS = reference_probabilities(query, key, mask)
+        selection = None if query_positions is None else Selection(2, query_positions, key.shape[1])
+        dropped_BNQS = dropout(probabilities_BNQS, dropout_rate, dropout_key, selection).astype(value.dtype)
+        context_BQND = jnp.einsum("bnqs,bsnd->bqnd", dropped_BNQS, value)
+        return AttentionResult(context_BQND, probabilities_BNQS if keep_probabilities else None)
     if keep_probabilities:
         raise UserError(
             f"model.attention '{implementation}' has no attention probabilities: "
@@ -103,8 +117,8 @@ def attend(
     assert dropout_rate == 0.0 or dropout_key is None
     if implementation == "deferred":
         return AttentionResult(_deferred_softmax(query, key, value, mask), None)
-    library = {"xla": "xla", "cudnn": "cudnn"} | dict.fromkeys(KERNEL_ROW_LENGTHS, "xla")
-    fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library[implementation])
+    library = "cudnn" if implementation == "cudnn" and query_positions is None else "xla"
+    fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library)
     return AttentionResult(fused, None)
 
 
@@ -118,37 +132,37 @@ def _kernel_attention(implementation: str) -> Callable[..., Float[Array, "B S N 
 
 
 def reference_probabilities(
-    query: Float[Array, "B S N D"], key: Float[Array, "B S N D"], mask: Bool[Array, "B 1 S S"]
-) -> Float[Array, "B N S S"]:
+    query: Float[Array, "B Q N D"], key: Float[Array, "B S N D"], mask: Bool[Array, "B 1 Q S"]
+) -> Float[Array, "B N Q S"]:
     """The softmax of attention in plain jnp (Vaswani et al. 2017, section 3.2), in float32."""
-    scores_BNST = jnp.einsum("bsnd,btnd->bnst", query, key, preferred_element_type=jnp.float32)
-    scores_BNST *= query.shape[-1] ** -0.5
+    scores_BNQS = jnp.einsum("bqnd,bsnd->bnqs", query, key, preferred_element_type=jnp.float32)
+    scores_BNQS *= query.shape[-1] ** -0.5
     # A finite floor: a query with all keys masked gets the mean of all values instead of NaN.
-    scores_BNST = jnp.where(mask, scores_BNST, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores_BNST, axis=-1)
+    scores_BNQS = jnp.where(mask, scores_BNQS, jnp.finfo(jnp.float32).min)
+    return jax.nn.softmax(scores_BNQS, axis=-1)
 
 
 def _deferred_softmax(
-    query: Float[Array, "B S N D"],
+    query: Float[Array, "B Q N D"],
     key: Float[Array, "B S N D"],
     value: Float[Array, "B S N D"],
-    mask: Bool[Array, "B 1 S S"],
-) -> Float[Array, "B S N D"]:
-    """Attention with fewer passes over [B, N, S, S]: it scales the queries instead of the scores.
+    mask: Bool[Array, "B 1 Q S"],
+) -> Float[Array, "B Q N D"]:
+    """Attention with fewer passes over [B, N, Q, S]: it scales the queries instead of the scores.
 
     The division by the sums of the softmax is deferred to the contexts. On two CPU cores a whole encoder took 8 %
     (S = 128) and 16 % (S = 256) less CPU time than with "xla" (docs/LOG.md).
     """
     scaled = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    scores_BNST = jnp.einsum("bsnd,btnd->bnst", scaled, key, preferred_element_type=jnp.float32)
+    scores_BNQS = jnp.einsum("bqnd,bsnd->bnqs", scaled, key, preferred_element_type=jnp.float32)
     # Finite as in `reference`; added, so that one mask serves all heads.
-    scores_BNST += jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
-    weights_BNST = jnp.exp(scores_BNST - scores_BNST.max(-1, keepdims=True))
-    sums_BNS1 = weights_BNST.sum(-1, keepdims=True)
-    weighted_BNSD = jnp.einsum(
-        "bnst,btnd->bnsd", weights_BNST.astype(value.dtype), value, preferred_element_type=jnp.float32
+    scores_BNQS += jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
+    weights_BNQS = jnp.exp(scores_BNQS - scores_BNQS.max(-1, keepdims=True))
+    sums_BNQ1 = weights_BNQS.sum(-1, keepdims=True)
+    weighted_BNQD = jnp.einsum(
+        "bnqs,bsnd->bnqd", weights_BNQS.astype(value.dtype), value, preferred_element_type=jnp.float32
     )
-    return jnp.moveaxis(weighted_BNSD / sums_BNS1, 1, 2).astype(value.dtype)
+    return jnp.moveaxis(weighted_BNQD / sums_BNQ1, 1, 2).astype(value.dtype)
 
 
 def apply_rotary_embedding(

@@ -17,6 +17,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
+from bert_jax.model.layers import gather_positions
 
 Params = dict[str, Any]
 
@@ -75,12 +76,12 @@ class BertModel(nnx.Module):
         if reads == "mean":
             means = mean_pool_examples(hidden, inputs.segment_ids, inputs.cls_positions.shape[1])
             return means.astype(hidden.dtype)
-        return jnp.take_along_axis(hidden, inputs.cls_positions[:, :, None], axis=1, mode="clip")
+        return gather_positions(hidden, inputs.cls_positions)
 
 
 def _has_example(inputs: EncoderInputs) -> Bool[Array, "B K"]:
     """Whether a slot of a row has an example: its number is that of the segment at its [CLS]."""
-    segments = jnp.take_along_axis(inputs.segment_ids, inputs.cls_positions, axis=1, mode="clip")
+    segments = gather_positions(inputs.segment_ids, inputs.cls_positions)
     return segments == jnp.arange(1, segments.shape[1] + 1)[None]
 
 

@@ -17,7 +17,9 @@ from bert_jax.model.layers import (
     Dense,
     DropoutKey,
     LayerNorm,
+    Selection,
     dropout,
+    gather_positions,
     truncated_normal,
 )
 from bert_jax.model.stack import run_stack
@@ -40,7 +42,8 @@ class EncoderInputs(NamedTuple):
 class EncoderOutput(NamedTuple):
     """Outputs of the encoder; `hidden_states`, `attentions` and `readouts` are None unless requested."""
 
-    hidden: Float[Array, "B S H"]
+    hidden: Float[Array, "B n H"]
+    """Of all positions (n = S), or of those that were requested."""
     pooled: Float[Array, "B K H"] | None
     """tanh of a projection of each example's [CLS]; None in a model without a pooler."""
     hidden_states: Float[Array, "L1 B S H"] | None
@@ -126,30 +129,36 @@ class Block(nnx.Module):
         head_mask: Float[Array, " N"] | None,
         dropout_key: DropoutKey | None,
         keep_probabilities: bool,
-    ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
-        """Apply one layer according to its plan; the second result is None unless `keep_probabilities`."""
+        positions: Int[Array, "B Q"] | None = None,
+    ) -> tuple[Float[Array, "B Q H"], Float[Array, "B N Q S"] | None]:
+        """Apply one layer according to its plan; the second result is None unless `keep_probabilities`.
+
+        With `positions`, only the outputs at these positions are computed; without, Q = S.
+        """
         rate = self.config.hidden_dropout
         attention_input = self.attention_norm(hidden) if plan.norm_placement is NormPlacement.PRE else hidden
         attended, probabilities = self._attend(
-            attention_input, plan, inputs, head_mask, dropout_key, keep_probabilities
+            attention_input, plan, inputs, head_mask, dropout_key, keep_probabilities, positions
         )
-        attended = dropout(attended, rate, dropout_key and dropout_key.fold_in(ATTENTION_OUT_SITE))
+        selection = None
+        if positions is not None:
+            selection, hidden = Selection(1, positions, hidden.shape[1]), gather_positions(hidden, positions)
+        attended = dropout(attended, rate, dropout_key and dropout_key.fold_in(ATTENTION_OUT_SITE), selection)
         hidden = hidden + (attended if self.attention_adapter is None else self.attention_adapter(attended))
         if plan.norm_placement is NormPlacement.POST:
             hidden = self.attention_norm(hidden)
 
         feed_forward_input = hidden if plan.norm_placement is NormPlacement.POST else self.feed_forward_norm(hidden)
-        output = dropout(
-            self._feed_forward(feed_forward_input), rate, dropout_key and dropout_key.fold_in(FEED_FORWARD_SITE)
-        )
+        output = self._feed_forward(feed_forward_input)
+        output = dropout(output, rate, dropout_key and dropout_key.fold_in(FEED_FORWARD_SITE), selection)
         hidden = hidden + (output if self.feed_forward_adapter is None else self.feed_forward_adapter(output))
         if plan.norm_placement is NormPlacement.POST:
             hidden = self.feed_forward_norm(hidden)
         return hidden, probabilities
 
-    def _feed_forward(self, hidden: Float[Array, "B S H"]) -> Float[Array, "B S H"]:
-        activate, up_BSF = ACTIVATIONS[self.config.activation], self.up(hidden)
-        return self.down(activate(up_BSF) if self.gate is None else activate(self.gate(hidden)) * up_BSF)
+    def _feed_forward(self, hidden: Float[Array, "B Q H"]) -> Float[Array, "B Q H"]:
+        activate, up_BQF = ACTIVATIONS[self.config.activation], self.up(hidden)
+        return self.down(activate(up_BQF) if self.gate is None else activate(self.gate(hidden)) * up_BQF)
 
     def _attend(
         self,
@@ -159,18 +168,27 @@ class Block(nnx.Module):
         head_mask: Float[Array, " N"] | None,
         dropout_key: DropoutKey | None,
         keep_probabilities: bool,
-    ) -> tuple[Float[Array, "B S H"], Float[Array, "B N S S"] | None]:
-        separate = self.config.attention == "deferred"  # the implementation for CPUs
-        query, key, value = self.qkv.separate_products(hidden) if separate else jnp.moveaxis(self.qkv(hidden), 2, 0)
+        positions: Int[Array, "B Q"] | None,
+    ) -> tuple[Float[Array, "B Q H"], Float[Array, "B N Q S"] | None]:
+        query_ids = inputs.position_ids
+        if positions is not None:
+            query, key, value = self.qkv.separate_products((gather_positions(hidden, positions), hidden, hidden))
+            query_ids = gather_positions(query_ids, positions)
+        elif self.config.attention == "deferred":  # the implementation for CPUs
+            query, key, value = self.qkv.separate_products((hidden,) * 3)
+        else:
+            query, key, value = jnp.moveaxis(self.qkv(hidden), 2, 0)
         if plan.rotary_base is not None:
-            query, key = (apply_rotary_embedding(x, inputs.position_ids, plan.rotary_base) for x in (query, key))
+            query = apply_rotary_embedding(query, query_ids, plan.rotary_base)
+            key = apply_rotary_embedding(key, inputs.position_ids, plan.rotary_base)
         after = 0 if self.config.direction == "causal" else plan.window
-        context_BSND, probabilities = attend(
+        context_BQND, probabilities = attend(
             self.config.attention,
             query,
             key,
             value,
             inputs.segment_ids,
+            query_positions=positions,
             before=plan.window,
             after=after,
             dropout_rate=self.config.attention_dropout,
@@ -178,8 +196,8 @@ class Block(nnx.Module):
             keep_probabilities=keep_probabilities,
         )
         if head_mask is not None:
-            context_BSND *= head_mask.astype(context_BSND.dtype)[None, None, :, None]
-        return self.attention_out(context_BSND), probabilities
+            context_BQND *= head_mask.astype(context_BQND.dtype)[None, None, :, None]
+        return self.attention_out(context_BQND), probabilities
 
 
 def _adapter(config: ModelConfig, key: Key[Array, ""], site: int) -> Adapter | None:
@@ -221,6 +239,7 @@ class Encoder(nnx.Module):
         hidden_states: bool = False,
         attentions: bool = False,
         read_state: Callable[[Float[Array, "B S H"]], Float[Array, "B n H"]] | None = None,
+        positions: Int[Array, "B n"] | None = None,
     ) -> EncoderOutput:
         """Encode a batch.
 
@@ -233,6 +252,9 @@ class Encoder(nnx.Module):
           attentions: whether to return attention probabilities; only the `reference` attention has them.
           read_state: what to return of every hidden state as `readouts`, e.g. its [CLS] vectors; the states themselves
             are then not stacked.
+          positions: where the output has hidden vectors; None: everywhere. If they and the [CLS] that a pooler reads
+            are at most half of a row, the last layer computes nothing at other positions. Not together with
+            `hidden_states`, `attentions` or `read_state`, which need it everywhere.
 
         Raises:
           UserError: `attentions` with an implementation that has no probabilities.
@@ -242,43 +264,53 @@ class Encoder(nnx.Module):
             return hidden if hidden_states else None, None if read_state is None else read_state(hidden)
 
         embedded = self.embeddings(inputs, inputs_embeds, dropout_key and dropout_key.fold_in(EMBEDDING_SITE))
-        hidden, kept, probabilities = self._run_layers(embedded, inputs, dropout_key, head_mask, keep, attentions)
+        read = positions
+        if positions is not None and self.pooler is not None:
+            read = jnp.concatenate([positions, inputs.cls_positions], axis=1)
+        hidden, kept, probabilities = self._run_layers(embedded, inputs, dropout_key, head_mask, keep, attentions, read)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
             kept = jax.tree.map(lambda states, last: states.at[-1].set(last), kept, keep(hidden))
+        wanted = hidden.shape[1] if positions is None else positions.shape[1]
         pooled = None
         if self.pooler is not None:
-            cls_BKH = jnp.take_along_axis(hidden, inputs.cls_positions[:, :, None], axis=1, mode="clip")
+            cls_BKH = gather_positions(hidden, inputs.cls_positions) if read is None else hidden[:, wanted:]
             pooled = self.pool(cls_BKH)
         states, readouts = jax.tree.map(
             lambda first, others: jnp.concatenate([first[None], others]), keep(embedded), kept
         )
-        return EncoderOutput(hidden, pooled, states, probabilities, readouts)
+        return EncoderOutput(hidden[:, :wanted], pooled, states, probabilities, readouts)
 
     def pool(self, cls: Float[Array, "B K H"]) -> Float[Array, "B K H"]:
         """tanh of a projection of [CLS] vectors; only with a pooler."""
         return jnp.tanh(self.pooler(cls))
 
-    def _run_layers(self, hidden, inputs, dropout_key, head_mask, keep, keep_probabilities):
-        """Apply all layers; returns (hidden, keep(hidden) of all layers [L ...], probabilities [L ...] or None)."""
-        graph, stacked = nnx.split(self.layers)
+    def _run_layers(self, hidden, inputs, dropout_key, head_mask, keep, keep_probabilities, read):
+        """Apply all layers, the last one at the positions `read`, if they are few.
 
-        def apply_layer(hidden, parameters, layer, plan, mask):
+        Returns (hidden at `read`, keep(hidden) of the layers [L ...], their probabilities [L ...] or None).
+        """
+        graph, stacked = nnx.split(self.layers)
+        plans, groups = layer_plans(self.config), parameter_groups(self.config)
+
+        def apply_layer(hidden, parameters, layer, plan, mask, positions=None):
             block = nnx.merge(graph, parameters)
             layer_key = dropout_key and dropout_key.fold_in(layer + 1)
-            hidden, probabilities = block(hidden, plan, inputs, mask, layer_key, keep_probabilities)
+            hidden, probabilities = block(hidden, plan, inputs, mask, layer_key, keep_probabilities, positions)
             return hidden, (keep(hidden), probabilities)
 
         if self.config.remat != "none":
             policy = REMAT_POLICIES[self.config.remat]
             apply_layer = jax.checkpoint(apply_layer, policy=policy, static_argnums=(3,))
+        is_split = read is not None and 2 * read.shape[1] <= hidden.shape[1] and len(plans) > 1
+        whole = len(plans) - is_split
         hidden, (kept, probabilities) = run_stack(
-            apply_layer,
-            hidden,
-            stacked,
-            layer_plans(self.config),
-            parameter_groups(self.config),
-            head_mask,
-            self.config.scan_unroll,
+            apply_layer, hidden, stacked, plans[:whole], groups[:whole], head_mask, self.config.scan_unroll
         )
+        if is_split:
+            parameters = jax.tree.map(lambda x: x[groups[-1]], stacked)
+            mask = None if head_mask is None else head_mask[-1]
+            hidden, _ = apply_layer(hidden, parameters, jnp.int32(whole), plans[-1], mask, read)
+        elif read is not None:
+            hidden = gather_positions(hidden, read)
         return hidden, kept, probabilities

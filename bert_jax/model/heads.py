@@ -129,11 +129,6 @@ def mean_pool_examples(
     return sums_BKH / jnp.maximum(weights_BSK.sum(1), 1.0)[:, :, None]
 
 
-def gather_positions(hidden: Float[Array, "B S H"], positions: Int[Array, "B M"]) -> Float[Array, "B M H"]:
-    """Hidden vectors at the positions to predict, so that only these are multiplied with the vocabulary."""
-    return jnp.take_along_axis(hidden, positions[:, :, None], axis=1, mode="clip")
-
-
 def label_log_likelihoods(
     logits: Float[Array, "*rows V"], labels: Int[Array, "*rows"]
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:

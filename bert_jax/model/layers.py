@@ -1,7 +1,8 @@
 """Building blocks of every layer: activations, dropout, dense layers, LayerNorm."""
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import jax
@@ -66,24 +67,51 @@ class DropoutKey(NamedTuple):
         return self._replace(key=hash_combine(self.key, *words))
 
 
-def dropout(x: Float[Array, "B ..."], rate: float, dropout_key: DropoutKey | None) -> Float[Array, "B ..."]:
+class Selection(NamedTuple):
+    """Which elements of an axis an array has, if it does not have all."""
+
+    axis: int
+    positions: Int[Array, "B M"]
+    """In the whole array, for each row."""
+    size: int
+    """Of the axis in the whole array."""
+
+
+def dropout(
+    x: Float[Array, "B ..."], rate: float, dropout_key: DropoutKey | None, selection: Selection | None = None
+) -> Float[Array, "B ..."]:
     """Set a share `rate` of x to zero and scale the rest by 1 / (1 - rate); with None as the key, return x.
 
     The 32 bits of an element are a hash of its flat position in the row and two keys of the row, so that no two rows
     share bits. The rate is exact to 2e-10, because it is a threshold on 32 bits.
+
+    Args:
+      x: an array, or the selected part of one; its elements get the bits that they have in the whole array.
+      rate: share of zeros.
+      dropout_key: source of the bits.
+      selection: which part x is.
     """
     if dropout_key is None or rate == 0.0:
         return x
     row_shape = (x.shape[0],) + (1,) * (x.ndim - 1)
     first_key, second_key = (key.reshape(row_shape) for key in dropout_row_keys(dropout_key))
-    position = jnp.zeros((1,) * x.ndim, jnp.uint32)
-    for axis in range(1, x.ndim):
-        stride = 1
-        for size in x.shape[axis + 1 :]:
-            stride *= size
-        position += jax.lax.broadcasted_iota(jnp.uint32, _keep_axis(x.shape, axis), axis) * jnp.uint32(stride)
-    keep = dropout_bits(position, first_key, second_key) >= dropout_threshold(rate)
+    keep = dropout_bits(_flat_positions(x.shape, selection), first_key, second_key) >= dropout_threshold(rate)
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
+
+
+def _flat_positions(shape: tuple[int, ...], selection: Selection | None) -> UInt32[Array, "B ..."]:
+    """Position of every element in the flat row of the whole array."""
+    whole = list(shape)
+    if selection is not None:
+        whole[selection.axis] = selection.size
+    flat = jnp.zeros((1,) * len(shape), jnp.uint32)
+    for axis in range(1, len(shape)):
+        if selection is not None and axis == selection.axis:
+            index = selection.positions.astype(jnp.uint32).reshape(shape[0], *_keep_axis(shape, axis)[1:])
+        else:
+            index = jax.lax.broadcasted_iota(jnp.uint32, _keep_axis(shape, axis), axis)
+        flat += index * jnp.uint32(math.prod(whole[axis + 1 :]))
+    return flat
 
 
 def dropout_row_keys(dropout_key: DropoutKey) -> tuple[UInt32[Array, " B"], UInt32[Array, " B"]]:
@@ -113,6 +141,14 @@ def truncated_normal(stddev: float) -> Callable[..., Array]:
         return stddev * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
     return init
+
+
+def gather_positions(
+    x: Float[Array, "B S ..."] | Int[Array, "B S ..."], positions: Int[Array, "B M"]
+) -> Float[Array, "B M ..."] | Int[Array, "B M ..."]:
+    """The elements of each row at some of its positions."""
+    indices = positions.reshape(*positions.shape, *(1,) * (x.ndim - 2))
+    return jnp.take_along_axis(x, indices, axis=1, mode="clip")
 
 
 Biases = Literal["all", "none"]
@@ -149,13 +185,13 @@ class Dense(nnx.Module):
         y = jnp.tensordot(x, kernel, axes=self.num_inputs)
         return y if self.bias is None else _add_bias(y, self.bias[...])
 
-    def separate_products(self, x: Float[Array, "..."]) -> list[Float[Array, "..."]]:
-        """As `__call__`, with one product for each index of the first output axis.
+    def separate_products(self, inputs: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
+        """As `__call__`, with one product for each index of the first output axis, each of its own input.
 
         On a CPU this is cheaper than copying query, key and value out of one product (docs/LOG.md).
         """
-        kernel = jnp.moveaxis(self.kernel[...].astype(x.dtype), self.num_inputs, 0)
-        products = [jnp.tensordot(x, part, axes=self.num_inputs) for part in kernel]
+        kernel = jnp.moveaxis(self.kernel[...].astype(inputs[0].dtype), self.num_inputs, 0)
+        products = [jnp.tensordot(x, part, axes=self.num_inputs) for x, part in zip(inputs, kernel, strict=True)]
         if self.bias is None:
             return products
         return [_add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]

@@ -27,11 +27,11 @@ def run_stack(
     Args:
       apply_layer: applies one layer.
       hidden: input of the first layer.
-      stacked: parameters with a leading axis over parameter groups.
+      stacked: parameters with a leading axis over parameter groups; there may be more than the layers have.
       plans: plan of every layer.
       groups: parameter group of every layer. If each layer has its own, the scan slices the stack;
         shared groups are indexed inside the scan, so that they are never copied L times.
-      head_mask: one row per layer, or None.
+      head_mask: a row for every layer, or for more, or None.
       unroll: periods of the plan per iteration of the scan; None: one.
 
     Returns:
@@ -39,7 +39,8 @@ def run_stack(
     """
     is_unshared = len(set(groups)) == len(plans)
     index = jnp.arange(len(plans))
-    per_layer = (index, stacked if is_unshared else jnp.asarray(groups), head_mask)
+    first = slice(0, len(plans))
+    per_layer = (index, _take(stacked, first) if is_unshared else jnp.asarray(groups), _take(head_mask, first))
 
     def run_unrolled(hidden, plans, inputs):
         auxiliary = []

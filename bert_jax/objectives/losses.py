@@ -10,7 +10,7 @@ from bert_jax.array_types import Array, Float, Int
 from bert_jax.config import Config, ModelConfig, ObjectiveConfig
 from bert_jax.model.bert import BertModel
 from bert_jax.model.encoder import EncoderOutput
-from bert_jax.model.heads import gather_positions, label_log_likelihoods
+from bert_jax.model.heads import label_log_likelihoods
 from bert_jax.objectives.masking import Batch
 
 
@@ -33,7 +33,8 @@ class Objective(NamedTuple):
     weight: Callable[[Batch], Float[Array, ""]]
     """Weight of the term in prepared rows; it does not depend on the model's output."""
     sums: Callable[[str, BertModel, EncoderOutput, Batch], dict[str, WeightedSum]]
-    """Sums over prepared rows, from the objective's name, the model and the encoder's output."""
+    """Sums over prepared rows, from the objective's name, the model and the encoder's output at the positions of the
+    targets."""
     prepare: Callable[..., Batch] = lambda batch, config, phase, vocabulary, seed: batch
     """Adds targets to a batch, on the device: (batch, Config, phase, Vocabulary, seed); seed: see `Task.prepare`."""
     heads: Mapping[str, Any] = {}
@@ -45,9 +46,8 @@ class Objective(NamedTuple):
 
 
 def mlm_head_sums(name: str, model: BertModel, output: EncoderOutput, batch: Batch) -> dict[str, WeightedSum]:
-    """Loss and accuracy of the MLM head over the targets."""
-    hidden = gather_positions(output.hidden, batch["target_positions"])
-    logits = model.mlm(hidden, model.encoder.embeddings.attend)
+    """Loss and accuracy of the MLM head over the targets, whose positions are those of the output."""
+    logits = model.mlm(output.hidden, model.encoder.embeddings.attend)
     return classification(name, logits, batch["target_labels"], batch["target_weights"])
 
 

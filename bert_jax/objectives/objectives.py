@@ -29,7 +29,7 @@ def pretraining_sums(
 ) -> dict[str, WeightedSum]:
     """Sums of all objectives over prepared rows."""
     inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
-    output = model.encoder(inputs, dropout_key=dropout_key)
+    output = model.encoder(inputs, dropout_key=dropout_key, positions=batch["target_positions"])
     sums: dict[str, WeightedSum] = {}
     for name, objective in objectives.items():
         sums |= objective.sums(name, model, output, batch)

@@ -15,6 +15,7 @@ from bert_jax.model import bert
 from bert_jax.model.encoder import Block
 from bert_jax.model.heads import Heads
 from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups, split_prefix_and_scan_body
+from bert_jax.model.layers import DropoutKey, gather_positions
 from tests.jaxprs import primitives, scans
 from tests.model.toy import BERT, LENGTH, ROWS, assert_trees_close, encode, inputs, loss, parameters, probe, real
 
@@ -278,3 +279,36 @@ def test_bfloat16_is_close_to_float32():
     assert {leaf.dtype for leaf in jax.tree.leaves(two)} == {jnp.dtype("float32")}
     flat = [np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]) for tree in (one, two)]
     assert np.linalg.norm(flat[0] - flat[1]) < 0.05 * np.linalg.norm(flat[0])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        BERT,
+        ALBERT,
+        MODERN,
+        CAUSAL,
+        dataclasses.replace(BERT, remat="full", attention="xla"),
+        dataclasses.replace(BERT, attention="deferred", num_layers=2),
+    ],
+    ids=["bert", "albert", "modern", "causal", "xla", "deferred"],
+)
+def test_the_last_layer_computes_only_the_positions_that_are_read(config):
+    """Values and gradients equal those of all positions, with dropout: up to half of the row are read."""
+    rates = (0.3, 0.3) if config.attention == "reference" else (0.3, 0.0)
+    config = dataclasses.replace(config, hidden_dropout=rates[0], attention_dropout=rates[1])
+    batch, params = inputs(packed=True), parameters(config)
+    positions = jnp.asarray([[3, 11, 0, 3], [6, 5, 2, 0], [1, 0, 8, 7]])
+    weights = probe((ROWS, 4, BERT.hidden_size)), probe((ROWS, 2, BERT.hidden_size), 8)
+
+    def read(params, key, everywhere):
+        output = encode(config, params, batch, dropout_key=key, positions=None if everywhere else positions)
+        hidden = gather_positions(output.hidden, positions) if everywhere else output.hidden
+        return (hidden * weights[0]).sum() + (output.pooled * weights[1]).sum()
+
+    step = jax.jit(jax.value_and_grad(read), static_argnums=2)
+    key, other = (DropoutKey(jnp.uint32(word), jnp.arange(5, 5 + ROWS)) for word in (1, 2))
+    part, whole = (scans(functools.partial(read, everywhere=value), params, key) for value in (False, True))
+    assert part != whole and len(part) == len(whole) == 1
+    assert abs(step(params, key, True)[0] - step(params, other, True)[0]) > 0.1
+    assert_trees_close(step(params, key, False), step(params, key, True), rtol=1e-4, atol=2e-4)

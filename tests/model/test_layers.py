@@ -9,8 +9,8 @@ from scipy import special, stats
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.heads import gather_positions, label_log_likelihoods
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
+from bert_jax.model.heads import label_log_likelihoods
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, truncated_normal
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
