@@ -84,5 +84,5 @@ class _ClsReader(FineTuning):
         head_params = {name: tree for name, tree in params["task"].items() if name != "cls_norm"}
         model = bert.model_from_params(self.config.model, plain, params | {"task": head_params})
         inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
-        features, _ = model.task_features(inputs, model.encoder(inputs, read_state=model.state_reader(inputs)))
+        features, _ = model.task_features(inputs, model.encode(inputs))
         return batch | {"cls": features.astype(jnp.float32)}, {}

@@ -116,7 +116,7 @@ class FineTuning:
     ) -> tuple[Float[Array, "B n C"], Statistics]:
         model = bert.model_from_params(self.config.model, self.heads, params)
         inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
-        output = model.encoder(inputs, dropout_key=dropout_key, read_state=model.state_reader(inputs))
+        output = model.encode(inputs, dropout_key)
         features, statistics = model.task_features(inputs, output, sum_over_devices)
         rate, key = self.config.model.hidden_dropout, dropout_key and dropout_key.fold_in(HEAD_DROPOUT_SITE)
         return model.task(dropout(features, rate, key)), statistics

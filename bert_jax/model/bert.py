@@ -5,7 +5,6 @@ modules.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
-from bert_jax.model.layers import gather_positions
+from bert_jax.model.layers import DropoutKey, gather_positions
 
 Params = dict[str, Any]
 
@@ -34,10 +33,21 @@ class BertModel(nnx.Module):
         self.task = TaskHeadModule(config, heads.task, task) if heads.task else None
         self.heads = heads
 
-    def state_reader(self, inputs: EncoderInputs) -> Callable[[Float[Array, "B S H"]], Float[Array, "B n H"]] | None:
-        """The encoder's `read_state` for the task head: what it reads of a state if it mixes them, else None."""
-        is_mixed = self.heads.task is not None and self.heads.task.mix
-        return functools.partial(self._read_state, inputs) if is_mixed else None
+    @property
+    def _reads_cls(self) -> bool:
+        """Whether the task head reads nothing of the encoder's output but [CLS] vectors of the last layer."""
+        head = self.heads.task
+        return head is not None and not head.mix and head.reads in ("cls", "pooled")
+
+    def encode(self, inputs: EncoderInputs, dropout_key: DropoutKey | None = None) -> EncoderOutput:
+        """Encode a batch for `task_features`, with no more than the task head reads."""
+        if self._reads_cls:
+            # `task_features` applies the pooler; the encoder has no [CLS] vectors of its own to pool.
+            unpooled = inputs._replace(cls_positions=inputs.cls_positions[:, :0])
+            return self.encoder(unpooled, dropout_key=dropout_key, positions=inputs.cls_positions)
+        mixes = self.heads.task is not None and self.heads.task.mix
+        read_state = functools.partial(self._read_state, inputs) if mixes else None
+        return self.encoder(inputs, dropout_key=dropout_key, read_state=read_state)
 
     def task_features(
         self, inputs: EncoderInputs, output: EncoderOutput, sum_over_devices: SumOverDevices | None = None
@@ -46,17 +56,17 @@ class BertModel(nnx.Module):
 
         Args:
           inputs: a batch.
-          output: of the encoder, called with the `state_reader` of the batch.
+          output: of `encode`.
           sum_over_devices: in training, for batch normalisation of [CLS]; None: use its running statistics.
 
         Returns:
           the vectors, and new values of running statistics (`ClsNorm`).
         """
         assert self.task is not None and self.heads.task is not None
-        if self.task.mix is None:
-            features = self._read_state(inputs, output.hidden)
-        else:
+        if self.task.mix is not None:
             features = self.task.mix(output.readouts)
+        else:
+            features = output.hidden if self._reads_cls else self._read_state(inputs, output.hidden)
         statistics: Statistics = {}
         if self.task.cls_norm is not None:
             features, statistics = self.task.normalise(features, _has_example(inputs), sum_over_devices)

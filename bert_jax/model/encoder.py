@@ -10,7 +10,13 @@ from flax import nnx
 from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.attention import apply_rotary_embedding, attend
-from bert_jax.model.layer_plan import LayerPlan, NormPlacement, layer_plans, parameter_groups
+from bert_jax.model.layer_plan import (
+    LayerPlan,
+    NormPlacement,
+    last_layer_positions,
+    layer_plans,
+    parameter_groups,
+)
 from bert_jax.model.layers import (
     ACTIVATIONS,
     Adapter,
@@ -252,9 +258,9 @@ class Encoder(nnx.Module):
           attentions: whether to return attention probabilities; only the `reference` attention has them.
           read_state: what to return of every hidden state as `readouts`, e.g. its [CLS] vectors; the states themselves
             are then not stacked.
-          positions: where the output has hidden vectors; None: everywhere. If they and the [CLS] that a pooler reads
-            are at most half of a row, the last layer computes nothing at other positions. Not together with
-            `hidden_states`, `attentions` or `read_state`, which need it everywhere.
+          positions: where the output has hidden vectors; None: everywhere. The last layer then computes these and the
+            [CLS] that a pooler reads, if they are few (`last_layer_positions`). Not together with `hidden_states`,
+            `attentions` or `read_state`, which read the last layer everywhere.
 
         Raises:
           UserError: `attentions` with an implementation that has no probabilities.
@@ -302,7 +308,8 @@ class Encoder(nnx.Module):
         if self.config.remat != "none":
             policy = REMAT_POLICIES[self.config.remat]
             apply_layer = jax.checkpoint(apply_layer, policy=policy, static_argnums=(3,))
-        is_split = read is not None and 2 * read.shape[1] <= hidden.shape[1] and len(plans) > 1
+        length = hidden.shape[1]
+        is_split = read is not None and last_layer_positions(len(plans), read.shape[1], length) < length
         whole = len(plans) - is_split
         hidden, (kept, probabilities) = run_stack(
             apply_layer, hidden, stacked, plans[:whole], groups[:whole], head_mask, self.config.scan_unroll

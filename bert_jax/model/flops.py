@@ -1,8 +1,9 @@
 """Floating-point operations of a model, counted from its shapes (a multiply-add is two).
 
 Recomputation, the optimizer, embedding lookups and elementwise operations are not counted, so that MFU is comparable
-between programs (PaLM, Chowdhery et al. 2022, appendix B). Frozen parameters count as trained ones, although their
-gradients are not computed; task heads are not counted.
+between programs (PaLM, Chowdhery et al. 2022, appendix B). For the same reason all layers are counted at all positions,
+although the train step computes the last one only where it is read. Frozen parameters count as trained ones, although
+their gradients are not computed; task heads are not counted.
 """
 
 from bert_jax.config import ModelConfig

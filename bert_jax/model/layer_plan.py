@@ -64,6 +64,17 @@ def parameter_groups(config: ModelConfig) -> tuple[int, ...]:
     return tuple(layer * groups // config.num_layers for layer in range(config.num_layers))
 
 
+def last_layer_positions(num_layers: int, read: int, length: int) -> int:
+    """Positions of a row that the last layer computes.
+
+    Args:
+      num_layers: of the encoder.
+      read: positions whose final hidden vectors are read: those of predicted tokens, and of [CLS] for a pooler.
+      length: of the row, all of which is computed if more than half is read.
+    """
+    return read if 2 * read <= length and num_layers > 1 else length
+
+
 def split_prefix_and_scan_body(plans: tuple[LayerPlan, ...]) -> ScanPlan:
     """The decomposition with the fewest layers in prefix and body together: those are traced and compiled."""
     total = len(plans)

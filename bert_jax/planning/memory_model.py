@@ -6,7 +6,7 @@
 | gradients | 4 per gathered or replicated parameter, and 4 more per element of the word table, which is used for lookup and decoding; with several micro-batches, 4 more per parameter for the sum; with fsdp, 4 more per parameter in the device's shard for the reduce-scatter |
 | gathered | 4 per parameter that is gathered over fsdp, for the whole step |
 | casts | in bfloat16: 2 per parameter for the copy that matrix products read, and 2 per layer parameter for gradients before the cast to float32 |
-| activations | saved by each layer for the backward pass, by `model.remat`, times layers |
+| activations | saved by each layer for the backward pass, by `model.remat`, times layers; the last one computes only positions that are read |
 | temporaries | `LAYER_WORKING_SHARE` times the activations of one layer without remat, and `LOGIT_BYTES` per logit |
 | batch | rows of a step, int32 |
 
@@ -50,7 +50,7 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
         "gradients": 4 * (parameters.whole * (1 + several) + parameters.owned * over_fsdp + table),
         "gathered": 4 * parameters.gathered,
         "casts": 2 * is_bfloat16 * (parameters.whole + kernels),
-        "activations": model.num_layers * saved,
+        "activations": int(work.layers * saved),
         "temporaries": int(LAYER_WORKING_SHARE * layer) + LOGIT_BYTES * work.logits,
         "batch": 4 * BATCH_ARRAYS * work.tokens * accumulation,
     }

@@ -119,8 +119,9 @@ def predict(
 def program_flops(work: Workload) -> float:
     """FLOPs of the matrix products that one device computes in a step.
 
-    They exceed the FLOPs that the model needs: attention windows are masked, not skipped; the head is padded to the
-    maximum number of predictions of a packed row; and `model.remat` recomputes.
+    They differ from those of the model (model/flops.py): attention windows are masked, not skipped; the head is padded
+    to the maximum number of predictions of a packed row; `model.remat` recomputes; and the last layer computes keys and
+    values everywhere, but all else only at positions that are read.
     """
     model, tensor = work.model, work.sizes.tensor
     width, heads, tables = model.hidden_size, model.num_heads * model.size_per_head, model.embedding_width
@@ -128,16 +129,17 @@ def program_flops(work: Workload) -> float:
     linear += 8 * width * (model.adapter_size or 0)  # every device of the tensor axis computes all of it
     attention = 4 * heads * work.seq_len / tensor
     recomputed = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
-    layers = model.num_layers * work.tokens * (3 * (linear + attention) + recomputed)
+    layers = work.layers * work.tokens * (3 * (linear + attention) + recomputed)
+    keys_and_values = (1 - work.last_layer_share) * work.tokens * 4 * width * heads / tensor
     projection = 0 if model.embedding_size is None else 2 * tables * width
     head = work.rows * work.predictions * 2 * tables * (width + even_shard_size(model.vocab_size, tensor))
-    return work.micro_batches * (layers + 3 * (head + work.tokens * projection))
+    return work.micro_batches * (layers + 3 * (keys_and_values + head + work.tokens * projection))
 
 
 def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, float]]:
     """Bytes moved and elementwise operations of one device in a step, by kind."""
     model, parameters = work.model, work.parameters
-    micro, layers = work.micro_batches, work.micro_batches * work.model.num_layers
+    micro, layers = work.micro_batches, work.micro_batches * work.layers
     dropout_ops = HASH_OPS * (2 if model.remat == "full" else 1)
     hidden = layers * work.tokens * model.hidden_size
     wide = layers * work.tokens * model.intermediate_size / work.sizes.tensor

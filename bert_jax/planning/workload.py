@@ -15,6 +15,7 @@ from bert_jax.config import Config, ModelConfig
 from bert_jax.errors import require
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
+from bert_jax.model.layer_plan import last_layer_positions
 from bert_jax.objectives.masking import predictions_per_row
 from bert_jax.training.sharding import AXES, manual_specs, state_shardings
 
@@ -44,6 +45,8 @@ class Workload(NamedTuple):
     seq_len: int
     predictions: int
     """Predicted positions per row, which pass through the vocabulary head."""
+    last_layer_share: float
+    """Share of the positions that the last layer computes."""
     parameters: DeviceParameterCounts
     inner: int
     """Width of all attention heads."""
@@ -60,6 +63,11 @@ class Workload(NamedTuple):
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
         return self.rows * self.seq_len
+
+    @property
+    def layers(self) -> float:
+        """Layers, the last one counted by the share of positions that it computes."""
+        return self.model.num_layers - 1 + self.last_layer_share
 
 
 def even_shard_size(size: int, devices: int) -> int:
@@ -87,12 +95,13 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
         f"(mesh data x fsdp) x accumulation {accumulation}",
     )
     require(model.num_heads % tensor == 0, f"mesh.tensor {tensor} does not divide model.num_heads {model.num_heads}")
+    slots, is_pair = config.data.max_examples_per_row(settings.seq_len), config.objective.pair != "none"
     if model.direction == "causal":
         predictions = settings.seq_len - 1
     else:
-        slots = config.data.max_examples_per_row(settings.seq_len)
         rate, max_predictions = config.objective.mask_rate, settings.max_predictions
         predictions = predictions_per_row(rate, settings.seq_len, slots, max_predictions)
+    read = last_layer_positions(model.num_layers, predictions + slots * is_pair, settings.seq_len)
     heads = model.num_heads // tensor
     return Workload(
         model,
@@ -101,7 +110,8 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
         rows,
         settings.seq_len,
         predictions,
-        count_parameters(model, config.objective.pair != "none", sizes),
+        read / settings.seq_len,
+        count_parameters(model, is_pair, sizes),
         inner=heads * model.size_per_head,
         wide=even_shard_size(model.intermediate_size, tensor),
         up_projections=2 if model.feed_forward == "gated" else 1,

@@ -28,7 +28,7 @@ def features_and_plain(task, params, rows):
     inputs, used = EncoderInputs(*(jnp.asarray(rows[name]) for name in EncoderInputs._fields)), rows["example_id"] >= 0
     output = model.encoder(inputs)
     cls = np.take_along_axis(np.asarray(output.hidden), rows["cls_positions"][:, :, None], 1)
-    return np.asarray(model.task_features(inputs, output)[0])[used], cls[used]
+    return np.asarray(model.task_features(inputs, model.encode(inputs))[0])[used], cls[used]
 
 
 def all_rows(task):

@@ -12,7 +12,7 @@ from bert_jax.config import TaskHead
 from bert_jax.model import bert
 from bert_jax.model.cls_norm import EPSILON, ClsNorm
 from bert_jax.model.heads import Heads
-from tests.model.toy import BERT, inputs
+from tests.model.toy import BERT, ROWS, inputs
 
 PRE_NORM = dataclasses.replace(BERT, norm_placement="pre")
 
@@ -40,30 +40,33 @@ def test_mix(config, reads):
     heads = Heads(mlm=False, task=TaskHead("tagging", ("a", "b"), reads, mix=True))
     params, batch = random_params(config, heads), inputs(packed=True)
     model = bert.model_from_params(config, heads, params)
-    run = jax.jit(lambda: model.encoder(batch, hidden_states=True, read_state=model.state_reader(batch)))
-    output = run()
-    found, _ = model.task_features(batch, output)
+    output = jax.jit(lambda: model.encoder(batch, hidden_states=True))()
+    encoded = jax.jit(lambda: model.encode(batch))()
+    found, _ = model.task_features(batch, encoded)
     states = np.asarray(output.hidden_states, np.float64)
     np.testing.assert_array_equal(output.hidden_states[-1], output.hidden)
-    assert output.readouts.shape == (config.num_layers + 1, *found.shape)
+    assert encoded.hidden_states is None and encoded.readouts.shape == (config.num_layers + 1, *found.shape)
     weights = float(params["task"]["mix"]["scale"]) * scipy.special.softmax(params["task"]["mix"]["weights"])
     expected = np.einsum("l,lbnh->bnh", weights, readings(states, batch, reads))
     if reads == "pooled":
         pooler = params["encoder"]["pooler"]
         expected = np.tanh(expected @ np.asarray(pooler["kernel"]) + np.asarray(pooler["bias"]))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    assert model.task_logits(batch, output).shape == (*found.shape[:2], 2)
+    assert model.task_logits(batch, encoded).shape == (*found.shape[:2], 2)
 
 
-def test_a_new_mix_is_the_mean_and_other_heads_keep_no_states():
+def test_a_new_mix_is_the_mean_and_other_heads_read_the_last_layer():
     heads = Heads(mlm=False, task=TaskHead("classification", ("a",), "cls", mix=True))
     params, batch = bert.init(BERT, jax.random.key(0), heads), inputs()
     model = bert.model_from_params(BERT, heads, params)
-    output = model.encoder(batch, hidden_states=True, read_state=model.state_reader(batch))
-    found, _ = model.task_features(batch, output)
+    output = model.encoder(batch, hidden_states=True)
+    found, _ = model.task_features(batch, model.encode(batch))
     np.testing.assert_allclose(found, output.hidden_states.mean(0)[:, :1], rtol=1e-5, atol=1e-6)
     plain = Heads(mlm=False, task=TaskHead("classification", ("a",), "cls"))
-    assert bert.model_from_params(BERT, plain, bert.init(BERT, jax.random.key(0), plain)).state_reader(batch) is None
+    plain_model = bert.model_from_params(BERT, plain, bert.init(BERT, jax.random.key(0), plain))
+    encoded = plain_model.encode(batch)
+    assert encoded.readouts is None and encoded.hidden.shape == (ROWS, 1, BERT.hidden_size)
+    np.testing.assert_allclose(encoded.hidden, plain_model.encoder(batch).hidden[:, :1], rtol=1e-5, atol=1e-6)
 
 
 CLS = np.random.default_rng(3).normal(2, 3, (4, 3, 8)).astype(np.float32)
@@ -97,6 +100,6 @@ def test_the_other_normalisations():
         assert not new
     heads = Heads(mlm=False, task=TaskHead("classification", ("a",), "cls", cls_norm="layer"))
     model, batch = bert.model_from_params(BERT, heads, bert.init(BERT, jax.random.key(0), heads)), inputs()
-    found, _ = model.task_features(batch, model.encoder(batch))
+    found, _ = model.task_features(batch, model.encode(batch))
     np.testing.assert_allclose(found.mean(-1), 0, atol=1e-6)
     assert model.task.cls_norm.scale.shape == (BERT.hidden_size,)

@@ -82,7 +82,7 @@ def test_memory_by_hand():
         "gradients": 4 * (TOTAL + 96 * 8),
         "gathered": 0,
         "casts": 2 * (TOTAL + 2 * (4 * 64 + 2 * 128)),
-        "activations": 2 * LAYER,
+        "activations": LAYER + LAYER * 2 // 16,
         "temporaries": int(LAYER_WORKING_SHARE * LAYER) + LOGIT_BYTES * 8 * 2 * 96,
         "batch": 4 * 6 * TOKENS,
     }
@@ -107,13 +107,15 @@ def test_parameters_and_bytes_sent_by_hand():
 
 
 def test_flops():
-    """Those of the task; without remat and packing, also those of the program."""
+    """Those of the task; without remat and packing, also those of the program, but for the last layer."""
     config = load_config("bert_large_lamb")
     for phase, step in ((0, 0), (1, 7038)):
         flops = predict(config, phase, Sizes(256), 32, CHIPS["v5e"]).flops
         assert flops == Pretraining(config, Vocabulary(config.model.vocab_size, 103, ())).step_flops(step)
     prediction = predict(run(), 0, ONE, 1, CHIP)
-    assert prediction.seconds["matmul"] == pytest.approx(prediction.flops / (1e12 * 0.5))
+    # At 14 of 16 positions it has no query, context, output of attention and feed-forward.
+    saved = 3 * 8 * 14 * (2 * 8 * (2 * 8 + 2 * 16) + 4 * 8 * 16)
+    assert prediction.seconds["matmul"] == pytest.approx((prediction.flops - saved) / (1e12 * 0.5))
 
 
 def test_bytes_of_a_compiled_program_replace_the_expected_ones():

@@ -60,7 +60,7 @@ def forward(
     config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
     model, batch = bert.model_from_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
     with jax.default_matmul_precision("highest"):
-        output = model.encoder(batch, hidden_states=hidden_states, read_state=model.state_reader(batch))
+        output = model.encoder(batch, hidden_states=hidden_states)
         outputs = {"hidden": output.hidden_states if hidden_states else output.hidden}
         if output.pooled is not None:
             outputs["pooled"] = output.pooled[:, 0]
@@ -69,7 +69,7 @@ def forward(
         if model.pair is not None:
             outputs["pair"] = model.pair(output.pooled)[:, 0]
         if heads.task is not None:  # in the shape of transformers, for rows with one example each
-            kind, logits = heads.task.kind, model.task_logits(batch, output)
+            kind, logits = heads.task.kind, model.task_logits(batch, model.encode(batch))
             logits = logits[:, 0] if kind == "classification" else logits[..., 0] if kind == "replaced" else logits
             outputs["task"] = logits
     return outputs
