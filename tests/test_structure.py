@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import jaxtyping
 import pytest
 
-from bert_jax.model.heads import gather_positions
+from bert_jax.model.layers import gather_positions
 from bert_jax.training import programs
 
 ROOT = Path(__file__).parent.parent

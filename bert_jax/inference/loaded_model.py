@@ -308,7 +308,7 @@ def _mlm_probabilities(
 ) -> jax.Array:
     model = bert.model_from_params(config, heads, params)
     hidden = model.encoder(whole_rows(input_ids, jnp.zeros_like(input_ids), mask)).hidden
-    return jax.nn.softmax(model.mlm(hidden, model.encoder.embeddings.attend), axis=-1)
+    return jax.nn.softmax(model.mlm(hidden, model.encoder.embeddings.word[...]), axis=-1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))

@@ -101,11 +101,6 @@ class Embeddings(nnx.Module):
         embedded = dropout(self.norm(total).astype(self.dtype), self.dropout, dropout_key)
         return embedded if self.projection is None else self.projection(embedded)
 
-    def attend(self, hidden: Float[Array, "*rows E"]) -> Float[Array, "*rows V"]:
-        """Logits over the vocabulary, float32: the decoder tied to the word embeddings."""
-        table = self.word[...].astype(hidden.dtype)
-        return jnp.einsum("...e,ve->...v", hidden, table, preferred_element_type=jnp.float32)
-
 
 class Block(nnx.Module):
     """Self-attention and feed-forward, each with a residual connection (Vaswani et al. 2017, section 3.1)."""

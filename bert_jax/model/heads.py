@@ -45,10 +45,40 @@ class MlmHead(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         self.activation = activation or config.activation
 
-    def __call__(self, hidden: Float[Array, "B M H"], attend) -> Float[Array, "B M V"]:
-        """Logits in float32; `attend` maps [B, M, E] to the vocabulary with the tied table."""
-        transformed = self.norm(ACTIVATIONS[self.activation](self.transform(hidden)))
-        return attend(transformed) + self.bias[...][None, None]
+    def __call__(self, hidden: Float[Array, "B M H"], table: Float[Array, "V E"]) -> Float[Array, "B M V"]:
+        """Logits in float32; `table` is that of the word embeddings, to which the decoder is tied."""
+        return decode(self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias[...])
+
+
+@jax.custom_vjp
+def decode(
+    hidden: Float[Array, "*rows E"], table: Float[Array, "V E"], bias: Float[Array, " V"]
+) -> Float[Array, "*rows V"]:
+    """hidden @ table.T + bias, float32, with factors in the type of `hidden`.
+
+    The backward pass is written out. The gradient of the bias is a product with ones: as a reduction over the rows it
+    was 7 % of the step of bert_tiny on a CPU (docs/LOG.md). The other products have factors in the type of `hidden`,
+    where jax would multiply float32 by bfloat16.
+    """
+    products = jnp.einsum("...e,ve->...v", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
+    return products + jnp.broadcast_to(bias, products.shape)
+
+
+def _decode_forward(hidden, table, bias):
+    return decode(hidden, table, bias), (hidden, table)
+
+
+def _decode_backward(residuals, gradient):
+    hidden, table = residuals
+    gradient_nV, hidden_nE = (x.reshape(-1, x.shape[-1]) for x in (gradient, hidden))
+    ones_1n = jnp.ones((1, len(gradient_nV)), gradient.dtype)
+    (bias_gradient,) = jnp.matmul(ones_1n, gradient_nV, precision=jax.lax.Precision.HIGHEST)
+    factor_nV = gradient_nV.astype(hidden.dtype)
+    hidden_gradient = (factor_nV @ table.astype(hidden.dtype)).reshape(hidden.shape)
+    return hidden_gradient, jnp.matmul(factor_nV.T, hidden_nE, preferred_element_type=jnp.float32), bias_gradient
+
+
+decode.defvjp(_decode_forward, _decode_backward)
 
 
 class PairHead(nnx.Module):

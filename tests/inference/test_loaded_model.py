@@ -51,7 +51,7 @@ def test_both_forms_hold_the_same_model(model, exported):
 def mlm_logits(config, heads, params, ids):
     """Of a row without padding, by the reference attention."""
     zeros, bound = jnp.zeros_like(ids), bert.model_from_params(config, heads, params)
-    return bound.mlm(bound.encoder(whole_rows(ids, zeros, zeros + 1)).hidden, bound.encoder.embeddings.attend)[0]
+    return bound.mlm(bound.encoder(whole_rows(ids, zeros, zeros + 1)).hidden, bound.encoder.embeddings.word[...])[0]
 
 
 def test_fill_mask(model):

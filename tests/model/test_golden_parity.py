@@ -40,7 +40,7 @@ def forward(params, inputs):
     output = model.encoder(inputs, hidden_states=True)
     return {
         "hidden_states": output.hidden_states,
-        "mlm_logits": model.mlm(output.hidden, model.encoder.embeddings.attend),
+        "mlm_logits": model.mlm(output.hidden, model.encoder.embeddings.word[...]),
         "pair_logits": model.pair(output.pooled)[:, 0],
     }
 

@@ -9,7 +9,7 @@ from scipy import special, stats
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.heads import label_log_likelihoods
+from bert_jax.model.heads import decode, label_log_likelihoods
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, truncated_normal
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -104,6 +104,33 @@ def test_scores_of_labels_and_gathering():
     hidden, positions = rng.normal(size=(2, 5, 4)).astype(np.float32), np.array([[4, 0, 0], [1, 3, 2]])
     gathered = gather_positions(jnp.asarray(hidden), jnp.asarray(positions))
     np.testing.assert_array_equal(gathered, hidden[np.arange(2)[:, None], positions])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_the_decoder_has_the_gradients_of_its_formula(kind):
+    """Written out in float32, from factors in the compute type: the rounding of bfloat16 is 2 ** -8."""
+    rng = np.random.default_rng(0)
+    hidden, table, bias, weights = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 3, 8), (11, 8), (11,), (2, 3, 11))
+    )
+
+    def plain(hidden, table, bias):
+        table = table.astype(hidden.dtype).astype(jnp.float32)
+        logits = jnp.matmul(hidden.astype(jnp.float32), table.T, precision="highest") + bias[None, None]
+        return (jnp.sin(logits) * weights).sum()
+
+    def sums(hidden, table, bias):
+        logits = decode(hidden, table, bias)
+        assert logits.dtype == jnp.float32
+        return (jnp.sin(logits) * weights).sum()
+
+    arguments = hidden.astype(kind), table, bias
+    expected, found = (jax.value_and_grad(function, (0, 1, 2))(*arguments) for function in (plain, sums))
+    tolerance = {"float32": 1e-5, "bfloat16": 2**-6}[kind]
+    for one, other in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+        assert one.dtype == other.dtype
+        one, other = (np.asarray(x, np.float32) for x in (one, other))
+        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * np.abs(one).max())
 
 
 def test_flops_of_bert_base():

@@ -43,7 +43,7 @@ def logits_of(params, batch):
     """Of every position, and of every slot."""
     model = bert.model_from_params(CONFIG, Heads(pair="pair" in params), params)
     output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
-    return model.mlm(output.hidden, model.encoder.embeddings.attend), model.pair(output.pooled)
+    return model.mlm(output.hidden, model.encoder.embeddings.word[...]), model.pair(output.pooled)
 
 
 def log_softmax(x):

@@ -14,7 +14,8 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.model.heads import Heads, gather_positions, label_log_likelihoods
+from bert_jax.model.heads import Heads, label_log_likelihoods
+from bert_jax.model.layers import gather_positions
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.pretraining_task import Pretraining
@@ -52,7 +53,7 @@ def losses_of_an_epoch(corpus, special_ids, vocabulary, config):
         model = bert.model_from_params(config.model, Heads(pair="pair" in params), params)
         output = model.encoder(EncoderInputs(*(batch[name] for name in EncoderInputs._fields)))
         hidden = gather_positions(output.hidden, batch["target_positions"])
-        tokens, _ = label_log_likelihoods(model.mlm(hidden, model.encoder.embeddings.attend), batch["target_labels"])
+        tokens, _ = label_log_likelihoods(model.mlm(hidden, model.encoder.embeddings.word[...]), batch["target_labels"])
         pairs = jnp.zeros(batch["example_id"].shape)
         if model.pair is not None:
             pairs, _ = label_log_likelihoods(model.pair(output.pooled), jnp.maximum(batch["pair_labels"], 0))
