@@ -86,25 +86,14 @@ def attend(
     """
     is_kernel = implementation in KERNEL_ROW_LENGTHS
     if is_kernel and dropout_key is not None and query_positions is None and not keep_probabilities:
-        return AttentionResult(
-            _kernel_attention(implementation)(
-                query,
-                key,
-                value,
-                segment_ids,
-                before=before,
-                after=after,
-                dropout_rate=dropout_rate,
-                dropout_key=dropout_key,
-            ),
-            None,
-        )
+        settings = {"before": before, "after": after, "dropout_rate": dropout_rate, "dropout_key": dropout_key}
+        return AttentionResult(_kernel_attention(implementation)(query, key, value, segment_ids, **settings), None)
     assert implementation != "auto", "call training.implementation.choose_implementation before"
     mask = make_attention_mask(segment_ids, before, after, query_positions)
     has_dropout = dropout_rate > 0.0 and dropout_key is not None
     if implementation == "reference" or (is_kernel and has_dropout and not keep_probabilities):
-        probabilities_BNQS = reference_probabilities(query, key, mask)
         selection = None if query_positions is None else Selection(2, query_positions, key.shape[1])
+        probabilities_BNQS = reference_probabilities(query, key, mask)
         dropped_BNQS = dropout(probabilities_BNQS, dropout_rate, dropout_key, selection).astype(value.dtype)
         context_BQND = jnp.einsum("bnqs,bsnd->bqnd", dropped_BNQS, value)
         return AttentionResult(context_BQND, probabilities_BNQS if keep_probabilities else None)
