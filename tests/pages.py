@@ -33,7 +33,7 @@ SMALLER = {
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
     "finetune": "--steps 2 --batch-size 8",
-    "scripts/benchmarks/bench.py": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
+    "bench": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
     "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 4 --rounds 1",
     "scripts/benchmarks/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",
     "scripts/benchmarks/bench_optimizer.py": "--preset bert_tiny --rounds 1",

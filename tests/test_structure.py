@@ -41,7 +41,7 @@ def mentions(attribute: str) -> set[str]:
 @pytest.mark.parametrize(
     ("attribute", "files"),
     [
-        ("jit", "convert/formats/stablehlo inference/loaded_model training/programs"),
+        ("jit", "bench/floor bench/train_step convert/formats/stablehlo inference/loaded_model training/programs"),
         ("pmap", ""),
         ("pjit", ""),
         ("PartitionSpec", "training/sharding"),

@@ -27,6 +27,13 @@ def launch(argv: Sequence[str]) -> None:
     launchers.write_launcher(argv)
 
 
+def bench(argv: Sequence[str]) -> int:
+    """Measure step time, tokens/s and MFU of the train step, beside limits of the device and a peer library."""
+    from bert_jax.bench.bench import main as measure
+
+    return measure(argv)
+
+
 COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "pretrain": Pretrain,
     "doctor": Doctor,
@@ -39,6 +46,7 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "convert": Convert,
     "finetune": Finetune,
     "launch": launch,
+    "bench": bench,
 }
 """By name: a dataclass of the arguments with a method `run`, or a function that gets the arguments as typed."""
 

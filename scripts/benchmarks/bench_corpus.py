@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import harness
 import tokenizers
 
+from bert_jax.bench import harness
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.tokenizers.wordpiece import FastWordPiece

@@ -23,10 +23,10 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
-from harness import listed, timed
 
+from bert_jax.bench import harness
+from bert_jax.bench.harness import listed, timed
 from data_prep.duplicates import minhash, near_duplicates, word_hashes
 
 COPIES, SHARING, SHARED_PART, CHANGED = 0.1, 0.1, 0.3, 0.05

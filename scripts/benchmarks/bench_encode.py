@@ -19,11 +19,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import harness
 import numpy as np
-from harness import positive, timed
 
 import bert_jax
+from bert_jax.bench import harness
+from bert_jax.bench.harness import positive, timed
 from bert_jax.errors import UserError
 
 PEER_BATCH, MAX_LENGTH = 32, 256

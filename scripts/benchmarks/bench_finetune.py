@@ -20,12 +20,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import harness
 import jax
 import numpy as np
 from etils import epath
 from transformers_finetune import TransformersRun
 
+from bert_jax.bench import harness
 from bert_jax.config import MeshConfig
 from bert_jax.convert.conversion import convert
 from bert_jax.data.cursor import Cursor

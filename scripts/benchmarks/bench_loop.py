@@ -27,12 +27,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import harness
 import jax
-import train_step
-from harness import CLOCKS, positive, timed
-from train_step import TrainStep
 
+from bert_jax.bench import harness, train_step
+from bert_jax.bench.harness import CLOCKS, positive, timed
+from bert_jax.bench.train_step import TrainStep
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, presets
 from bert_jax.data.batches import HostBatch
 from bert_jax.data.cursor import Cursor

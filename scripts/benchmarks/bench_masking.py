@@ -13,13 +13,12 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-import train_step
-from harness import positive
 
+from bert_jax.bench import harness, train_step
+from bert_jax.bench.harness import positive
 from bert_jax.config import ObjectiveConfig
 from bert_jax.objectives.masking import mask_tokens
 

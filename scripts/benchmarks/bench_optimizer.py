@@ -19,11 +19,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import optax
 
+from bert_jax.bench import harness
 from bert_jax.config import OptimizerConfig, presets
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads

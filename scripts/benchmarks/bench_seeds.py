@@ -19,12 +19,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
-from train_step import VOCABULARY, synthetic_rows
 
 from bert_jax import config as config_lib
+from bert_jax.bench import harness
+from bert_jax.bench.train_step import VOCABULARY, synthetic_rows
 from bert_jax.config import presets
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs, make_train_step, put_step_scalars

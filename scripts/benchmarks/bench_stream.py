@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import grain
-import harness
 import numpy as np
-from harness import listed, one_of, positive
 
 from bert_jax import config as config_lib
+from bert_jax.bench import harness
+from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import TrainingStream

@@ -22,14 +22,14 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
-from harness import listed, one_of, positive
 from scipy.optimize import lsq_linear
-from train_step import PRESETS, Case, TrainStep, config_of
 
+from bert_jax.bench import harness
+from bert_jax.bench.harness import listed, one_of, positive
+from bert_jax.bench.train_step import PRESETS, Case, TrainStep, config_of
 from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of
 from bert_jax.model.layers import DropoutKey, dropout, gelu
 from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, Prediction, predict

@@ -15,9 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import harness
-from harness import listed, one_of, positive
-
+from bert_jax.bench import harness
+from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.chips import CHIPS, Sizes, min_slices
 from bert_jax.config import Config
 from bert_jax.config.presets import load_config

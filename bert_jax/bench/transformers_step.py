@@ -1,16 +1,15 @@
-"""The peer of `scripts/benchmarks/bench.py`: `transformers`' BertForMaskedLM with random weights, trained by PyTorch.
+"""The peer of `bert-jax bench`: `transformers`' BertForMaskedLM with random weights, trained by PyTorch.
 
 Two variants: `stock` projects every position onto the vocabulary, as the library does; `gathered` runs its MLM head on
 the masked positions only, as bert_jax does. Both use the library's fast options: SDPA attention, fused AdamW, no
 attention mask (all rows are full), and on a GPU bf16 autocast and `torch.compile`.
 """
 
-import harness
 import numpy as np
 import torch
-import train_step
 import transformers
 
+from bert_jax.bench import harness, train_step
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.errors import UserError
 

@@ -8,11 +8,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import harness
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.bench import harness
 from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.errors import UserError
 from bert_jax.model import families
@@ -182,19 +182,26 @@ class TrainStep:
         return float(self.metrics["mlm_loss"])
 
 
+FLOAT8, FIRST_CAPABILITY_WITH_FLOAT8 = "float8_e4m3fn", 8.9
+
+
 class Ceiling:
     """Measured rate of square matrix products on one device, sampled repeatedly during a run.
 
-    Float32 products have jax's default precision, as in the model: TF32 on recent GPUs, bf16 passes on TPU.
+    Float32 products have jax's default precision, as in the model: TF32 on recent GPUs, bf16 passes on TPU. Products of
+    8-bit floats, on GPUs that have them, are bfloat16.
     """
 
-    def __init__(self, platform: str):
-        """Chooses the largest size whose product takes at most 0.1 s, or the smallest size."""
-        self.multiply = jax.jit(jnp.matmul)
+    def __init__(self, device: Any):
+        """Of a device of jax. Chooses the largest size whose product takes at most 0.1 s, or the smallest size."""
+        self.multiply = jax.jit(jnp.matmul, static_argnames="preferred_element_type")
         self.sizes: dict[str, int] = {}
         """Rows of the matrices by type."""
         self.samples: dict[str, list[float]] = {"float32": [], "bfloat16": []}
         """FLOP/s by type."""
+        platform = device.platform
+        if platform == "gpu" and float(device.compute_capability) >= FIRST_CAPABILITY_WITH_FLOAT8:
+            self.samples[FLOAT8] = []
         for dtype in self.samples:
             for self.sizes[dtype] in (512, 1024, 2048) if platform == "cpu" else (1024, 2048, 4096, 8192):
                 # The next size has eight times the work.
@@ -211,7 +218,8 @@ class Ceiling:
         # Random numbers: with zeros a GPU would draw less power and clock higher than in a model.
         numbers = np.random.default_rng(0).standard_normal(2**20 - 3, np.float32)
         square = jnp.asarray(np.resize(numbers, (self.sizes[dtype],) * 2), dtype)
-        return queued(lambda: self.multiply(square, square), calls)["seconds"]
+        result = jnp.bfloat16 if dtype == FLOAT8 else None
+        return queued(lambda: self.multiply(square, square, preferred_element_type=result), calls)["seconds"]
 
 
 def queued(call: Callable[[], Any], calls: int) -> harness.Timing:

@@ -18,13 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bert_jax.errors import UserError
+from bert_jax.report import Section, Table, text
+
 ROOT = Path(__file__).resolve().parents[2]
-# Run as a script from a clone, nothing needs to be installed.
-sys.path[:0] = [path for path in (str(ROOT),) if path not in sys.path]
-
-from bert_jax.errors import UserError  # noqa: E402
-from bert_jax.report import Section, Table, text  # noqa: E402
-
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "grain", "tokenizers", "torch", "transformers", "datasketch")
 CLOCKS = {"seconds": time.perf_counter, "cpu": time.process_time, "main": time.thread_time}
 """Wall-clock time; CPU time of this process, which varies less on a busy machine; CPU time of this thread."""
@@ -40,6 +37,7 @@ def run(
     measure: Callable[[argparse.Namespace], dict[str, Any]],
     render: Callable[[dict[str, Any]], Iterable[str]],
     arguments: Sequence[str] | None = None,
+    prog: str | None = None,
 ) -> int:
     """Parse the command line, measure, write `--json`, print.
 
@@ -50,12 +48,14 @@ def run(
         writes results that are not complete.
       render: lines to print for the report, which has `options`, the results, `environment`, `date` and `command`.
       arguments: default: those of the process.
+      prog: the command; default: the path of the benchmark's file.
 
     Returns:
       0, or 2 after one line for a `UserError`; wrong flags exit with 2.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    parser = _OneLineParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    prog = prog or str(Path(measure.__code__.co_filename).resolve().relative_to(ROOT))
+    parser = _OneLineParser(prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser.add_argument)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements there")
     end = arguments.index("--") if "--" in arguments else len(arguments)
@@ -69,7 +69,7 @@ def run(
             **results,
             "environment": environment(),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-            "command": [str(Path(measure.__code__.co_filename).resolve().relative_to(ROOT)), *arguments],
+            "command": [*prog.split(), *arguments],
         }
         if options.json:
             part = options.json.with_name(f".{options.json.name}.part")

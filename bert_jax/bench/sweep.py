@@ -1,4 +1,4 @@
-"""The cases of `bench.py --sweep`: what a lent accelerator must answer, the most important groups first.
+"""The cases of `bert-jax bench --sweep`: what a lent accelerator must answer, the most important groups first.
 
 A sweep writes its JSON file after every group. A later call with the same file measures the cases that it lacks.
 """
@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from train_step import Case
-
+from bert_jax.bench.train_step import Case
 from bert_jax.errors import UserError
 
 ROWS = {("bert_base", 128): 256, ("bert_large", 512): 32, ("bert_large", 128): 128, ("bert_base", 512): 64}

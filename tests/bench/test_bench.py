@@ -1,4 +1,4 @@
-"""bench.py: report, imports, time budget and flags. Nothing is timed."""
+"""bert-jax bench: report, imports, time budget and flags. Nothing is timed."""
 
 import argparse
 import json
@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.pages import load_script
+from bert_jax.bench import bench, floor, sweep, train_step
+from bert_jax.chips import Sizes
+from bert_jax.planning.roofline import program_flops
+from bert_jax.planning.workload import workload
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "bench.py"
-
-# bench.py must run without the other requirements of the package, e.g. on a machine rented for an hour.
+# It must run without the other requirements of the package, e.g. on a machine rented for an hour.
 WITH_BLOCKED_IMPORTS = """
-import os, runpy, sys
+import sys
 
 BLOCKED = {"orbax", "tensorflow_datasets", "grain", "numba", "tensorboardX", "tokenizers", "array_record",
            "etils.epath", "sentencepiece", "sentencex", "safetensors", "tqdm", "torch", "transformers"}
@@ -26,25 +27,13 @@ class Block:
             raise ModuleNotFoundError(f"{name} is blocked", name=name)
 
 sys.meta_path.insert(0, Block())
-script, *sys.argv = sys.argv[1:]
-sys.argv.insert(0, script)
-sys.path.insert(0, os.path.dirname(script))
-runpy.run_path(script, run_name="__main__")
+from bert_jax.bench.bench import main
+raise SystemExit(main())
 """
 
 
-@pytest.fixture(scope="module")
-def bench():
-    return load_script(SCRIPT)
-
-
-@pytest.fixture(scope="module")
-def sweep(bench):
-    return bench.sweep
-
-
 def report_of(file: Path, arguments: str, *python: str) -> tuple[dict, str]:
-    command = [sys.executable, *python, str(SCRIPT), *arguments.split(), "--json", str(file)]
+    command = [sys.executable, *(python or ("-m", "bert_jax", "bench")), *arguments.split(), "--json", str(file)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(file.read_text()), done.stdout
@@ -73,11 +62,12 @@ def test_measures_without_the_other_requirements(tmp_path):
 def test_peer_on_the_same_shapes(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
-    arguments = "--peer transformers --presets bert_tiny --seq-lens 32 --batch 2 --dropout 0.1 --rounds 2"
+    arguments = "--peer transformers --floor --presets bert_tiny --seq-lens 32 --batch 2 --dropout 0.1 --rounds 2"
     report, printed = report_of(tmp_path / "bench.json", arguments)
-    ours, *peers = report["cases"]
-    assert [case["variant"] for case in report["cases"]] == [None, "stock", "gathered"]
-    for case in report["cases"]:
+    ours, *peers, floor = report["cases"]
+    assert [case["variant"] for case in report["cases"]] == [None, "stock", "gathered", "floor"]
+    assert floor["loss"] is None and 0 < ours["times floor"]["median"] < 1
+    for case in (ours, *peers):
         assert case["status"] == "measured" and case["pair"] == "none"
         assert case["loss"] == pytest.approx(10.33, abs=0.3)
     ratios = [peer / own for peer, own in zip(peers[0]["samples"], ours["samples"], strict=True)]
@@ -90,13 +80,14 @@ class Machine:
 
     def __init__(self, seconds: float):
         self.now, self.seconds, self.order = 0.0, seconds, []
+        self.errors: dict[int, Exception] = {}
 
     def left(self) -> float:
         return self.seconds - self.now
 
     def build(self, case):
-        if isinstance(case.batch, Exception):
-            raise case.batch
+        if case.batch in self.errors:
+            raise self.errors[case.batch]
         self.now += 8.0
         return SimpleNamespace(run=lambda steps: self.run(case.batch, steps), loss=lambda: 10.0, memory_bytes=None)
 
@@ -107,7 +98,7 @@ class Machine:
 
 
 @pytest.mark.parametrize("seconds", [5, 20, 25, 40, 60, 100, 1000])
-def test_budget_is_kept_and_first_cases_come_first(bench, seconds):
+def test_budget_is_kept_and_first_cases_come_first(seconds):
     machine, results, slowest = Machine(seconds), [], 0.0
     for preset in "ab":
         group = [bench.Result(bench.Case(preset, 128, batch)) for batch in range(3)]
@@ -124,23 +115,24 @@ def test_budget_is_kept_and_first_cases_come_first(bench, seconds):
         assert statuses.count("measured") == 1
 
 
-def test_a_group_is_interleaved_and_a_failing_case_is_a_result(bench):
-    machine, error = Machine(1e3), RuntimeError("RESOURCE_EXHAUSTED:\nout of memory")
-    results = [bench.Result(bench.Case("a", 128, batch)) for batch in (1, 2, error, 3)]
+def test_a_group_is_interleaved_and_a_failing_case_is_a_result():
+    machine = Machine(1e3)
+    machine.errors[9] = RuntimeError("RESOURCE_EXHAUSTED:\nout of memory")
+    results = [bench.Result(bench.Case("a", 128, batch)) for batch in (1, 2, 9, 3)]
     bench.measure_group(results, machine.build, machine.left, 2, 0.0)
     assert machine.order == [1, 1, 2, 2, 3, 3, 1, 2, 3, 1, 2, 3]
     assert results[2].status == "failed: RuntimeError: RESOURCE_EXHAUSTED: out of memory"
     assert [len(result.samples) for result in results] == [2, 2, 0, 2]
 
 
-def test_each_set_of_shapes_gets_both_variants_of_the_peer_once(bench):
+def test_each_set_of_shapes_gets_each_variant_once():
     cases = [bench.Case("a", 128, 8, scan_unroll=1), bench.Case("a", 128, 8, scan_unroll=2), bench.Case("a", 128, 4)]
-    found = [(case.batch, case.variant) for case in bench.with_peers(cases)]
+    found = [(case.batch, case.variant) for case in bench.with_variants(cases, ["stock", "gathered"])]
     peers = ["stock", "gathered"]
     assert found == [*[(8, one) for one in (None, *peers, None)], *[(4, one) for one in (None, *peers)]]
 
 
-def test_default_cases_are_supported(bench):
+def test_default_cases_are_supported():
     parser = argparse.ArgumentParser()
     bench.flags(parser.add_argument)
     found = {platform: bench.default_cases(platform, parser.parse_args([])) for platform in ("cpu", "gpu", "tpu")}
@@ -155,7 +147,7 @@ def test_default_cases_are_supported(bench):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-def test_cases_of_a_sweep_are_valid_and_distinct(bench, sweep, platform):
+def test_cases_of_a_sweep_are_valid_and_distinct(platform):
     groups = sweep.groups(platform, True)
     for group in groups.values():
         assert len(set(group)) == len(group)
@@ -164,7 +156,7 @@ def test_cases_of_a_sweep_are_valid_and_distinct(bench, sweep, platform):
     assert peers and not [case for group in sweep.groups(platform, False).values() for case in group if case.variant]
 
 
-def test_a_sweep_goes_on(bench, sweep, tmp_path):
+def test_a_sweep_goes_on(tmp_path):
     """A group is measured again unless all of its cases have been; a measurement is only replaced by another."""
     cases = [bench.Case("a", 128, batch) for batch in (1, 2, 3)]
     status = {("x", 0): "measured", ("x", 1): "measured", ("y", 1): "measured", ("y", 2): "not measured: the budget"}
@@ -189,3 +181,29 @@ def test_a_sweep_goes_on(bench, sweep, tmp_path):
         file.write_text(text)
         with pytest.raises(bench.UserError, match=words):
             sweep.earlier_rows(file, device)
+
+
+@pytest.mark.parametrize("seq_len", [128, 16])
+def test_products_of_the_floor_are_those_of_the_step(seq_len):
+    """`bert-jax plan` counts the same FLOPs."""
+    case = bench.Case("bert_mini", seq_len, 8, pair="none")
+    model, targets = train_step.model_config(case), train_step.predictions(seq_len)
+    products = [
+        *3 * floor.layer_products(model, 8, seq_len, seq_len),
+        *floor.layer_products(model, 8, targets, seq_len),
+        *floor.head_products(model, 8 * targets),
+    ]
+    flops = sum(2 * count * m * k * n for count, m, k, n in products)
+    assert flops == program_flops(workload(train_step.config_of(case), 0, Sizes(), 1))
+
+
+@pytest.mark.parametrize(("capability", "types"), [("8.0", 2), ("9.0", 3)])
+def test_ceilings_of_types_that_a_gpu_has(capability, types):
+    ceiling = train_step.Ceiling.__new__(train_step.Ceiling)
+    ceiling._seconds = lambda dtype, calls: 1.0
+    ceiling.__init__(SimpleNamespace(platform="gpu", compute_capability=capability))
+    assert len(ceiling.samples) == types and set(ceiling.sizes.values()) == {1024}
+    del ceiling._seconds
+    ceiling.sizes = dict.fromkeys(ceiling.sizes, 64)
+    ceiling.sample(1)
+    assert all(len(rates) == 1 for rates in ceiling.samples.values())

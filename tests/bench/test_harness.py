@@ -1,20 +1,14 @@
-"""scripts/benchmarks/harness.py, which all benchmarks share: it measures what it says."""
+"""bert_jax/bench/harness.py, which all benchmarks share: it measures what it says."""
 
 import json
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.pages import load_script
+from bert_jax.bench import harness
 
 
-@pytest.fixture(scope="module")
-def harness():
-    return load_script(Path(__file__).resolve().parents[2] / "scripts/benchmarks/harness.py")
-
-
-def test_sides_take_turns_and_ratios_are_by_round(harness):
+def test_sides_take_turns_and_ratios_are_by_round():
     """The machine is twice as slow in the second round, which does not change the ratio."""
     order, seconds = [], iter([1.0, 3.0, 2.0, 6.0])
 
@@ -30,14 +24,14 @@ def test_sides_take_turns_and_ratios_are_by_round(harness):
     assert harness.show(rows["b"]["seconds / a"]) == "3 (3 to 3)"
 
 
-def test_clocks_tell_waiting_from_work(harness):
+def test_clocks_tell_waiting_from_work():
     _, waiting = harness.timed(lambda: harness.time.sleep(0.2), steps=2)
     assert waiting["seconds"] == pytest.approx(0.1, rel=0.5) and waiting["cpu"] < 0.05
     working = harness.timer(lambda: [hash(str(i)) for i in range(300_000)])()
     assert 0.02 < working["main"] <= working["cpu"] + 0.01
 
 
-def test_a_report_is_printed_and_written_with_its_circumstances(harness, tmp_path, capsys):
+def test_a_report_is_printed_and_written_with_its_circumstances(tmp_path, capsys):
     def measure(options):
         if options.rounds == 13:
             raise harness.UserError("--rounds 13: it brings bad luck")
@@ -77,7 +71,7 @@ def test_a_report_is_printed_and_written_with_its_circumstances(harness, tmp_pat
         assert error.startswith("error: ") and error.count("\n") == 1
 
 
-def test_processes_of_a_command_are_found_with_their_memory(harness):
+def test_processes_of_a_command_are_found_with_their_memory():
     child = "x = bytearray(300 << 20); import time; time.sleep(1)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
     peaks = harness.run_command([sys.executable, "-c", code], poll_seconds=0.05)
