@@ -1,6 +1,7 @@
 """Predicted over measured step time: accuracy of the roofline of `bert-jax plan` on this machine.
 
     python scripts/benchmarks/calibrate_roofline.py --json roofline.json
+    python scripts/benchmarks/calibrate_roofline.py --sweep sweep.json   # of `bert-jax bench --sweep`
 
 Compiles the train step in several shapes. In each round, every case is sampled in turn: the machine's rates (matrix
 products, memory, elementwise work) and a few steps are measured within seconds of each other, because the speed of a
@@ -10,7 +11,8 @@ and no thread waited.
 
 On an accelerator of bert_jax/chips.py, the published figures replace the measured rates. On other devices the
 efficiencies are those of `chips.CPU`: some cases served to fit them (role `fitted`), the others check them. The last
-line has the efficiencies that fit the fitting cases of this run.
+line has the efficiencies that fit the fitting cases of this run. With `--sweep`, the cases and times are those of the
+file: groups that compare implementations of attention serve to fit, the others check.
 
 Needs jax, flax, optax, numpy, scipy and tyro.
 """
@@ -18,8 +20,10 @@ Needs jax, flax, optax, numpy, scipy and tyro.
 import argparse
 import dataclasses
 import functools
+import json
 import statistics
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -27,10 +31,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from bert_jax.bench import harness
+from bert_jax.bench import harness, sweep
 from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.bench.train_step import PRESETS, Case, TrainStep, config_of
 from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of
+from bert_jax.errors import UserError, require
 from bert_jax.model.layers import DropoutKey, dropout, gelu
 from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, Prediction, predict
 
@@ -181,7 +186,9 @@ def fit(cases: Sequence[Case], measured: Sequence[Sequence[Sample]]) -> Efficien
 
 
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the cases of the presets, and judge each."""
+    """Measure the cases of the presets, or read those of a sweep, and judge each."""
+    if options.sweep:
+        return judge_sweep(options.sweep)
     fitted, checked = ([case for case in cases if case.preset in options.presets] for cases in (FITTED, CHECKED))
     known = chip_of(jax.devices()[0].device_kind)
     cases = fitted + checked
@@ -191,6 +198,37 @@ def measure_all(options: argparse.Namespace) -> dict[str, Any]:
         for case, samples in zip(cases, measured, strict=True)
     ]
     return {"cases": results, "fit": None if known else fit(fitted, measured[: len(fitted)])._asdict()}
+
+
+def judge_sweep(file: Path) -> dict[str, Any]:
+    """Judge the cases that a sweep has measured on one device, by the published figures of its chip.
+
+    Raises:
+      UserError: it is not the file of a sweep on a chip with published figures, or has no cases to fit.
+    """
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+        device, rows = report["environment"]["device"], report["cases"]
+        rows = [row for row in rows if row["status"] == "measured" and row["variant"] is None]
+        cases = [Case(**{field: row[field] for field in sweep.FIELDS}) for row in rows]
+        assert report["devices"] == 1, "it has measured several devices"
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise UserError(
+            f"--sweep {file} is not the file of a sweep on one device ({error}): make one by bert-jax bench --sweep"
+        ) from error
+    chip = chip_of(device)
+    require(
+        chip is not None, f"--sweep {file} is of {device}, which bert_jax/chips.py does not have: leave out --sweep"
+    )
+    measured = [[Sample(seconds, chip) for seconds in row["samples"]] for row in rows]
+    is_fitted = [" at " in row["group"] and not row["group"].startswith("peer") for row in rows]
+    require(any(is_fitted), f"--sweep {file} has no measured group of attention implementations: continue the sweep")
+    results = [
+        judge(case, samples) | {"role": "fitted" if fits else "checked"}
+        for case, samples, fits in zip(cases, measured, is_fitted, strict=True)
+    ]
+    chosen = [one for one in zip(cases, measured, is_fitted, strict=True) if one[2]]
+    return {"cases": results, "fit": fit([one[0] for one in chosen], [one[1] for one in chosen])._asdict()}
 
 
 def render(report: dict[str, Any]) -> list[str]:
@@ -211,6 +249,7 @@ def flags(add: Callable[..., Any]) -> None:
     """The command line."""
     add("--rounds", type=positive, default=5)
     add("--seconds", type=float, default=0.5, help="seconds of steps per sample")
+    add("--sweep", type=Path, metavar="FILE", help="judge and fit the cases of a sweep instead of measuring")
     add("--presets", type=listed(one_of(*PRESETS)), default=list(PRESETS), help="only cases of these presets")
 
 

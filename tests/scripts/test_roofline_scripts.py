@@ -53,6 +53,46 @@ def test_checked_cases_did_not_serve_to_fit(calibrate):
     assert len(set(names)) == len(names)
 
 
+def sweep_file(calibrate, path, device, seconds_of):
+    groups = calibrate.sweep.groups("gpu", False)
+    rows = [
+        dataclasses.asdict(case) | {"group": name, "status": "measured", "samples": [seconds_of(case)] * 2}
+        for name, group in groups.items()
+        for case in group
+    ]
+    path.write_text(json.dumps({"devices": 1, "environment": {"device": device}, "cases": rows}))
+    return path
+
+
+def test_a_sweep_calibrates_the_chip_that_it_measured(calibrate, tmp_path, capsys):
+    """Times made from other efficiencies than those of the table are found, and the error of each case is shown."""
+    real = Efficiency(0.5, 0.6, 0.7, 0.8, 0.75)
+    chip = dataclasses.replace(CHIPS["h100"], efficiency=real)
+    file = sweep_file(
+        calibrate,
+        tmp_path / "sweep.json",
+        "NVIDIA H100 80GB HBM3",
+        lambda case: calibrate.predicted(case, chip).step_seconds,
+    )
+    assert calibrate.main(["--sweep", str(file), "--json", str(tmp_path / "out.json")]) == 0
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert {case["role"] for case in report["cases"]} == {"fitted", "checked"}
+    assert report["fit"]["matmul"] == pytest.approx(0.5, rel=0.05)
+    assert all(0.3 < case["ratio"] < 1 for case in report["cases"])
+    assert "efficiencies that fit: matmul" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("device", "words"), [("cpu", "which bert_jax/chips.py does not have"), (None, "is not the file of a sweep")]
+)
+def test_a_sweep_that_cannot_calibrate_is_one_line(calibrate, device, words, tmp_path, capsys):
+    file = tmp_path / "sweep.json"
+    if device:
+        sweep_file(calibrate, file, device, lambda case: 1.0)
+    assert calibrate.main(["--sweep", str(file)]) == 2
+    assert words in capsys.readouterr().err
+
+
 def test_weak_scaling_keeps_rows_and_loses_only_to_links(weak_scaling, tmp_path, capsys):
     plot, written = tmp_path / "plot.png", tmp_path / "out.json"
     weak_scaling.main(["--chips", "v5e,h100", "--rows", "16", "--plot", str(plot), "--json", str(written)])
