@@ -9,8 +9,8 @@ and a peer library.
 
 One process. Cases of one preset and sequence length form a group and are
 interleaved: A, B, C, A, B, C, ... Warm-up and compilation are not timed. MFU is
-the FLOPs of the model (bert_jax/model/flops.py) over the rate of matrix
-products that this run measures for the type of the case.
+the FLOP/s of the model (bert_jax/model/flops.py) over the rate of large matrix
+products that this run measures in the type of the case.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import gc
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -34,6 +35,14 @@ from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError
 from bert_jax.planning.memory_model import estimate_memory
 
+NOT_IN_SWEEPS = dict.fromkeys(("presets", "seq_lens", "batch", "dropout", "dtype", "attention")) | {
+    "optimizer": ["adamw"],
+    "accumulation": [1],
+    "scan_unroll": [None],
+    "remat": ["none"],
+    "floor": False,
+}
+"""Options that a sweep does not take, with their defaults."""
 RESERVE = 2.0
 """Seconds of the budget that are reserved for the table and the JSON file."""
 
@@ -105,9 +114,18 @@ def measure_group(
 
 
 def explain(error: Exception) -> str:
-    """Why a case failed, on one line."""
+    """Why a case has no measurement, on one line: refused, out of memory, or failed."""
     text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-    return f"failed: {' '.join(text.split())[:200]}"
+    is_memory = "RESOURCE_EXHAUSTED" in text or "out of memory" in text.lower()
+    kind = "refused" if isinstance(error, UserError) else "out of memory" if is_memory else "failed"
+    return f"{kind}: {' '.join(text.split())[:200]}"
+
+
+def name_of(case: Case) -> str:
+    """Shapes and settings of a case that are not defaults."""
+    fields = dataclasses.fields(case)[3:]
+    changed = [f"{f.name} {getattr(case, f.name)}" for f in fields if getattr(case, f.name) != f.default]
+    return ", ".join([f"{case.preset}, {case.batch} rows of {case.seq_len}", *changed])
 
 
 def with_variants(cases: Sequence[Case], variants: Sequence[str]) -> list[Case]:
@@ -157,28 +175,54 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
 
 def flags(add: Callable[..., Any]) -> None:
     """The command line."""
-    add("--sweep", action="store_true", help="all cases of sweep.py instead of the options below; needs --json")
+    add("--sweep", action="store_true", help="a fixed set of cases instead of the options below; needs --json")
     add("--presets", type=listed(one_of(*PRESETS)), help=f"of {', '.join(PRESETS)}")
     add("--seq-lens", type=listed(positive), help="tokens per row, e.g. 128,512")
-    add("--batch", type=listed(positive), help="rows per step; default: 1,024 tokens on CPU, 16 or 32 k elsewhere")
+    add("--batch", type=listed(positive), help="rows per step; default: 1,024 tokens on CPU, else 16,384 or 32,768")
     add("--dropout", type=listed(_rates), help="rate, or hidden/attention, e.g. 0.1,0,0.1/0; default 0.1,0")
-    add("--dtype", type=listed(one_of("float32", "bfloat16")), help="compute type; default float32 on CPU, bfloat16")
+    add(
+        "--dtype",
+        type=listed(one_of("float32", "bfloat16")),
+        help="compute type; default float32 on CPU, else bfloat16",
+    )
     attention = one_of("reference", "deferred", "xla", "cudnn", "pallas_gpu", "pallas_tpu")
     add("--attention", type=listed(attention), help="default: all that the case allows")
-    add("--optimizer", type=listed(one_of("adamw", "lamb")), default=["adamw"], help="of bert_jax; the peer has AdamW")
+    add(
+        "--optimizer",
+        type=listed(one_of("adamw", "lamb")),
+        default=["adamw"],
+        help="of bert_jax: adamw, lamb; the peer has AdamW",
+    )
     add("--accumulation", type=listed(positive), default=[1], help="micro-batches per step")
     add("--scan-unroll", type=listed(positive), default=[None], help="layers per iteration of the scan over depth")
-    add("--remat", type=listed(one_of("none", "dots", "full")), default=["none"], help="remat policy")
+    add("--remat", type=listed(one_of("none", "dots", "full")), default=["none"], help="none, dots or full")
     add("--peer", choices=("transformers",), help="its BertForMaskedLM, too; nothing is then trained on pairs")
-    add("--floor", action="store_true", help="the work of a step alone, too: products, element-wise work, the update")
+    add(
+        "--floor",
+        action="store_true",
+        help="the work of a step alone, too; nothing is then trained on pairs",
+    )
     add("--devices", type=positive, default=1, help="devices that share the batch of bert_jax")
     add("--rounds", type=positive, default=7, help="rounds over a group for the medians")
-    add("--budget", type=float, default=600.0, help="seconds for the whole run; cases without time are listed")
+    add("--budget", type=_seconds, default=600.0, help="seconds, from 10; cases without time are listed")
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 10 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"'{text}': it must be a number of seconds from 10")
+    return seconds
 
 
 def _rates(text: str) -> tuple[float, float]:
-    rates = [float(part) for part in text.split("/")]
-    if len(rates) > 2 or not all(0 <= rate < 1 for rate in rates):
+    try:
+        rates = [float(part) for part in text.split("/")]
+    except ValueError:
+        rates = []
+    if len(rates) not in (1, 2) or not all(0 <= rate < 1 for rate in rates):
         raise ValueError("it must be RATE or HIDDEN/ATTENTION, in [0, 1)")
     return rates[0], rates[-1]
 
@@ -190,8 +234,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
       UserError: contradicting options, or something is missing.
     """
     end = time.monotonic() + options.budget - RESERVE
-    if options.budget <= RESERVE:
-        raise UserError(f"--budget {options.budget:g} is too short: give it at least 10 seconds")
+    if jax.device_count() < options.devices:
+        raise UserError(f"--devices {options.devices}: jax sees {jax.device_count()}")
     if options.peer:
         if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
             raise UserError(f"--peer transformers needs {' and '.join(missing)}: pip install {' '.join(missing)}")
@@ -205,7 +249,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         return end - time.monotonic()
 
     def build(case: Case) -> Any:
-        harness.progress(f"[{left():4.0f} s left] {case}")
+        harness.progress(f"[{left():4.0f} s left] {name_of(case)}")
         if case.variant is None:
             return train_step.TrainStep(train_step.config_of(case), options.devices)
         if case.variant == "floor":
@@ -221,12 +265,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         group_results = [Result(case, name) for case in group]
         results += group_results
         slowest = measure_group(group_results, build, left, options.rounds, slowest)
-        if options.sweep:
-            options.save(describe(ceiling, results, options.devices, earlier))
+        options.save(describe(ceiling, results, options.devices, earlier))
         # Free the group's arrays before the next group; sample again, as rates drift on a shared machine.
         gc.collect()
         if left() > 2:
             ceiling.sample()
+    if results and not any(result.samples for result in results):
+        raise UserError(f"no case was measured; the first one was {results[0].status}")
     return describe(ceiling, results, options.devices, earlier)
 
 
@@ -246,10 +291,11 @@ def groups_and_earlier_rows(
         return {f"{preset} at {seq_len}": list(group) for (preset, seq_len), group in by_shape}, []
     if options.json is None:
         raise UserError("--sweep writes a file after every group of cases: give --json FILE")
-    for name in ("presets", "seq_lens", "batch", "dropout", "dtype", "attention"):
-        if getattr(options, name):
+    for name, default in NOT_IN_SWEEPS.items():
+        if getattr(options, name) != default:
             raise UserError(f"--sweep has cases of its own: leave out --{name.replace('_', '-')}")
-    rows = sweep.earlier_rows(options.json, jax.devices()[0].device_kind)
+    device = jax.devices()[0].device_kind
+    rows = sweep.earlier_rows(options.json, device, options.devices)
     groups = sweep.groups(platform, options.peer is not None)
     return {name: group for name, group in groups.items() if not sweep.is_measured(name, group, rows)}, rows
 
@@ -260,8 +306,8 @@ def describe(
     """The ceilings of one device, and a row per case, after the rows of earlier calls that were not measured again.
 
     Units: seconds, GiB, FLOP/s; "plan GiB" is the estimate of `bert-jax plan`. tokens/s and MFU belong to the median
-    step. "times stock", "times gathered" and "times floor" are the time of this variant over bert_jax's by round, which
-    cancels changes of the machine's speed.
+    step. "times stock" and "times gathered" are the peer's time over bert_jax's, and "floor / step" that of the floor,
+    by round, which cancels changes of the machine's speed.
     """
     ceilings = {
         name: {"size": ceiling.sizes[name], "per second": harness.spread(rates)}
@@ -281,13 +327,19 @@ def describe(
             row["seconds"] = harness.spread(samples)
             typical = row["seconds"]["median"]
             row["tokens/s"] = case.batch * case.seq_len / typical
-            row["MFU"] = train_step.step_flops(case) / typical / ceilings[case.dtype]["per second"]["median"] / devices
+            if case.variant != "floor":
+                rate = ceilings[case.dtype]["per second"]["median"]
+                row["MFU"] = train_step.step_flops(case) / typical / rate / devices
             row |= {"GiB": result.memory_bytes and result.memory_bytes / 2**30, "loss": result.loss}
             if case.variant is None:
-                peers = [one for one in by_group[result.group] if one.case.variant and one.samples]
-                peers = [one for one in peers if one.case.shapes == case.shapes]
+                others = [one for one in by_group[result.group] if one.case.variant and one.samples]
+                others = [one for one in others if one.case.shapes == case.shapes]
                 row["plan GiB"] = planned_bytes(case, devices) / 2**30
-                row |= {f"times {one.case.variant}": harness.ratio(one.samples, samples) for one in peers}
+                for other in others:
+                    if other.case.variant != "floor":
+                        row[f"times {other.case.variant}"] = harness.ratio(other.samples, samples)
+                    elif devices == 1 and floor.is_floor_of(case):
+                        row["floor / step"] = harness.ratio(other.samples, samples)
         rows.append(row | {"status": result.status})
     return {"devices": devices, "ceilings": ceilings, "cases": rows}
 
@@ -298,4 +350,6 @@ def planned_bytes(case: Case, devices: int) -> int:
     return sum(estimate_memory(config, 0, Sizes(data=devices), case.accumulation).values())
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, harness.tables, prog="bert-jax bench")
+main = functools.partial(
+    harness.run, __doc__, flags, measure, harness.tables, prog="bert-jax bench", continues=lambda options: options.sweep
+)

@@ -8,7 +8,6 @@ benchmark decides what must be installed.
 import argparse
 import contextlib
 import datetime
-import json
 import os
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bert_jax.bench.report_file import ReportFile
 from bert_jax.errors import UserError
 from bert_jax.report import Section, Table, text
 
@@ -38,8 +38,9 @@ def run(
     render: Callable[[dict[str, Any]], Iterable[str]],
     arguments: Sequence[str] | None = None,
     prog: str | None = None,
+    continues: Callable[[argparse.Namespace], bool] = lambda options: False,
 ) -> int:
-    """Parse the command line, measure, write `--json`, print.
+    """Parse the command line, measure, print, write `--json`.
 
     Args:
       about: docstring of the benchmark, its help.
@@ -49,6 +50,7 @@ def run(
       render: lines to print for the report, which has `options`, the results, `environment`, `date` and `command`.
       arguments: default: those of the process.
       prog: the command; default: the path of the benchmark's file.
+      continues: whether `measure` continues the report in the file of `--json`.
 
     Returns:
       0, or 2 after one line for a `UserError`; wrong flags exit with 2.
@@ -63,29 +65,26 @@ def run(
     options.rest = arguments[end + 1 :]
     shown = {name: value for name, value in vars(options).items() if value and name not in ("json", "rest")}
 
-    def save(results: dict[str, Any]) -> dict[str, Any]:
-        report = {
+    def describe(results: dict[str, Any]) -> dict[str, Any]:
+        return {
             "options": shown,
             **results,
             "environment": environment(),
             "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             "command": [*prog.split(), *arguments],
         }
-        if options.json:
-            part = options.json.with_name(f".{options.json.name}.part")
-            part.write_text(json.dumps(report, indent=1, default=str) + "\n", encoding="utf-8")
-            part.replace(options.json)
-        return report
 
-    options.save = save
     try:
-        if options.json and not options.json.resolve().parent.is_dir():
-            raise UserError(f"--json {options.json}: there is no directory {options.json.resolve().parent}")
-        report = save(measure(options))
+        with contextlib.ExitStack() as stack:
+            file = options.json and stack.enter_context(ReportFile(options.json, continues(options)))
+            options.save = lambda results: file.write(describe(results)) if file else None
+            report = describe(measure(options))
+            print("\n".join(render(report)))
+            if file:
+                file.write(report)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print("\n".join(render(report)))
     return 0
 
 

@@ -14,8 +14,8 @@ from bert_jax.errors import UserError
 
 ROWS = {("bert_base", 128): 256, ("bert_large", 512): 32, ("bert_large", 128): 128, ("bert_base", 512): 64}
 """Rows of a step by preset and length: 32,768 or 16,384 tokens."""
-FINAL = ("measured", "failed")
-"""First words of the status of cases that a later call does not measure again; a failure is usually that of memory."""
+FINAL = ("measured", "refused", "out of memory")
+"""Beginnings of the status of cases that a later call does not measure again. A case that failed is tried again."""
 
 Group = list[Case]
 FIELDS = tuple(field.name for field in dataclasses.fields(Case))
@@ -72,7 +72,7 @@ def _with_peer(own: Case) -> Group:
     return [own, *(Case(*own.shapes, pair="none", variant=variant) for variant in ("stock", "gathered"))]
 
 
-def earlier_rows(file: Path, device: str) -> list[dict[str, Any]]:
+def earlier_rows(file: Path, device: str, devices: int) -> list[dict[str, Any]]:
     """Rows of the cases that earlier calls with this file have measured; none if there is no file.
 
     Raises:
@@ -80,16 +80,18 @@ def earlier_rows(file: Path, device: str) -> list[dict[str, Any]]:
     """
     if not file.exists():
         return []
-    if file.is_dir():
-        raise UserError(f"--json {file} is a directory: give a file")
     try:
         report = json.loads(file.read_text(encoding="utf-8"))
-        rows, before = report["cases"], report["environment"]["device"]
+        rows, before = report["cases"], (report["environment"]["device"], report["devices"])
+        assert report["options"]["sweep"]
         rows = [row for row in rows if row["group"] and row["status"].startswith(FINAL)]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
         raise UserError(f"--json {file} is not the file of a sweep: choose another one") from error
-    if before != device:
-        raise UserError(f"--json {file} has measurements of {before}, not of {device}: choose another file")
+    if before != (device, devices):
+        raise UserError(
+            f"--json {file} has measurements of {before[1]} x {before[0]}, not of {devices} x {device}: choose another "
+            "file"
+        )
     return rows
 
 

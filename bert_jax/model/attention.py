@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Bool, Float, Int
-from bert_jax.config.sections import KERNEL_ROW_LENGTHS
+from bert_jax.config.sections import FUSED_ATTENTION, KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError
 from bert_jax.model.layers import DropoutKey, Selection, dropout, gather_positions
 
@@ -73,10 +73,9 @@ def attend(
     """Softmax attention by an implementation of `ModelConfig.attention`; only `reference` has probabilities.
 
     Args:
-      implementation: not `auto`. The kernels need all queries and a dropout key; otherwise (part of the last layer,
-        evaluation) `reference` replaces them where there is dropout, and `xla` where there is none.
+      implementation: not `auto`. Without a dropout key, that is in evaluation, the kernels are replaced by `xla`.
       query, key, value: after projection and rotation.
-      query_positions: of the queries; None: all, Q = S.
+      query_positions: of the queries; None: all, Q = S. Not for kernels and `cudnn`.
       segment_ids, before, after: which pairs attend, see `make_attention_mask`. The context of padding has no meaning.
       dropout_rate, dropout_key: of dropout on the probabilities.
       keep_probabilities: whether to return them.
@@ -84,14 +83,13 @@ def attend(
     Raises:
       UserError: `keep_probabilities` with another implementation.
     """
-    is_kernel = implementation in KERNEL_ROW_LENGTHS
-    if is_kernel and dropout_key is not None and query_positions is None and not keep_probabilities:
+    assert query_positions is None or implementation not in FUSED_ATTENTION
+    if implementation in KERNEL_ROW_LENGTHS and dropout_key is not None and not keep_probabilities:
         settings = {"before": before, "after": after, "dropout_rate": dropout_rate, "dropout_key": dropout_key}
         return AttentionResult(_kernel_attention(implementation)(query, key, value, segment_ids, **settings), None)
     assert implementation != "auto", "call training.implementation.choose_implementation before"
     mask = make_attention_mask(segment_ids, before, after, query_positions)
-    has_dropout = dropout_rate > 0.0 and dropout_key is not None
-    if implementation == "reference" or (is_kernel and has_dropout and not keep_probabilities):
+    if implementation == "reference":
         selection = None if query_positions is None else Selection(2, query_positions, key.shape[1])
         probabilities_BNQS = reference_probabilities(query, key, mask)
         dropped_BNQS = dropout(probabilities_BNQS, dropout_rate, dropout_key, selection).astype(value.dtype)
@@ -106,7 +104,7 @@ def attend(
     assert dropout_rate == 0.0 or dropout_key is None
     if implementation == "deferred":
         return AttentionResult(_deferred_softmax(query, key, value, mask), None)
-    library = "cudnn" if implementation == "cudnn" and query_positions is None else "xla"
+    library = "cudnn" if implementation == "cudnn" else "xla"
     fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library)
     return AttentionResult(fused, None)
 

@@ -42,9 +42,8 @@ class BertModel(nnx.Module):
     def encode(self, inputs: EncoderInputs, dropout_key: DropoutKey | None = None) -> EncoderOutput:
         """Encode a batch for `task_features`, with no more than the task head reads."""
         if self._reads_cls:
-            # `task_features` applies the pooler; the encoder has no [CLS] vectors of its own to pool.
-            unpooled = inputs._replace(cls_positions=inputs.cls_positions[:, :0])
-            return self.encoder(unpooled, dropout_key=dropout_key, positions=inputs.cls_positions)
+            # `task_features` applies the pooler.
+            return self.encoder(inputs, dropout_key=dropout_key, positions=inputs.cls_positions, pool=False)
         mixes = self.heads.task is not None and self.heads.task.mix
         read_state = functools.partial(self._read_state, inputs) if mixes else None
         return self.encoder(inputs, dropout_key=dropout_key, read_state=read_state)

@@ -9,11 +9,12 @@ from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
+from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.model.attention import apply_rotary_embedding, attend
 from bert_jax.model.layer_plan import (
     LayerPlan,
     NormPlacement,
-    last_layer_positions,
+    count_last_layer_positions,
     layer_plans,
     parameter_groups,
 )
@@ -51,7 +52,7 @@ class EncoderOutput(NamedTuple):
     hidden: Float[Array, "B n H"]
     """Of all positions (n = S), or of those that were requested."""
     pooled: Float[Array, "B K H"] | None
-    """tanh of a projection of each example's [CLS]; None in a model without a pooler."""
+    """tanh of a projection of each example's [CLS]; None without a pooler, or if it was not requested."""
     hidden_states: Float[Array, "L1 B S H"] | None
     """Output of the embeddings and of every layer: L + 1 entries."""
     attentions: Float[Array, "L B N S S"] | None
@@ -172,6 +173,9 @@ class Block(nnx.Module):
         positions: Int[Array, "B Q"] | None,
     ) -> tuple[Float[Array, "B Q H"], Float[Array, "B N Q S"] | None]:
         query_ids = inputs.position_ids
+        # Attention that keeps scores on the chip computes all queries: those of some would be written to memory.
+        is_fused = self.config.attention in FUSED_ATTENTION
+        outputs, positions = positions, None if is_fused else positions
         if positions is not None:
             query, key, value = self.qkv.separate_products((gather_positions(hidden, positions), hidden, hidden))
             query_ids = gather_positions(query_ids, positions)
@@ -196,6 +200,8 @@ class Block(nnx.Module):
             dropout_key=dropout_key and dropout_key.fold_in(ATTENTION_SITE),
             keep_probabilities=keep_probabilities,
         )
+        if is_fused and outputs is not None:
+            context_BQND = gather_positions(context_BQND, outputs)
         if head_mask is not None:
             context_BQND *= head_mask.astype(context_BQND.dtype)[None, None, :, None]
         return self.attention_out(context_BQND), probabilities
@@ -241,6 +247,7 @@ class Encoder(nnx.Module):
         attentions: bool = False,
         read_state: Callable[[Float[Array, "B S H"]], Float[Array, "B n H"]] | None = None,
         positions: Int[Array, "B n"] | None = None,
+        pool: bool = True,
     ) -> EncoderOutput:
         """Encode a batch.
 
@@ -254,8 +261,9 @@ class Encoder(nnx.Module):
           read_state: what to return of every hidden state as `readouts`, e.g. its [CLS] vectors; the states themselves
             are then not stacked.
           positions: where the output has hidden vectors; None: everywhere. The last layer then computes these and the
-            [CLS] that a pooler reads, if they are few (`last_layer_positions`). Not together with `hidden_states`,
-            `attentions` or `read_state`, which read the last layer everywhere.
+            [CLS] that a pooler reads, if they are at most half of the row (`count_last_layer_positions`). Not together
+            with `hidden_states`, `attentions` or `read_state`, which read the last layer everywhere.
+          pool: whether to apply the pooler, if there is one.
 
         Raises:
           UserError: `attentions` with an implementation that has no probabilities.
@@ -265,22 +273,23 @@ class Encoder(nnx.Module):
             return hidden if hidden_states else None, None if read_state is None else read_state(hidden)
 
         embedded = self.embeddings(inputs, inputs_embeds, dropout_key and dropout_key.fold_in(EMBEDDING_SITE))
-        read = positions
-        if positions is not None and self.pooler is not None:
+        assert positions is None or not (hidden_states or attentions or read_state)
+        pool, read = pool and self.pooler is not None, positions
+        if positions is not None and pool:
             read = jnp.concatenate([positions, inputs.cls_positions], axis=1)
         hidden, kept, probabilities = self._run_layers(embedded, inputs, dropout_key, head_mask, keep, attentions, read)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
             kept = jax.tree.map(lambda states, last: states.at[-1].set(last), kept, keep(hidden))
-        wanted = hidden.shape[1] if positions is None else positions.shape[1]
+        num_positions = hidden.shape[1] if positions is None else positions.shape[1]
         pooled = None
-        if self.pooler is not None:
-            cls_BKH = gather_positions(hidden, inputs.cls_positions) if read is None else hidden[:, wanted:]
+        if pool:
+            cls_BKH = gather_positions(hidden, inputs.cls_positions) if read is None else hidden[:, num_positions:]
             pooled = self.pool(cls_BKH)
         states, readouts = jax.tree.map(
             lambda first, others: jnp.concatenate([first[None], others]), keep(embedded), kept
         )
-        return EncoderOutput(hidden[:, :wanted], pooled, states, probabilities, readouts)
+        return EncoderOutput(hidden[:, :num_positions], pooled, states, probabilities, readouts)
 
     def pool(self, cls: Float[Array, "B K H"]) -> Float[Array, "B K H"]:
         """tanh of a projection of [CLS] vectors; only with a pooler."""
@@ -304,7 +313,7 @@ class Encoder(nnx.Module):
             policy = REMAT_POLICIES[self.config.remat]
             apply_layer = jax.checkpoint(apply_layer, policy=policy, static_argnums=(3,))
         length = hidden.shape[1]
-        is_split = read is not None and last_layer_positions(len(plans), read.shape[1], length) < length
+        is_split = read is not None and count_last_layer_positions(len(plans), read.shape[1], length) < length
         whole = len(plans) - is_split
         hidden, (kept, probabilities) = run_stack(
             apply_layer, hidden, stacked, plans[:whole], groups[:whole], head_mask, self.config.scan_unroll

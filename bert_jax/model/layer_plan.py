@@ -64,8 +64,8 @@ def parameter_groups(config: ModelConfig) -> tuple[int, ...]:
     return tuple(layer * groups // config.num_layers for layer in range(config.num_layers))
 
 
-def last_layer_positions(num_layers: int, read: int, length: int) -> int:
-    """Positions of a row that the last layer computes.
+def count_last_layer_positions(num_layers: int, read: int, length: int) -> int:
+    """Number of positions of a row that the last layer computes.
 
     Args:
       num_layers: of the encoder.

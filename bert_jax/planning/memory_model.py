@@ -5,8 +5,8 @@
 | parameters, moments | 4, and 4 for each of the optimizer's moments, per parameter in the device's shard |
 | gradients | 4 per gathered or replicated parameter, and 4 more per element of the word table, which is used for lookup and decoding; with several micro-batches, 4 more per parameter for the sum; with fsdp, 4 more per parameter in the device's shard for the reduce-scatter |
 | gathered | 4 per parameter that is gathered over fsdp, for the whole step |
-| casts | in bfloat16: 2 per parameter for the copy that matrix products read, and 2 per layer parameter for gradients before the cast to float32 |
-| activations | saved by each layer for the backward pass, by `model.remat`, times layers; the last one computes only positions that are read |
+| casts | in bfloat16: 2 per parameter for the copy that matrix products read, and 2 per layer parameter for gradients before the cast to float32; in float32: 4 per kernel of the layers, which a scan over all but the last copies |
+| activations | saved by each layer for the backward pass, by `model.remat`, times layers; the last one computes only keys and values at positions that are not read |
 | temporaries | `LAYER_WORKING_SHARE` times the activations of one layer without remat, and `LOGIT_BYTES` per logit |
 | batch | rows of a step, int32 |
 
@@ -44,13 +44,18 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
         "dots": work.tokens * (width + products) * work.bytes_per_activation,
         "full": work.tokens * width * work.bytes_per_activation,
     }[model.remat]
+    # The last layer saves its input everywhere, and computes keys and values from it.
+    kept = width if model.remat == "full" else width + 2 * work.inner
+    everywhere = (1 - work.last_layer_share) * work.tokens * kept * work.bytes_per_activation
+    # A scan over the other layers copies their kernels; in bfloat16, that copy is the cast.
+    is_copied = work.last_layer_share < 1 and not is_bfloat16
     return {
         "parameters": 4 * parameters.owned,
         "moments": 4 * describe(config.optimizer.name).moments * parameters.owned,
         "gradients": 4 * (parameters.whole * (1 + several) + parameters.owned * over_fsdp + table),
         "gathered": 4 * parameters.gathered,
-        "casts": 2 * is_bfloat16 * (parameters.whole + kernels),
-        "activations": int(work.layers * saved),
+        "casts": 2 * is_bfloat16 * (parameters.whole + kernels) + 4 * is_copied * kernels,
+        "activations": int(work.layers * saved + everywhere),
         "temporaries": int(LAYER_WORKING_SHARE * layer) + LOGIT_BYTES * work.logits,
         "batch": 4 * BATCH_ARRAYS * work.tokens * accumulation,
     }

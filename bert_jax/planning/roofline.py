@@ -58,7 +58,7 @@ NORM_OPS = 30.0
 
 ALL_REDUCES = {"none": 4, "dots": 4, "full": 6}
 """All-reduces of a layer's activations over tensor, by remat: outputs of attention and feed-forward, gradients of both
-inputs, and with `full` both outputs again."""
+inputs, and with `full` both outputs again. The last layer counts in full, although most of its have fewer positions."""
 
 Bound = Literal["compute", "memory", "links"]
 BytesSent = dict[str, float]
@@ -133,7 +133,8 @@ def program_flops(work: Workload) -> float:
     keys_and_values = (1 - work.last_layer_share) * work.tokens * 4 * width * heads / tensor
     projection = 0 if model.embedding_size is None else 2 * tables * width
     head = work.rows * work.predictions * 2 * tables * (width + even_shard_size(model.vocab_size, tensor))
-    return work.micro_batches * (layers + 3 * (keys_and_values + head + work.tokens * projection))
+    passes = 4 if model.remat == "full" else 3
+    return work.micro_batches * (layers + passes * keys_and_values + 3 * (head + work.tokens * projection))
 
 
 def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, float]]:

@@ -15,7 +15,7 @@ from bert_jax.config import Config, ModelConfig
 from bert_jax.errors import require
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.model.layer_plan import last_layer_positions
+from bert_jax.model.layer_plan import count_last_layer_positions
 from bert_jax.objectives.masking import predictions_per_row
 from bert_jax.training.sharding import AXES, manual_specs, state_shardings
 
@@ -101,7 +101,7 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
     else:
         rate, max_predictions = config.objective.mask_rate, settings.max_predictions
         predictions = predictions_per_row(rate, settings.seq_len, slots, max_predictions)
-    read = last_layer_positions(model.num_layers, predictions + slots * is_pair, settings.seq_len)
+    read = count_last_layer_positions(model.num_layers, predictions + slots * is_pair, settings.seq_len)
     heads = model.num_heads // tensor
     return Workload(
         model,

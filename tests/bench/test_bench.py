@@ -54,7 +54,7 @@ def test_measures_without_the_other_requirements(tmp_path):
     assert 0 < measured["MFU"] < 1
     # With random weights, the loss is that of a uniform prediction, ln 30522 = 10.33.
     assert measured["loss"] == pytest.approx(10.33, abs=0.3)
-    assert refused["status"].startswith("failed: model.attention 'cudnn'") and "dropout" in refused["status"]
+    assert refused["status"].startswith("refused: model.attention 'cudnn'") and "dropout" in refused["status"]
     assert "cases, seq_len 16, batch 2" in printed and refused["status"] in printed
 
 
@@ -66,7 +66,7 @@ def test_peer_on_the_same_shapes(tmp_path):
     report, printed = report_of(tmp_path / "bench.json", arguments)
     ours, *peers, floor = report["cases"]
     assert [case["variant"] for case in report["cases"]] == [None, "stock", "gathered", "floor"]
-    assert floor["loss"] is None and 0 < ours["times floor"]["median"] < 1
+    assert floor["loss"] is None and 0 < ours["floor / step"]["median"] < 2
     for case in (ours, *peers):
         assert case["status"] == "measured" and case["pair"] == "none"
         assert case["loss"] == pytest.approx(10.33, abs=0.3)
@@ -121,7 +121,7 @@ def test_a_group_is_interleaved_and_a_failing_case_is_a_result():
     results = [bench.Result(bench.Case("a", 128, batch)) for batch in (1, 2, 9, 3)]
     bench.measure_group(results, machine.build, machine.left, 2, 0.0)
     assert machine.order == [1, 1, 2, 2, 3, 3, 1, 2, 3, 1, 2, 3]
-    assert results[2].status == "failed: RuntimeError: RESOURCE_EXHAUSTED: out of memory"
+    assert results[2].status == "out of memory: RuntimeError: RESOURCE_EXHAUSTED: out of memory"
     assert [len(result.samples) for result in results] == [2, 2, 0, 2]
 
 
@@ -165,9 +165,11 @@ def test_a_sweep_goes_on(tmp_path):
         for (name, i), one in status.items()
     ]
     file = tmp_path / "sweep.json"
-    file.write_text(json.dumps({"cases": rows, "environment": {"device": "H100"}}))
-    rows = sweep.earlier_rows(file, "H100")
-    assert len(rows) == 3 and sweep.earlier_rows(tmp_path / "none.json", "H100") == []
+    file.write_text(
+        json.dumps({"options": {"sweep": True}, "devices": 1, "cases": rows, "environment": {"device": "H100"}})
+    )
+    rows = sweep.earlier_rows(file, "H100", 1)
+    assert len(rows) == 3 and sweep.earlier_rows(tmp_path / "none.json", "H100", 1) == []
     assert sweep.is_measured("x", cases[:2], rows)
     assert not sweep.is_measured("y", cases[1:], rows) and not sweep.is_measured("z", cases[:1], rows)
 
@@ -177,10 +179,58 @@ def test_a_sweep_goes_on(tmp_path):
         return [(row["group"], row["batch"], row["samples"]) for row in report["cases"]]
 
     assert merged([]) == [("x", 1, [7.0]), ("x", 2, [7.0]), ("y", 2, [7.0])]
-    for text, device, words in ((file.read_text(), "H200", "of H100, not of H200"), ("[]", "H100", "is not the file")):
+    written = file.read_text()
+    for text, device, devices, words in (
+        (written, "H200", 1, "of 1 x H100, not of 1 x H200"),
+        (written, "H100", 2, "of 1 x H100, not of 2 x H100"),
+        (written.replace("sweep", "floor"), "H100", 1, "is not the file"),
+        ("[]", "H100", 1, "is not the file"),
+    ):
         file.write_text(text)
         with pytest.raises(bench.UserError, match=words):
-            sweep.earlier_rows(file, device)
+            sweep.earlier_rows(file, device, devices)
+
+
+def test_a_floor_is_compared_only_with_steps_that_do_its_work():
+    def floor_of(**changes):
+        own = bench.Case("a", 128, 8, **{"pair": "none"} | changes)
+        results = [bench.Result(case, "a", "measured", [1.0]) for case in bench.with_variants([own], ["floor"])]
+        ceiling = SimpleNamespace(samples={own.dtype: [1.0]}, sizes={own.dtype: 1})
+        return bench.describe(ceiling, results, 1)["cases"][0].get("floor / step")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "planned_bytes", lambda case, devices: 0)
+        patch.setattr(train_step, "step_flops", lambda case: 1.0)
+        assert floor_of() == {"median": 1.0, "min": 1.0, "max": 1.0}
+        for changes in ({"optimizer": "lamb"}, {"accumulation": 2}, {"attention": "pallas_gpu"}, {"remat": "full"}):
+            assert floor_of(**changes) is None
+
+
+def test_mistakes_end_before_anything_is_measured(tmp_path, capsys):
+    """One line, exit code 2; a file that is there is neither replaced nor continued by mistake."""
+    thesis = tmp_path / "thesis.txt"
+    thesis.write_text("words")
+    for arguments, words in (
+        (f"--json {thesis}", "exists: choose another name"),
+        (f"--sweep --json {thesis}", "is not the file of a sweep"),
+        (f"--json {tmp_path}", "is no regular file"),
+        (f"--json {tmp_path}/none/x.json", "there is no directory"),
+        ("--json /dev/full", "is no regular file"),
+        ("--sweep", "give --json FILE"),
+        (f"--sweep --floor --json {tmp_path}/new.json", "leave out --floor"),
+        (f"--sweep --optimizer lamb --json {tmp_path}/new.json", "leave out --optimizer"),
+        ("--devices 99", "jax sees"),
+    ):
+        assert bench.main(arguments.split()) == 2
+        assert words in capsys.readouterr().err
+    for arguments, words in (
+        ("--budget nan", "a number of seconds from 10"),
+        ("--dropout x", "RATE or HIDDEN/ATTENTION"),
+    ):
+        with pytest.raises(SystemExit):
+            bench.main(arguments.split())
+        assert words in capsys.readouterr().err
+    assert thesis.read_text() == "words" and [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 @pytest.mark.parametrize("seq_len", [128, 16])

@@ -11,7 +11,8 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.model import bert
+from bert_jax.model import attention, bert
+from bert_jax.model.attention import attend
 from bert_jax.model.encoder import Block
 from bert_jax.model.heads import Heads
 from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups, split_prefix_and_scan_body
@@ -312,3 +313,24 @@ def test_the_last_layer_computes_only_the_positions_that_are_read(config):
     assert part != whole and len(part) == len(whole) == 1
     assert abs(step(params, key, True)[0] - step(params, other, True)[0]) > 0.1
     assert_trees_close(step(params, key, False), step(params, key, True), rtol=1e-4, atol=2e-4)
+
+
+def test_fused_attention_computes_all_queries_of_the_last_layer(monkeypatch):
+    """Kernels get whole rows; the other parts of the last layer are as with the reference."""
+    shapes = []
+
+    def whole_rows(query, key, value, segment_ids, **settings):
+        shapes.append(query.shape)
+        return attend("reference", query, key, value, segment_ids, **settings).context
+
+    monkeypatch.setattr(attention, "_kernel_attention", lambda name: whole_rows)
+    reference = dataclasses.replace(BERT, hidden_size=48, hidden_dropout=0.3, attention_dropout=0.3)
+    batch, key = inputs(packed=True), DropoutKey(jnp.uint32(1), jnp.arange(ROWS))
+    options = {"dropout_key": key, "positions": jnp.asarray([[3, 1], [6, 5], [1, 0]])}
+    params = parameters(reference)
+    expected = encode(reference, params, batch, **options)
+    fused = dataclasses.replace(reference, attention="pallas_gpu")
+    model = bert.model_from_params(fused, Heads(pair=True), params)
+    found = model.encoder(batch, **options)
+    assert {shape[1] for shape in shapes} == {LENGTH} and found.hidden.shape[1] == 2
+    assert_trees_close((found.hidden, found.pooled), (expected.hidden, expected.pooled), rtol=1e-5, atol=1e-5)

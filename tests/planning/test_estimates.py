@@ -82,7 +82,7 @@ def test_memory_by_hand():
         "gradients": 4 * (TOTAL + 96 * 8),
         "gathered": 0,
         "casts": 2 * (TOTAL + 2 * (4 * 64 + 2 * 128)),
-        "activations": LAYER + LAYER * 2 // 16,
+        "activations": LAYER + LAYER * 2 // 16 + 2 * 8 * 14 * (8 + 2 * 8),
         "temporaries": int(LAYER_WORKING_SHARE * LAYER) + LOGIT_BYTES * 8 * 2 * 96,
         "batch": 4 * 6 * TOKENS,
     }
