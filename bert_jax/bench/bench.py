@@ -29,20 +29,14 @@ import jax
 
 from bert_jax.bench import floor, harness, sweep, train_step
 from bert_jax.bench.harness import listed, one_of, positive
-from bert_jax.bench.train_step import PRESETS, Case
+from bert_jax.bench.train_step import PEERS, PRESETS, Case, with_variants
 from bert_jax.chips import Sizes
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError
 from bert_jax.planning.memory_model import estimate_memory
 
-NOT_IN_SWEEPS = dict.fromkeys(("presets", "seq_lens", "batch", "dropout", "dtype", "attention")) | {
-    "optimizer": ["adamw"],
-    "accumulation": [1],
-    "scan_unroll": [None],
-    "remat": ["none"],
-    "floor": False,
-}
-"""Options that a sweep does not take, with their defaults."""
+IN_SWEEPS = ("sweep", "peer", "devices", "rounds", "budget")
+"""Options that a sweep takes."""
 RESERVE = 2.0
 """Seconds of the budget that are reserved for the table and the JSON file."""
 
@@ -128,12 +122,6 @@ def name_of(case: Case) -> str:
     return ", ".join([f"{case.preset}, {case.batch} rows of {case.seq_len}", *changed])
 
 
-def with_variants(cases: Sequence[Case], variants: Sequence[str]) -> list[Case]:
-    """Add the variants after the first case of each set of shapes."""
-    added = {case.shapes: [Case(*case.shapes, pair="none", variant=variant) for variant in variants] for case in cases}
-    return [one for case in cases for one in (case, *added.pop(case.shapes, []))]
-
-
 def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
     """Cases for the options, with defaults for missing ones, in order of priority."""
     on_cpu = platform == "cpu"
@@ -148,7 +136,7 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
     # `xla` and `cudnn` have no dropout; on a CPU they are no faster.
     fused = {"cpu": [], "gpu": ["xla", "cudnn"]}.get(platform, ["xla"])
     kernels = [] if on_cpu else [f"pallas_{platform}"]
-    cases = []
+    pair, cases = "none" if options.peer or options.floor else "nsp", []
     for (preset, seq_len), dropout, dtype in itertools.product(shapes, dropouts, dtypes):
         tokens = 1024 if on_cpu else 32768 if preset != "bert_large" else 16384
         for batch, *settings in itertools.product(
@@ -159,17 +147,7 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
             options.scan_unroll,
             options.remat,
         ):
-            cases.append(
-                Case(
-                    preset,
-                    seq_len,
-                    batch,
-                    *dropout,
-                    dtype,
-                    *settings,
-                    "none" if options.peer or options.floor else "nsp",
-                )
-            )
+            cases.append(Case(preset, seq_len, batch, *dropout, dtype, *settings, pair))
     return cases
 
 
@@ -197,11 +175,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--scan-unroll", type=listed(positive), default=[None], help="layers per iteration of the scan over depth")
     add("--remat", type=listed(one_of("none", "dots", "full")), default=["none"], help="none, dots or full")
     add("--peer", choices=("transformers",), help="its BertForMaskedLM, too; nothing is then trained on pairs")
-    add(
-        "--floor",
-        action="store_true",
-        help="the work of a step alone, too; nothing is then trained on pairs",
-    )
+    add("--floor", action="store_true", help="the work of a step alone, too; nothing is then trained on pairs")
     add("--devices", type=positive, default=1, help="devices that share the batch of bert_jax")
     add("--rounds", type=positive, default=7, help="rounds over a group for the medians")
     add("--budget", type=_seconds, default=600.0, help="seconds, from 10; cases without time are listed")
@@ -234,14 +208,15 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
       UserError: contradicting options, or something is missing.
     """
     end = time.monotonic() + options.budget - RESERVE
-    if jax.device_count() < options.devices:
-        raise UserError(f"--devices {options.devices}: jax sees {jax.device_count()}")
     if options.peer:
         if missing := [name for name in ("torch", "transformers") if find_spec(name) is None]:
             raise UserError(f"--peer transformers needs {' and '.join(missing)}: pip install {' '.join(missing)}")
         # Torch needs memory on the same device.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     jax_setup.keep_freed_memory()
+    # The first use of a device, which reads the environment and creates threads.
+    if jax.device_count() < options.devices:
+        raise UserError(f"--devices {options.devices}: jax sees {jax.device_count()}")
     platform = jax.devices()[0].platform
     groups, earlier = groups_and_earlier_rows(platform, options)
 
@@ -285,14 +260,16 @@ def groups_and_earlier_rows(
     """
     if not options.sweep:
         cases = default_cases(platform, options)
-        variants = [*(["stock", "gathered"] if options.peer else []), *(["floor"] if options.floor else [])]
+        variants = [*(PEERS if options.peer else ()), *(["floor"] if options.floor else [])]
         cases = with_variants(cases, variants)
         by_shape = itertools.groupby(cases, lambda case: (case.preset, case.seq_len))
         return {f"{preset} at {seq_len}": list(group) for (preset, seq_len), group in by_shape}, []
     if options.json is None:
         raise UserError("--sweep writes a file after every group of cases: give --json FILE")
-    for name, default in NOT_IN_SWEEPS.items():
-        if getattr(options, name) != default:
+    parser = argparse.ArgumentParser()
+    flags(parser.add_argument)
+    for name, default in vars(parser.parse_args([])).items():
+        if name not in IN_SWEEPS and getattr(options, name) != default:
             raise UserError(f"--sweep has cases of its own: leave out --{name.replace('_', '-')}")
     device = jax.devices()[0].device_kind
     rows = sweep.earlier_rows(options.json, device, options.devices)

@@ -34,14 +34,14 @@ def is_floor_of(case: Case) -> bool:
 
 
 class FloorStep:
-    """The work of one step of bert_jax with AdamW; timed like a train step, and has no loss."""
+    """The work of a step with AdamW and without sentence pairs; timed like a train step, and has no loss."""
 
     def __init__(self, case: Case):
         config = config_of(case)
         model = config.model
         self.draw = np.random.default_rng(0)
         targets = predictions(case.seq_len)
-        last = count_last_layer_positions(model.num_layers, targets + (case.pair != "none"), case.seq_len)
+        last = count_last_layer_positions(model.num_layers, targets, case.seq_len)
         layers, rows = model.num_layers - 1, case.batch
         parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(bert.shapes(model, heads_of(config))))
         self.programs: list[tuple[Program, int]] = [

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.bench.train_step import Case
-from bert_jax.errors import UserError
+from bert_jax.bench.train_step import PEERS, Case, with_variants
+from bert_jax.errors import UserError, require
 
 ROWS = {("bert_base", 128): 256, ("bert_large", 512): 32, ("bert_large", 128): 128, ("bert_base", 512): 64}
 """Rows of a step by preset and length: 32,768 or 16,384 tokens."""
@@ -47,7 +47,7 @@ def groups(platform: str, with_peer: bool) -> dict[str, Group]:
     found = {name(shape): [case(shape, attention=one) for one in with_dropout] for shape in shapes}
     if with_peer:
         own = {shape: case(shape, optimizer="adamw", pair="none") for shape in shapes}
-        found |= {f"peer, {name(shape)}": _with_peer(one) for shape, one in own.items()}
+        found |= {f"peer, {name(shape)}": with_variants([one], PEERS) for shape, one in own.items()}
     found |= {
         f"no dropout, {name(shape)}": [case(shape, attention=one, **no_dropout) for one in without_dropout]
         for shape in shapes
@@ -68,8 +68,19 @@ def groups(platform: str, with_peer: bool) -> dict[str, Group]:
     return found
 
 
-def _with_peer(own: Case) -> Group:
-    return [own, *(Case(*own.shapes, pair="none", variant=variant) for variant in ("stock", "gathered"))]
+def read_report(file: Path, flag: str) -> tuple[tuple[str, int], list[dict[str, Any]]]:
+    """The kind and number of devices of a sweep, and its rows.
+
+    Raises:
+      UserError: it is not the file of a sweep; the line names the flag.
+    """
+    try:
+        report = json.loads(file.read_text(encoding="utf-8"))
+        is_sweep, devices = report["options"]["sweep"], (report["environment"]["device"], report["devices"])
+        rows = [row for row in report["cases"] if row["group"] and row["status"] and is_sweep]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{flag} {file} is not the file of a sweep ({error}): choose another one") from error
+    return devices, rows
 
 
 def earlier_rows(file: Path, device: str, devices: int) -> list[dict[str, Any]]:
@@ -80,19 +91,13 @@ def earlier_rows(file: Path, device: str, devices: int) -> list[dict[str, Any]]:
     """
     if not file.exists():
         return []
-    try:
-        report = json.loads(file.read_text(encoding="utf-8"))
-        rows, before = report["cases"], (report["environment"]["device"], report["devices"])
-        assert report["options"]["sweep"]
-        rows = [row for row in rows if row["group"] and row["status"].startswith(FINAL)]
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-        raise UserError(f"--json {file} is not the file of a sweep: choose another one") from error
-    if before != (device, devices):
-        raise UserError(
-            f"--json {file} has measurements of {before[1]} x {before[0]}, not of {devices} x {device}: choose another "
-            "file"
-        )
-    return rows
+    before, rows = read_report(file, "--json")
+    require(
+        before == (device, devices),
+        f"--json {file} has measurements of {before[1]} x {before[0]}, not of {devices} x {device}: choose another "
+        "file",
+    )
+    return [row for row in rows if row["status"].startswith(FINAL)]
 
 
 def is_measured(name: str, group: Group, rows: Sequence[dict[str, Any]]) -> bool:

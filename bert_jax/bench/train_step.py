@@ -5,7 +5,7 @@ Needs jax, flax, optax, numpy and tyro. The number of cores is that at the first
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,7 +14,6 @@ import numpy as np
 
 from bert_jax.bench import harness
 from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
-from bert_jax.errors import UserError
 from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import masking
@@ -58,7 +57,7 @@ class Case:
     remat: str = "none"
     pair: str = "nsp"
     variant: str | None = None
-    """Variant of the peer: stock or gathered; None is bert_jax."""
+    """One of PEERS, or "floor"; None is bert_jax."""
 
     @property
     def dropout(self) -> str:
@@ -70,6 +69,16 @@ class Case:
     def shapes(self) -> tuple:
         """Settings that must be equal for a comparison with the peer."""
         return self.preset, self.seq_len, self.batch, self.hidden_dropout, self.attention_dropout, self.dtype
+
+
+PEERS = ("stock", "gathered")
+"""Variants of the peer library."""
+
+
+def with_variants(cases: Sequence[Case], variants: Sequence[str]) -> list[Case]:
+    """Add the variants after the first case of each set of shapes."""
+    added = {case.shapes: [Case(*case.shapes, pair="none", variant=variant) for variant in variants] for case in cases}
+    return [one for case in cases for one in (case, *added.pop(case.shapes, []))]
 
 
 def model_config(case: Case) -> ModelConfig:
@@ -133,12 +142,10 @@ class TrainStep:
     """The compiled train step of a config on one batch, ready to be timed.
 
     Raises:
-      UserError: contradicting settings, or there are fewer devices than requested.
+      UserError: contradicting settings.
     """
 
     def __init__(self, config: Config, devices: int = 1):
-        if jax.device_count() < devices:
-            raise UserError(f"--devices {devices}: jax sees {jax.device_count()}")
         config = choose_implementation(config, jax.devices()[0].device_kind)
         self.task = Pretraining(config, VOCABULARY._replace(size=config.model.vocab_size))
         self.phase = phase = config.phases[0]

@@ -172,13 +172,12 @@ class Block(nnx.Module):
         keep_probabilities: bool,
         positions: Int[Array, "B Q"] | None,
     ) -> tuple[Float[Array, "B Q H"], Float[Array, "B N Q S"] | None]:
+        # Fused attention needs whole rows, so it computes all queries; its outputs are gathered.
+        query_positions = None if self.config.attention in FUSED_ATTENTION else positions
         query_ids = inputs.position_ids
-        # Attention that keeps scores on the chip computes all queries: those of some would be written to memory.
-        is_fused = self.config.attention in FUSED_ATTENTION
-        outputs, positions = positions, None if is_fused else positions
-        if positions is not None:
-            query, key, value = self.qkv.separate_products((gather_positions(hidden, positions), hidden, hidden))
-            query_ids = gather_positions(query_ids, positions)
+        if query_positions is not None:
+            queries, query_ids = (gather_positions(x, query_positions) for x in (hidden, query_ids))
+            query, key, value = self.qkv.separate_products((queries, hidden, hidden))
         elif self.config.attention == "deferred":  # the implementation for CPUs
             query, key, value = self.qkv.separate_products((hidden,) * 3)
         else:
@@ -193,15 +192,15 @@ class Block(nnx.Module):
             key,
             value,
             inputs.segment_ids,
-            query_positions=positions,
+            query_positions=query_positions,
             before=plan.window,
             after=after,
             dropout_rate=self.config.attention_dropout,
             dropout_key=dropout_key and dropout_key.fold_in(ATTENTION_SITE),
             keep_probabilities=keep_probabilities,
         )
-        if is_fused and outputs is not None:
-            context_BQND = gather_positions(context_BQND, outputs)
+        if positions is not None and query_positions is None:
+            context_BQND = gather_positions(context_BQND, positions)
         if head_mask is not None:
             context_BQND *= head_mask.astype(context_BQND.dtype)[None, None, :, None]
         return self.attention_out(context_BQND), probabilities

@@ -55,7 +55,7 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
         "gradients": 4 * (parameters.whole * (1 + several) + parameters.owned * over_fsdp + table),
         "gathered": 4 * parameters.gathered,
         "casts": 2 * is_bfloat16 * (parameters.whole + kernels) + 4 * is_copied * kernels,
-        "activations": int(work.layers * saved + everywhere),
+        "activations": int(work.computed_layers * saved + everywhere),
         "temporaries": int(LAYER_WORKING_SHARE * layer) + LOGIT_BYTES * work.logits,
         "batch": 4 * BATCH_ARRAYS * work.tokens * accumulation,
     }

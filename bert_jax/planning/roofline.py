@@ -129,7 +129,7 @@ def program_flops(work: Workload) -> float:
     linear += 8 * width * (model.adapter_size or 0)  # every device of the tensor axis computes all of it
     attention = 4 * heads * work.seq_len / tensor
     recomputed = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
-    layers = work.layers * work.tokens * (3 * (linear + attention) + recomputed)
+    layers = work.computed_layers * work.tokens * (3 * (linear + attention) + recomputed)
     keys_and_values = (1 - work.last_layer_share) * work.tokens * 4 * width * heads / tensor
     projection = 0 if model.embedding_size is None else 2 * tables * width
     head = work.rows * work.predictions * 2 * tables * (width + even_shard_size(model.vocab_size, tensor))
@@ -140,7 +140,7 @@ def program_flops(work: Workload) -> float:
 def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, float]]:
     """Bytes moved and elementwise operations of one device in a step, by kind."""
     model, parameters = work.model, work.parameters
-    micro, layers = work.micro_batches, work.micro_batches * work.layers
+    micro, layers = work.micro_batches, work.micro_batches * work.computed_layers
     dropout_ops = HASH_OPS * (2 if model.remat == "full" else 1)
     hidden = layers * work.tokens * model.hidden_size
     wide = layers * work.tokens * model.intermediate_size / work.sizes.tensor

@@ -65,7 +65,7 @@ class Workload(NamedTuple):
         return self.rows * self.seq_len
 
     @property
-    def layers(self) -> float:
+    def computed_layers(self) -> float:
         """Layers, the last one counted by the share of positions that it computes."""
         return self.model.num_layers - 1 + self.last_layer_share
 

@@ -20,7 +20,6 @@ Needs jax, flax, optax, numpy, scipy and tyro.
 import argparse
 import dataclasses
 import functools
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +34,7 @@ from bert_jax.bench import harness, sweep
 from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.bench.train_step import PRESETS, Case, TrainStep, config_of
 from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of
-from bert_jax.errors import UserError, require
+from bert_jax.errors import require
 from bert_jax.model.layers import DropoutKey, dropout, gelu
 from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, Prediction, predict
 
@@ -206,16 +205,10 @@ def judge_sweep(file: Path) -> dict[str, Any]:
     Raises:
       UserError: it is not the file of a sweep on a chip with published figures, or has no cases to fit.
     """
-    try:
-        report = json.loads(file.read_text(encoding="utf-8"))
-        device, rows = report["environment"]["device"], report["cases"]
-        rows = [row for row in rows if row["status"] == "measured" and row["variant"] is None]
-        cases = [Case(**{field: row[field] for field in sweep.FIELDS}) for row in rows]
-        assert report["devices"] == 1, "it has measured several devices"
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
-        raise UserError(
-            f"--sweep {file} is not the file of a sweep on one device ({error}): make one by bert-jax bench --sweep"
-        ) from error
+    (device, devices), rows = sweep.read_report(file, "--sweep")
+    require(devices == 1, f"--sweep {file} has measured {devices} devices: make one of a single device")
+    rows = [row for row in rows if row["status"] == "measured" and row["variant"] is None]
+    cases = [Case(**{field: row[field] for field in sweep.FIELDS}) for row in rows]
     chip = chip_of(device)
     require(
         chip is not None, f"--sweep {file} is of {device}, which bert_jax/chips.py does not have: leave out --sweep"

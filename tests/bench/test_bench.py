@@ -127,7 +127,7 @@ def test_a_group_is_interleaved_and_a_failing_case_is_a_result():
 
 def test_each_set_of_shapes_gets_each_variant_once():
     cases = [bench.Case("a", 128, 8, scan_unroll=1), bench.Case("a", 128, 8, scan_unroll=2), bench.Case("a", 128, 4)]
-    found = [(case.batch, case.variant) for case in bench.with_variants(cases, ["stock", "gathered"])]
+    found = [(case.batch, case.variant) for case in train_step.with_variants(cases, ["stock", "gathered"])]
     peers = ["stock", "gathered"]
     assert found == [*[(8, one) for one in (None, *peers, None)], *[(4, one) for one in (None, *peers)]]
 
@@ -194,7 +194,7 @@ def test_a_sweep_goes_on(tmp_path):
 def test_a_floor_is_compared_only_with_steps_that_do_its_work():
     def floor_of(**changes):
         own = bench.Case("a", 128, 8, **{"pair": "none"} | changes)
-        results = [bench.Result(case, "a", "measured", [1.0]) for case in bench.with_variants([own], ["floor"])]
+        results = [bench.Result(case, "a", "measured", [1.0]) for case in train_step.with_variants([own], ["floor"])]
         ceiling = SimpleNamespace(samples={own.dtype: [1.0]}, sizes={own.dtype: 1})
         return bench.describe(ceiling, results, 1)["cases"][0].get("floor / step")
 

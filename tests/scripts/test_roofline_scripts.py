@@ -60,7 +60,9 @@ def sweep_file(calibrate, path, device, seconds_of):
         for name, group in groups.items()
         for case in group
     ]
-    path.write_text(json.dumps({"devices": 1, "environment": {"device": device}, "cases": rows}))
+    path.write_text(
+        json.dumps({"options": {"sweep": True}, "devices": 1, "environment": {"device": device}, "cases": rows})
+    )
     return path
 
 

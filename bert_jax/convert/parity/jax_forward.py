@@ -68,7 +68,8 @@ def forward(
             outputs["mlm"] = model.mlm(output.hidden, model.encoder.embeddings.word[...])
         if model.pair is not None:
             outputs["pair"] = model.pair(output.pooled)[:, 0]
-        if heads.task is not None:  # in the shape of transformers, for rows with one example each; as in fine-tuning
+        if heads.task is not None:  # in the shape of transformers, for rows with one example each
+            # Encoded again, as in fine-tuning, where the last layer may compute [CLS] only.
             kind, logits = heads.task.kind, model.task_logits(batch, model.encode(batch))
             logits = logits[:, 0] if kind == "classification" else logits[..., 0] if kind == "replaced" else logits
             outputs["task"] = logits
