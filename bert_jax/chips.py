@@ -90,6 +90,8 @@ class Chip:
     float32_share: float
     """Share of peak_flops that float32 products reach at jax's default precision: all on TPUs, which use one bfloat16
     pass; half on GPUs, which use TF32."""
+    float8_share: float
+    """The same of products of 8-bit floats; 0: it has none."""
     efficiency: Efficiency
     """Assumed, or fitted by scripts/benchmarks/calibrate_roofline.py."""
 
@@ -120,15 +122,15 @@ _TPUS = (
 # are recalled from the data sheet; the others are from pages that quote the data sheets (b200: HGX, 1,000 W), and
 # their networks are recalled.
 _GPUS = (
-    # name   peak_flops  vector_ops   memory B/s  memory        link B/s    network B/s
-    ("a100", 312e12,     19.5e12 / 2, 2039e9,     0.75 * 80e9,  600e9 / 2,  200e9 / 8),
-    ("h100", 989e12,     67e12 / 2,   3350e9,     0.75 * 80e9,  900e9 / 2,  400e9 / 8),
-    ("h200", 989e12,     67e12 / 2,   4800e9,     0.75 * 141e9, 900e9 / 2,  400e9 / 8),
-    ("b200", 2250e12,    80e12 / 2,   7700e9,     0.75 * 180e9, 1800e9 / 2, 400e9 / 8),
+    # name   peak_flops  vector_ops   memory B/s  memory        link B/s    network B/s float8
+    ("a100", 312e12,     19.5e12 / 2, 2039e9,     0.75 * 80e9,  600e9 / 2,  200e9 / 8, 0),
+    ("h100", 989e12,     67e12 / 2,   3350e9,     0.75 * 80e9,  900e9 / 2,  400e9 / 8, 2),
+    ("h200", 989e12,     67e12 / 2,   4800e9,     0.75 * 141e9, 900e9 / 2,  400e9 / 8, 2),
+    ("b200", 2250e12,    80e12 / 2,   7700e9,     0.75 * 180e9, 1800e9 / 2, 400e9 / 8, 2),
 )
 # fmt: on
-_CHIPS = [Chip(name, _TPU_KINDS[name], *rest, 1.0, TPU_V6 if name == "v6e" else TPU) for name, *rest in _TPUS]
-_CHIPS += [Chip(name, (f"NVIDIA {name.upper()}",), *rest, 0, 1, 8, 0.5, GPU) for name, *rest in _GPUS]
+_CHIPS = [Chip(name, _TPU_KINDS[name], *rest, 1.0, 0, TPU_V6 if name == "v6e" else TPU) for name, *rest in _TPUS]
+_CHIPS += [Chip(name, (f"NVIDIA {name.upper()}",), *rest, 0, 1, 8, 0.5, float8, GPU) for name, *rest, float8 in _GPUS]
 CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
 """Chips by name, the first part of a topology's name: ``v5e`` of ``v5e:16x16``."""
 

@@ -146,6 +146,7 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
             options.accumulation,
             options.scan_unroll,
             options.remat,
+            options.dense_dtype,
         ):
             cases.append(Case(preset, seq_len, batch, *dropout, dtype, *settings, pair))
     return cases
@@ -174,6 +175,12 @@ def flags(add: Callable[..., Any]) -> None:
     add("--accumulation", type=listed(positive), default=[1], help="micro-batches per step")
     add("--scan-unroll", type=listed(positive), default=[None], help="layers per iteration of the scan over depth")
     add("--remat", type=listed(one_of("none", "dots", "full")), default=["none"], help="none, dots or full")
+    add(
+        "--dense-dtype",
+        type=listed(one_of("compute", "float8")),
+        default=["compute"],
+        help="operands of dense layers: compute, float8",
+    )
     add("--peer", choices=("transformers",), help="its BertForMaskedLM, too; nothing is then trained on pairs")
     add("--floor", action="store_true", help="the work of a step alone, too; nothing is then trained on pairs")
     add("--devices", type=positive, default=1, help="devices that share the batch of bert_jax")

@@ -59,6 +59,8 @@ def groups(platform: str, with_peer: bool) -> dict[str, Group]:
             "remat": [case(large, remat=remat, batch=64) for remat in ("none", "dots", "full")],
             "rows, bert_large": [case(large, batch=rows) for rows in (16, 32, 64, 128)],
             "rows, bert_base": [case(base, batch=rows) for rows in (64, 256, 1024)],
+            "8-bit floats, bert_large": [case(large, dense_dtype=dtype) for dtype in ("compute", "float8")],
+            "8-bit floats, bert_base": [case(base, dense_dtype=dtype) for dtype in ("compute", "float8")],
             "layers of an iteration, bert_large": [case(large, scan_unroll=layers) for layers in (1, 2, 24)],
             "layers of an iteration, bert_base": [case(base, scan_unroll=layers) for layers in (1, 12)],
             "optimizer": [case(large, optimizer=one) for one in ("lamb", "adamw")],

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.bench import harness
+from bert_jax.chips import chip_of
 from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops
@@ -55,6 +56,7 @@ class Case:
     scan_unroll: int | None = None
     """None: as in a run on this device."""
     remat: str = "none"
+    dense_dtype: str = "compute"
     pair: str = "nsp"
     variant: str | None = None
     """One of PEERS, or "floor"; None is bert_jax."""
@@ -84,7 +86,7 @@ def with_variants(cases: Sequence[Case], variants: Sequence[str]) -> list[Case]:
 def model_config(case: Case) -> ModelConfig:
     """Model config of a case; UserError for contradicting settings."""
     base = families.bert(*PRESETS[case.preset])
-    same = ("hidden_dropout", "attention_dropout", "attention", "remat", "scan_unroll")
+    same = ("hidden_dropout", "attention_dropout", "attention", "remat", "dense_dtype", "scan_unroll")
     return dataclasses.replace(
         base,
         compute_dtype=case.dtype,
@@ -189,14 +191,14 @@ class TrainStep:
         return float(self.metrics["mlm_loss"])
 
 
-FLOAT8, FIRST_CAPABILITY_WITH_FLOAT8 = "float8_e4m3fn", 8.9
+FLOAT8 = "float8_e4m3fn"
 
 
 class Ceiling:
     """Measured rate of square matrix products on one device, sampled repeatedly during a run.
 
     Float32 products have jax's default precision, as in the model: TF32 on recent GPUs, bf16 passes on TPU. Products of
-    8-bit floats, on GPUs that have them, are bfloat16.
+    8-bit floats, on chips that have them (chips.py), are bfloat16.
     """
 
     def __init__(self, device: Any):
@@ -206,8 +208,8 @@ class Ceiling:
         """Rows of the matrices by type."""
         self.samples: dict[str, list[float]] = {"float32": [], "bfloat16": []}
         """FLOP/s by type."""
-        platform = device.platform
-        if platform == "gpu" and float(device.compute_capability) >= FIRST_CAPABILITY_WITH_FLOAT8:
+        platform, chip = device.platform, chip_of(device.device_kind)
+        if chip is not None and chip.float8_share:
             self.samples[FLOAT8] = []
         for dtype in self.samples:
             for self.sizes[dtype] in (512, 1024, 2048) if platform == "cpu" else (1024, 2048, 4096, 8192):

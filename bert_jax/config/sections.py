@@ -99,6 +99,10 @@ class ModelConfig:
     (training/implementation.py)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products. Parameters, norms, softmax and losses are always float32."""
+    dense_dtype: Literal["compute", "float8"] = "compute"
+    """Type of the operands of the dense layers of every encoder layer, forward and backward: compute_dtype, or 8-bit
+    floats, each array scaled by its largest value (Micikevicius et al. 2022). For GPUs that have them; CPUs emulate
+    them."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, everything but matrix products, or whole layers."""
     scan_unroll: Layers | None = None

@@ -18,7 +18,7 @@ from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.training.param_paths import name_leaves
 
-COMPUTE_FIELDS = ("attention", "compute_dtype", "remat", "scan_unroll")
+COMPUTE_FIELDS = ("attention", "compute_dtype", "dense_dtype", "remat", "scan_unroll")
 """Fields of `ModelConfig` that change how outputs are computed, and not their values."""
 
 

@@ -17,7 +17,7 @@ from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
-from bert_jax.training.implementation import check_attention
+from bert_jax.training.implementation import check_devices
 from bert_jax.training.micro_batch import (
     available_memory,
     check_run,
@@ -118,7 +118,7 @@ def on_mesh(context: CheckContext) -> Iterator[Finding]:
     config, machine = context.config, context.machine
     programs = Programs(compile_only_task(config), abstract_mesh(config.mesh, machine.devices, machine.slices))
     check_run(programs, machine.hosts, context.micro_batch)
-    check_attention(config.model, programs.mesh.shape["tensor"], machine.kind)
+    check_devices(config.model, programs.mesh.shape["tensor"], machine.kind)
     axes = programs.mesh.shape
     sizes = Sizes(**axes, slices=machine.slices)
     shown = ", ".join(f"{axis} {size}" for axis, size in axes.items())

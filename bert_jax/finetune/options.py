@@ -160,6 +160,7 @@ class FinetuneOptions:
         changes = {
             "attention": "reference",
             "compute_dtype": self.compute_dtype,
+            "dense_dtype": "compute",
             "adapter_size": self.adapter_size,
             "scan_unroll": None,
         }

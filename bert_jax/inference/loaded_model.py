@@ -297,9 +297,10 @@ def _chunks(texts: Any) -> Iterator[list[str]]:
 
 
 def _inference_config(config: ModelConfig) -> ModelConfig:
-    """The config without dropout, with the fastest attention for inference (docs/LOG.md)."""
+    """The config without dropout, with the fastest attention for inference (docs/LOG.md), on any device."""
     attention = "deferred" if jax.default_backend() == "cpu" else config.attention
-    return dataclasses.replace(config, attention=attention, attention_dropout=0.0, hidden_dropout=0.0)
+    changes = {"attention": attention, "dense_dtype": "compute", "attention_dropout": 0.0, "hidden_dropout": 0.0}
+    return dataclasses.replace(config, **changes)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -109,16 +109,16 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
         init = truncated_normal(config.initializer_range)
         qkv, attention_out, up, down, gate = jax.random.split(key, 5)
-        heads, biases = (config.num_heads, config.size_per_head), config.biases
+        heads, dense = (config.num_heads, config.size_per_head), (config.biases, config.dense_dtype)
         hidden, intermediate = (config.hidden_size,), (config.intermediate_size,)
         # Query, key and value are one kernel; LAMB and the converters treat its axis of 3 as three tensors.
-        self.qkv = Dense(hidden, (3, *heads), init, qkv, biases)
-        self.attention_out = Dense(heads, hidden, init, attention_out, biases)
-        self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
-        self.gate = Dense(hidden, intermediate, init, gate, biases) if config.feed_forward == "gated" else None
-        self.up = Dense(hidden, intermediate, init, up, biases)
-        self.down = Dense(intermediate, hidden, init, down, biases)
-        self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon, biases)
+        self.qkv = Dense(hidden, (3, *heads), init, qkv, *dense)
+        self.attention_out = Dense(heads, hidden, init, attention_out, *dense)
+        self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases)
+        self.gate = Dense(hidden, intermediate, init, gate, *dense) if config.feed_forward == "gated" else None
+        self.up = Dense(hidden, intermediate, init, up, *dense)
+        self.down = Dense(intermediate, hidden, init, down, *dense)
+        self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases)
         self.attention_adapter = _adapter(config, key, 5)
         self.feed_forward_adapter = _adapter(config, key, 6)
         self.config = config

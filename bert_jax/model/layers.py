@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, UInt32
+from bert_jax.model.float8 import float8_product
 
 
 @jax.custom_jvp
@@ -153,6 +154,8 @@ def gather_positions(
 
 Biases = Literal["all", "none"]
 """The values of `ModelConfig.biases`."""
+DenseType = Literal["compute", "float8"]
+"""The values of `ModelConfig.dense_dtype`."""
 
 
 def _bias(shape: tuple[int, ...], biases: Biases) -> nnx.Param | None:
@@ -165,7 +168,10 @@ def _add_bias(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array,
 
 
 class Dense(nnx.Module):
-    """x @ kernel + bias over the last axes of x, as many as `inputs` has, in the type of x; no bias with "none"."""
+    """x @ kernel + bias over the last axes of x, as many as `inputs` has, in the type of x; no bias with "none".
+
+    With the type "float8", the product has operands of 8-bit floats; with "compute", of the type of x.
+    """
 
     def __init__(
         self,
@@ -174,15 +180,16 @@ class Dense(nnx.Module):
         init: Callable[..., Array],
         key: Array,
         biases: Biases = "all",
+        dtype: DenseType = "compute",
     ):
         self.kernel = nnx.Param(init(key, inputs + outputs))
         self.bias = _bias(outputs, biases)
         self.num_inputs = len(inputs)
+        self.dtype = dtype
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Project. Products accumulate in the type that the backend chooses: float32 on CPUs, GPUs and TPUs."""
-        kernel = self.kernel[...].astype(x.dtype)
-        y = jnp.tensordot(x, kernel, axes=self.num_inputs)
+        y = self._product(x, self.kernel[...])
         return y if self.bias is None else _add_bias(y, self.bias[...])
 
     def separate_products(self, inputs: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
@@ -190,11 +197,16 @@ class Dense(nnx.Module):
 
         On a CPU this is cheaper than copying query, key and value out of one product (docs/LOG.md).
         """
-        kernel = jnp.moveaxis(self.kernel[...].astype(inputs[0].dtype), self.num_inputs, 0)
-        products = [jnp.tensordot(x, part, axes=self.num_inputs) for x, part in zip(inputs, kernel, strict=True)]
+        kernel = jnp.moveaxis(self.kernel[...], self.num_inputs, 0)
+        products = [self._product(x, part) for x, part in zip(inputs, kernel, strict=True)]
         if self.bias is None:
             return products
         return [_add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]
+
+    def _product(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
+        if self.dtype == "float8":
+            return float8_product(x, kernel, self.num_inputs)
+        return jnp.tensordot(x, kernel.astype(x.dtype), axes=self.num_inputs)
 
 
 class Adapter(nnx.Module):

@@ -147,7 +147,7 @@ def candidates(config: Config, phase: int, topology: Topology) -> Iterator[Candi
         data, left = divmod(count, tensor * fsdp)
         if left or not data or data % slices or model.num_heads % tensor or model.intermediate_size % tensor:
             continue
-        if tensor > 1 and model.attention in KERNEL_ROW_LENGTHS:  # `check_attention`
+        if tensor > 1 and model.attention in KERNEL_ROW_LENGTHS:  # `check_devices`
             continue
         sizes = Sizes(data, fsdp, tensor, slices)
         for n, remat in itertools.product(config.phases[phase].valid_accumulations(sizes.row_shards), REMATS):

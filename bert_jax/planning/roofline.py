@@ -4,7 +4,7 @@ All assumptions of the model:
 
 | kind | seconds on each device |
 |---|---|
-| matmul | FLOPs of all matrix products, with recomputation, at the chip's peak x its efficiency |
+| matmul | FLOPs of all matrix products, with recomputation, at the chip's peak for their types x its efficiency |
 | hidden | `HIDDEN_ACCESSES` per element of the residual stream and layer at memory bandwidth, or elementwise operations at the vector rate, whichever takes longer |
 | scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with fused kernels (`cudnn`, `pallas`) |
 | logits | the same for the loss over the vocabulary, `LOGIT_BYTES` each |
@@ -18,6 +18,7 @@ All assumptions of the model:
   costs all-reduces in every layer of every micro-batch. They are rings in all dimensions of the torus at once: an
   all-gather or reduce-scatter of V bytes over n devices sends (n - 1)/n V from each device, an all-reduce twice that.
   Between slices, only the part of a device after the reduce-scatter crosses the network.
+- With `model.dense_dtype float8`, finding the largest values and rounding cost nothing, as if fused (not measured).
 - Recomputed layers (`model.remat`) cost their products again; the additional memory traffic is assumed to equal that
   of storing them ("dots" was no slower than "none" on a CPU, see docs/LOG.md).
 - Reading rows, dispatch, checkpoints, evaluation and failures cost nothing; all devices are equally fast.
@@ -28,7 +29,7 @@ import math
 from typing import Literal, NamedTuple
 
 from bert_jax.chips import Chip, Sizes
-from bert_jax.config import Config
+from bert_jax.config import Config, ModelConfig
 from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.planning.workload import Workload, even_shard_size, workload
 from bert_jax.training.optimizers import describe
@@ -100,8 +101,11 @@ def predict(
     """
     work = workload(config, phase, sizes, accumulation)
     sent = expected_bytes_sent(work) if sent is None else sent
-    peak = chip.peak_flops * (1.0 if work.bytes_per_activation == 2 else chip.float32_share)
-    seconds = {"matmul": program_flops(work) / (peak * chip.efficiency.matmul)}
+    share = 1.0 if work.bytes_per_activation == 2 else chip.float32_share
+    dense_share = chip.float8_share if work.model.dense_dtype == "float8" else share
+    dense = dense_flops(work)
+    peak_seconds = dense / dense_share + (program_flops(work) - dense) / share
+    seconds = {"matmul": peak_seconds / (chip.peak_flops * chip.efficiency.matmul)}
     bounds: dict[Bound, float] = {"compute": seconds["matmul"], "memory": 0.0, "links": 0.0}
     for kind, (moved, operations) in elementwise_work(work, config.optimizer.name).items():
         by_memory = moved / (chip.memory_bandwidth * getattr(chip.efficiency, kind))
@@ -124,17 +128,28 @@ def program_flops(work: Workload) -> float:
     values everywhere, but all else only at positions that are read.
     """
     model, tensor = work.model, work.sizes.tensor
-    width, heads, tables = model.hidden_size, model.num_heads * model.size_per_head, model.embedding_width
-    linear = 2 * width * (4 * heads + (1 + work.up_projections) * model.intermediate_size) / tensor
-    linear += 8 * width * (model.adapter_size or 0)  # every device of the tensor axis computes all of it
-    attention = 4 * heads * work.seq_len / tensor
-    recomputed = {"none": 0.0, "dots": attention, "full": linear + attention}[model.remat]
-    layers = work.computed_layers * work.tokens * (3 * (linear + attention) + recomputed)
-    keys_and_values = (1 - work.last_layer_share) * work.tokens * 4 * width * heads / tensor
+    width, tables = model.hidden_size, model.embedding_width
+    adapters = 8 * width * (model.adapter_size or 0)  # every device of the tensor axis computes all of it
+    attention = 4 * model.num_heads * model.size_per_head * work.seq_len / tensor
+    attention_passes = 3 if model.remat == "none" else 4
+    layers = work.computed_layers * work.tokens * (_passes(model) * adapters + attention_passes * attention)
     projection = 0 if model.embedding_size is None else 2 * tables * width
     head = work.rows * work.predictions * 2 * tables * (width + even_shard_size(model.vocab_size, tensor))
-    passes = 4 if model.remat == "full" else 3
-    return work.micro_batches * (layers + passes * keys_and_values + 3 * (head + work.tokens * projection))
+    return dense_flops(work) + work.micro_batches * (layers + 3 * (head + work.tokens * projection))
+
+
+def dense_flops(work: Workload) -> float:
+    """Those of `program_flops` in the dense layers of the encoder layers, without adapters."""
+    model, tensor = work.model, work.sizes.tensor
+    width, heads = model.hidden_size, model.num_heads * model.size_per_head
+    layer = 2 * width * (4 * heads + (1 + work.up_projections) * model.intermediate_size) / tensor
+    keys_and_values = (1 - work.last_layer_share) * 4 * width * heads / tensor
+    return work.micro_batches * work.tokens * _passes(model) * (work.computed_layers * layer + keys_and_values)
+
+
+def _passes(model: ModelConfig) -> int:
+    """How often a step computes the products of a dense layer: forward, for both gradients, and recomputed."""
+    return 4 if model.remat == "full" else 3
 
 
 def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, float]]:

@@ -16,7 +16,7 @@ from bert_jax.planning.roofline import predict
 from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
 from bert_jax.report import Note, Section, Table
-from bert_jax.training.implementation import check_attention, choose_implementation
+from bert_jax.training.implementation import check_devices, choose_implementation
 from bert_jax.training.micro_batch import check_run, requested_accumulation
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
@@ -49,12 +49,12 @@ def plan(
     extra, kind = {}, topology.chip.device_kinds[0]
     config = choose_implementation(config, kind)
     if search:
-        check_attention(config.model, 1, kind)
+        check_devices(config.model, 1, kind)
         config, rows, extra["search"] = search_mesh(config, topology, plan_phase)
     mesh = topology.mesh(config.mesh)
     programs = Programs(aot_compile.compile_only_task(config), mesh.abstract_mesh)
     check_run(programs, 1, micro_batch)
-    check_attention(config.model, mesh.shape["tensor"], kind)
+    check_devices(config.model, mesh.shape["tensor"], kind)
     if not search:
         sizes, rows = topology.sizes(mesh), []
         for i, phase in enumerate(config.phases):

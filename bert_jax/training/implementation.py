@@ -1,4 +1,4 @@
-"""How a run computes on its devices: settings that are chosen for them, and attention that they do not have.
+"""How a run computes on its devices: settings that are chosen for them, and those that they do not have.
 
 None of these changes what is computed, except for rounding.
 """
@@ -9,6 +9,7 @@ from typing import Literal
 
 import jax
 
+from bert_jax.chips import CHIPS, chip_of
 from bert_jax.config import Config, ModelConfig
 from bert_jax.errors import UserError, require
 
@@ -53,15 +54,15 @@ def _choose_attention(config: Config, device_kind: str) -> Config:
     for name in PREFERRED[_platform(device_kind)]:
         try:
             chosen = dataclasses.replace(config, model=dataclasses.replace(config.model, attention=name))
-            check_attention(chosen.model, config.mesh.tensor, device_kind)
+            _check_attention(chosen.model, config.mesh.tensor, device_kind)
         except UserError:
             continue
         return chosen
     raise AssertionError("reference attention can serve every config")
 
 
-def check_attention(model: ModelConfig, tensor: int, device_kind: str) -> None:
-    """Check that devices have an implementation of attention; whether it serves the model, the config has checked.
+def check_devices(model: ModelConfig, tensor: int, device_kind: str) -> None:
+    """Check that devices have the model's attention and dense_dtype; whether both serve it, the config has checked.
 
     Args:
       model: with `attention`, which is not `auto`.
@@ -69,8 +70,18 @@ def check_attention(model: ModelConfig, tensor: int, device_kind: str) -> None:
       device_kind: of the devices, as jax has it; "" if they are not known.
 
     Raises:
-      UserError: they do not have it.
+      UserError: they do not have one of them.
     """
+    chip = chip_of(device_kind)
+    require(
+        model.dense_dtype == "compute" or chip is None or chip.float8_share > 0,
+        f"model.dense_dtype '{model.dense_dtype}' needs products of 8-bit floats, which a {device_kind} does not have "
+        f"({', '.join(name for name, one in CHIPS.items() if one.float8_share)} have): set model.dense_dtype compute",
+    )
+    _check_attention(model, tensor, device_kind)
+
+
+def _check_attention(model: ModelConfig, tensor: int, device_kind: str) -> None:
     name, platform = model.attention, _platform(device_kind)
     needed = NEEDS.get(name, platform)
     require(

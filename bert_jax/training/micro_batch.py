@@ -18,7 +18,7 @@ from bert_jax.chips import MEMORY_SHARE
 from bert_jax.config import Config, ModelConfig, Phase
 from bert_jax.distributed.agreement import all_gather
 from bert_jax.errors import UserError
-from bert_jax.training.implementation import check_attention, check_kernel_memory
+from bert_jax.training.implementation import check_devices, check_kernel_memory
 from bert_jax.training.programs import Programs, TrainStep
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import check_heads, check_processes, check_rows, device_kind, row_shards
@@ -135,7 +135,7 @@ def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest
     config, mesh = programs.task.config, programs.mesh
     check_processes(mesh, processes)
     check_heads(config.model, mesh)
-    check_attention(config.model, mesh.shape["tensor"], device_kind(mesh))
+    check_devices(config.model, mesh.shape["tensor"], device_kind(mesh))
     is_searched = micro_batch == "auto" or devices_report_memory(mesh)
     accumulations = []
     for i, phase in enumerate(config.phases):

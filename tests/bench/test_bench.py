@@ -247,11 +247,11 @@ def test_products_of_the_floor_are_those_of_the_step(seq_len):
     assert flops == program_flops(workload(train_step.config_of(case), 0, Sizes(), 1))
 
 
-@pytest.mark.parametrize(("capability", "types"), [("8.0", 2), ("9.0", 3)])
-def test_ceilings_of_types_that_a_gpu_has(capability, types):
+@pytest.mark.parametrize(("kind", "types"), [("NVIDIA A100-SXM4", 2), ("NVIDIA H100 80GB HBM3", 3)])
+def test_ceilings_of_types_that_a_gpu_has(kind, types):
     ceiling = train_step.Ceiling.__new__(train_step.Ceiling)
     ceiling._seconds = lambda dtype, calls: 1.0
-    ceiling.__init__(SimpleNamespace(platform="gpu", compute_capability=capability))
+    ceiling.__init__(SimpleNamespace(platform="gpu", device_kind=kind))
     assert len(ceiling.samples) == types and set(ceiling.sizes.values()) == {1024}
     del ceiling._seconds
     ceiling.sizes = dict.fromkeys(ceiling.sizes, 64)

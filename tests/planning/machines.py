@@ -11,6 +11,7 @@ CHIP = Chip(
     device_kinds=("Round",),
     peak_flops=1e12,
     float32_share=0.5,
+    float8_share=2.0,
     vector_ops=1e11,
     memory_bandwidth=1e10,
     memory=1e9,

@@ -116,6 +116,10 @@ def test_flops():
     # At 14 of 16 positions it has no query, context, output of attention and feed-forward.
     saved = 3 * 8 * 14 * (2 * 8 * (2 * 8 + 2 * 16) + 4 * 8 * 16)
     assert prediction.seconds["matmul"] == pytest.approx((prediction.flops - saved) / (1e12 * 0.5))
+    # With 8-bit floats, products of dense layers take half of the time: all of one layer, 2 positions of the other.
+    dense = 3 * 8 * ((16 + 2) * 2 * 8 * (4 * 8 + 2 * 16) + 14 * 2 * 8 * 2 * 8)
+    in_float8 = predict(run(dense_dtype="float8"), 0, ONE, 1, CHIP)
+    assert in_float8.seconds["matmul"] == pytest.approx(prediction.seconds["matmul"] - dense / 2 / (1e12 * 0.5))
 
 
 def test_bytes_of_a_compiled_program_replace_the_expected_ones():

@@ -1,11 +1,13 @@
 """What is chosen for the devices, and that every refusal names the setting."""
 
+from contextlib import nullcontext
+
 import jax
 import pytest
 
 from bert_jax.config import Config, MeshConfig, ModelConfig, Phase
 from bert_jax.errors import UserError
-from bert_jax.training.implementation import check_attention, check_kernel_memory, choose_implementation
+from bert_jax.training.implementation import check_devices, check_kernel_memory, choose_implementation
 
 MODEL = ModelConfig(attention="pallas_tpu")
 GPU, TPU, TPU_V3 = "NVIDIA H100 80GB HBM3", "TPU v5 lite", "TPU v3"
@@ -63,8 +65,16 @@ def test_other_settings_are_kept():
 )
 def test_refusals(name, tensor, kind, words):
     with pytest.raises(UserError) as caught:
-        check_attention(config(name).model, tensor, kind)
+        check_devices(config(name).model, tensor, kind)
     assert all(word in str(caught.value) for word in [*words, "set m", "reference"])
+
+
+@pytest.mark.parametrize(("kind", "refused"), [(GPU, False), ("cpu", False), (TPU, True), ("NVIDIA A100-SXM4", True)])
+def test_products_of_8_bit_floats(kind, refused):
+    """A device without them is named, and does not prevent the choice of attention."""
+    model = choose_implementation(config(dense_dtype="float8"), kind).model
+    with pytest.raises(UserError, match=f"{kind}.*set model.dense_dtype compute") if refused else nullcontext():
+        check_devices(model, 1, kind)
 
 
 def test_kernels_that_do_not_fit_on_the_chip_are_named():

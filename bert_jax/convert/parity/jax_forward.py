@@ -57,7 +57,8 @@ def forward(
       input_ids, token_type_ids, attention_mask: as in `ForwardInputs`.
       hidden_states: `hidden` is [L + 1, B, S, H]: the embeddings, and the output of every layer.
     """
-    config = dataclasses.replace(config, compute_dtype="float32", attention="reference", remat="none")
+    plain = {"compute_dtype": "float32", "dense_dtype": "compute", "attention": "reference", "remat": "none"}
+    config = dataclasses.replace(config, **plain)
     model, batch = bert.model_from_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
     with jax.default_matmul_precision("highest"):
         output = model.encoder(batch, hidden_states=hidden_states)
