@@ -29,7 +29,7 @@ import jax
 
 from bert_jax.bench import floor, harness, sweep, train_step
 from bert_jax.bench.harness import listed, one_of, positive
-from bert_jax.bench.train_step import PEERS, PRESETS, Case, with_variants
+from bert_jax.bench.train_step import PEERS, PRESETS, ROWS, Case, with_variants
 from bert_jax.chips import Sizes
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError
@@ -147,6 +147,7 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
             options.scan_unroll,
             options.remat,
             options.dense_dtype,
+            options.rows,
         ):
             cases.append(Case(preset, seq_len, batch, *dropout, dtype, *settings, pair))
     return cases
@@ -180,6 +181,12 @@ def flags(add: Callable[..., Any]) -> None:
         type=listed(one_of("compute", "float8")),
         default=["compute"],
         help="operands of dense layers: compute, float8",
+    )
+    add(
+        "--rows",
+        type=listed(one_of(*ROWS)),
+        default=["full"],
+        help="of one example: full, padded to twice its length; packed: of two",
     )
     add("--peer", choices=("transformers",), help="its BertForMaskedLM, too; nothing is then trained on pairs")
     add("--floor", action="store_true", help="the work of a step alone, too; nothing is then trained on pairs")
@@ -233,7 +240,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     def build(case: Case) -> Any:
         harness.progress(f"[{left():4.0f} s left] {name_of(case)}")
         if case.variant is None:
-            return train_step.TrainStep(train_step.config_of(case), options.devices)
+            return train_step.TrainStep(train_step.config_of(case), options.devices, case.rows)
         if case.variant == "floor":
             return floor.FloorStep(case)
         from bert_jax.bench import transformers_step
@@ -289,9 +296,9 @@ def describe(
 ) -> dict[str, Any]:
     """The ceilings of one device, and a row per case, after the rows of earlier calls that were not measured again.
 
-    Units: seconds, GiB, FLOP/s; "plan GiB" is the estimate of `bert-jax plan`. tokens/s and MFU belong to the median
-    step. "times stock" and "times gathered" are the peer's time over bert_jax's, and "floor / step" that of the floor,
-    by round, which cancels changes of the machine's speed.
+    Units: seconds, GiB, FLOP/s; "plan GiB" is the estimate of `bert-jax plan`. tokens/s, without padding, and MFU
+    belong to the median step. "times stock" and "times gathered" are the peer's time over bert_jax's, and
+    "floor / step" that of the floor, by round, which cancels changes of the machine's speed.
     """
     ceilings = {
         name: {"size": ceiling.sizes[name], "per second": harness.spread(rates)}
@@ -310,14 +317,14 @@ def describe(
         if samples:
             row["seconds"] = harness.spread(samples)
             typical = row["seconds"]["median"]
-            row["tokens/s"] = case.batch * case.seq_len / typical
+            row["tokens/s"] = math.prod(case.examples) / typical
             if case.variant != "floor":
                 rate = ceilings[case.dtype]["per second"]["median"]
                 row["MFU"] = train_step.step_flops(case) / typical / rate / devices
             row |= {"GiB": result.memory_bytes and result.memory_bytes / 2**30, "loss": result.loss}
             if case.variant is None:
                 others = [one for one in by_group[result.group] if one.case.variant and one.samples]
-                others = [one for one in others if one.case.shapes == case.shapes]
+                others = [one for one in others if one.case.shapes == case.shapes and case.rows == "full"]
                 row["plan GiB"] = planned_bytes(case, devices) / 2**30
                 for other in others:
                     if other.case.variant != "floor":

@@ -29,8 +29,8 @@ Program = Callable[[], Any]
 
 def is_floor_of(case: Case) -> bool:
     """Whether the step of a case does this work: with AdamW, in one micro-batch, and scores in memory."""
-    settings = case.optimizer, case.accumulation, case.remat, case.dense_dtype, case.pair
-    return settings == ("adamw", 1, "none", "compute", "none") and case.attention in ("reference", "deferred")
+    settings = case.optimizer, case.accumulation, case.remat, case.dense_dtype, case.rows, case.pair
+    return settings == ("adamw", 1, "none", "compute", "full", "none") and case.attention in ("reference", "deferred")
 
 
 class FloorStep:

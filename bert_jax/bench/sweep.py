@@ -61,6 +61,8 @@ def groups(platform: str, with_peer: bool) -> dict[str, Group]:
             "rows, bert_base": [case(base, batch=rows) for rows in (64, 256, 1024)],
             "8-bit floats, bert_large": [case(large, dense_dtype=dtype) for dtype in ("compute", "float8")],
             "8-bit floats, bert_base": [case(base, dense_dtype=dtype) for dtype in ("compute", "float8")],
+            "packing, bert_base": [case(base, rows=rows) for rows in ("packed", "padded")],
+            "packing, bert_large": [case(large, rows=rows) for rows in ("packed", "padded")],
             "layers of an iteration, bert_large": [case(large, scan_unroll=layers) for layers in (1, 2, 24)],
             "layers of an iteration, bert_base": [case(base, scan_unroll=layers) for layers in (1, 12)],
             "optimizer": [case(large, optimizer=one) for one in ("lamb", "adamw")],

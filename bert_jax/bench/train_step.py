@@ -40,6 +40,10 @@ FIRST_WORD = 1000
 """First id of bert-base-uncased's vocabulary after special and unused ids."""
 
 
+ROWS = {"full": (1, 1), "padded": (1, 2), "packed": (2, 2)}
+"""Contents of a row: the number of its examples, and the number that would fill it; the rest is padding."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One program on one set of shapes."""
@@ -57,6 +61,8 @@ class Case:
     """None: as in a run on this device."""
     remat: str = "none"
     dense_dtype: str = "compute"
+    rows: str = "full"
+    """Key of ROWS."""
     pair: str = "nsp"
     variant: str | None = None
     """One of PEERS, or "floor"; None is bert_jax."""
@@ -71,6 +77,12 @@ class Case:
     def shapes(self) -> tuple:
         """Settings that must be equal for a comparison with the peer."""
         return self.preset, self.seq_len, self.batch, self.hidden_dropout, self.attention_dropout, self.dtype
+
+    @property
+    def examples(self) -> tuple[int, int]:
+        """Examples of a step, and tokens of each."""
+        count, parts = ROWS[self.rows]
+        return self.batch * count, self.seq_len // parts
 
 
 PEERS = ("stock", "gathered")
@@ -101,7 +113,7 @@ def config_of(case: Case) -> Config:
         name=case.preset,
         model=model_config(case),
         objective=ObjectiveConfig(pair=case.pair),
-        data=DataConfig(examples_per_row=1),
+        data=DataConfig(examples_per_row=None if case.rows == "packed" else 1),
         optimizer=OptimizerConfig(name=case.optimizer),
         phases=(Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation),),
     )
@@ -114,30 +126,53 @@ def predictions(seq_len: int) -> int:
 
 def step_flops(case: Case) -> float:
     """FLOPs that the model needs for one step, with the MLM head on the masked positions only."""
-    return pretraining_flops(model_config(case), case.batch, case.seq_len, predictions(case.seq_len))
+    count, length = case.examples
+    return pretraining_flops(model_config(case), count, length, predictions(length))
 
 
-def synthetic_rows(batch: int, seq_len: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """Full rows [CLS] A [SEP] B [SEP] of one pair each; word ids follow Zipf's law."""
-    draw = np.random.default_rng(seed)
-    ranks = np.exp(draw.uniform(0, math.log(VOCABULARY.size - FIRST_WORD), (batch, seq_len)))
-    ids = FIRST_WORD - 1 + ranks.astype(np.int32)
-    middle = seq_len // 2
-    ids[:, 0], ids[:, middle], ids[:, -1] = CLS, SEP, SEP
-    types = np.zeros((batch, seq_len), np.int32)
-    types[:, middle + 1 :] = 1
+def synthetic_rows(
+    batch: int, seq_len: int, contents: str = "full", slots: int = 1, seed: int = 0
+) -> dict[str, np.ndarray]:
+    """Rows of examples [CLS] A [SEP] B [SEP], whose word ids follow Zipf's law.
+
+    Args:
+      batch: number of rows.
+      seq_len: tokens of a row.
+      contents: key of `ROWS`.
+      slots: for examples of a row; at least as many as it has.
+      seed: of the ids.
+    """
+    count, parts = ROWS[contents]
+    examples = _synthetic_examples(batch * count, seq_len // parts, seed)
+    index = np.tile(np.arange(count, dtype=np.int32), (batch, 1))
+
+    def row_of_tokens(x: np.ndarray) -> np.ndarray:
+        return np.pad(x.reshape(batch, -1), ((0, 0), (0, seq_len - count * (seq_len // parts))))
+
+    def row_of_slots(x: np.ndarray, empty: int) -> np.ndarray:
+        return np.pad(x.reshape(batch, count), ((0, 0), (0, slots - count)), constant_values=empty)
+
+    segments = np.repeat(index + 1, seq_len // parts, axis=1)
     row = np.arange(batch, dtype=np.int32)
-    return {
-        "input_ids": ids,
-        "token_type_ids": types,
-        "segment_ids": np.ones((batch, seq_len), np.int32),
-        "position_ids": np.broadcast_to(np.arange(seq_len, dtype=np.int32), (batch, seq_len)).copy(),
-        "cls_positions": np.zeros((batch, 1), np.int32),
-        "example_id": row[:, None].copy(),
-        "pair_labels": draw.integers(0, 2, (batch, 1), np.int32),
+    return {name: row_of_tokens(x) for name, x in (examples | {"segment_ids": segments}).items()} | {
+        "cls_positions": row_of_slots(index * (seq_len // parts), 0),
+        "example_id": row_of_slots(np.arange(batch * count, dtype=np.int32), -1),
+        "pair_labels": row_of_slots(np.random.default_rng(1).integers(0, 2, batch * count, np.int32), -1),
         "row": row,
         "mask_epoch": np.zeros(batch, np.int32),
     }
+
+
+def _synthetic_examples(count: int, length: int, seed: int) -> dict[str, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    ranks = np.exp(draw.uniform(0, math.log(VOCABULARY.size - FIRST_WORD), (count, length)))
+    ids = FIRST_WORD - 1 + ranks.astype(np.int32)
+    middle = length // 2
+    ids[:, 0], ids[:, middle], ids[:, -1] = CLS, SEP, SEP
+    types = np.zeros((count, length), np.int32)
+    types[:, middle + 1 :] = 1
+    positions = np.tile(np.arange(length, dtype=np.int32), (count, 1))
+    return {"input_ids": ids, "token_type_ids": types, "position_ids": positions}
 
 
 class TrainStep:
@@ -147,14 +182,17 @@ class TrainStep:
       UserError: contradicting settings.
     """
 
-    def __init__(self, config: Config, devices: int = 1):
+    def __init__(self, config: Config, devices: int = 1, contents: str = "full"):
+        """Compile the step; `contents` of rows are a key of `ROWS`."""
         config = choose_implementation(config, jax.devices()[0].device_kind)
         self.task = Pretraining(config, VOCABULARY._replace(size=config.model.vocab_size))
         self.phase = phase = config.phases[0]
         self.mesh = make_mesh(config.mesh, jax.devices()[:devices])
         self.accumulation = phase.accumulation or phase.fewest_micro_batches
         check_rows(phase.batch_size, self.accumulation, self.mesh, "batch")
-        rows = put_rows(synthetic_rows(phase.batch_size, phase.seq_len), self.mesh, phase.batch_size)
+        slots = config.data.max_examples_per_row(phase.seq_len)
+        rows = synthetic_rows(phase.batch_size, phase.seq_len, contents, slots)
+        rows = put_rows(rows, self.mesh, phase.batch_size)
         # A tiny learning rate, as in a long warmup: the loss stays that of random weights.
         self.inputs = rows, put_step_scalars(1e-8, 1, 0, self.mesh)
         programs = Programs(self.task, self.mesh)

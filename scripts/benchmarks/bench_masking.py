@@ -1,11 +1,11 @@
-"""Time of masking relative to the train step that contains it, for every mask unit, unpacked and packed.
+"""Time of masking relative to the train step that contains it, for every mask unit, one example per row and two.
 
     python scripts/benchmarks/bench_masking.py --seq-len 128 --batch 8 --json masking.json
 
 One process. Each round times one step and then some calls of each masking program; ratios are medians over rounds (the
-target is at most 1 % of the step). Masking a packed row is also compared with the step on unpacked rows: packing only
-adds predictions to the step, so the true ratio is a little smaller. A fourth of the synthetic tokens continue a word.
-Needs jax, flax, optax, numpy and tyro.
+target is at most 1 % of the step). Masking rows of two examples is also compared with the step on rows of one: packing
+only adds predictions to the step, so the true ratio is a little smaller. A fourth of the synthetic tokens continue a
+word. Needs jax, flax, optax, numpy and tyro.
 """
 
 import argparse
@@ -28,20 +28,6 @@ CONTINUED = 0.25
 MASKING_READS = ("input_ids", "segment_ids", "position_ids", "example_id", "mask_epoch")
 
 
-def packed_rows(batch: int, seq_len: int, slots: int = 4) -> dict[str, np.ndarray]:
-    """Inputs of masking for rows of `synthetic_rows`, each divided into `slots` examples of about equal length."""
-    rows = train_step.synthetic_rows(batch, seq_len)
-    slot = np.minimum(np.arange(seq_len) * slots // seq_len, slots - 1).astype(np.int32)
-    start = np.searchsorted(slot, np.arange(slots)).astype(np.int32)
-    rows["input_ids"][:, start], rows["input_ids"][:, start[1:] - 1] = train_step.CLS, train_step.SEP
-    position = np.arange(seq_len, dtype=np.int32) - start[slot]
-    return rows | {
-        "segment_ids": np.tile(slot + 1, (batch, 1)),
-        "position_ids": np.tile(position, (batch, 1)),
-        "example_id": np.arange(batch * slots, dtype=np.int32).reshape(batch, slots),
-    }
-
-
 def compile_masking(rows: dict[str, np.ndarray], unit: str) -> Callable[[], Any]:
     """`mask_tokens` compiled for these rows, as a function without arguments."""
     continues = np.random.default_rng(0).random(train_step.VOCABULARY.size) < CONTINUED
@@ -59,10 +45,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     step = train_step.TrainStep(train_step.config_of(case))
     step.run(1)
     sides = {"step": harness.timer(lambda: step.run(1))}
-    for layout, make in {"unpacked": train_step.synthetic_rows, "packed": packed_rows}.items():
+    for contents, slots in {"full": 1, "packed": 2}.items():
+        rows = train_step.synthetic_rows(options.batch, options.seq_len, contents, slots)
         for unit in UNITS:
-            program = compile_masking(make(options.batch, options.seq_len), unit)
-            sides[f"{layout} {unit}"] = functools.partial(train_step.queued, program, options.calls)
+            program = compile_masking(rows, unit)
+            sides[f"{contents} {unit}"] = functools.partial(train_step.queued, program, options.calls)
     samples = harness.interleave(sides, options.rounds)
     return {"masking": harness.summary(samples, "step", ("seconds",)), "samples": samples}
 

@@ -44,7 +44,7 @@ class Seeds:
         mesh, phase = make_mesh(config.mesh, jax.devices()[:1]), config.phases[0]
         self.programs = Programs(Pretraining(config, VOCABULARY._replace(size=vocab_size)), mesh)
         self.step = self.programs.train_step(0, 1)
-        rows = [synthetic_rows(phase.batch_size, phase.seq_len, seed) for seed in range(seeds)]
+        rows = [synthetic_rows(phase.batch_size, phase.seq_len, seed=seed) for seed in range(seeds)]
         rows = [row | {"input_ids": row["input_ids"] % vocab_size} for row in rows]
         self.inputs = [
             (put_rows(row, mesh, phase.batch_size), put_step_scalars(LEARNING_RATE, 1, seed, mesh))

@@ -116,7 +116,7 @@ def machine() -> Callable[[], Chip]:
 
 def measured_chip(flops: float, vector_ops: float, bandwidth: float) -> Chip:
     """A chip with measured rates, without links."""
-    return Chip("here", (), flops, vector_ops, bandwidth, 0.0, bandwidth, bandwidth, 0, 1, 1, 1.0, CPU)
+    return Chip("here", (), flops, vector_ops, bandwidth, 0.0, bandwidth, bandwidth, 0, 1, 1, 1.0, 0.0, CPU)
 
 
 def name_of(case: Case) -> str:
@@ -124,6 +124,7 @@ def name_of(case: Case) -> str:
     parts = [f"{case.preset} {case.seq_len} x {case.batch}", case.optimizer, f"dropout {case.dropout}"]
     parts += [f"accumulation {case.accumulation}"] * (case.accumulation > 1)
     parts += [f"remat {case.remat}"] * (case.remat != "none")
+    parts += [case.dense_dtype] * (case.dense_dtype != "compute") + [f"{case.rows} rows"] * (case.rows != "full")
     return ", ".join(parts)
 
 

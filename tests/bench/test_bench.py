@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from bert_jax.bench import bench, floor, sweep, train_step
@@ -202,8 +203,9 @@ def test_a_floor_is_compared_only_with_steps_that_do_its_work():
         patch.setattr(bench, "planned_bytes", lambda case, devices: 0)
         patch.setattr(train_step, "step_flops", lambda case: 1.0)
         assert floor_of() == {"median": 1.0, "min": 1.0, "max": 1.0}
-        for changes in ({"optimizer": "lamb"}, {"accumulation": 2}, {"attention": "pallas_gpu"}, {"remat": "full"}):
-            assert floor_of(**changes) is None
+        other = {"optimizer": "lamb", "accumulation": 2, "attention": "pallas_gpu", "remat": "full", "rows": "packed"}
+        for name, value in other.items():
+            assert floor_of(**{name: value}) is None
 
 
 def test_mistakes_end_before_anything_is_measured(tmp_path, capsys):
@@ -245,6 +247,28 @@ def test_products_of_the_floor_are_those_of_the_step(seq_len):
     ]
     flops = sum(2 * count * m * k * n for count, m, k, n in products)
     assert flops == program_flops(workload(train_step.config_of(case), 0, Sizes(), 1))
+
+
+@pytest.mark.parametrize(("contents", "starts"), [("full", [0]), ("padded", [0]), ("packed", [0, 32])])
+def test_contents_of_rows(contents, starts):
+    """Examples of half a row, alone or two of them, have the ids of the same number of whole rows."""
+    length = 64 // (1 if contents == "full" else 2)
+    rows = train_step.synthetic_rows(3, 64, contents, slots=4)
+    whole = train_step.synthetic_rows(3 * len(starts), length)
+    assert rows["example_id"].shape == rows["cls_positions"].shape == rows["pair_labels"].shape == (3, 4)
+    real = np.zeros(64, bool)
+    for slot in range(4):
+        is_example = slot < len(starts)
+        assert np.all((rows["example_id"][:, slot] >= 0) == is_example)
+        assert np.all((rows["segment_ids"] == slot + 1).sum(1) == length * is_example)
+    for slot, start in enumerate(starts):
+        tokens = slice(start, start + length)
+        real[tokens] = True
+        assert np.all(rows["segment_ids"][:, tokens] == slot + 1) and np.all(rows["cls_positions"][:, slot] == start)
+        for name in ("input_ids", "token_type_ids", "position_ids"):
+            np.testing.assert_array_equal(rows[name][:, tokens], whole[name][slot :: len(starts)])
+    assert not rows["segment_ids"][:, ~real].any() and not rows["input_ids"][:, ~real].any()
+    assert len(np.unique(rows["example_id"])) == 3 * len(starts) + (len(starts) < 4)
 
 
 @pytest.mark.parametrize(("kind", "types"), [("NVIDIA A100-SXM4", 2), ("NVIDIA H100 80GB HBM3", 3)])
