@@ -16,7 +16,7 @@ from typing import Any
 
 import bert_jax
 from bert_jax import storage
-from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError, did_you_mean
+from bert_jax.errors import INTERRUPTED, TRY_AGAIN, DeviceError, PeerError, UserError, did_you_mean
 
 MAX_LINE_LENGTH = 2000
 """Characters of an error's line; a longer line, which repeats a long value, loses its middle."""
@@ -30,8 +30,8 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
       interrupted: the line to print after Ctrl-C.
 
     Returns:
-      an exit code. 0: done. 2: a user's mistake. 75: a peer is lost; the same command continues the run.
-      130: Ctrl-C. 141: the reader of stdout has closed it, as in ``bert-jax schedule CONFIG | head``.
+      an exit code. 0: done. 2: a user's mistake. 75: a peer, a device or an object store is lost; the same command
+      continues the run. 130: Ctrl-C. 141: the reader of stdout has closed it, as in ``bert-jax schedule | head``.
 
     Raises:
       Exception: a bug.
@@ -46,7 +46,7 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except UserError as error:
             line = f"error: {error}"
-        except PeerError as error:
+        except (PeerError, DeviceError) as error:
             line, code = f"error: {error}: the same command continues from the newest checkpoint", TRY_AGAIN
         except KeyboardInterrupt as interrupt:
             line, code = str(interrupt) or interrupted, INTERRUPTED
@@ -55,6 +55,7 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
             if error is not output.error and description is None:
                 raise
             line = "" if error is output.error else f"error: {description}"
+            code = TRY_AGAIN if storage.is_outage(error) else 2
         with contextlib.suppress(OSError):
             output.flush()
     if output.error and not line:

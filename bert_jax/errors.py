@@ -53,6 +53,13 @@ class PeerError(Exception):
     """
 
 
+class DeviceError(Exception):
+    """A device, or a connection between processes, failed while a program ran.
+
+    The message is one line. The commands print it and exit with code 75, as for `PeerError`.
+    """
+
+
 TRY_AGAIN = 75
 """Exit code (EX_TEMPFAIL of sysexits.h): the run is not finished, and the same command continues it."""
 

@@ -115,12 +115,19 @@ def describe_error(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _NOT_BUGS:
         advice = _LIMITS.get(error.errno, "choose another path, or check its permissions and its disk")
         return f"{_file_of(error)}{error.strerror}; {advice}"
+    if is_outage(error):
+        return f"{_unreachable('the object store', error)}; the same command continues where this one stopped"
+    return None
+
+
+def is_outage(error: BaseException) -> bool:
+    """Whether the library of an object store raised an error."""
     link: BaseException | None = error
     while link is not None:
         if type(link).__module__.startswith(STORE_LIBRARIES):
-            return f"{_unreachable('the object store', error)}; the same command continues where this one stopped"
+            return True
         link = link.__cause__
-    return None
+    return False
 
 
 def describe_full_disk(error: BaseException) -> str | None:

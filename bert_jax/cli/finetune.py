@@ -10,7 +10,7 @@ import tyro
 
 from bert_jax.cli.arguments import Words
 from bert_jax.config import MeshConfig
-from bert_jax.distributed import cluster_detection, supervisor
+from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.errors import TRY_AGAIN
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.flags import DirectoryArg
@@ -70,7 +70,7 @@ class Finetune:
             mesh=self.mesh,
             announce=announce,
         )
-        supervisor.announce_exit()
+        supervised.announce_exit()
         if result is None:
             announce("stopped and saved; the same command continues")
             return TRY_AGAIN

@@ -16,7 +16,7 @@ from bert_jax.cli.plan import Plan, Schedule
 from bert_jax.cli.pretrain import Pretrain
 from bert_jax.cli.report import Report
 from bert_jax.config import presets
-from bert_jax.distributed import supervisor
+from bert_jax.distributed import supervised
 from bert_jax.errors import UserError
 
 
@@ -65,12 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code = command_line.run_guarded(lambda: command_line.dispatch("bert-jax", COMMANDS, _call, words, about))
     except BaseException:
-        if not supervisor.must_announce_exit():
+        if not supervised.must_announce_exit():
             raise
         traceback.print_exc()
         code = 1
-    if supervisor.must_announce_exit():
-        supervisor.exit_now(code)
+    if supervised.must_announce_exit():
+        supervised.exit_now(code)
     return code
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, print_metrics, with_vocabulary
 from bert_jax.config import to_dict
 from bert_jax.data import mixture as mixture_lib
-from bert_jax.distributed import cluster_detection, supervisor
+from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.errors import TRY_AGAIN, UserError
 from bert_jax.flags import DirectoryArg
 
@@ -74,7 +74,7 @@ class Pretrain:
             announce=announce,
             load_initial_params=init_from.load_initial_params,
         )
-        supervisor.announce_exit()
+        supervised.announce_exit()
         if agreement.is_first() and progress.ended:
             counts = f"{progress.cursor.step} steps, {progress.cursor.rows:,} rows, {progress.tokens_seen:,} tokens"
             print(f"{END_MESSAGES[progress.ended]}: {counts}; results are in {self.workdir}")

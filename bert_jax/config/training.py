@@ -238,7 +238,8 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """What happens when training diverges. A step whose loss or gradient is not finite is always skipped."""
+    """What happens when training diverges, or is started in vain. A step whose loss or gradient is not finite is always
+    skipped."""
 
     max_skipped: Count = 5
     """This many skipped steps in a row count as divergence."""
@@ -249,6 +250,9 @@ class RecoveryConfig:
     number of steps before the first bad step whose rows are skipped after a rollback."""
     max_rollbacks: CountOrZero = 3
     """Number of rollbacks to the last good checkpoint before the run stops with an error."""
+    max_starts: Count = 10
+    """Number of starts in a row without a new checkpoint after which the run refuses to start again, so that a launcher
+    does not repeat it for ever."""
 
     def __post_init__(self) -> None:
         check(self, "recovery.")

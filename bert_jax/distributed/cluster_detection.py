@@ -1,5 +1,6 @@
 """This process's index, the number of processes and the address of process 0, from flags or from the environment."""
 
+import hashlib
 import importlib.util
 import os
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from bert_jax.errors import UserError, require
 from bert_jax.field_validation import Count, Interval, check
 
 Seconds = Annotated[int, Interval("[1, 1e6]")]
+JOB_VARIABLES = ("SLURM_JOB_ID", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
+"""Environment variables in which schedulers name a job."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,9 @@ class ClusterConfig:
     """Number of processes. 1: this process runs alone, whatever the environment says."""
     process: int | None = None
     """Index of this process, from 0."""
+    secret_file: str | None = None
+    """File whose content all processes of the run have. Others cannot take part in it. Without the file, they only
+    need to be in the same job of Slurm or Open MPI, or outside of both."""
     timeout: Seconds = 300
     """Seconds to wait for the other processes at the start."""
     patience: Seconds = 3600
@@ -52,14 +58,21 @@ class ProcessInfo(NamedTuple):
     process_count: int
     local_device_ids: list[int] | None
     """Local devices that belong to this process; None: all."""
+    secret: str = ""
+    """What only processes of the same job know (`ClusterConfig.secret_file`)."""
 
 
 def detect(config: ClusterConfig) -> ProcessInfo | None:
     """Return the info of this process; None if it is the only one.
 
     Raises:
-      UserError: the flags, or the flags and the environment together, are incomplete.
+      UserError: the flags, or the flags and the environment together, are incomplete; no secret can be read.
     """
+    info = _detect(config)
+    return info and info._replace(secret=_secret(config.secret_file))
+
+
+def _detect(config: ClusterConfig) -> ProcessInfo | None:
     if config.processes == 1:
         return None
     # Open MPI 5 gives a process its rank, but not the address of the others.
@@ -85,6 +98,16 @@ def detect(config: ClusterConfig) -> ProcessInfo | None:
         return None
     host, _, port = address.rpartition(":")
     return ProcessInfo(host.strip("[]"), int(port), index, count, _local_device_ids(device_ids))
+
+
+def _secret(file: str | None) -> str:
+    """Hash of the file's content and of the scheduler's job."""
+    try:
+        content = b"" if file is None else Path(file).read_bytes()
+    except OSError as error:
+        raise UserError(f"--cluster.secret-file {file} cannot be read ({(error.strerror or '').lower()})") from error
+    job = "\0".join(os.environ.get(name, "") for name in JOB_VARIABLES)
+    return hashlib.sha256(job.encode() + b"\0" + content).hexdigest()
 
 
 def _local_device_ids(detected: list[int] | None) -> list[int] | None:

@@ -26,7 +26,7 @@ def make_report(options: Mapping[str, Any]) -> Report:
     return {
         "host": socket.gethostname(),
         "config": {name: str(value) for name, value in flatten(options).items()},
-        "code": {"SHA-256 of bert_jax": code_hash()},
+        "code": code_report(),
         "environment": {name: value for name, value in os.environ.items() if _is_compared(name)},
         "versions": package_versions(),
     }
@@ -45,12 +45,12 @@ def _is_compared(variable: str) -> bool:
     )
 
 
-def code_hash() -> str:
-    """Return a hash of the names and contents of all source files of this package."""
+def code_report() -> dict[str, str]:
+    """A hash of the names and contents of all source files of this package."""
     root, digest = Path(__file__).parents[1], hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    return {"SHA-256 of bert_jax": digest.hexdigest()[:16]}
 
 
 def report_differences(reports: list[Report]) -> list[str]:

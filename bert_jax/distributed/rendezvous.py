@@ -1,116 +1,68 @@
-"""Rendezvous of the supervisors of all processes before a run, and their connections while it runs.
+"""Rendezvous of the supervisors of all processes before a run.
 
-The supervisor of process 0 is the server; the others connect to it. Each sends a report of its config, code and
-versions, and process 0 decides: a run starts only if all reports agree, and `bert-jax doctor` lists the differences. An
-open connection shows that both of its ends are alive. Messages are JSON, one per line.
+The supervisor of process 0 is the server; the others connect to it. Each proves that it knows the secret of the run,
+and sends a report of its config, code and versions. Process 0 decides: a run starts only if all reports agree, and
+`bert-jax doctor` lists the differences. Connections of strangers are served beside those of the run, with time-outs of
+their own.
 """
 
-import contextlib
-import json
-import queue
+import hashlib
+import hmac
+import resource
+import secrets
+import selectors
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from bert_jax.distributed.cluster_detection import ProcessInfo
-from bert_jax.distributed.process_report import Report
-from bert_jax.errors import PeerError, UserError
+from bert_jax.distributed.connections import Connection, Message, Peers
+from bert_jax.distributed.process_report import COMPARED_SECTIONS, Report
+from bert_jax.errors import PeerError, UserError, require
 
-PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
-"""Socket options: the kernel probes idle connections every 15 s, and closes one to a host that is gone after 60 s."""
 HELLO_TIMEOUT_SECONDS = 10.0
-"""For the first message of a new connection."""
-MAX_HELLO = 2**24
-"""Characters of the first message."""
-
-
-class PeerEvent(NamedTuple):
-    """A message of a peer; None: the peer is gone."""
-
-    process: int
-    message: dict[str, Any] | None
-
-
-class Rendezvous:
-    """Connections to the peers: of process 0 to all others, of the others to process 0."""
-
-    def __init__(self) -> None:
-        self.events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
-        """What all peers sent; the last event of each says that it is gone."""
-        self._connections: list[socket.socket] = []
-
-    def add(self, process: int, connection: socket.socket, lines: Iterable[str]) -> None:
-        """Take ownership of the connection to a peer; a thread reads its messages from now on.
-
-        Args:
-          process: index of the peer.
-          connection: to the peer.
-          lines: the connection's file.
-        """
-        connection.settimeout(None)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in PROBES.items():
-            if hasattr(socket, name):  # macOS lacks some
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        self._connections.append(connection)
-        threading.Thread(target=self._read, args=[process, lines], daemon=True).start()
-
-    def _read(self, process: int, lines: Iterable[str]) -> None:
-        with contextlib.suppress(OSError, ValueError, RecursionError):
-            for line in lines:
-                message = json.loads(line)
-                if not isinstance(message, dict):  # a program of another kind
-                    break
-                self.events.put(PeerEvent(process, message))
-        self.events.put(PeerEvent(process, None))
-
-    def send(self, **message: Any) -> None:
-        """Send a message to all peers. If one is gone, nothing is raised; `events` reports it."""
-        for connection in self._connections:
-            _send(connection, message)
-
-    def close(self) -> None:
-        """Close all connections."""
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # ends the thread that reads
-            connection.close()
+"""For a new connection to send its report, or the question of process 0."""
+DECISION_TIMEOUT_SECONDS = 3600.0
+"""For process 0 to decide; `bert-jax doctor` checks the run in this time."""
+SPARE_CONNECTIONS = 64
+"""Connections of strangers at the same time, beyond the number of processes; then the oldest is closed."""
+BACKLOG = 1024
+"""Connections of strangers that the kernel holds until they are accepted; more would delay those of the run."""
+OTHER_FILES = 256
+"""Files that process 0 opens beside its connections."""
 
 
 def open_rendezvous(
     info: ProcessInfo, report: Report, timeout: float, decide: Callable[[list[Report]], Any]
-) -> tuple[Rendezvous, Any]:
+) -> tuple[Peers, Any]:
     """Wait until all processes are connected and process 0 has decided.
 
     Args:
       info: of this process.
-      report: of this process; plain values.
+      report: of this process (process_report.py), and more plain values.
       timeout: seconds to wait for the other processes.
       decide: called in process 0 with the reports of all processes; returns plain values.
 
     Returns:
-      the rendezvous, and the result of `decide`, in all processes.
+      the connections, and the result of `decide`, in all processes.
 
     Raises:
       PeerError: a process did not connect.
-      UserError: `decide` raised it, which all processes then raise, or process 0's port is in use.
+      UserError: `decide` raised it, which all processes then raise; process 0's port is in use, or its limit of open
+        files too low; this process does not belong to the run of process 0.
     """
-    rendezvous = Rendezvous()
-    try:
-        if info.process_index:
-            return rendezvous, _join(rendezvous, info, report, timeout)
+    if info.process_index:
+        return _join(info, report, timeout)
+    with _Meeting(info) as meeting:
         try:
-            result = decide(_accept(rendezvous, info, report, timeout))
+            result = decide(meeting.wait(report, timeout))
         except (PeerError, UserError) as error:
-            rendezvous.send(refuse=str(error), mistake=isinstance(error, UserError))
+            meeting.send(refuse=str(error), mistake=isinstance(error, UserError))
             raise
-        rendezvous.send(result=result)
-        return rendezvous, result
-    except BaseException:
-        rendezvous.close()
-        raise
+        meeting.send(result=result)
+        return Peers(meeting.release()), result
 
 
 def listen(port: int, backlog: int = 1) -> socket.socket:
@@ -120,68 +72,184 @@ def listen(port: int, backlog: int = 1) -> socket.socket:
     return socket.create_server(("", port), backlog=backlog)
 
 
-def _accept(rendezvous: Rendezvous, info: ProcessInfo, report: Report, timeout: float) -> list[Report]:
-    """Wait in process 0 until all processes are connected; returns their reports."""
-    reports, count, deadline = {0: report}, info.process_count, time.monotonic() + timeout
-    try:
-        server = listen(info.coordinator_port, count)
-    except OSError as error:
-        raise UserError(
-            f"process 0 cannot listen on port {info.coordinator_port} ({error.strerror}): give another "
-            "--cluster.coordinator"
-        ) from error
-    with server:
-        while missing := [i for i in range(count) if i not in reports]:
-            try:
-                server.settimeout(max(deadline - time.monotonic(), 0.01))
-                connection, _ = server.accept()
-            except TimeoutError:
-                late = f"process{'es' if missing[1:] else ''} {', '.join(map(str, missing[:8]))}"
-                late += " ..." if missing[8:] else ""
-                raise PeerError(
-                    f"{late} of {count} did not connect to {info.coordinator_host} within {timeout:g} s"
-                ) from None
-            connection.settimeout(min(HELLO_TIMEOUT_SECONDS, max(deadline - time.monotonic(), 1.0)))
-            lines = connection.makefile()
-            try:
-                process, processes, reported = json.loads(lines.readline(MAX_HELLO))
-            except (OSError, ValueError, TypeError, RecursionError):  # late, or a client of another kind
-                process = processes = reported = None
-            if process in missing and processes == count:
-                reports[process] = reported
-                rendezvous.add(process, connection, lines)
-            else:
-                _send(connection, {"refuse": "not a process of this run, or connected already", "mistake": False})
-                lines.close()
-                connection.close()
-    return [reports[i] for i in range(count)]
+def _proof(info: ProcessInfo, question: str, process: int) -> str:
+    """What only a process with the secret can answer to a question."""
+    return hmac.new(info.secret.encode(), f"{question} {process}".encode(), hashlib.sha256).hexdigest()
 
 
-def _join(rendezvous: Rendezvous, info: ProcessInfo, report: Report, timeout: float) -> Any:
-    """Connect to process 0, send a report, and wait for its decision."""
-    deadline, count = time.monotonic() + timeout, info.process_count
-    address = info.coordinator_host, info.coordinator_port
-    while True:
+class _Meeting:
+    """Process 0's server: its connections, which it closes unless they are released."""
+
+    def __init__(self, info: ProcessInfo):
+        self.info = info
+        self.seats: dict[int, tuple[Connection, Report]] = {}  # by process
+        self.waiting: dict[Connection, tuple[str, float]] = {}  # question and deadline of new connections, oldest first
+        self.wrong_secrets = 0
+        self.selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> "_Meeting":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.selector.close()
+        for connection in (*self.waiting, *(connection for connection, _ in self.seats.values())):
+            connection.close()
+
+    def release(self) -> dict[int, Connection]:
+        """The connections to all processes, which now belong to the caller."""
+        connections = {process: connection for process, (connection, _) in self.seats.items()}
+        self.seats = {}
+        return connections
+
+    def send(self, **message: Any) -> None:
+        """Send a message to all processes."""
+        for connection, _ in self.seats.values():
+            connection.send(**message)
+
+    def wait(self, report: Report, timeout: float) -> list[Report]:
+        """Wait until all processes are connected; returns their reports.
+
+        Raises:
+          PeerError: a process did not connect in time.
+        """
+        count, deadline = self.info.process_count, time.monotonic() + timeout
+        with self._listening() as server:
+            while len(self.seats) < count - 1:
+                now = time.monotonic()
+                for connection in [one for one, (_, until) in self.waiting.items() if now > until]:
+                    self._drop(connection)
+                if now > deadline:
+                    raise PeerError(self._late(timeout))
+                for key, _ in self.selector.select(min(deadline - now, 0.2)):
+                    if key.fileobj is server:
+                        self._accept(server)
+                    elif key.fileobj.fileno() >= 0:  # not closed a moment ago
+                        self._receive(key.fileobj)
+        return [report, *(self.seats[i][1] for i in range(1, count))]
+
+    @contextmanager
+    def _listening(self) -> Iterator[socket.socket]:
+        """The server, with a limit of open files that suffices.
+
+        Raises:
+          UserError: the hard limit does not suffice, or the port is in use.
+        """
+        needed = self.info.process_count + SPARE_CONNECTIONS + OTHER_FILES
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            require(
+                hard == resource.RLIM_INFINITY or hard >= needed,
+                f"process 0 needs {needed} open files for {self.info.process_count} processes, and its limit is "
+                f"{hard}: raise it (`ulimit -n {needed}`)",
+            )
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
         try:
-            connection = socket.create_connection(address, timeout=max(deadline - time.monotonic(), 0.01))
-            break
+            server = listen(self.info.coordinator_port, BACKLOG + self.info.process_count)
         except OSError as error:
-            if time.monotonic() > deadline:
-                raise PeerError(
-                    f"process 0 of {count} cannot be reached at {info.coordinator_host}:{info.coordinator_port} after "
-                    f"{timeout:g} s ({error.strerror or error})"
-                ) from error
+            raise UserError(
+                f"process 0 cannot listen on port {self.info.coordinator_port} ({error.strerror}): give another "
+                "--cluster.coordinator"
+            ) from error
+        with server:
+            self.selector.register(server, selectors.EVENT_READ)
+            yield server
+            self.selector.unregister(server)
+
+    def _accept(self, server: socket.socket) -> None:
+        try:
+            connection = Connection(server.accept()[0])
+        except OSError:  # closed again, or no more files
+            if self.waiting:
+                self._drop(next(iter(self.waiting)))
+            return
+        question = secrets.token_hex(16)
+        self.waiting[connection] = question, time.monotonic() + HELLO_TIMEOUT_SECONDS
+        self.selector.register(connection, selectors.EVENT_READ)
+        connection.send(question=question)
+        if len(self.waiting) > self.info.process_count + SPARE_CONNECTIONS:
+            self._drop(next(iter(self.waiting)))
+
+    def _receive(self, connection: Connection) -> None:
+        messages = connection.receive()
+        if messages is None:
+            self._drop(connection)
+        elif messages and connection in self.waiting and (refusal := self._seat(connection, messages[0])):
+            connection.send(refuse=refusal, mistake=True)
+            self._drop(connection)
+
+    def _seat(self, connection: Connection, hello: Message) -> str | None:
+        """Seat a process, or return why it has no seat."""
+        question, _ = self.waiting[connection]
+        process, count, proof, report = (hello.get(name) for name in ("process", "processes", "proof", "report"))
+        is_index = type(process) is int
+        if not is_index or not hmac.compare_digest(str(proof).encode(), _proof(self.info, question, process).encode()):
+            self.wrong_secrets += 1
+            return (
+                "process 0 has another secret: start all processes in one job of the scheduler, or give all of them "
+                "the same --cluster.secret-file"
+            )
+        if count != self.info.process_count or not 0 < process < count or not _is_report(report):
+            return f"process 0 runs with {self.info.process_count} processes: give all processes the same --cluster"
+        if process in self.seats:
+            return f"process {process} is connected already: give each process its own --cluster.process"
+        del self.waiting[connection]
+        self.seats[process] = connection, report
+        return None
+
+    def _drop(self, connection: Connection) -> None:
+        """Close a connection; the process that had it can connect again."""
+        self.selector.unregister(connection)
+        self.waiting.pop(connection, None)
+        self.seats = {process: seat for process, seat in self.seats.items() if seat[0] is not connection}
+        connection.close()
+
+    def _late(self, timeout: float) -> str:
+        count = self.info.process_count
+        missing = [i for i in range(1, count) if i not in self.seats]
+        late = f"process{'es' if missing[1:] else ''} {', '.join(map(str, missing[:8]))}"
+        late += " ..." if missing[8:] else ""
+        refused = f"; {self.wrong_secrets} connection(s) with another secret were refused" if self.wrong_secrets else ""
+        return f"{late} of {count} did not connect to {self.info.coordinator_host} within {timeout:g} s{refused}"
+
+
+def _is_report(report: object) -> bool:
+    return (
+        isinstance(report, dict)
+        and isinstance(report.get("host"), str)
+        and all(isinstance(report.get(section, {}), dict) for section in COMPARED_SECTIONS)
+    )
+
+
+def _join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Peers, Any]:
+    """Connect to process 0, send a report, and wait for its decision; again, if the connection is lost before that."""
+    deadline, reason = time.monotonic() + timeout, "no answer"
+    address = info.coordinator_host, info.coordinator_port
+    while time.monotonic() < deadline:
+        try:
+            connection = Connection(socket.create_connection(address, timeout=deadline - time.monotonic()))
+        except OSError as error:
+            reason = error.strerror or str(error)
             time.sleep(0.2)
-    _send(connection, [info.process_index, count, report])
-    rendezvous.add(0, connection, connection.makefile())
-    reply = rendezvous.events.get().message
-    if reply is None or not {"refuse", "result"} & reply.keys():
-        raise PeerError(f"process 0 of {count} ({info.coordinator_host}) ended before the start, or is another program")
-    if "refuse" in reply:
-        raise (UserError if reply["mistake"] else PeerError)(reply["refuse"])
-    return reply["result"]
+            continue
+        reply = _exchange(connection, info, report, deadline)
+        if reply is not None and "result" in reply:
+            return Peers({0: connection}), reply["result"]
+        connection.close()
+        if reply is not None and "refuse" in reply:
+            raise (UserError if reply.get("mistake") else PeerError)(str(reply["refuse"]))
+        reason = "it ended before the start, or is another program"
+        time.sleep(0.2)
+    raise PeerError(
+        f"process 0 of {info.process_count} cannot be reached at {info.coordinator_host}:{info.coordinator_port} after "
+        f"{timeout:g} s ({reason})"
+    )
 
 
-def _send(connection: socket.socket, message: Any) -> None:
-    with contextlib.suppress(OSError):
-        connection.sendall((json.dumps(message) + "\n").encode())
+def _exchange(connection: Connection, info: ProcessInfo, report: Report, deadline: float) -> Message | None:
+    """Answer the question of process 0; returns its decision, or None if the connection is lost."""
+    first = connection.wait_for_message(min(deadline, time.monotonic() + HELLO_TIMEOUT_SECONDS))
+    if first is None or not isinstance(first.get("question"), str):
+        return None
+    proof = _proof(info, first["question"], info.process_index)
+    connection.send(process=info.process_index, processes=info.process_count, proof=proof, report=report)
+    return connection.wait_for_message(time.monotonic() + DECISION_TIMEOUT_SECONDS)

@@ -1,13 +1,18 @@
 """Connect a training process to its supervisor and to the other processes of its run."""
 
+import copy
 import json
 import os
+from types import SimpleNamespace
 
 import jax
+from jax._src import compiler, distributed  # the cache has no such setting; tested with the range of jax in setup.cfg
 
-from bert_jax.distributed import agreement, supervisor
+from bert_jax.distributed import agreement, supervised
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo
-from bert_jax.errors import PeerError
+from bert_jax.distributed.process_report import code_report
+from bert_jax.errors import PeerError, require
+from bert_jax.storage import is_remote
 
 HEARTBEAT_MARGIN_SECONDS = 60
 """jax ends all processes when one stops sending heartbeats; the supervisors, which name it, must be first."""
@@ -17,13 +22,18 @@ def connect_worker(config: ClusterConfig) -> None:
     """Connect to the supervisor, if there is one, and call `jax.distributed.initialize`; wait for all processes.
 
     Raises:
+      UserError: this is not the code that the supervisors have compared.
       PeerError: jax cannot connect them.
     """
-    if supervisor.WORKER_ENV not in os.environ:
+    if supervised.WORKER_ENV not in os.environ:
         return
-    settings = json.loads(os.environ.pop(supervisor.WORKER_ENV))  # popped: reader processes inherit the environment
+    settings = json.loads(os.environ.pop(supervised.WORKER_ENV))  # popped: reader processes inherit the environment
     info = ProcessInfo(*settings["info"])
-    supervisor.connect_to_supervisor(settings["descriptor"], info.process_index)
+    supervised.connect_to_supervisor(settings["descriptor"], info.process_index)
+    require(
+        code_report() == settings["code"],
+        "the code of bert_jax has changed since this command was started: start all processes again",
+    )
     agreement.set_timeout(config.patience)
     host = f"[{info.coordinator_host}]" if ":" in info.coordinator_host else info.coordinator_host
     try:
@@ -41,3 +51,15 @@ def connect_worker(config: ClusterConfig) -> None:
         raise PeerError(
             f"process {info.process_index} of {info.process_count} cannot connect to the others ({reason})"
         ) from error
+    _keep_compiled_programs()
+
+
+def _keep_compiled_programs() -> None:
+    """Let this process write compiled programs into the cache, if that is on a disk.
+
+    jax does so in process 0 only, so hosts without a common disk would compile again at every start.
+    """
+    if not is_remote(jax.config.jax_compilation_cache_dir or ""):
+        state = copy.copy(distributed.global_state)
+        state.process_id = 0
+        compiler.distributed = SimpleNamespace(global_state=state)

@@ -84,11 +84,11 @@ def run_doctor(
         if info is None:
             return check([report])
         try:
-            rendezvous, code = open_rendezvous(info, report, seconds, check)
+            peers, code = open_rendezvous(info, report, seconds, check)
         except PeerError as error:
             advice = "start the command in all processes, or give a longer --cluster.timeout"
             raise UserError(f"{error}: {advice}") from error
-        rendezvous.close()
+        peers.close()
         return code
 
 

@@ -12,7 +12,8 @@ import jax
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
-from bert_jax.distributed.agreement import is_first
+from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_first
+from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
@@ -21,6 +22,7 @@ from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps
 from bert_jax.training.programs import Programs, put_seed, put_step_scalars
 from bert_jax.training.reporter import Reporter
+from bert_jax.training.run_directory import goodput as goodput_lib
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.ledger import Ledger
@@ -97,17 +99,23 @@ def train(
       the progress of the run when it stopped.
 
     Raises:
-      UserError: training that diverges repeatedly, damaged checkpoints.
+      UserError: training that diverges repeatedly, damaged checkpoints, a device out of memory, too many starts that
+        made no checkpoint.
       PeerError: another process is late.
+      DeviceError: a device or a connection between processes failed.
     """
     config, ledger, start_time = programs.task.config, Ledger(workdir / LEDGER), start_time or time.time()
     train_steps = TrainSteps(programs, ledger, accumulations)
-    with stop_request() as stop_requested:
+    with stop_request() as stop_requested, describing_device_errors():
         run = RunContext(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
+        is_start = True
         while True:
             with Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints:
                 recovery.apply_rollback(checkpoints, ledger)
                 with contextlib.closing(GoodputRecorder(workdir, start_time)) as goodput:
+                    if is_start:
+                        _begin(run, checkpoints, goodput)
+                        is_start = False
                     try:
                         progress = _attempt(run, checkpoints, goodput)
                         break
@@ -121,6 +129,23 @@ def train(
     return progress
 
 
+def _begin(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> None:
+    """Record the start of the process, unless too many before it have not made a checkpoint."""
+    limit = run.programs.task.config.recovery.max_starts
+
+    def begin() -> None:
+        step = max(checkpoints.steps(), default=0)
+        before = goodput_lib.starts_without_checkpoint(run.workdir, step)
+        if before >= limit:
+            raise UserError(
+                f"the last {before} starts of this run made no checkpoint after step {step}: see their error messages; "
+                f"to try again, set --recovery.max-starts {2 * limit}"
+            )
+        goodput.begin(step)
+
+    compute_and_broadcast("the number of starts", begin)
+
+
 def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
     """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
@@ -130,6 +155,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         state, progress = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):
+            goodput.write_totals(cursor.step, ended=ended)
             return dataclasses.replace(progress, ended=ended)
         with goodput.measure("compile"):
             run.train_steps.precompile(cursor.phase)
@@ -137,6 +163,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
         goodput.ready(cursor.step)
+        previous_step = None
         for rows, size, following in report.timed_batches(batches):
             schedule.update_estimate(cursor.step)
             report.before_step(cursor.step)
@@ -145,6 +172,9 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                     phase = cursor.phase
                     state = programs.enter_phase(state, phase)
                 train_step, row_count, micro_batches = run.train_steps.of_batch(phase, size)
+            if train_step is not previous_step:  # its first collective gives a late process only 30 s (Gloo)
+                barrier("the first step of a program")
+                previous_step = train_step
             batch = put_rows(rows, mesh, row_count)
             inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, seed, mesh)
             with jax.transfer_guard("disallow"):

@@ -205,7 +205,7 @@ def fit_to_memory(
     setup = {"phase": index, "devices": mesh.devices.size, "device": device.device_kind, "mesh": dict(mesh.shape)}
     # These may change when a run is continued, and the memory of its programs depends on them.
     setup |= {name: getattr(phase, name) for name in PHASE_FIELDS}
-    setup |= {name: getattr(config.model, name) for name in ("attention", "remat", "scan_unroll")}
+    setup |= {name: getattr(config.model, name) for name in ("attention", "dense_dtype", "remat", "scan_unroll")}
     for entry in ledger.entries_of(EVENT):
         if setup.items() <= entry.items():
             return entry["accumulation"], None

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.array_types import Array, Float
+from bert_jax.distributed.device_errors import compile_program
 from bert_jax.errors import UserError
 from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives.losses import WeightedSum
@@ -166,7 +167,7 @@ class Programs:
         """The compiled train step of a phase with this number of micro-batches, for `batch_size` or fewer rows."""
         return self.once(
             ("train step", phase, accumulation, rows),
-            lambda: self.trace_train_step(phase, accumulation, rows).lower().compile(),
+            lambda: compile_program(self.trace_train_step(phase, accumulation, rows)),
         )
 
     def eval_step(self, phase: int) -> Callable[[Params, Batch], tuple[Batch, dict[str, WeightedSum]]]:

@@ -219,7 +219,8 @@ def test_contradictions_are_refused(make, what, remedy):
 
 UNDECISIVE = """
     mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.keep log.every log.tensorboard log.layers log.wandb
-    recovery.max_skipped recovery.spike recovery.stable_steps recovery.max_rollbacks target.mlm_accuracy target.every
+    recovery.max_skipped recovery.spike recovery.stable_steps recovery.max_rollbacks recovery.max_starts
+    target.mlm_accuracy target.every
     evaluation.every evaluation.rows evaluation.batch_size data.prefetch data.reader_processes data.verify
     model.attention model.remat model.scan_unroll phases.0.accumulation
 """

@@ -7,7 +7,7 @@ import json
 import socket
 import sys
 
-from bert_jax.distributed import supervisor
+from bert_jax.distributed import monitor, supervisor
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.errors import PeerError, UserError
 
@@ -30,7 +30,7 @@ def free_port() -> int:
 
 def main(index: int, count: int, port: int, report: dict, timeout: float, child: str) -> int:
     info = ProcessInfo("127.0.0.1", port, index, count, None)
-    supervisor.GRACE_SECONDS = 0.5  # these children print nothing at the end
+    monitor.GRACE_SECONDS = 0.5  # these children print nothing at the end
     try:
         return supervisor.supervise([sys.executable, "-c", PREAMBLE + child], info, report, timeout)
     except UserError as error:

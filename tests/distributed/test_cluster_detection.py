@@ -29,26 +29,47 @@ def environment(monkeypatch):
     return lambda values: [monkeypatch.setenv(name, value) for name, value in values.items()]
 
 
+def place(config: ClusterConfig) -> ProcessInfo:
+    """What is detected, without the secret."""
+    return detect(config)._replace(secret="")
+
+
+def test_secrets(environment, tmp_path):
+    """The same in all processes of a job; another one in another job, and with another file."""
+    file, secrets = tmp_path / "secret", []
+    for job in ({}, {"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "8"}):
+        environment(job)
+        for content in (None, "a", "b"):
+            flags = {"coordinator": "h:1", "processes": 2, "secret_file": content and str(file)}
+            file.write_text(content or "")
+            first, second = (detect(ClusterConfig(process=process, **flags)).secret for process in (0, 1))
+            assert first == second
+            secrets.append(first)
+    assert len(set(secrets)) == len(secrets)
+    with pytest.raises(UserError, match=r"--cluster.secret-file .* cannot be read"):
+        detect(ClusterConfig(coordinator="h:1", processes=2, process=0, secret_file=str(tmp_path)))
+
+
 def test_one_process():
     assert detect(ClusterConfig()) is None
 
 
 def test_flags():
     config = ClusterConfig(coordinator="host:123", processes=4, process=2)
-    assert detect(config) == ProcessInfo("host", 123, 2, 4, None)
-    assert detect(ClusterConfig(coordinator="[::1]:123", processes=4, process=2)) == ProcessInfo("::1", 123, 2, 4, None)
+    assert place(config) == ProcessInfo("host", 123, 2, 4, None)
+    assert place(ClusterConfig(coordinator="[::1]:123", processes=4, process=2)) == ProcessInfo("::1", 123, 2, 4, None)
 
 
 def test_slurm(environment):
     environment(SLURM)
-    assert detect(ClusterConfig()) == ProcessInfo("node3", 61440 + 7, 3, 6, [1])
+    assert place(ClusterConfig()) == ProcessInfo("node3", 61440 + 7, 3, 6, [1])
 
 
 def test_flags_overrule_the_environment(environment):
     environment(SLURM)
     assert detect(ClusterConfig(processes=1)) is None
     config = ClusterConfig(coordinator="host:123", processes=2, process=0)
-    assert detect(config) == ProcessInfo("host", 123, 0, 2, None)
+    assert place(config) == ProcessInfo("host", 123, 0, 2, None)
 
 
 def test_the_only_task_of_a_node_has_all_devices(environment):
@@ -70,7 +91,7 @@ def test_open_mpi_5_needs_an_address(environment):
     environment(OPEN_MPI_5)
     with pytest.raises(UserError, match=r"add --cluster\.coordinator HOST:PORT"):
         detect(ClusterConfig())
-    assert detect(ClusterConfig(coordinator="host:123")) == ProcessInfo("host", 123, 2, 4, None)
+    assert place(ClusterConfig(coordinator="host:123")) == ProcessInfo("host", 123, 2, 4, None)
 
 
 @pytest.mark.parametrize(

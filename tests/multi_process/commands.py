@@ -45,6 +45,7 @@ class Job:
           interpreters: Python interpreters by process; others use this one.
         """
         self.workdir = workdir
+        self.ready_before = self.ready_count()
         words = ["pretrain", "bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
         words += ["--cluster.timeout", "120"]
         self.supervisors = start(words, processes, devices, extra or {}, interpreters or {})
@@ -58,18 +59,35 @@ class Job:
 
     def wait_until_ready(self) -> None:
         """Wait until the parameters are initialized, and the first step is about to be compiled."""
-        deadline, file = time.monotonic() + TIMEOUT_SECONDS, self.workdir / "goodput.jsonl"
-        while (
-            len({json.loads(line)["start_time"] for line in file.read_text().splitlines(True) if line[-1:] == "\n"}) < 2
-        ):
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while self.ready_count() <= self.ready_before:
             assert time.monotonic() < deadline and self.supervisors[0].poll() is None, self.end()
             time.sleep(0.02)
 
+    def ready_count(self) -> int:
+        """Number of starts of the run that were ready to train; each writes its environment."""
+        file = self.workdir / "goodput.jsonl"
+        return file.read_text().count('"environment"') if file.exists() else 0
+
+    def child(self, process: int) -> int | None:
+        """Process id of a training process, if it runs."""
+        supervisor = self.supervisors[process].pid
+        children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
+        return int(children[0]) if children else None
+
     def kill_child(self, process: int) -> None:
         """Send SIGKILL to a training process, as the out-of-memory killer does."""
-        supervisor = self.supervisors[process].pid
-        (child,) = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-        os.kill(int(child), signal.SIGKILL)
+        self.killed, self.ready_before = self.child(process), self.ready_count()
+        os.kill(self.killed, signal.SIGKILL)
+        self.killed_process = process
+
+    def wait_for_restart(self) -> None:
+        """Wait until another training process has the place of the one that was killed, and has started to compute."""
+        deadline = time.monotonic() + TIMEOUT_SECONDS
+        while self.child(self.killed_process) in (None, self.killed):
+            assert time.monotonic() < deadline and self.supervisors[0].poll() is None, self.end()
+            time.sleep(0.02)
+        self.wait_until_ready()
 
     def end(self) -> list[tuple[int, str, str]]:
         """Exit code, stdout and stderr of each process."""

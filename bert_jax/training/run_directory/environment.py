@@ -6,16 +6,19 @@ import platform
 
 import jax
 
-from bert_jax.distributed.process_report import code_hash, package_versions
+from bert_jax.distributed.process_report import code_report, package_versions
 
 
 @functools.cache
 def describe_environment() -> dict[str, str]:
     """Names and values: versions of Python and packages, a hash of the code, the system, and the devices of the run."""
     kinds = collections.Counter(device.device_kind for device in jax.devices())
-    return package_versions() | {
-        "SHA-256 of bert_jax": code_hash(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "devices": ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())),
-        "processes": str(jax.process_count()),
-    }
+    return (
+        package_versions()
+        | code_report()
+        | {
+            "system": f"{platform.system()} {platform.machine()}",
+            "devices": ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())),
+            "processes": str(jax.process_count()),
+        }
+    )

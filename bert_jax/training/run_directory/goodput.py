@@ -5,6 +5,7 @@ or of the attempt after a rollback. The last line of each attempt counts. The fi
 """
 
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Any, TypedDict
@@ -51,6 +52,10 @@ class GoodputRecorder:
         finally:
             self.seconds[kind] += time.perf_counter() - start
 
+    def begin(self, step: int) -> None:
+        """The process has started; the newest checkpoint is of step `step`."""
+        self.write_totals(step, start=True)
+
     def ready(self, step: int) -> None:
         """Initialisation has finished before step `step`: the time until now is `init`."""
         self.seconds["init"] += time.time() - self.start_time - sum(self.seconds.values())
@@ -88,13 +93,25 @@ def summarize(workdir: StoredPath) -> dict[str, float]:
         for kind in (*KINDS, "step"):
             total[kind] += last[kind]
         if later := ordered[i + 1 :]:
-            repeated_from = min(attempt[0]["step"] for attempt in later)
+            repeated_from = min(line["step"] for attempt in later for line in attempt)
             kept = [line["seconds"]["step"] for line in lines if line["step"] <= repeated_from]
             lost = last["step"] - max(kept, default=0.0)
             total["step"], total["lost"] = total["step"] - lost, total["lost"] + lost
             total["down"] += max(0.0, later[0][0]["start_time"] - lines[0]["start_time"] - sum(last.values()))
     wall = sum(total.values())
     return total | {"wall": wall, "goodput": total["step"] / wall if wall else 0.0}
+
+
+def starts_without_checkpoint(workdir: StoredPath, step: int) -> int:
+    """The number of the last starts in a row that began at a step and had not ended the run."""
+    starts: dict[float, int] = {}
+    for entry in read_lines(workdir / FILE, _Line):
+        if entry.get("start"):
+            starts[entry["start_time"]] = entry["step"]
+        if entry.get("ended"):
+            starts.pop(entry["start_time"], None)
+    begun_at = [starts[start_time] for start_time in sorted(starts, reverse=True)]
+    return len(list(itertools.takewhile(lambda begun: begun == step, begun_at)))
 
 
 def environments(workdir: StoredPath) -> list[dict[str, str]]:

@@ -1,0 +1,45 @@
+"""Errors of the runtime while programs run: of devices and connections, which a restart can mend, and full memory."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import jax
+
+from bert_jax.errors import DeviceError, UserError
+
+COMPILING = "while a program was compiled"
+"""Note on errors of the compiler, which a restart would repeat."""
+MAX_REASON = 300
+"""Characters of the runtime's message."""
+
+
+def compile_program(traced: jax.stages.Traced) -> Any:
+    """Compile a program; errors of the runtime get the note `COMPILING`."""
+    try:
+        return traced.lower().compile()
+    except jax.errors.JaxRuntimeError as error:
+        error.add_note(COMPILING)
+        raise
+
+
+@contextmanager
+def describing_device_errors() -> Iterator[None]:
+    """Replace errors of the runtime, except those of the compiler.
+
+    Raises:
+      UserError: a device is out of memory.
+      DeviceError: any other error of the runtime: of a device, or of a connection between processes.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if COMPILING in getattr(error, "__notes__", ()):
+            raise
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        if "RESOURCE_EXHAUSTED" in reason:
+            raise UserError(
+                f"a device is out of memory ({reason}): lower --micro-batch, or set model.remat full or a larger "
+                "mesh.fsdp"
+            ) from error
+        raise DeviceError(f"a device or a connection between processes failed ({reason})") from error

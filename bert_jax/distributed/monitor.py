@@ -1,0 +1,219 @@
+"""Runs the training process of one supervisor and collects the failures of all: which was first, and what follows."""
+
+import json
+import os
+import queue
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from bert_jax.distributed.cluster_detection import ProcessInfo
+from bert_jax.distributed.connections import Peers
+from bert_jax.distributed.rendezvous import listen
+from bert_jax.distributed.supervised import WORKER_ENV
+from bert_jax.errors import TRY_AGAIN, PeerError
+
+RESTARTS = 1
+"""Number of times that the children are started again."""
+VOTE_SECONDS = 60.0
+"""For all supervisors to end their children and agree on a restart."""
+COLLECT_SECONDS = 1.0
+"""One failure causes others; process 0 collects failures for this long before it decides which was first."""
+GRACE_SECONDS = 5.0
+"""For a child to end by itself when another process has failed."""
+DECISION_TIMEOUT_SECONDS = 15.0
+"""To wait for process 0 to announce the first failure."""
+
+
+class ProcessFailure(NamedTuple):
+    """How a process failed."""
+
+    process: int
+    code: int | None
+    """Exit code of the training process, negative for a signal; None: the connection to its supervisor closed."""
+
+    @property
+    def cause_rank(self) -> int:
+        """The failure with the highest rank counts as the first: a failed peer makes a process abort or raise."""
+        if self.code in (-signal.SIGABRT, 1, TRY_AGAIN):
+            return 1
+        return 2 if self.code is not None and self.code > 0 else 3
+
+    @property
+    def peer_exit_code(self) -> int:
+        """Exit code of the other processes."""
+        return self.code if self.code in (1, 2) else TRY_AGAIN
+
+    @property
+    def may_be_repeated(self) -> bool:
+        """Whether a restart on the same hosts can help."""
+        return self.code is not None and (self.code < 0 or self.code == TRY_AGAIN)
+
+    @property
+    def description(self) -> str:
+        """What happened, with the process as the subject."""
+        if self.code is None:
+            return "is gone: its connection closed, or its host does not answer"
+        if self.code < 0:
+            return f"was killed by {signal.Signals(-self.code).name}"
+        return f"ended with exit code {self.code}"
+
+
+def port_for_jax(info: ProcessInfo) -> int:
+    """The port that follows that of the rendezvous, or another one if it is in use."""
+    for port in (info.coordinator_port + 1, 0):
+        with suppress(OSError, OverflowError), listen(port) as probe:
+            return probe.getsockname()[1]
+    raise PeerError("process 0 has no free port")
+
+
+class Monitor:
+    """Runs children, one after the other, and collects the failures of all processes."""
+
+    def __init__(self, peers: Peers, info: ProcessInfo, hosts: Sequence[str], signals: Sequence[int]):
+        self.peers, self.info, self.hosts, self.signals = peers, info, hosts, signals
+        self.restarts_left = RESTARTS
+        self._forget()
+
+    def _forget(self) -> None:
+        self.done: set[int] = set()  # processes that ended in order
+        self.failures: list[ProcessFailure] = []
+        self.first_report_time = 0.0  # when this process learned of a failure
+        self.first_failure: ProcessFailure | None = None
+        self.votes: dict[int, bool] = {}  # of process 0: who has ended its child and wants a restart
+        self.restart: dict[str, Any] | None = None  # what process 0 decided
+
+    def run(self, command: Sequence[str], settings: Mapping[str, Any], children: list[subprocess.Popen]) -> int:
+        """Run a child until it ends, or another process fails first; returns its exit code."""
+        own_end, child_end = socket.socketpair()
+        environment = os.environ | {WORKER_ENV: json.dumps({**settings, "descriptor": child_end.fileno()})}
+        # In a process group of its own: a terminal sends Ctrl-C to the group of this process, which forwards it.
+        self.child = subprocess.Popen(command, env=environment, pass_fds=[child_end.fileno()], process_group=0)
+        children[:] = [self.child]
+        if self.signals:  # that came between two children
+            self.child.send_signal(signal.SIGTERM)
+        child_end.close()
+        with own_end:
+            self._wait(own_end)
+            return self._end_child()
+
+    def _wait(self, link: socket.socket) -> None:
+        """Return when all processes ended in order, or the first failure is known."""
+        own, ended = self.info.process_index, 0.0
+        while True:
+            self._handle_next_event()
+            if not ended and (code := self.child.poll()) is not None:
+                ended = time.monotonic()
+                if _exit_was_announced(link):
+                    self.done.add(own)
+                    self.peers.send(done=True)
+                else:
+                    self._add_failure(ProcessFailure(own, code))
+                    self.peers.send(failure=code)
+            collected = time.monotonic() > self.first_report_time + COLLECT_SECONDS
+            if self.first_failure is None and self.failures and own == 0 and collected:
+                self.first_failure = max(self.failures, key=lambda failure: failure.cause_rank)
+                self.peers.send(first_failure=self.first_failure)
+            late = bool(ended and self.failures) and time.monotonic() > ended + DECISION_TIMEOUT_SECONDS
+            if self.first_failure or late or (own in self.done and (own or len(self.done) == self.info.process_count)):
+                return
+
+    def _handle_next_event(self) -> None:
+        try:
+            process, message = self.peers.events.get(timeout=0.1)
+        except queue.Empty:
+            return
+        if message is None:
+            if process not in self.done and self.first_failure is None:
+                self._add_failure(ProcessFailure(process, None))
+                if self.info.process_index:  # process 0 is gone and cannot announce it
+                    self.first_failure = self.failures[-1]
+            self.votes[process], self.restart = False, self.restart or {"port": None}
+        elif "done" in message:
+            self.done.add(process)
+        elif "failure" in message:
+            self._add_failure(ProcessFailure(process, message["failure"]))
+        elif "first_failure" in message:
+            self.first_failure = ProcessFailure(*message["first_failure"])
+        elif "vote" in message:
+            self.votes[process] = message["vote"]
+        elif "restart" in message:
+            self.restart = message["restart"]
+
+    def _add_failure(self, failure: ProcessFailure) -> None:
+        self.first_report_time = self.first_report_time or time.monotonic()
+        self.failures.append(failure)
+
+    def _end_child(self) -> int:
+        """Its exit code; it is killed if it is still running although another process has failed."""
+        is_last = self.info.process_index in self.done or self.first_failure is None
+        try:
+            return self.child.wait(None if is_last else GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            return self.child.wait()
+
+    def agree_on_restart(self, code: int) -> int | None:
+        """Whether all processes start a child again: the port for jax, or None.
+
+        Args:
+          code: exit code of the child that has ended.
+        """
+        own, failure = self.info.process_index, self.first_failure
+        if self.restarts_left == 0 or failure is None or failure.code is None:
+            return None
+        self.restarts_left -= 1
+        vote = failure.may_be_repeated and own not in self.done and code not in (1, 2) and not self.signals
+        if own:
+            self.peers.send(vote=vote)
+            self._handle_events_until(lambda: self.restart is not None)
+        else:
+            self.votes[own] = vote
+            self._handle_events_until(lambda: len(self.votes) == self.info.process_count)
+            agreed = len(self.votes) == self.info.process_count and all(self.votes.values())
+            self.restart = {"port": port_for_jax(self.info) if agreed else None}
+            self.peers.send(restart=self.restart)
+        port = self.restart and self.restart["port"]
+        if port is not None:
+            if own == 0:
+                what = f"process {failure.process} of {self.info.process_count} ({self.hosts[failure.process]}) "
+                print(f"warning: {what}{failure.description}; restarting all processes once", file=sys.stderr)
+            self._forget()
+        return port
+
+    def _handle_events_until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + VOTE_SECONDS
+        while not condition() and time.monotonic() < deadline:
+            self._handle_next_event()
+
+    def verdict(self, code: int) -> int:
+        """Print why the run has ended, and return the exit code.
+
+        Args:
+          code: exit code of the last child.
+        """
+        own, failure = self.info.process_index, self.first_failure
+        if own in self.done or failure is None:
+            return code if code >= 0 else TRY_AGAIN
+        if code == 2:
+            return code  # it has printed its own message
+        host = self.hosts[failure.process]
+        failed = f"process {failure.process} of {self.info.process_count} ({host}) {failure.description}"
+        advice = "the same command continues from the newest checkpoint"
+        if failure.peer_exit_code in (1, 2):
+            advice = "see its error message"
+        print(f"error: {failed}; process {own} ({self.hosts[own]}) stops: {advice}", file=sys.stderr, flush=True)
+        return failure.peer_exit_code
+
+
+def _exit_was_announced(link: socket.socket) -> bool:
+    """Whether the child, which has ended, called `announce_exit`."""
+    try:
+        return bool(link.recv(1, socket.MSG_DONTWAIT))
+    except OSError:
+        return False
