@@ -1,0 +1,96 @@
+"""Runs that end by an error of the runtime, and runs that are started again and again."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from bert_jax import command_line
+from bert_jax.config import CheckpointConfig, RecoveryConfig
+from bert_jax.distributed import device_errors
+from bert_jax.errors import TRY_AGAIN, DeviceError, PeerError, UserError
+from tests.runs import assert_same_run
+
+RuntimeFailure = jax.errors.JaxRuntimeError
+
+
+def fail_at(step: int, error: Exception):
+    """A hook that raises in this step of a start, counted from 1."""
+
+    def hook(count, state):
+        if count == step:
+            raise error
+        return state
+
+    return hook
+
+
+@pytest.fixture(scope="module")
+def config(plain_config):
+    """6 steps, a checkpoint every 3."""
+    phase = dataclasses.replace(plain_config.phases[0], steps=6, warmup_steps=0)
+    recovery = RecoveryConfig(max_starts=2)
+    return dataclasses.replace(plain_config, phases=(phase,), checkpoint=CheckpointConfig(every=3), recovery=recovery)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "words"),
+    [
+        ("UNKNOWN: Gloo all-reduce failed: Connection\nreset by peer", DeviceError, "Connection reset by peer)"),
+        ("INTERNAL: " + "x" * 1000, DeviceError, "a device or a connection between processes failed (INTERNAL: xxx"),
+        ("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes", UserError, "lower --micro-batch"),
+    ],
+)
+def test_a_step_that_fails(config, train, tmp_path, error, kind, words):
+    """One line; the next start continues, with the same result."""
+    with pytest.raises(kind) as caught:
+        train(config, tmp_path / "run", after_step=fail_at(5, RuntimeFailure(error)))
+    assert words in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    train(config, tmp_path / "run")
+    train(config, tmp_path / "undisturbed")
+    assert_same_run(tmp_path / "run", tmp_path / "undisturbed", config)
+
+
+def test_errors_of_the_compiler_are_bugs(monkeypatch):
+    def refuse(lowered):
+        raise RuntimeFailure("INTERNAL: no such thing")
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", refuse)
+    with pytest.raises(RuntimeFailure, match="no such thing"), device_errors.describing_device_errors():
+        device_errors.compile_program(jax.jit(lambda x: x + 1).trace(1))
+
+
+def test_a_run_that_makes_no_checkpoint_is_not_started_for_ever(config, train, tmp_path):
+    """After 2 starts in vain here. A checkpoint, and the end of the run, begin a new count."""
+    workdir = tmp_path / "run"
+    for step in (2, 4, 5, 5):
+        with pytest.raises(DeviceError):
+            train(config, workdir, after_step=fail_at(step, RuntimeFailure("INTERNAL: broken")))
+    lines = (workdir / "goodput.jsonl").read_text()
+    with pytest.raises(UserError, match=r"the last 2 starts .* after step 3: .*--recovery.max-starts 4"):
+        train(config, workdir)
+    assert (workdir / "goodput.jsonl").read_text() == lines
+    more = dataclasses.replace(config, recovery=RecoveryConfig(max_starts=4))
+    assert train(more, workdir).ended == "steps"
+    for _ in range(3):
+        assert train(config, workdir).ended == "steps"
+    starts = [line["step"] for line in map(json.loads, lines.splitlines()) if line.get("start")]
+    assert starts == [0, 0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (DeviceError("a device failed"), TRY_AGAIN, "a device failed: the same command continues from the newest"),
+        (PeerError("process 1 is late"), TRY_AGAIN, "process 1 is late: the same command continues from the newest"),
+        (UserError("no such file"), 2, "error: no such file"),
+        (OSError(28, "No space left on device", "a"), 2, "free some space"),
+    ],
+)
+def test_exit_codes(error, code, words, capsys):
+    def fail():
+        raise error
+
+    assert command_line.run_guarded(fail) == code
+    assert words in capsys.readouterr().err
