@@ -10,7 +10,7 @@ from etils import epath
 
 from bert_jax import storage
 from bert_jax.cli import main as cli
-from bert_jax.errors import UserError, install_command
+from bert_jax.errors import TRY_AGAIN, UserError, install_command
 from tests.stores import MemoryStore, memory_store, tree
 
 
