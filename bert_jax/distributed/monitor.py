@@ -180,9 +180,8 @@ class Monitor:
             self.peers.send(restart=self.restart)
         port = self.restart and self.restart["port"]
         if port is not None:
-            if own == 0:
-                what = f"process {failure.process} of {self.info.process_count} ({self.hosts[failure.process]}) "
-                print(f"warning: {what}{failure.description}; restarting all processes once", file=sys.stderr)
+            again = f"process {own} ({self.hosts[own]}) starts again, from the newest checkpoint"
+            print(f"warning: {self._describe(failure)}; {again}", file=sys.stderr, flush=True)
             self._forget()
         return port
 
@@ -202,13 +201,19 @@ class Monitor:
             return code if code >= 0 else TRY_AGAIN
         if code == 2:
             return code  # it has printed its own message
-        host = self.hosts[failure.process]
-        failed = f"process {failure.process} of {self.info.process_count} ({host}) {failure.description}"
         advice = "the same command continues from the newest checkpoint"
         if failure.peer_exit_code in (1, 2):
             advice = "see its error message"
-        print(f"error: {failed}; process {own} ({self.hosts[own]}) stops: {advice}", file=sys.stderr, flush=True)
+        print(
+            f"error: {self._describe(failure)}; process {own} ({self.hosts[own]}) stops: {advice}",
+            file=sys.stderr,
+            flush=True,
+        )
         return failure.peer_exit_code
+
+    def _describe(self, failure: ProcessFailure) -> str:
+        host = self.hosts[failure.process]
+        return f"process {failure.process} of {self.info.process_count} ({host}) {failure.description}"
 
 
 def _exit_was_announced(link: socket.socket) -> bool:

@@ -66,7 +66,7 @@ def resolve_devices(
 
     Args:
       topology: name (planning/topologies.py), or None.
-      hosts: number of planned processes; None: the present ones, or the slices of the topology.
+      hosts: number of planned processes; None: the present ones, or those of the topology.
       devices: number of planned devices of all processes; None: those of the topology, or per process as many as are
         visible.
       reports: result of `local_device_report` in each process; not read if devices or a topology are given.
@@ -79,7 +79,7 @@ def resolve_devices(
         target = topologies.parse_topology(topology)
         text, chip = f"{target.count:,} devices of {topology}", target.chip
         memory, kind = float(chip.memory), chip.device_kinds[0]
-        machine = Machine(target.count, hosts or target.slices, target.slices, memory, text, kind, True)
+        machine = Machine(target.count, hosts or target.hosts, target.slices, memory, text, kind, True)
     elif devices is not None:
         machine = Machine(devices, hosts or len(reports), 1, None, f"{devices:,} planned device(s)")
     else:

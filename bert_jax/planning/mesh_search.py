@@ -49,7 +49,7 @@ class Candidate(NamedTuple):
     def to_dict(self, row: Values | None) -> Values:
         """Plain values, with the outcome of the compilation if there was one."""
         outcome = "slower" if row is None else "chosen" if row["fits"] else "does not fit"
-        needed = None if row is None else row["memory"]["total"]
+        needed = row["memory"]["total"] if row and row["compiled"] else None
         return self._asdict() | {"sizes": self.sizes._asdict(), "needed": needed, "outcome": outcome}
 
 
@@ -146,6 +146,8 @@ def candidates(config: Config, phase: int, topology: Topology) -> Iterator[Candi
     for tensor, fsdp in itertools.product(powers, powers):
         data, left = divmod(count, tensor * fsdp)
         if left or not data or data % slices or model.num_heads % tensor or model.intermediate_size % tensor:
+            continue
+        if data * fsdp % topology.hosts or tensor > count // topology.hosts:  # `check_processes`
             continue
         if tensor > 1 and model.attention in KERNEL_ROW_LENGTHS:  # `check_devices`
             continue

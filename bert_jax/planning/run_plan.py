@@ -20,7 +20,7 @@ from bert_jax.training.implementation import check_devices, choose_implementatio
 from bert_jax.training.micro_batch import check_run, requested_accumulation
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
-from bert_jax.training.sharding import unsharded_dimensions
+from bert_jax.training.sharding import check_processes, unsharded_dimensions
 
 Values = dict[str, Any]
 
@@ -53,7 +53,8 @@ def plan(
         config, rows, extra["search"] = search_mesh(config, topology, plan_phase)
     mesh = topology.mesh(config.mesh)
     programs = Programs(aot_compile.compile_only_task(config), mesh.abstract_mesh)
-    check_run(programs, 1, micro_batch)
+    check_run(programs, topology.hosts, micro_batch)
+    check_processes(mesh, topology.hosts)
     check_devices(config.model, mesh.shape["tensor"], kind)
     if not search:
         sizes, rows = topology.sizes(mesh), []

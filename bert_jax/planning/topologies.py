@@ -34,6 +34,17 @@ ENVIRONMENT = {
 }
 
 
+GPUS_PER_NODE = (1, 2, 4, 8)
+SLICES = {
+    2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
+    3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4"),
+}
+"""Shapes of slices by the dimensions of the torus; v3, v4 and v5p have more. From the pages of the chips at
+https://cloud.google.com/tpu/docs."""
+CUBES = {"v4": (16, 16, 16), "v5p": (16, 16, 24)}
+"""Largest slices in multiples of 4."""
+
+
 @dataclass(frozen=True)
 class Topology:
     """Devices of one kind and their layout."""
@@ -45,6 +56,8 @@ class Topology:
     """jax devices in all slices together: chips, but two for each chip of v3."""
     slices: int
     """TPU pod slices, or nodes of GPUs."""
+    hosts: int
+    """Processes of a run: one per host of TPUs, or per node of GPUs."""
     devices: tuple[jax.Device, ...] | None
     """Devices for which jax compiles; None for GPUs."""
 
@@ -93,9 +106,38 @@ def parse_topology(text: str) -> Topology:
     if not chip.torus_dimensions:
         is_grid = match[1] is None and len(shape) == 2
         require(is_grid, f"--topology {text}: give the number of nodes and GPUs per node: {name}:8x8")
-        return Topology(text, chip, math.prod(shape), shape[0], None)
+        require(
+            shape[1] in GPUS_PER_NODE,
+            f"--topology {text}: a node has {', '.join(map(str, GPUS_PER_NODE))} GPUs, not {shape[1]}: write "
+            f"{name}:{math.ceil(math.prod(shape) / 8)}x8",
+        )
+        return Topology(text, chip, math.prod(shape), shape[0], shape[0], None)
+    _check_slice(text, chip, shape)
     devices = _tpu_devices(text, name, match[3], slices)
-    return Topology(text, chip, len(devices), slices, devices)
+    hosts = len({device.process_index for device in devices})
+    return Topology(text, chip, len(devices), slices, hosts, devices)
+
+
+def _check_slice(text: str, chip: Chip, shape: list[int]) -> None:
+    """Check that Google Cloud has slices of this shape; libtpu takes others, or ends the process.
+
+    Raises:
+      UserError: it has none.
+    """
+    found = "x".join(map(str, shape)) in SLICES[chip.torus_dimensions]
+    shapes = ", ".join(SLICES[chip.torus_dimensions])
+    if chip.torus_dimensions == 3:
+        largest = CUBES[chip.name]
+        found |= shape == sorted(shape) and not any(size % 4 for size in shape) and len(shape) == 3
+        found &= all(size <= most for size, most in zip(shape, largest, strict=False))
+        shapes += f", and AxBxC of multiples of 4, A <= B <= C, up to {'x'.join(map(str, largest))}"
+    elif chip.name == "v3":
+        found, shapes = found or shape in ([16, 32], [32, 32]), f"{shapes}, 16x32, 32x32"
+    require(
+        found,
+        f"--topology {text}: there is no {chip.name} slice of this shape: shapes are {shapes} "
+        f"(https://cloud.google.com/tpu/docs/{chip.name})",
+    )
 
 
 def _tpu_devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Device, ...]:

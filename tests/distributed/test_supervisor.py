@@ -67,10 +67,12 @@ def test_a_process_that_is_killed_again_after_a_restart_is_named_by_all(victim):
     results = end(start({i: dies if i == victim else SLEEP for i in range(3)}, 3))
     killed = f"process {victim} of 3 (host{victim}) was killed by SIGKILL; "
     for process, (code, stderr) in results.items():
-        restarted = [] if process else [f"warning: {killed}restarting all processes once"]
-        stops = "stops: the same command continues from the newest checkpoint"
+        own = f"process {process} (host{process}) "
         assert code == 75
-        assert stderr.splitlines() == [*restarted, f"error: {killed}process {process} (host{process}) {stops}"]
+        assert stderr.splitlines() == [
+            f"warning: {killed}{own}starts again, from the newest checkpoint",
+            f"error: {killed}{own}stops: the same command continues from the newest checkpoint",
+        ]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ def test_processes_are_started_once_more(failure, code, tmp_path):
     waits = f"{first}\nif started: announce_exit(0)\n{SLEEP}"
     results = end(start({0: waits, 1: fails, 2: waits}, 3))
     assert {found for found, _ in results.values()} == {code}, results
-    assert ("restarting all processes once" in results[0][1]) == (code == 0)
+    assert ("process 0 (host0) starts again" in results[0][1]) == (code == 0)
 
 
 @pytest.mark.slow

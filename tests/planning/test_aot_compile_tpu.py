@@ -123,11 +123,14 @@ def test_devices_of_topologies(name):
     assert found.mesh(MeshConfig()).devices.shape == (found.count, 1, 1)
 
 
-def test_shapes_that_libtpu_refuses(capfd):
-    assert cli.main(["plan", "bert_tiny", "--topology", "v6e:3x3"]) == 2
-    out, err = capfd.readouterr()
-    assert not out and err.startswith("error: --topology v6e:3x3: libtpu does not support this shape")
-    assert err.count("\n") == 1
+def test_hosts_are_those_of_the_topology(capfd):
+    """`plan` refuses what `pretrain` refuses on them."""
+    flags = ["--model.num-heads", "8", "--mesh.tensor", "8"]
+    names = ["v5e:1x1", "v5e:2x2", "v5e:4x4", "v4:2x2x1", "v4:2x2x2", "v3:4x4", "2xv5e:4x4"]
+    assert [topologies.parse_topology(name).hosts for name in names] == [1, 1, 4, 1, 2, 4, 8]
+    assert cli.main(["plan", "bert_tiny", "--topology", "v5e:4x4", *flags]) == 2
+    err = capfd.readouterr().err
+    assert "mesh data x fsdp splits rows over 2 device(s), but there are 4 processes" in err
 
 
 def test_commands_of_the_page(tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ from tests.planning.machines import CHIP, run
 CONFIG = run(batch=64)
 
 
-def topology(count=8, slices=1, memory=CHIP.memory, is_compiled=True):
+def topology(count=8, slices=1, memory=CHIP.memory, is_compiled=True, hosts=1):
     chip = dataclasses.replace(CHIP, memory=memory)
-    return Topology("round:8", chip, count, slices, () if is_compiled else None)
+    return Topology("round:8", chip, count, slices, hosts, () if is_compiled else None)
 
 
 def candidates(config=CONFIG, **figures):
@@ -38,7 +38,18 @@ class Compiler:
         (found,) = (one for one in rated if (tuple(one.sizes[:3]), one.accumulation, one.remat) == setting)
         self.tried.append(found)
         needed = found.memory * next(self.factors)
-        return {"fits": needed <= topology.chip.memory, "memory": {"total": needed}, "accumulation": accumulation}
+        fits, compiled = needed <= topology.chip.memory, topology.devices is not None
+        return {"fits": fits, "memory": {"total": needed}, "accumulation": accumulation, "compiled": compiled}
+
+
+def test_every_host_has_rows_of_its_own():
+    """Of 8 devices, each of 4 hosts has two."""
+    one_host, four_hosts = (
+        {(one.sizes.data * one.sizes.fsdp, one.sizes.tensor) for one in candidates(wide, hosts=hosts)}
+        for wide in [run(batch=64, num_heads=4)]
+        for hosts in (1, 4)
+    )
+    assert four_hosts == {(8, 1), (4, 2)} and one_host == {*four_hosts, (2, 4)}
 
 
 def test_candidates_cover_meshes_micro_batches_and_policies():

@@ -18,7 +18,7 @@ from bert_jax.planning.hlo import Collective
 from bert_jax.planning.topologies import Topology
 from bert_jax.report.text import render
 
-GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, None)
+GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, 2, None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +29,7 @@ class FakeTopology(Topology):
         return dataclasses.replace(GPUS, slices=1).mesh(config)
 
 
-TPUS = FakeTopology("v3:2x2", CHIPS["v3"], 8, 1, ())
+TPUS = FakeTopology("v3:2x2", CHIPS["v3"], 8, 1, 1, ())
 
 
 def text_of(plan):
@@ -149,6 +149,15 @@ def test_without_libtpu(monkeypatch):
         ("--topology v5e:0x4", "write v5e:16x16"),
         ("--topology 2xh100:8x8", "number of nodes"),
         ("--topology h100:64", "number of nodes"),
+        ("--topology h100:1x64", "a node has 1, 2, 4, 8 GPUs, not 64: write h100:8x8"),
+        ("--topology v5e:32x32", "there is no v5e slice of this shape: shapes are 1x1, 2x2"),
+        ("--topology v6e:16x32", "there is no v6e slice"),
+        ("--topology v6e:3x3", "there is no v6e slice"),
+        ("--topology v4:16x16x32", "there is no v4 slice of this shape: shapes are 2x2x1, 2x2x2"),
+        ("--topology v4:4x4", "there is no v4 slice"),
+        ("--topology v5p:8x4x4", "AxBxC of multiples of 4, A <= B <= C, up to 16x16x24"),
+        ("--topology v5p:20x20x20", "there is no v5p slice"),
+        ("--topology v3:64x32", "8x16, 16x16, 16x32, 32x32"),
         ("--topology h100:1x8 --mesh.data 3", "does not fit 8 devices"),
         ("--topology h100:2x4 --mesh.data 1 --mesh.fsdp 8", "are in 2 slices"),
         ("--topology h100:1x8 --mesh.tensor 4", "does not divide the 2 attention heads"),
