@@ -29,7 +29,7 @@ import jax
 
 from bert_jax.bench import floor, harness, sweep, train_step
 from bert_jax.bench.harness import listed, one_of, positive
-from bert_jax.bench.train_step import PEERS, PRESETS, ROWS, Case, with_variants
+from bert_jax.bench.train_step import CONTENTS, PEERS, PRESETS, Case, with_variants
 from bert_jax.chips import Sizes
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError
@@ -184,7 +184,7 @@ def flags(add: Callable[..., Any]) -> None:
     )
     add(
         "--rows",
-        type=listed(one_of(*ROWS)),
+        type=listed(one_of(*CONTENTS)),
         default=["full"],
         help="of one example: full, padded to twice its length; packed: of two",
     )
@@ -273,6 +273,8 @@ def groups_and_earlier_rows(
       UserError: as `sweep.earlier_rows`; or a sweep without a file, or with options of its own.
     """
     if not options.sweep:
+        if (options.peer or options.floor) and options.rows != ["full"]:
+            raise UserError("--peer and --floor measure full rows: leave out --rows")
         cases = default_cases(platform, options)
         variants = [*(PEERS if options.peer else ()), *(["floor"] if options.floor else [])]
         cases = with_variants(cases, variants)

@@ -19,7 +19,7 @@ from bert_jax.model import families
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.objectives import masking
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.training.implementation import choose_implementation
+from bert_jax.training.implementation import check_devices, choose_implementation
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
@@ -40,7 +40,7 @@ FIRST_WORD = 1000
 """First id of bert-base-uncased's vocabulary after special and unused ids."""
 
 
-ROWS = {"full": (1, 1), "padded": (1, 2), "packed": (2, 2)}
+CONTENTS = {"full": (1, 1), "padded": (1, 2), "packed": (2, 2)}
 """Contents of a row: the number of its examples, and the number that would fill it; the rest is padding."""
 
 
@@ -62,7 +62,7 @@ class Case:
     remat: str = "none"
     dense_dtype: str = "compute"
     rows: str = "full"
-    """Key of ROWS."""
+    """Key of CONTENTS."""
     pair: str = "nsp"
     variant: str | None = None
     """One of PEERS, or "floor"; None is bert_jax."""
@@ -81,7 +81,7 @@ class Case:
     @property
     def examples(self) -> tuple[int, int]:
         """Examples of a step, and tokens of each."""
-        count, parts = ROWS[self.rows]
+        count, parts = CONTENTS[self.rows]
         return self.batch * count, self.seq_len // parts
 
 
@@ -113,7 +113,7 @@ def config_of(case: Case) -> Config:
         name=case.preset,
         model=model_config(case),
         objective=ObjectiveConfig(pair=case.pair),
-        data=DataConfig(examples_per_row=None if case.rows == "packed" else 1),
+        data=DataConfig(examples_per_row=max(2, case.seq_len // 24) if case.rows == "packed" else 1),
         optimizer=OptimizerConfig(name=case.optimizer),
         phases=(Phase(seq_len=case.seq_len, batch_size=case.batch, accumulation=case.accumulation),),
     )
@@ -138,11 +138,11 @@ def synthetic_rows(
     Args:
       batch: number of rows.
       seq_len: tokens of a row.
-      contents: key of `ROWS`.
+      contents: key of `CONTENTS`.
       slots: for examples of a row; at least as many as it has.
       seed: of the ids.
     """
-    count, parts = ROWS[contents]
+    count, parts = CONTENTS[contents]
     examples = _synthetic_examples(batch * count, seq_len // parts, seed)
     index = np.tile(np.arange(count, dtype=np.int32), (batch, 1))
 
@@ -183,8 +183,10 @@ class TrainStep:
     """
 
     def __init__(self, config: Config, devices: int = 1, contents: str = "full"):
-        """Compile the step; `contents` of rows are a key of `ROWS`."""
-        config = choose_implementation(config, jax.devices()[0].device_kind)
+        """Compile the step; `contents` of rows are a key of `CONTENTS`."""
+        kind = jax.devices()[0].device_kind
+        config = choose_implementation(config, kind)
+        check_devices(config.model, config.mesh.tensor, kind)
         self.task = Pretraining(config, VOCABULARY._replace(size=config.model.vocab_size))
         self.phase = phase = config.phases[0]
         self.mesh = make_mesh(config.mesh, jax.devices()[:devices])

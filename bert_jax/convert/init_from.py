@@ -45,15 +45,7 @@ def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
     source, keep = config.start.source, config.start.optimizer_state == "keep"
     assert source is not None
     with input_formats.open_model(source, input_formats.ReadOptions(optimizer_state=keep)) as source_model:
-        _check_vocabulary(source_model, config, tokenizer)
-        if keep and source_model.optimizer_state is None:
-            raise UserError(f"start.source {source} has no optimizer moments: set start.optimizer_state new")
-        _check_architecture(source_model.model.config, config.model_of(0), source)
-        if (activation := source_model.model.heads.mlm_activation) is not None:
-            raise UserError(
-                f"start.source {source} has an MLM head with {activation}, this run's has {config.model.activation}: "
-                "convert it with --drop to leave the head out"
-            )
+        _check_source(source_model, config, tokenizer)
         initialized = bert.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
         params, fresh = _fit(source_model.model.params, initialized, config)
         unused = sorted(name_leaves(source_model.model.params).keys() - name_leaves(params).keys())
@@ -72,6 +64,32 @@ def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
         zeros = jax.tree.map(np.zeros_like, params)
         mu, nu = (_fit(tree, zeros, config)[0] for tree in source_model.optimizer_state[1:])
         return InitialParams(params, Moments(source_model.optimizer_state.step, mu, nu))
+
+
+def check_source(config: Config, tokenizer: Tokenizer) -> None:
+    """Check that a run can start from `start.source`, as far as its shapes and settings show it.
+
+    Raises:
+      UserError: as `load_initial_params`.
+    """
+    assert config.start.source is not None
+    keep = config.start.optimizer_state == "keep"
+    with input_formats.open_model(config.start.source, input_formats.ReadOptions(optimizer_state=keep)) as source_model:
+        _check_source(source_model, config, tokenizer)
+
+
+def _check_source(source_model: SourceModel, config: Config, tokenizer: Tokenizer) -> None:
+    source = config.start.source
+    assert source is not None
+    _check_vocabulary(source_model, config, tokenizer)
+    if config.start.optimizer_state == "keep" and source_model.optimizer_state is None:
+        raise UserError(f"start.source {source} has no optimizer moments: set start.optimizer_state new")
+    _check_architecture(source_model.model.config, config.model_of(0), source)
+    if (activation := source_model.model.heads.mlm_activation) is not None:
+        raise UserError(
+            f"start.source {source} has an MLM head with {activation}, this run's has {config.model.activation}: "
+            "convert it with --drop to leave the head out"
+        )
 
 
 def _fit(source_params: Params, default: Params, config: Config) -> tuple[Params, list[str]]:

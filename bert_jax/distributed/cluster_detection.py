@@ -106,6 +106,7 @@ def _secret(file: str | None) -> str:
         content = b"" if file is None else Path(file).read_bytes()
     except OSError as error:
         raise UserError(f"--cluster.secret-file {file} cannot be read ({(error.strerror or '').lower()})") from error
+    require(bool(content) or file is None, f"--cluster.secret-file {file} is empty: write a secret into it")
     job = "\0".join(os.environ.get(name, "") for name in JOB_VARIABLES)
     return hashlib.sha256(job.encode() + b"\0" + content).hexdigest()
 

@@ -33,6 +33,8 @@ class Connection:
             if hasattr(socket, name):  # macOS lacks some
                 sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.sock, self._received = sock, b""
+        self.unread: list[Message] = []
+        """Messages that came together with the one that `wait_for_message` returned."""
 
     def fileno(self) -> int:
         """Of the socket, for selectors."""
@@ -61,7 +63,10 @@ class Connection:
             selector.register(self, selectors.EVENT_READ)
             while (seconds := deadline - time.monotonic()) > 0:
                 if selector.select(seconds) and (messages := self.receive()) != []:
-                    return messages and messages[0]
+                    if messages is None:
+                        return None
+                    first, *self.unread = messages
+                    return first
         return None
 
     def send(self, **message: Any) -> None:
@@ -95,6 +100,9 @@ class Peers:
         self.events: queue.SimpleQueue[PeerEvent] = queue.SimpleQueue()
         """What all peers sent; the last event of each says that it is gone."""
         self._connections = connections
+        for process, connection in connections.items():
+            for message in connection.unread:
+                self.events.put(PeerEvent(process, message))
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 

@@ -10,6 +10,8 @@ from bert_jax.errors import DeviceError, UserError
 
 COMPILING = "while a program was compiled"
 """Note on errors of the compiler, which a restart would repeat."""
+BUGS = ("INVALID_ARGUMENT", "UNIMPLEMENTED")
+"""Beginnings of messages about what a restart would repeat."""
 MAX_REASON = 300
 """Characters of the runtime's message."""
 
@@ -25,7 +27,7 @@ def compile_program(traced: jax.stages.Traced) -> Any:
 
 @contextmanager
 def describing_device_errors() -> Iterator[None]:
-    """Replace errors of the runtime, except those of the compiler.
+    """Replace errors of the runtime, except bugs and those of the compiler.
 
     Raises:
       UserError: a device is out of memory.
@@ -34,9 +36,9 @@ def describing_device_errors() -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        if COMPILING in getattr(error, "__notes__", ()):
-            raise
         reason = " ".join(str(error).split())[:MAX_REASON]
+        if COMPILING in getattr(error, "__notes__", ()) or reason.startswith(BUGS):
+            raise
         if "RESOURCE_EXHAUSTED" in reason:
             raise UserError(
                 f"a device is out of memory ({reason}): lower --micro-batch, or set model.remat full or a larger "

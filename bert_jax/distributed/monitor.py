@@ -26,7 +26,7 @@ COLLECT_SECONDS = 1.0
 """One failure causes others; process 0 collects failures for this long before it decides which was first."""
 GRACE_SECONDS = 5.0
 """For a child to end by itself when another process has failed."""
-DECISION_TIMEOUT_SECONDS = 15.0
+ANNOUNCEMENT_TIMEOUT_SECONDS = 15.0
 """To wait for process 0 to announce the first failure."""
 
 
@@ -40,9 +40,9 @@ class ProcessFailure(NamedTuple):
     @property
     def cause_rank(self) -> int:
         """The failure with the highest rank counts as the first: a failed peer makes a process abort or raise."""
-        if self.code in (-signal.SIGABRT, 1, TRY_AGAIN):
-            return 1
-        return 2 if self.code is not None and self.code > 0 else 3
+        if self.code in (-signal.SIGABRT, TRY_AGAIN):
+            return 0
+        return 3 if self.code is None or self.code < 0 else self.code if self.code in (1, 2) else 1
 
     @property
     def peer_exit_code(self) -> int:
@@ -80,12 +80,17 @@ class Monitor:
         self.restarts_left = RESTARTS
         self._forget()
 
+    @property
+    def is_first_on_host(self) -> bool:
+        """Whether no process with a lower index is on this host."""
+        return self.hosts.index(self.hosts[self.info.process_index]) == self.info.process_index
+
     def _forget(self) -> None:
         self.done: set[int] = set()  # processes that ended in order
         self.failures: list[ProcessFailure] = []
         self.first_report_time = 0.0  # when this process learned of a failure
         self.first_failure: ProcessFailure | None = None
-        self.votes: dict[int, bool] = {}  # of process 0: who has ended its child and wants a restart
+        self.votes: dict[int, bool] = {}  # by process that has ended its child: whether it can start another
         self.restart: dict[str, Any] | None = None  # what process 0 decided
 
     def run(self, command: Sequence[str], settings: Mapping[str, Any], children: list[subprocess.Popen]) -> int:
@@ -95,8 +100,6 @@ class Monitor:
         # In a process group of its own: a terminal sends Ctrl-C to the group of this process, which forwards it.
         self.child = subprocess.Popen(command, env=environment, pass_fds=[child_end.fileno()], process_group=0)
         children[:] = [self.child]
-        if self.signals:  # that came between two children
-            self.child.send_signal(signal.SIGTERM)
         child_end.close()
         with own_end:
             self._wait(own_end)
@@ -119,7 +122,7 @@ class Monitor:
             if self.first_failure is None and self.failures and own == 0 and collected:
                 self.first_failure = max(self.failures, key=lambda failure: failure.cause_rank)
                 self.peers.send(first_failure=self.first_failure)
-            late = bool(ended and self.failures) and time.monotonic() > ended + DECISION_TIMEOUT_SECONDS
+            late = bool(ended and self.failures) and time.monotonic() > ended + ANNOUNCEMENT_TIMEOUT_SECONDS
             if self.first_failure or late or (own in self.done and (own or len(self.done) == self.info.process_count)):
                 return
 
@@ -165,17 +168,17 @@ class Monitor:
           code: exit code of the child that has ended.
         """
         own, failure = self.info.process_index, self.first_failure
-        if self.restarts_left == 0 or failure is None or failure.code is None:
+        if self.restarts_left == 0 or failure is None or not failure.may_be_repeated:
             return None
         self.restarts_left -= 1
-        vote = failure.may_be_repeated and own not in self.done and code not in (1, 2) and not self.signals
+        vote = own not in self.done and code not in (1, 2) and not self.signals
         if own:
             self.peers.send(vote=vote)
-            self._handle_events_until(lambda: self.restart is not None)
+            self._handle_events_until(lambda: self.restart is not None, VOTE_SECONDS + GRACE_SECONDS)
         else:
-            self.votes[own] = vote
-            self._handle_events_until(lambda: len(self.votes) == self.info.process_count)
-            agreed = len(self.votes) == self.info.process_count and all(self.votes.values())
+            count, self.votes[own] = self.info.process_count, vote
+            self._handle_events_until(lambda: len(self.votes) == count or not all(self.votes.values()), VOTE_SECONDS)
+            agreed = len(self.votes) == count and all(self.votes.values()) and not self.signals
             self.restart = {"port": port_for_jax(self.info) if agreed else None}
             self.peers.send(restart=self.restart)
         port = self.restart and self.restart["port"]
@@ -185,8 +188,8 @@ class Monitor:
             self._forget()
         return port
 
-    def _handle_events_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + VOTE_SECONDS
+    def _handle_events_until(self, condition: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
         while not condition() and time.monotonic() < deadline:
             self._handle_next_event()
 
@@ -196,7 +199,8 @@ class Monitor:
         Args:
           code: exit code of the last child.
         """
-        own, failure = self.info.process_index, self.first_failure
+        own = self.info.process_index
+        failure = self.first_failure or next(iter(self.failures), None)
         if own in self.done or failure is None:
             return code if code >= 0 else TRY_AGAIN
         if code == 2:

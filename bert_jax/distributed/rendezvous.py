@@ -1,9 +1,9 @@
 """Rendezvous of the supervisors of all processes before a run.
 
-The supervisor of process 0 is the server; the others connect to it. Each proves that it knows the secret of the run,
-and sends a report of its config, code and versions. Process 0 decides: a run starts only if all reports agree, and
-`bert-jax doctor` lists the differences. Connections of strangers are served beside those of the run, with time-outs of
-their own.
+The supervisor of process 0 is the server; the others connect to it. Each of them proves that it knows the secret of
+the run, and sends a report of its config, code and versions. Process 0 decides: a run starts only if all reports agree,
+and `bert-jax doctor` lists the differences. Connections of strangers are served beside those of the run, with time-outs
+of their own.
 """
 
 import hashlib
@@ -58,8 +58,10 @@ def open_rendezvous(
     with _Meeting(info) as meeting:
         try:
             result = decide(meeting.wait(report, timeout))
-        except (PeerError, UserError) as error:
-            meeting.send(refuse=str(error), mistake=isinstance(error, UserError))
+        except BaseException as error:
+            is_known = isinstance(error, PeerError | UserError)
+            reason = str(error) if is_known else "process 0 was stopped before the start"
+            meeting.send(refuse=reason, mistake=isinstance(error, UserError))
             raise
         meeting.send(result=result)
         return Peers(meeting.release()), result
@@ -174,24 +176,26 @@ class _Meeting:
         if messages is None:
             self._drop(connection)
         elif messages and connection in self.waiting and (refusal := self._seat(connection, messages[0])):
-            connection.send(refuse=refusal, mistake=True)
+            connection.send(**refusal)
             self._drop(connection)
 
-    def _seat(self, connection: Connection, hello: Message) -> str | None:
-        """Seat a process, or return why it has no seat."""
+    def _seat(self, connection: Connection, hello: Message) -> Message | None:
+        """Seat a process, or return a message that says why it has no seat."""
         question, _ = self.waiting[connection]
         process, count, proof, report = (hello.get(name) for name in ("process", "processes", "proof", "report"))
         is_index = type(process) is int
         if not is_index or not hmac.compare_digest(str(proof).encode(), _proof(self.info, question, process).encode()):
             self.wrong_secrets += 1
-            return (
+            return _refusal(
                 "process 0 has another secret: start all processes in one job of the scheduler, or give all of them "
                 "the same --cluster.secret-file"
             )
         if count != self.info.process_count or not 0 < process < count or not _is_report(report):
-            return f"process 0 runs with {self.info.process_count} processes: give all processes the same --cluster"
-        if process in self.seats:
-            return f"process {process} is connected already: give each process its own --cluster.process"
+            count = self.info.process_count
+            return _refusal(f"process 0 runs with {count} processes: give all processes the same --cluster")
+        if process in self.seats:  # or its host is gone, which the kernel notices within 60 s
+            text = f"process {process} is connected already: give each process its own --cluster.process"
+            return _refusal(text, mistake=False)
         del self.waiting[connection]
         self.seats[process] = connection, report
         return None
@@ -212,6 +216,10 @@ class _Meeting:
         return f"{late} of {count} did not connect to {self.info.coordinator_host} within {timeout:g} s{refused}"
 
 
+def _refusal(reason: str, mistake: bool = True) -> Message:
+    return {"refuse": reason, "mistake": mistake, "again": not mistake}
+
+
 def _is_report(report: object) -> bool:
     return (
         isinstance(report, dict)
@@ -222,26 +230,26 @@ def _is_report(report: object) -> bool:
 
 def _join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Peers, Any]:
     """Connect to process 0, send a report, and wait for its decision; again, if the connection is lost before that."""
-    deadline, reason = time.monotonic() + timeout, "no answer"
-    address = info.coordinator_host, info.coordinator_port
+    deadline, address = time.monotonic() + timeout, (info.coordinator_host, info.coordinator_port)
+    reason = "no answer"
     while time.monotonic() < deadline:
         try:
-            connection = Connection(socket.create_connection(address, timeout=deadline - time.monotonic()))
-        except OSError as error:
-            reason = error.strerror or str(error)
+            connection = Connection(socket.create_connection(address, timeout=max(deadline - time.monotonic(), 0.01)))
+        except (OSError, ValueError) as error:  # ValueError: no name of a host
+            reason = getattr(error, "strerror", None) or str(error)
             time.sleep(0.2)
             continue
-        reply = _exchange(connection, info, report, deadline)
-        if reply is not None and "result" in reply:
+        reply = _exchange(connection, info, report, deadline) or {}
+        if "result" in reply:
             return Peers({0: connection}), reply["result"]
         connection.close()
-        if reply is not None and "refuse" in reply:
+        if "refuse" in reply and not reply.get("again"):
             raise (UserError if reply.get("mistake") else PeerError)(str(reply["refuse"]))
-        reason = "it ended before the start, or is another program"
+        reason = str(reply.get("refuse", "it ended before the start, or is another program"))
         time.sleep(0.2)
     raise PeerError(
-        f"process 0 of {info.process_count} cannot be reached at {info.coordinator_host}:{info.coordinator_port} after "
-        f"{timeout:g} s ({reason})"
+        f"process {info.process_index} of {info.process_count} could not join process 0 at {info.coordinator_host}:"
+        f"{info.coordinator_port} within {timeout:g} s ({reason})"
     )
 
 

@@ -45,7 +45,7 @@ def supervise_command(words: Sequence[str], cluster: ClusterConfig, options: Map
     """
     if WORKER_ENV in os.environ or (info := detect(cluster)) is None:
         return None
-    return supervise([sys.executable, "-c", CHILD, *words], info, make_report(options), cluster.timeout)
+    return supervise([sys.executable, "-P", "-c", CHILD, *words], info, make_report(options), cluster.timeout)
 
 
 def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout: float) -> int:
@@ -65,17 +65,24 @@ def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout
       PeerError, UserError: the run cannot start (`open_rendezvous`), or the reports differ.
     """
     children: list[subprocess.Popen] = []
-    with _forward_signals(children) as signals:
+    with _forward_signals(children, info) as signals:
         peers, settings = open_rendezvous(info, report, timeout, lambda reports: _agree(reports, info))
         try:
             monitor = Monitor(peers, info, settings["hosts"], signals)
-            child_settings = {"info": info._replace(secret=""), "path": sys.path, "code": report["code"]}
+            child_settings = {
+                "info": info._replace(secret=""),
+                "path": [place for place in sys.path if isinstance(place, str)],
+                "code": report["code"],
+                "is_first_on_host": monitor.is_first_on_host,
+            }
             port: int | None = settings["port"]
             for _ in range(RESTARTS + 1):
                 code = monitor.run(command, child_settings | {"port": port}, children)
                 port = monitor.agree_on_restart(code)
                 if port is None:
                     break
+                if signals:  # came while no child was running
+                    raise _stopped(info, signals[0])
             code = monitor.verdict(code)
             return INTERRUPTED if signal.SIGINT in signals and code == TRY_AGAIN else code
         finally:
@@ -90,7 +97,7 @@ def _agree(reports: list[Report], info: ProcessInfo) -> dict[str, Any]:
 
 
 @contextmanager
-def _forward_signals(children: list[subprocess.Popen]) -> Iterator[list[int]]:
+def _forward_signals(children: list[subprocess.Popen], info: ProcessInfo) -> Iterator[list[int]]:
     """Forward SIGTERM and the first Ctrl-C as SIGTERM to the child, which saves and ends. A second Ctrl-C kills it.
 
     Yields:
@@ -103,19 +110,25 @@ def _forward_signals(children: list[subprocess.Popen]) -> Iterator[list[int]]:
 
     def stop(number: int, frame: object) -> None:
         if not children:
-            if number == signal.SIGINT:
-                raise KeyboardInterrupt
-            raise PeerError(f"stopped by {signal.Signals(number).name} before the start")
+            raise _stopped(info, number)
         signals.append(number)
-        if number == signal.SIGINT:
-            if signals.count(number) > 1:
-                children[0].kill()
-                return
-            os.write(2, SAVING)
-        children[0].send_signal(signal.SIGTERM)
+        is_running = children[0].poll() is None
+        if number == signal.SIGINT and signals.count(number) > 1:
+            children[0].kill()
+        elif is_running:
+            if number == signal.SIGINT:
+                os.write(2, SAVING)
+            children[0].send_signal(signal.SIGTERM)
 
     with handling_signals(stop):
         yield signals
+
+
+def _stopped(info: ProcessInfo, number: int) -> BaseException:
+    """What a signal raises while no child is running."""
+    if number == signal.SIGINT:
+        return KeyboardInterrupt()
+    return PeerError(f"process {info.process_index} was stopped by {signal.Signals(number).name} before the start")
 
 
 @contextmanager

@@ -67,6 +67,9 @@ def run_doctor(
     """
 
     def check(reports: Sequence[Report]) -> int:
+        for i, other in enumerate(reports):
+            if "devices" not in other:
+                raise UserError(f"process {i} ({other['host']}) runs another command: start doctor in all of them")
         planned = options.topology, options.hosts, options.devices
         devices = machine_checks.resolve_devices(*planned, [report["devices"] for report in reports])
         return print_findings(check_run(config, parts, options, devices, reports))

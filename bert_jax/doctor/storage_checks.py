@@ -9,6 +9,8 @@ from pathlib import Path
 from etils import epath
 
 from bert_jax.chips import GIB, Sizes
+from bert_jax.convert.init_from import check_source
+from bert_jax.data.mixture import common_tokenizer
 from bert_jax.directory_lock import holder
 from bert_jax.distributed.agreement import becomes_visible
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
@@ -17,7 +19,11 @@ from bert_jax.planning.workload import count_parameters
 from bert_jax.storage import StoredPath, check_reachable, describe_error, is_remote
 from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
-from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
+from bert_jax.training.run_directory.checkpoint import (
+    check_checkpoint_storage,
+    checkpoint_directory,
+    committed_checkpoint_paths,
+)
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """Parameter and two moments, float32."""
@@ -43,7 +49,7 @@ def probe_file(workdir: StoredPath | None) -> Iterator[dict[str, str]]:
     No directory is created.
 
     Yields:
-      `file`, the path of the file, or `error`, why it could not be written and read back; the other one is empty.
+      `file`, the name of the file, or `error`, why it could not be written and read back; the other one is empty.
     """
     if workdir is None:
         yield {"file": "", "error": ""}
@@ -52,7 +58,7 @@ def probe_file(workdir: StoredPath | None) -> Iterator[dict[str, str]]:
     file = directory / f"{workdir_lib.PROBE_PREFIX}{uuid.uuid4().hex}"
     error = _write_and_read(directory, file)
     try:
-        yield {"file": "" if error else str(file), "error": error}
+        yield {"file": "" if error else file.name, "error": error}
     finally:
         if not error:
             file.unlink()
@@ -78,6 +84,7 @@ def workdir(context: CheckContext) -> Iterator[Finding]:
     if context.workdir is None:
         yield finding("workdir", f"not checked: {GIVE_WORKDIR}", {"holds_run": None})
         return
+    check_checkpoint_storage(context.workdir, context.machine.hosts)
     errors = list(_probe_errors(context))
     yield from errors
     if errors:
@@ -105,12 +112,29 @@ def _probe_errors(context: CheckContext) -> Iterator[Finding]:
         process, probe = f"process {i} ({report['host']})", report["storage_probe"]
         if probe["error"]:
             text, remedy = f"{process}: {probe['error']}", "choose another --workdir, or change its permissions"
-        elif not becomes_visible(epath.Path(probe["file"])):
+        elif not becomes_visible(epath.Path(_nearest_existing(context.workdir)) / probe["file"]):
             text = f"{context.workdir} is not the same directory for process 0 and {process}"
             remedy = "put it on a shared file system or in a bucket"
         else:
             continue
         yield finding("workdir", text, {"process": i}, remedy, "error")
+
+
+def start(context: CheckContext) -> Iterator[Finding]:
+    """The run can start from `start.source`, if it has no checkpoint yet."""
+    config, source = context.config, context.config.start.source
+    values = {"source": source}
+    if source is None:
+        yield finding("start", "parameters are initialized at random", values)
+        return
+    if not context.corpora:
+        yield finding("start", f"{source}: not checked, because the corpora cannot be opened", values)
+        return
+    if context.workdir is not None and any(committed_checkpoint_paths(checkpoint_directory(context.workdir))):
+        yield finding("start", f"{source}: not needed, {context.workdir} has a checkpoint", values)
+        return
+    check_source(config, common_tokenizer(context.corpora, config.model.vocab_size))
+    yield finding("start", f"the run starts from {source}", values)
 
 
 def disk(context: CheckContext) -> Iterator[Finding]:
@@ -141,5 +165,5 @@ def disk(context: CheckContext) -> Iterator[Finding]:
     yield finding("disk", text, values, remedy, level)
 
 
-CHECKS = {"workdir": workdir, "disk": disk}
+CHECKS = {"workdir": workdir, "start": start, "disk": disk}
 """Checks by the name of the finding that reports their error."""

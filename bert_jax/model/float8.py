@@ -33,9 +33,10 @@ def float8_product(x: Float[Array, "..."], kernel: Float[Array, "..."], contract
 def quantise(x: Float[Array, "..."], dtype: jnp.dtype) -> tuple[Float[Array, "..."], Float[Array, ""]]:
     """(x / scale in an 8-bit type, scale): the smallest power of two for which the largest value is in range.
 
-    The scale of zeros is 1. A NaN or an infinity makes some values NaN.
+    The scale of zeros is 1, and so is that of values that differ from zero by less than 1e-38. A NaN or an infinity
+    makes some values NaN.
     """
-    largest = jnp.abs(x).max().astype(jnp.float32) / jnp.finfo(dtype).max.astype(jnp.float32)
+    largest = jnp.abs(x).max(initial=0).astype(jnp.float32) / jnp.finfo(dtype).max.astype(jnp.float32)
     mantissa, exponent = jnp.frexp(largest)  # largest = mantissa * 2^exponent, with mantissa in [0.5, 1)
     scale = jnp.ldexp(jnp.float32(1), jnp.where(mantissa == 0.5, exponent - 1, exponent))
     scale = jnp.where(jnp.isfinite(largest) & (largest > 0), scale, jnp.where(largest == 0, 1.0, largest))

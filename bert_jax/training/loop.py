@@ -131,7 +131,9 @@ def train(
 
 def _begin(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> None:
     """Record the start of the process, unless too many before it have not made a checkpoint."""
-    limit = run.programs.task.config.recovery.max_starts
+    config = run.programs.task.config
+    limit = config.recovery.max_starts
+    advice = f"set --recovery.max-starts {2 * limit}" if config.finetune is None else "delete its goodput.jsonl"
 
     def begin() -> None:
         step = max(checkpoints.steps(), default=0)
@@ -139,7 +141,7 @@ def _begin(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) 
         if before >= limit:
             raise UserError(
                 f"the last {before} starts of this run made no checkpoint after step {step}: see their error messages; "
-                f"to try again, set --recovery.max-starts {2 * limit}"
+                f"to try again, {advice}"
             )
         goodput.begin(step)
 

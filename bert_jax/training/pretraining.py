@@ -92,7 +92,7 @@ def pretrain(
         is written before all checks but `check_shared_directory` have passed.
     """
     start_time = time.time()
-    check_checkpoint_storage(directory)
+    check_checkpoint_storage(directory, jax.process_count())
     mesh = make_mesh(config.mesh)
     config = choose_implementation(config, device_kind(mesh))
     task = open_task(config, parts)

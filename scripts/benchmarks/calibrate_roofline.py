@@ -209,7 +209,7 @@ def judge_sweep(file: Path) -> dict[str, Any]:
     (device, devices), rows = sweep.read_report(file, "--sweep")
     require(devices == 1, f"--sweep {file} has measured {devices} devices: make one of a single device")
     rows = [row for row in rows if row["status"] == "measured" and row["variant"] is None]
-    cases = [Case(**{field: row[field] for field in sweep.FIELDS}) for row in rows]
+    cases = [Case(**{field: row[field] for field in sweep.FIELDS if field in row}) for row in rows]
     chip = chip_of(device)
     require(
         chip is not None, f"--sweep {file} is of {device}, which bert_jax/chips.py does not have: leave out --sweep"

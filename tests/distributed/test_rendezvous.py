@@ -142,7 +142,7 @@ def test_a_process_that_does_not_belong_to_the_run_is_refused(other, words):
         first = pool.submit(meet, [process(0, port, count=2 + ("already" in words))])
         refused = [] if "already" not in words else [pool_process(port)]
         (error,) = meet([process(other["index"], port, other["count"] + ("already" in words))], timeout=3)
-        assert isinstance(error, UserError) and words in str(error)
+        assert isinstance(error, PeerError if refused else UserError) and words in str(error)
         for connection in refused:
             connection.close()
         rest = [process(1, port)] if not refused else [process(1, port, 3), process(2, port, 3)]

@@ -129,7 +129,7 @@ def test_a_lost_host_is_named(victim, tmp_path):
     [
         ((0, 2), "process 1 of 3 did not connect to 127.0.0.1 within 1 s"),
         ((0,), "processes 1, 2 of 3 did not connect to 127.0.0.1 within 1 s"),
-        ((1,), "process 0 of 3 cannot be reached at 127.0.0.1:"),
+        ((1,), "process 1 of 3 could not join process 0 at 127.0.0.1:"),
     ],
 )
 def test_a_process_that_does_not_connect_is_named(present, message):

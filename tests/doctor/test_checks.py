@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax import config as config_lib
 from bert_jax import directory_lock
 from bert_jax.chips import CHIPS
-from bert_jax.config import Config, ObjectiveConfig
+from bert_jax.config import Config, ObjectiveConfig, StartConfig
 from bert_jax.config.presets import load_config, preset_files
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight, MixtureOrder
@@ -24,6 +24,7 @@ from bert_jax.doctor.doctor import CHECKS, RUN_CHECKS, DoctorOptions, check_run,
 from bert_jax.planning.roofline import predict
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.workdir import CONFIG
+from tests.stores import memory_store
 
 REPORT = {"host": "here", "config": {"seed": 0}, "code": {"hash": "a"}, "versions": {"jax": "1"}, "environment": {}}
 DESCRIPTIVE = {"mixture", "time"}
@@ -133,6 +134,14 @@ def locked(context: CheckContext) -> CheckContext:
     return context
 
 
+def starting_from(context: CheckContext, source: str) -> CheckContext:
+    return of(context, config=dataclasses.replace(context.config, start=StartConfig(source=source)))
+
+
+def in_a_bucket(context: CheckContext, hosts: int) -> CheckContext:
+    return of(context, workdir=memory_store() / "run", machine=context.machine._replace(hosts=hosts))
+
+
 def probe(context: CheckContext, **changes) -> CheckContext:
     report = context.reports[0]
     return of(context, reports=(report | {"storage_probe": report["storage_probe"] | changes},))
@@ -190,6 +199,8 @@ FIRES = [
     ("workdir", other_files, "error", ["holds files, but no run"]),
     ("workdir", locked, "warning", [f"locked by process {os.getppid()} on ", "wait for its end"]),
     ("workdir", lambda a: probe(a, file="", error="cannot write to /x: Read-only"), "error", ["(here)", "another"]),
+    ("workdir", lambda a: in_a_bucket(a, 2), "error", ["several processes write one checkpoint together"]),
+    ("start", lambda a: starting_from(a, "/nowhere/run"), "error", ["/nowhere/run does not exist"]),
     ("workdir", lambda a: probe(a, file="/nowhere/probe"), "error", ["not the same directory", "shared file system"]),
     ("processes", lambda a: peer(a, config={"seed": 1}), "error", ["process 1 (there)", "config", "seed is 1"]),
     ("processes", lambda a: peer(a, corpora={a.paths[0]: "c" * 64}), "error", ["process 1 (there)", "corpora", "cccc"]),

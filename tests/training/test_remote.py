@@ -209,8 +209,8 @@ def test_commands(bucket, tiny_run, tmp_path, capfd):
 def test_several_processes_are_refused_where_orbax_cannot_write(bucket, monkeypatch):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
     with pytest.raises(UserError, match=r"several processes write one checkpoint together.*use gs:// or a shared"):
-        checkpoint.check_checkpoint_storage(bucket / "run")
-    checkpoint.check_checkpoint_storage(Path("run"))
+        checkpoint.check_checkpoint_storage(bucket / "run", 2)
+    checkpoint.check_checkpoint_storage(Path("run"), 2)
 
 
 @pytest.fixture

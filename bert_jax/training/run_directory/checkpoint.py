@@ -203,14 +203,14 @@ def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, A
     return restored
 
 
-def check_checkpoint_storage(workdir: StoredPath) -> None:
-    """Check before training that a run can save checkpoints in its work directory.
+def check_checkpoint_storage(workdir: StoredPath, processes: int) -> None:
+    """Check before training that a run of this number of processes can save checkpoints in its work directory.
 
     Raises:
       UserError: the store does not respond, or does not support checkpoints of several processes.
     """
     check_reachable(workdir)
-    if jax.process_count() > 1 and needs_staging(workdir, ORBAX_STORES):
+    if processes > 1 and needs_staging(workdir, ORBAX_STORES):
         raise UserError(
             f"{workdir}: several processes write one checkpoint together, which needs a directory that all of them "
             "can access: use gs:// or a shared file system"

@@ -54,7 +54,10 @@ class GoodputRecorder:
 
     def begin(self, step: int) -> None:
         """The process has started; the newest checkpoint is of step `step`."""
+        self.seconds["init"] += time.time() - self.start_time
         self.write_totals(step, start=True)
+        if self._file is not None:
+            self._file.flush()
 
     def ready(self, step: int) -> None:
         """Initialisation has finished before step `step`: the time until now is `init`."""
