@@ -177,8 +177,10 @@ def test_another_program_on_the_port_of_process_0():
                 accepted.sendall(b"220 ready\n")
                 accepted.recv(1)
 
-        threading.Thread(target=greet, daemon=True).start()
+        thread = threading.Thread(target=greet)
+        thread.start()
         (error,) = meet([process(1, server.getsockname()[1])], timeout=1)
+        thread.join()
     assert isinstance(error, PeerError) and "is another program" in str(error)
 
 

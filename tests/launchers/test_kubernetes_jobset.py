@@ -10,7 +10,7 @@ import yaml
 
 from bert_jax.cli import main as cli
 from bert_jax.distributed import cluster_detection
-from bert_jax.distributed.supervisor import ProcessFailure
+from bert_jax.distributed.monitor import ProcessFailure
 from bert_jax.errors import TRY_AGAIN
 
 HERE = Path(__file__).parent
