@@ -122,11 +122,12 @@ class TrainingStream:
         rows = empty_rows(
             count, seq_len, self.config.data.max_examples_per_row(seq_len), self.special_ids.pad_id, first
         )
-        corpus_of_row = self.mixture_order.corpus_of_rows(cursor.rows, first + count)
+        corpus_of_row = self.mixture_order.corpus_of_rows(cursor.rows, size)
         for i, (corpus, position) in enumerate(zip(self.corpora, cursor.positions, strict=True)):
-            slots = np.flatnonzero(corpus_of_row[first:] == i)
+            of_corpus = corpus_of_row == i
+            slots = np.flatnonzero(of_corpus[first : first + count])
             if len(slots):
-                corpus.read_into(rows, slots, position, skip=int((corpus_of_row[:first] == i).sum()))
+                corpus.read_into(rows, slots, position, int(of_corpus.sum()), first=int(of_corpus[:first].sum()))
         return rows
 
     def batches(self, start: Cursor) -> Generator[HostBatch, None, None]:
@@ -224,8 +225,9 @@ class HeldOutRows:
             total, position = self.count(corpus, seq_len, limit), CorpusPosition()
             for start in range(0, total, batch_size):
                 rows = empty_rows(share, seq_len, 1, self.special_ids.pad_id, first)
-                used = min(max(total - start - first, 0), share)
+                count = min(batch_size, total - start)
+                used = min(max(count - first, 0), share)
                 if used:
-                    corpus.read_into(rows, np.arange(used), position, skip=first)
+                    corpus.read_into(rows, np.arange(used), position, count, first)
                 yield corpus.corpus.name, rows
-                position = corpus.advance(seq_len, position, min(batch_size, total - start))
+                position = corpus.advance(seq_len, position, count)

@@ -6,7 +6,7 @@ depend on the size of the corpus:
     corpus       = chunks of whole records, CHUNK_TOKENS or slightly more each
     epoch        = the chunks, permuted by a hash of (seed, epoch)
     window       = WINDOW_CHUNKS chunks: their examples, packed into rows
-    window order = the rows, permuted by a hash of (seed, epoch, window)
+    window order = the rows, permuted by a hash of (seed, epoch, window) so that each batch has rows of all its parts
 
 No record is read here.
 """
@@ -20,11 +20,11 @@ import numpy as np
 from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.examples import CorpusLayout, make_examples
-from bert_jax.data.hash_random import make_key, permute
+from bert_jax.data.hash_random import make_key, permute, permute_evenly
 from bert_jax.data.packing import pack
 from bert_jax.errors import UserError
 
-STREAM_VERSION = 1
+STREAM_VERSION = 2
 """Raise it with every change of the rows that a seed gives: a run continues only with the version it started with."""
 CHUNK_TOKENS = 16_384
 """Large enough that few examples end at the end of a chunk, small enough that neighbouring texts are rarely in the same
@@ -41,7 +41,7 @@ class WindowPlan:
     examples: np.ndarray
     """structured array of `examples.EXAMPLE_DTYPE`, in the order of the text"""
     row_starts: np.ndarray
-    """first member of each row, int64 [rows + 1]"""
+    """first member of each row, in the order of the text, int64 [rows + 1]"""
     members: np.ndarray
     """indices of the examples of all rows, row by row, int64 [num_examples]"""
     order: np.ndarray
@@ -79,7 +79,7 @@ class EpochPlanner:
         lengths = np.asarray(corpus.sentence_lengths)
         self._bounds = chunk_bounds(lengths, np.asarray(corpus.record_offsets), CHUNK_TOKENS)
         self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_CHUNKS))
-        self._layout = CorpusLayout(lengths, np.asarray(corpus.document_offsets))
+        self._layout = CorpusLayout(lengths, np.asarray(corpus.document_offsets), np.asarray(corpus.record_offsets))
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
     def window(self, epoch: int, index: int) -> WindowPlan:
@@ -98,7 +98,7 @@ class EpochPlanner:
         lengths = np.ascontiguousarray(examples["length"])
         row_starts, members = pack(lengths, self.seq_len, self.data.max_examples_per_row(self.seq_len), packing)
         rows = len(row_starts) - 1
-        order = permute(np.arange(rows), rows, make_key(self.seed, ORDER_STREAM, epoch, index))
+        order = permute_evenly(np.arange(rows), rows, make_key(self.seed, ORDER_STREAM, epoch, index))
         return WindowPlan(examples, row_starts, members, order, records, truncated, forced_random)
 
 

@@ -45,6 +45,8 @@ class CorpusLayout(NamedTuple):
     """tokens of each sentence, uint16 [num_sentences]"""
     document_offsets: np.ndarray
     """first sentence of each document, int64 [num_documents + 1]"""
+    record_offsets: np.ndarray
+    """first sentence of each record, which holds sentences of one document, int64 [num_records + 1]"""
 
 
 def make_examples(
@@ -63,7 +65,8 @@ def make_examples(
     a random segment of another document; the sentences that it replaces go into the next example. Pairs that are too
     long lose one token at a time from the longer segment, at its front or back. sentence_pair (Liu et al. 2019, section
     4.2) takes two sentences at a time. sentence_order swaps A and B instead; only a pair of one sentence has a random
-    B, as in ALBERT's code.
+    B, as in ALBERT's code. Unlike there, all random segments for the part of a document in a chunk come from one record
+    of one random document, so that a process reads few records.
 
     Single segments (Liu et al. 2019, section 4.2): whole consecutive sentences up to the length of the row;
     full_sentences continue after a [SEP] at the end of a document. A sentence longer than a row is split into full rows
@@ -110,7 +113,7 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
     state = np.zeros(2, np.uint64)
     count, truncated, forced_random = 0, 0, 0
     offset = 0
-    lengths, documents = layout
+    lengths, documents, _ = layout
     for chunk in range(len(chunks)):
         position, chunk_end = chunks[chunk]
         document = np.searchsorted(documents, position, "right") - 1
@@ -119,6 +122,7 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
             target = _target_tokens(state, key, document, kind, room, short)
             state[0] = hash64(hash_combine(key, np.uint64(position)))
             state[1] = np.uint64(0)
+            source = _random_record(state, layout, document)
             while position < end:
                 stop, tokens, a_stop = _take_sentences(state, lengths, position, end, kind, target)
                 a_length = 0
@@ -130,7 +134,7 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
                 swapped = kind == ORDER and not single and draw_bernoulli(state, HALF)
                 if random:
                     b_start, b_stop, b_length = _random_segment(
-                        state, layout, document, 0 if kind == SENTENCES else target - a_length
+                        state, lengths, source, 0 if kind == SENTENCES else target - a_length
                     )
                 else:
                     b_start, b_stop, b_length = a_stop, stop, tokens - a_length
@@ -183,13 +187,21 @@ def _take_sentences(state, lengths, start, end, kind, target):
 
 
 @numba.njit(cache=True, nogil=True)
-def _random_segment(state, layout, document, min_tokens):
-    """Sentences of another document from a random one on: (start, stop, tokens), at least one sentence."""
-    lengths, documents = layout
+def _random_record(state, layout, document):
+    """Sentences [first, last) of a record of another document: that of a random sentence of a random document."""
+    _, documents, records = layout
     other = draw_uniform_int(state, len(documents) - 2)
     if other >= document:
         other += 1
-    first, last = documents[other], documents[other + 1]
+    sentence = documents[other] + draw_uniform_int(state, documents[other + 1] - documents[other])
+    record = np.searchsorted(records, sentence, "right") - 1
+    return records[record], records[record + 1]
+
+
+@numba.njit(cache=True, nogil=True)
+def _random_segment(state, lengths, source, min_tokens):
+    """Sentences of a record from a random one on: (start, stop, tokens), at least one sentence."""
+    first, last = source
     start = first + draw_uniform_int(state, last - first)
     stop = start
     length = 0
@@ -219,7 +231,7 @@ def _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out):
     """Writes the examples; returns their number."""
     count = 0
     offset = 0  # of the next token, in the window
-    lengths, documents = layout
+    lengths, documents, _ = layout
     for chunk in range(len(chunks)):
         chunk_start, chunk_end = chunks[chunk]
         first, skip, size, separators = chunk_start, 0, 0, 0  # of the current example

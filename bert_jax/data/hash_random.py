@@ -57,6 +57,33 @@ def draw_bernoulli(state, limit):
 
 
 @numba.njit(cache=True, nogil=True)
+def permute_evenly(positions, size, key):
+    """Images of `positions` under a keyed permutation of range(size), int64, that spreads neighbours.
+
+    For each m, the images of the positions [i 2^m, (i + 1) 2^m) are in different ones of 2^m parts of range(size) whose
+    sizes differ by at most 1: every second position goes to one half, and so on inside of the halves; the key decides
+    which half is first. For sizes that are powers of two, this is the van der Corput sequence with nested scrambling
+    (Owen 1995).
+    """
+    out = np.empty(len(positions), np.int64)
+    for i in range(len(positions)):
+        position, first, left, node = positions[i], 0, size, 1
+        while left > 1:
+            is_odd = position & 1
+            of_odd = left // 2
+            of_even = left - of_odd
+            swapped = hash64(hash_combine(key, np.uint64(node))) & np.uint64(1)
+            if is_odd:
+                first, left = (first if swapped else first + of_even), of_odd
+            else:
+                first, left = (first + of_odd if swapped else first), of_even
+            node = 2 * node + is_odd
+            position >>= 1
+        out[i] = first
+    return out
+
+
+@numba.njit(cache=True, nogil=True)
 def permute(positions, size, key):
     """Images of `positions` under a keyed permutation of range(size), int64; each is computed independently.
 

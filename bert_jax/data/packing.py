@@ -23,7 +23,7 @@ def pack(lengths: np.ndarray, seq_len: int, slots: int, key: np.uint64) -> tuple
       key: determines which of the examples of one length share a row.
 
     Returns:
-      first member of each row, int64 [rows + 1], and
+      first member of each row, int64 [rows + 1]; rows are in the order of their smallest members; and
       the members, indices of examples, int64 [n].
     """
     if slots == 1:
@@ -57,6 +57,7 @@ def _pack(lengths, seq_len, slots, order):
         if taken[row] < slots and room > length:
             previous[row] = rows_with_room[room - length]
             rows_with_room[room - length] = row
+    _number_rows_by_first_example(row_of, taken[:rows])
     first = np.zeros(rows + 1, np.int64)
     for row in range(rows):
         first[row + 1] = first[row] + taken[row]
@@ -67,6 +68,21 @@ def _pack(lengths, seq_len, slots, order):
         members[next_place[row_of[example]]] = example
         next_place[row_of[example]] += 1
     return first, members
+
+
+@numba.njit(cache=True, nogil=True)
+def _number_rows_by_first_example(row_of, taken):
+    """Renumbers the rows in `row_of` and `taken`, in place."""
+    number = np.full(len(taken), -1)
+    by_old_number = taken.copy()
+    rows = 0
+    for example in range(len(row_of)):
+        old = row_of[example]
+        if number[old] < 0:
+            number[old] = rows
+            taken[rows] = by_old_number[old]
+            rows += 1
+        row_of[example] = number[old]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -12,6 +12,7 @@ from bert_jax.data.batch import RowArrays, Rows, SpecialIds
 from bert_jax.data.corpus import Corpus, token_dtype
 from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
+from bert_jax.data.record import Record
 from bert_jax.errors import UserError
 
 WINDOWS_KEPT = 2
@@ -45,6 +46,7 @@ class LoadedWindow:
         self._starts = _token_starts(lengths, offsets, self._records)
         self._tokens = np.empty(self._starts[-1], token_dtype(corpus.vocab_size))
         self._loaded = np.zeros(len(self._records), np.bool_)
+        self._random_records: dict[int, Record] = {}  # outside of the window, by index
         self._lock = threading.Lock()
         # Used to find documents that begin inside an example.
         none = np.zeros(0, np.int64)
@@ -56,15 +58,13 @@ class LoadedWindow:
         Args:
           rows: from `empty_rows`.
           slots: indices of rows of the batch, int64 [n].
-          window_rows: indices of rows of the window, in the order of training, int64 [n].
+          window_rows: indices of rows of the window, int64 [n].
           special_ids: ids of the special tokens.
 
         Raises:
           UserError: a record is damaged; the message names the shard and the document.
         """
-        members, counts, places = _row_members(
-            self.window.row_starts, self.window.members, self.window.order[window_rows]
-        )
+        members, counts, places = _row_members(self.window.row_starts, self.window.members, window_rows)
         examples = self.window.examples[members]
         self._load(examples)
         text = _Text(self._tokens, *self._random_segments(examples), *self._layout)
@@ -78,7 +78,7 @@ class LoadedWindow:
                 self._tokens[self._starts[index] : self._starts[index + 1]] = record.tokens
                 self._loaded[index] = True
 
-    def _read(self, indices: np.ndarray) -> list:
+    def _read(self, indices: np.ndarray) -> list[Record]:
         records = self.corpus.records(indices.tolist())
         for index, record in zip(indices, records, strict=True):
             if record.tokens.max(initial=0) >= self.corpus.vocab_size:
@@ -99,7 +99,10 @@ class LoadedWindow:
         first = np.searchsorted(offsets, examples["b_start"][chosen], "right") - 1
         last = np.searchsorted(offsets, examples["b_stop"][chosen], "left")
         indices = np.unique(np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)]))
-        records = dict(zip(indices.tolist(), self._read(indices), strict=True))
+        with self._lock:
+            records = self._random_records
+            missing = np.array([index for index in indices.tolist() if index not in records], np.int64)
+            records.update(zip(missing.tolist(), self._read(missing), strict=True))
         out = np.empty(examples["b_tokens"][chosen].sum(), self._tokens.dtype)
         at = 0
         for example, a, b in zip(chosen, first.tolist(), last.tolist(), strict=True):
@@ -167,25 +170,30 @@ class CorpusRows:
             return CorpusPosition(position.epoch, position.window + 1, 0)
         return CorpusPosition(position.epoch + 1, 0, 0)
 
-    def read_into(self, rows: Rows, slots: np.ndarray, position: CorpusPosition, skip: int) -> None:
-        """Reads the next rows of this corpus into rows of a batch.
+    def read_into(self, rows: Rows, slots: np.ndarray, position: CorpusPosition, count: int, first: int = 0) -> None:
+        """Reads a share of the next rows of this corpus into rows of a batch.
+
+        The rows of the global batch are sorted by their relative place in their window. So in all batches, a process
+        reads from the same part of each window, which is loaded once.
 
         Args:
           rows: a batch, with `mask_epoch`.
           slots: indices of the rows of the batch that this corpus provides, int64 [n].
           position: of this corpus at the start of the global batch.
-          skip: rows of this corpus in the global batch that earlier processes read.
+          count: rows of this corpus in the global batch.
+          first: index of the first of the n rows among them, sorted; earlier processes read those before it.
         """
-        seq_len = rows["input_ids"].shape[1]
-        copies, done = self.data.mask_copies, 0
-        for start, count in self._window_spans(seq_len, position, skip + len(slots)):
-            skipped = min(count, skip)
-            skip -= skipped
-            window_slots = slots[done : done + count - skipped]
-            done += len(window_slots)
-            rows["mask_epoch"][window_slots] = start.epoch if copies is None else start.epoch % copies
-            window_rows = np.arange(start.row + skipped, start.row + count)
-            self.window(seq_len, start).read_into(rows, window_slots, window_rows, self.special_ids)
+        seq_len, copies = rows["input_ids"].shape[1], self.data.mask_copies
+        spans = [(start, self.window(seq_len, start), n) for start, n in self._window_spans(seq_len, position, count)]
+        orders = [loaded.window.order[start.row : start.row + n] for start, loaded, n in spans]
+        places = [(order + 0.5) / len(loaded.window) for (_, loaded, _), order in zip(spans, orders, strict=True)]
+        chosen = np.argsort(np.concatenate(places), kind="stable")[first : first + len(slots)]
+        window_rows = np.concatenate(orders)[chosen]
+        span_of_row = np.repeat(np.arange(len(spans)), [n for *_, n in spans])[chosen]
+        for i, (start, loaded, _) in enumerate(spans):
+            own = span_of_row == i
+            rows["mask_epoch"][slots[own]] = start.epoch if copies is None else start.epoch % copies
+            loaded.read_into(rows, slots[own], window_rows[own], self.special_ids)
 
     def epoch_windows(self, seq_len: int, epoch: int) -> Iterator[WindowPlan]:
         """All windows of an epoch, planned one at a time and not cached."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -108,16 +109,14 @@ def train(
     train_steps = TrainSteps(programs, ledger, accumulations)
     with stop_request() as stop_requested, describing_device_errors():
         run = RunContext(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
-        is_start = True
-        while True:
+        for attempt in itertools.count():
             with Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints:
                 recovery.apply_rollback(checkpoints, ledger)
                 with contextlib.closing(GoodputRecorder(workdir, start_time)) as goodput:
-                    if is_start:
-                        _begin(run, checkpoints, goodput)
-                        is_start = False
+                    if attempt == 0:
+                        _check_starts(run, checkpoints)
                     try:
-                        progress = _attempt(run, checkpoints, goodput)
+                        progress = _attempt(run, checkpoints, goodput, is_start=attempt == 0)
                         break
                     except DivergenceError as divergence:
                         goodput.write_totals(divergence.last)
@@ -129,13 +128,13 @@ def train(
     return progress
 
 
-def _begin(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> None:
-    """Record the start of the process, unless too many before it have not made a checkpoint."""
+def _check_starts(run: RunContext, checkpoints: Checkpoints) -> None:
+    """Raise if too many starts of this run have not made a checkpoint."""
     config = run.programs.task.config
     limit = config.recovery.max_starts
     advice = f"set --recovery.max-starts {2 * limit}" if config.finetune is None else "delete its goodput.jsonl"
 
-    def begin() -> None:
+    def check() -> None:
         step = max(checkpoints.steps(), default=0)
         before = goodput_lib.starts_without_checkpoint(run.workdir, step)
         if before >= limit:
@@ -143,18 +142,19 @@ def _begin(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) 
                 f"the last {before} starts of this run made no checkpoint after step {step}: see their error messages; "
                 f"to try again, {advice}"
             )
-        goodput.begin(step)
 
-    compute_and_broadcast("the number of starts", begin)
+    compute_and_broadcast("the number of starts", check)
 
 
-def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
+def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder, is_start: bool) -> Progress:
     """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     seed = put_seed(config.seed, mesh)
     with contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
+        if is_start:
+            goodput.begin(max(checkpoints.steps(), default=0))
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):
             goodput.write_totals(cursor.step, ended=ended)

@@ -1,15 +1,18 @@
-"""Speed of the training stream: the reader against Grain's packing alone, and plans of huge corpora.
+"""The training stream: the reader against Grain's packing alone, plans of huge corpora, and what processes read.
 
     python scripts/benchmarks/bench_stream.py reader --corpus DIR [--corpus DIR ...] [--formats ...] [--seq-lens 128]
     python scripts/benchmarks/bench_stream.py plan --documents 10000000 --tokens 2000000000
+    python scripts/benchmarks/bench_stream.py amplification --documents 400 --tokens 40000000 --processes 1,64,256,512
 
 `reader` runs on one core and alternates between bert_jax's reader (read, plan, pack and collate records in the page
 cache) and Grain's FirstFitPackIterDataset, which only packs ready arrays of the same examples. `plan` creates length
 arrays in memory and reads a first batch and a batch in mid-epoch in each format; it prints the peak memory of the
-process. How long a run waits for rows is in its metrics.jsonl (`data_wait`).
+process. How long a run waits for rows is in its metrics.jsonl (`data_wait`). `amplification` divides the tokens of the
+records that a process reads by those of its rows, over consecutive batches of one run; it is the mean of 8 processes.
 """
 
 import argparse
+import dataclasses
 import itertools
 import os
 import time
@@ -27,7 +30,7 @@ from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import TrainingStream
-from bert_jax.data.corpus import Corpus
+from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.record import Record
 
@@ -112,22 +115,29 @@ def packing_efficiency(corpus: Corpus, form: str, seq_len: int) -> float:
 class LengthsOnly(Corpus):
     """A corpus with lengths only; its token ids are zeros."""
 
+    tokens_read: int
+
     def records(self, indices: Sequence[int]) -> list[Record]:
         """Records of zeros."""
         records = []
         for index in indices:
             ends = np.cumsum(self.sentence_lengths[self.record_offsets[index] : self.record_offsets[index + 1]])
+            self.tokens_read += int(ends[-1])
             records.append(Record(0, 0, np.zeros(ends[-1], np.uint16), ends))
         return records
 
     @classmethod
     def make(cls, documents: int, tokens: int) -> "LengthsOnly":
-        """Sentences of 2 to 38 tokens, 20 on average, in documents with about equal numbers of sentences."""
+        """Sentences of 2 to 38 tokens, 20 on average, in documents with about equal numbers of sentences; records of at
+        most `MAX_RECORD_TOKENS` on average.
+        """
         rng, sentences = np.random.default_rng(0), tokens // 20
         lengths = np.empty(sentences, np.uint16)
         for part in np.array_split(lengths, sentences // (1 << 22) + 1):
             part[:] = rng.integers(2, 39, len(part), dtype=np.uint16)
         offsets = np.linspace(0, sentences, documents + 1).astype(np.int64)
+        per_document = -(-tokens // documents // MAX_RECORD_TOKENS)
+        records = np.linspace(offsets[:-1], offsets[1:], per_document, endpoint=False).T.astype(np.int64).ravel()
         corpus = object.__new__(cls)
         corpus.__dict__.update(
             directory="memory",
@@ -137,8 +147,9 @@ class LengthsOnly(Corpus):
             vocab_size=1 << 16,
             sentence_lengths=lengths,
             document_offsets=offsets,
-            record_offsets=offsets,
+            record_offsets=np.append(records, sentences),
             num_tokens=int(lengths.sum(dtype=np.int64)),
+            tokens_read=0,
         )
         return corpus
 
@@ -163,7 +174,33 @@ def bench_plan(options: argparse.Namespace) -> list[dict[str, Any]]:
     return results
 
 
-MODES = {"reader": bench_reader, "plan": bench_plan}
+def bench_amplification(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Tokens read per token used, for batches of a quarter to four times the tokens of a window."""
+    corpus, results = LengthsOnly.make(options.documents, options.tokens), []
+    for form, seq_len in itertools.product(options.formats, options.seq_lens):
+        for batch in (2**20 // seq_len, 2**24 // seq_len):
+            row: dict[str, Any] = {"format": form, "seq_len": seq_len, "batch": batch}
+            for processes in options.processes:
+                row[f"{processes} processes"] = tokens_read_per_token(corpus, form, seq_len, batch, processes)
+            results.append(row)
+    return results
+
+
+def tokens_read_per_token(corpus: LengthsOnly, form: str, seq_len: int, batch: int, processes: int) -> float:
+    """Of up to 8 processes, over 4 windows or 8 batches, whichever is more."""
+    config, read, used = make_config(form, seq_len, batch), 0, 0
+    for process in range(0, processes, max(1, processes // 8)):
+        stream = TrainingStream([corpus], [1.0], config, SPECIAL_IDS, process, processes)
+        cursor, before = stream.normalize_cursor(Cursor()), corpus.tokens_read
+        while dataclasses.astuple(cursor.positions[0]) < (0, 4, 0) or cursor.step < 8:
+            rows = stream.rows_at(cursor)
+            used += int((rows["segment_ids"] > 0).sum())
+            cursor = stream.next_cursor(cursor)
+        read += corpus.tokens_read - before
+    return read / used
+
+
+MODES = {"reader": bench_reader, "plan": bench_plan, "amplification": bench_amplification}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
@@ -181,6 +218,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--seconds", type=float, default=1.0)
     add("--documents", type=positive, default=10_000_000)
     add("--tokens", type=positive, default=2_000_000_000)
+    add("--processes", type=listed(positive), default=[1, 64, 256, 512])
 
 
 main = partial(harness.run, __doc__, flags, measure, harness.tables)

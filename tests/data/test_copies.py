@@ -39,19 +39,19 @@ def shown(corpus, special_ids, tiny_config):
         return [one_epoch(rows_of, data, epoch) for epoch in range(EPOCHS)]
 
     def one_epoch(rows_of, data, epoch):
-        count = sum(len(window) for window in rows_of.epoch_windows(SEQ_LEN, epoch))
+        windows = list(rows_of.epoch_windows(SEQ_LEN, epoch))
+        count = sum(map(len, windows))
         assert count <= ROOM, "raise ROOM"
         rows = empty_rows(ROOM, SEQ_LEN, data.max_examples_per_row(SEQ_LEN), special_ids.pad_id)
-        rows_of.read_into(rows, np.arange(count), CorpusPosition(epoch), skip=0)
+        rows_of.read_into(rows, np.arange(count), CorpusPosition(epoch), count)
         masked = np.asarray(mask(rows)["input_ids"])
-        examples, views, order = set(), set(), []
+        examples, views = set(), set()
         for row, place in zip(*np.nonzero(rows["example_id"] >= 0), strict=True):
             mine = rows["segment_ids"][row] == place + 1
             example = b"".join(rows[name][row][mine].tobytes() for name in ("input_ids", "token_type_ids"))
             examples.add(example)
             views.add(example + masked[row][mine].tobytes())
-            order.append(example)
-        return examples, views, order
+        return examples, views, [window.order.tolist() for window in windows]
 
     return epochs
 

@@ -1,5 +1,7 @@
 """Windows of rows: complete, planned lazily, and determined by their arguments alone."""
 
+import itertools
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,7 +9,7 @@ from scipy import stats
 from bert_jax.config import DataConfig
 from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.epoch_plan import EpochPlanner
-from bert_jax.data.hash_random import make_key, permute
+from bert_jax.data.hash_random import make_key, permute, permute_evenly
 from bert_jax.errors import UserError
 from tests.data.memory import make_corpus, random_documents
 
@@ -73,23 +75,41 @@ def test_chunks_come_in_an_order_of_seed_and_epoch(small):
     assert order(1, 0) == orders[1]
 
 
-def test_order_is_a_permutation():
+@pytest.mark.parametrize("permutation", [permute, permute_evenly])
+def test_order_is_a_permutation(permutation):
     for size in (1, 2, 3, 4, 5, 7, 16, 17, 255, 256, 257, 1000, 4096, 4097):
-        orders = [permute(np.arange(size), size, make_key(0, epoch)) for epoch in range(4)]
+        orders = [permutation(np.arange(size), size, make_key(0, epoch)) for epoch in range(4)]
         for epoch, order in enumerate(orders):
             np.testing.assert_array_equal(np.sort(order), np.arange(size))
             # Any position without those before it.
-            assert int(permute(np.array([size - 1]), size, make_key(0, epoch))[0]) == order[-1]
+            assert int(permutation(np.array([size - 1]), size, make_key(0, epoch))[0]) == order[-1]
         assert size <= 4 or len({tuple(order.tolist()) for order in [*orders, np.arange(size)]}) == 5
 
 
 def test_order_looks_random():
-    """Chi-square of which eighth each of 4,096 rows comes from against which it goes to, alpha 1e-4."""
+    """Chi-square of which eighth each of 4,096 chunks comes from against which it goes to, alpha 1e-4."""
     for epoch in range(5):
         order = permute(np.arange(4096), 4096, make_key(3, epoch))
         table = np.histogram2d(np.arange(4096), order, bins=8)[0]
         assert stats.chi2.sf(np.square(table - 64).sum() / 64, 49) > ALPHA
         assert (np.diff(order) == 1).sum() < 12
+
+
+def test_rows_of_a_batch_come_from_all_parts_of_a_window():
+    for size, batch in itertools.product((4096, 5003), (8, 64, 100)):
+        order = permute_evenly(np.arange(size), size, make_key(4))
+        for start in range(0, size - batch, batch):
+            shares = np.histogram(order[start : start + batch], bins=8, range=(0, size))[0] / batch
+            assert abs(shares - 1 / 8).max() <= 3.5 / batch
+
+
+def test_rows_of_a_part_are_drawn_independently():
+    """Chi-square at alpha 1e-4 of the eighths inside of two parts that the first rows of many epochs come from."""
+    orders = np.stack([permute_evenly(np.arange(2), 64, make_key(5, epoch)) for epoch in range(2000)])
+    assert ((orders < 32).sum(1) == 1).all()
+    inside = np.sort(orders, axis=1) % 32 // 4
+    table = np.histogram2d(inside[:, 0], inside[:, 1], bins=8)[0]
+    assert stats.chi2_contingency(table).pvalue > ALPHA and stats.chisquare(table.ravel()).pvalue > ALPHA
 
 
 @pytest.mark.parametrize("form", FORMATS)

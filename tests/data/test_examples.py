@@ -70,7 +70,7 @@ def texts_of(documents: list[list[int]]) -> list[list[list[int]]]:
     return texts
 
 
-def reference_pairs(documents, chunk, data, seq_len, key):
+def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
     """(A, B, label, whether B is random) of all pairs of a chunk of sentences, and the tokens cut away.
 
     The recipe of google-research/bert create_pretraining_data.py, with sentences as lists of tokens.
@@ -82,6 +82,11 @@ def reference_pairs(documents, chunk, data, seq_len, key):
         waiting = [document[s - sentence] for s in inside]
         draws, once = HashRandom(*key, inside[0] if inside else 0), HashRandom.folded(*key, extra=(0xD0C, number))
         sentence += len(document)
+        if waiting:
+            other = draws.uniform_int(len(texts) - 1)
+            source = texts[other + (other >= number)]
+            record = draws.uniform_int(len(source)) // per_record * per_record
+            source = source[record : record + per_record]
         target = room
         if data.format != "sentence_pair" and once.bernoulli(data.short_example_rate):
             target = 2 + once.uniform_int(room - 1)
@@ -100,8 +105,6 @@ def reference_pairs(documents, chunk, data, seq_len, key):
             swapped = data.format == "sentence_order" and len(group) > 1 and draws.bernoulli(0.5)
             if random:
                 waiting, label = group[cut:] + waiting, 1
-                other = draws.uniform_int(len(texts) - 1)
-                source = texts[other + (other >= number)]
                 b, at = [], draws.uniform_int(len(source))
                 while True:
                     b = b + source[at]
@@ -179,7 +182,7 @@ def shown(example, corpus) -> tuple[list[int], list[int]]:
 
 
 def examples_of(corpus, data, seq_len, chunks, key=(7, 1)):
-    layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets)
+    layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets, corpus.record_offsets)
     return make_examples(layout, np.array(chunks, np.int64), data, seq_len, make_key(*key), np.uint64(5))
 
 
@@ -276,11 +279,15 @@ def test_share_of_negatives(form):
 
 
 def test_random_documents_are_uniform():
-    """Where random Bs come from: chi-square at alpha 1e-4 over the other documents, seen from the first."""
-    corpus, found = make_corpus([[3] * 6] * 12), []
-    for epoch in range(400):
+    """Where random Bs come from: chi-square at alpha 1e-4 over the other documents, seen from the first, whose random
+    Bs come from one record in each epoch.
+    """
+    corpus, found = make_corpus([[3] * 6] * 12, per_record=3), []
+    for epoch in range(800):
         examples = examples_of(corpus, DataConfig(short_example_rate=0.0), 16, [(0, 72)], (1, epoch))[0]
-        found.append(examples[(examples["b_offset"] < 0) & (examples["a_start"] < 6)]["b_start"])
+        starts = examples[(examples["b_offset"] < 0) & (examples["a_start"] < 6)]["b_start"]
+        assert len(np.unique(starts // 3)) <= 1
+        found.append(starts[:1])
     starts = np.concatenate(found)
     counts = np.bincount(starts // 6, minlength=12)
     assert counts[0] == 0 and counts.sum() > 500
@@ -291,7 +298,7 @@ def test_random_documents_are_uniform():
 def test_salt_and_place_name_an_example():
     corpus = make_corpus(random_documents(0, 50))
     chunks = [(0, len(corpus.sentence_lengths))]
-    layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets)
+    layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets, corpus.record_offsets)
 
     def ids(salt, data=DataConfig()):  # noqa: B008
         return make_examples(layout, np.array(chunks), data, 32, make_key(0), np.uint64(salt))[0]["example_id"]

@@ -12,7 +12,7 @@ from bert_jax.data.packing import pack
 
 
 def slow_best_fit(lengths: list[int], seq_len: int, slots: int, key) -> list[list[int]]:
-    """Longest first; into the fullest row that has room and a slot, the newest of equals."""
+    """Longest first; into the fullest row that has room and a slot, the newest of equals. Rows in order of the text."""
     order = permute(np.arange(len(lengths)), len(lengths), key).tolist()
     rows: list[list[int]] = []
     touched: list[int] = []  # when each row last changed
@@ -27,7 +27,7 @@ def slow_best_fit(lengths: list[int], seq_len: int, slots: int, key) -> list[lis
             touched.append(0)
         rows[row].append(example)
         touched[row] = clock
-    return rows
+    return sorted(rows, key=min)
 
 
 def rows_of(packed) -> list[list[int]]:

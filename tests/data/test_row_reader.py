@@ -25,7 +25,7 @@ def read_epoch(corpus, seq_len, **data):
     total = sum(len(window) for window in source.epoch_windows(seq_len, 0))
     rows = empty_rows(total, seq_len, source.data.max_examples_per_row(seq_len), SPECIAL_IDS.pad_id)
     rows["mask_epoch"] = np.full(total, -1, np.int32)
-    source.read_into(rows, np.arange(total), CorpusPosition(), skip=0)
+    source.read_into(rows, np.arange(total), CorpusPosition(), total)
     assert (rows["mask_epoch"] == 0).all()
     return rows
 
@@ -105,7 +105,9 @@ def test_rows_say_what_they_are(documents, form, end, slots, seq_len):
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_any_rows_in_any_order(monkeypatch, form):
-    """Rows read one by one, backwards and by many readers are the rows of the epoch."""
+    """Rows read one by one, backwards and by many readers are the rows of the epoch. A batch is in the order of the
+    text.
+    """
     monkeypatch.setattr(plan_module, "CHUNK_TOKENS", 200)
     monkeypatch.setattr(plan_module, "WINDOW_CHUNKS", 4)
     corpus = make_corpus(random_documents(5, 150))
@@ -117,16 +119,26 @@ def test_any_rows_in_any_order(monkeypatch, form):
         positions.append(position)
         position = source.advance(48, position, 1)
     assert position == CorpusPosition(1) and positions[-1].window == source.epoch_planner(48).windows - 1 >= 4
+    index_of = {example: i for i, example in enumerate(whole["example_id"][:, 0].tolist())}
+    read_alone = []
     for i in reversed(range(total)):
         rows = empty_rows(1, 48, 4, SPECIAL_IDS.pad_id, first=i)
-        source.read_into(rows, np.zeros(1, np.int64), positions[i], skip=0)
-        for name, array in rows.items():
-            np.testing.assert_array_equal(array[0], whole[name][i], err_msg=name)
-    middle = total // 2
-    assert source.advance(48, positions[3], middle) == positions[3 + middle]
-    rows = empty_rows(5, 48, 4, SPECIAL_IDS.pad_id)
-    source.read_into(rows, np.arange(5), positions[3], skip=middle)
-    np.testing.assert_array_equal(rows["input_ids"], whole["input_ids"][3 + middle :][:5])
+        source.read_into(rows, np.zeros(1, np.int64), positions[i], 1)
+        index = index_of[int(rows["example_id"][0, 0])]
+        read_alone.append(index)
+        for name in set(rows) - {"row"}:
+            np.testing.assert_array_equal(rows[name][0], whole[name][index], err_msg=name)
+    assert sorted(read_alone) == list(range(total)) != read_alone[::-1]
+    count = total // 2
+    assert source.advance(48, positions[3], count) == positions[3 + count]
+    batch, share = (empty_rows(n, 48, 4, SPECIAL_IDS.pad_id) for n in (count, 5))
+    source.read_into(batch, np.arange(count), positions[3], count)
+    source.read_into(share, np.arange(5), positions[3], count, first=7)
+    for name in set(share) - {"row"}:
+        np.testing.assert_array_equal(share[name], batch[name][7:12], err_msg=name)
+    in_window = len(source.window(48, positions[3]).window) - 3
+    source.read_into(batch, np.arange(in_window), positions[3], in_window)
+    assert (np.diff([index_of[example] for example in batch["example_id"][:in_window, 0].tolist()]) > 0).all()
 
 
 def test_a_window_reads_each_record_once(monkeypatch):
@@ -142,11 +154,34 @@ def test_a_window_reads_each_record_once(monkeypatch):
     position = CorpusPosition()
     while position.epoch == 0:
         rows = empty_rows(3, 32, 4, SPECIAL_IDS.pad_id) | {"mask_epoch": np.zeros(3, np.int32)}
-        source.read_into(rows, np.arange(3), position, skip=0)
+        source.read_into(rows, np.arange(3), position, 3)
         if not position.row:
             assert len(read) < (len(corpus.record_offsets) - 1) / 2  # only what these rows need
         position = source.advance(32, position, 3)
     assert set(read) == set(range(len(corpus.record_offsets) - 1)) and max(read.values()) <= 2
+
+
+def test_processes_read_different_records(monkeypatch):
+    """Over all batches of an epoch, a record is read by one process, or by two if their shares meet inside of it."""
+    monkeypatch.setattr(plan_module, "WINDOW_CHUNKS", 4)
+    monkeypatch.setattr(plan_module, "CHUNK_TOKENS", 2000)
+    corpus, read = make_corpus([[20] * 50] * 40, per_record=50), Counter()
+    original = type(corpus).records
+
+    def spy(self, indices):
+        read.update(indices)
+        return original(self, indices)
+
+    monkeypatch.setattr(type(corpus), "records", spy)
+    for process in range(8):
+        source = CorpusRows(corpus, DataConfig(format="doc_sentences", examples_per_row=1), SPECIAL_IDS, 0)
+        position = CorpusPosition()
+        while position.epoch == 0:
+            rows = empty_rows(2, 64, 1, SPECIAL_IDS.pad_id)
+            source.read_into(rows, np.arange(2), position, 16, first=2 * process)
+            position = source.advance(64, position, 16)
+    records = len(corpus.record_offsets) - 1
+    assert set(read) == set(range(records)) and read.total() < 1.5 * records
 
 
 def test_token_ids_are_below_the_vocabulary_size():

@@ -221,3 +221,16 @@ def test_messages_over_a_connection():
     assert peers.events.get(timeout=5) == (3, None)
     peers.send(late=True)
     peers.close()
+
+
+def test_messages_that_come_together():
+    """What follows the message that a process waits for is not lost."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ends = [Connection(socket.create_connection(server.getsockname())), Connection(server.accept()[0])]
+    ends[0].sock.sendall(b'{"decision": 1}\n{"first_failure": [1, 2]}\n')
+    assert ends[1].wait_for_message(time.monotonic() + 5) == {"decision": 1}
+    peers = Peers({0: ends[1]})
+    ends[0].send(done=True)
+    assert [peers.events.get(timeout=5).message for _ in range(2)] == [{"first_failure": [1, 2]}, {"done": True}]
+    ends[0].close()
+    peers.close()

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.distributed.cluster_detection import ProcessInfo
+from bert_jax.distributed.connections import PeerEvent, Peers
+from bert_jax.distributed.monitor import Monitor, ProcessFailure
 from bert_jax.distributed.process_report import COMPARED_SECTIONS, report_differences
 from tests.distributed.peers import free_port
 
@@ -89,12 +92,33 @@ def test_processes_are_started_once_more(failure, code, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_consequential_failure_is_not_named():
-    # As with collective libraries: the others abort before any supervisor learns of the first failure.
-    aborts = "time.sleep(0.5); os.abort()"
-    results = end(start({0: aborts, 1: "time.sleep(0.9); os.kill(os.getpid(), signal.SIGKILL)", 2: aborts}, 3))
-    assert all("process 1 of 3 (host1) was killed by SIGKILL" in stderr for _, stderr in results.values()), results
-    assert {code for code, _ in results.values()} == {75}
+@pytest.mark.parametrize(
+    ("first", "then", "code", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "os.abort()", 75, "was killed by SIGKILL"),
+        ("sys.exit(1)", "sys.exit(75)", 1, "ended with exit code 1"),
+    ],
+)
+def test_a_consequential_failure_is_not_named(first, then, code, words):
+    # As with collective libraries: the others abort or raise before any supervisor learns of the first failure.
+    then = f"time.sleep(0.5); {then}"
+    results = end(start({0: then, 1: f"time.sleep(0.9); {first}", 2: then}, 3))
+    assert all(f"process 1 of 3 (host1) {words}" in stderr for _, stderr in results.values()), results
+    assert {found for found, _ in results.values()} == {code}
+
+
+@pytest.mark.parametrize(("signals", "again"), [([], True), ([signal.SIGTERM], False)])
+def test_a_signal_prevents_a_restart(signals, again, monkeypatch, capsys):
+    """Process 1 of 2, whose child ended after another was killed; process 0 announces what was decided."""
+    peers, sent = Peers({}), []
+    monkeypatch.setattr(peers, "send", lambda **message: sent.append(message))
+    info = ProcessInfo("127.0.0.1", 1, 1, 2, None)
+    monitor = Monitor(peers, info, ["host0", "host1"], signals)
+    monitor.first_failure = ProcessFailure(0, -signal.SIGKILL)
+    peers.events.put(PeerEvent(0, {"restart": {"port": 7 if again else None}}))
+    assert monitor.agree_on_restart(75) == (7 if again else None)
+    peers.close()
+    assert sent == [{"vote": again}] and ("starts again" in capsys.readouterr().err) == again
 
 
 @pytest.mark.parametrize(

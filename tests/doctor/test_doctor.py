@@ -48,7 +48,7 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
         start = CorpusPosition(0, index, 0)
         count = len(rows_of_corpus.window(seq_len, start).window)
         rows = empty_rows(count, seq_len, data.max_examples_per_row(seq_len), SPECIAL_IDS.pad_id)
-        rows_of_corpus.read_into(rows, np.arange(count), start, skip=0)
+        rows_of_corpus.read_into(rows, np.arange(count), start, count)
         found["rows"] += count
         found["filled"] += int((rows["input_ids"] != SPECIAL_IDS.pad_id).sum())
         for row, slot in product(range(count), range(data.max_examples_per_row(seq_len))):

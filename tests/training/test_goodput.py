@@ -80,6 +80,15 @@ def test_updates_behind_the_last_save_are_lost(clock, tmp_path):
     assert nonzero(summarize(tmp_path)) == expected | {"wall": 97}
 
 
+def test_a_start_without_a_step_loses_none(clock, tmp_path):
+    meter = GoodputRecorder(tmp_path, clock.now)
+    clock.now += 4
+    meter.begin(0)
+    clock.now += 60
+    attempt(clock, tmp_path, 0, 4)
+    assert nonzero(summarize(tmp_path)) == {"init": 14, "checkpoint": 3, "step": 4, "down": 60, "wall": 81}
+
+
 def test_going_back_behind_several_attempts_loses_of_all(clock, tmp_path):
     """From 4, then from 8, then back to 4: what was done between 4 and 8 was done twice as well."""
     for begin, last in ((0, 6), (4, 10), (8, 11), (4, 12)):
