@@ -77,6 +77,7 @@ SCENARIOS = [
     (["0"], (None, "FAILED"), [], 0, ["delete", *NEW, "run"], ""),
     # Restarts are bounded; mistakes, bugs and `stop` end the launcher.
     (["75,75"] * 9, READY, ["--max-restarts", "2"], 75, ["run"] * 3, "after 2 restarts, the maximum"),
+    (["75,75", "2,75"], READY, [], 2, ["run"] * 2, "a mistake"),  # too many starts without a checkpoint
     (["75,1", "0,0"], READY, [], 1, ["run"], "a bug"),
     (["2,75", "0,0"], READY, [], 2, ["run"], "a mistake"),
     (["1,2", "0,0"], READY, [], 2, ["run"], "a mistake"),
