@@ -120,7 +120,7 @@ def test_retries_end_if_none_makes_a_checkpoint(slurm, tmp_path):
     [
         (60, {}, 0, "srun --kill-on-bad-exit=0 bert-jax pretrain bert_tiny"),
         (60, {"SLURM_CPUS_PER_TASK": "7"}, 0, " --cpus-per-task=7 bert-jax"),
-        (5, {}, 2, "error: the time limit is too short: Slurm sends SIGTERM 300 to 360 seconds before it"),
+        (6, {}, 2, "error: the time limit is too short: Slurm sends SIGTERM 300 to 360 seconds before it"),
         (5, {"SBATCH_SIGNAL": "TERM@60"}, 0, "bert-jax pretrain"),
         (1, {"SBATCH_SIGNAL": "TERM"}, 2, "60 to 120 seconds"),
         (None, {}, 0, "bert-jax pretrain"),
