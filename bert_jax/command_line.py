@@ -16,7 +16,7 @@ from typing import Any
 
 import bert_jax
 from bert_jax import storage
-from bert_jax.errors import INTERRUPTED, TRY_AGAIN, DeviceError, PeerError, UserError, did_you_mean
+from bert_jax.errors import INTERRUPTED, TRY_AGAIN, DeviceError, OutageError, PeerError, UserError, did_you_mean
 
 MAX_LINE_LENGTH = 2000
 """Characters of an error's line; a longer line, which repeats a long value, loses its middle."""
@@ -45,7 +45,7 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
             line = stop.code if isinstance(stop.code, str) else ""
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except UserError as error:
-            line = f"error: {error}"
+            line, code = f"error: {error}", TRY_AGAIN if isinstance(error, OutageError) else 2
         except (PeerError, DeviceError) as error:
             line, code = f"error: {error}: the same command continues from the newest checkpoint", TRY_AGAIN
         except KeyboardInterrupt as interrupt:

@@ -4,7 +4,7 @@ import difflib
 import importlib.metadata
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 
@@ -14,6 +14,17 @@ class UserError(Exception):
     The message is one line: what is wrong, where, and what to do about it. The commands print it after `error:`
     and exit with code 2; a traceback therefore always means a bug.
     """
+
+
+class OutageError(UserError):
+    """An object store cannot be connected to. It may come back, so the commands exit with code 75."""
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, its cause, and so on."""
+    while error is not None:
+        yield error
+        error = error.__cause__
 
 
 def require(condition: bool, message: str) -> None:

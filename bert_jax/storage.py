@@ -22,7 +22,7 @@ import fsspec
 from etils import epath
 
 from bert_jax import field_validation
-from bert_jax.errors import UserError, install_command, short_repr
+from bert_jax.errors import OutageError, UserError, causes, install_command, short_repr
 
 StoredPath = Path | epath.Path
 """A path on disk, or in an object store; the latter is always an epath.Path."""
@@ -37,6 +37,8 @@ PACKAGES = {"gs": ("gcsfs", "gcs"), "s3": ("s3fs", "s3")}
 MAX_JSON_DEPTH = 50
 """Nesting of a JSON file; deeper nesting would exhaust the stack when it is written again."""
 STORE_LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google.auth", "s3fs")
+CONNECTION_ERRORS = {"ConnectionError", "HTTPClientError", "ClientConnectionError", "TransportError"}
+"""Classes of botocore, aiohttp and google.auth, and of Python."""
 
 # The same access to stores whether or not TensorFlow is installed.
 os.environ.setdefault("EPATH_USE_TF", "false")
@@ -70,7 +72,8 @@ def check_reachable(path: StoredPath) -> None:
     """Check that a path can be looked up. The path itself need not exist, its bucket must.
 
     Raises:
-      UserError: a package, the credentials or the bucket are missing; no network; no permission; an invalid name.
+      OutageError: the store cannot be connected to.
+      UserError: a package, the credentials or the bucket are missing; no permission; an invalid name.
     """
     if not is_remote(path):
         try:
@@ -91,7 +94,8 @@ def check_reachable(path: StoredPath) -> None:
         install = install_command(extra) if extra else "install it"
         raise UserError(f"{path} needs the package {package}, which is missing: {install}") from error
     except Exception as error:
-        raise UserError(_unreachable(path, error)) from error
+        kinds = {kind.__name__ for link in causes(error) for kind in type(link).__mro__}
+        raise (OutageError if kinds & CONNECTION_ERRORS else UserError)(_unreachable(path, error)) from error
     if not bucket_exists:
         raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
 
@@ -122,12 +126,7 @@ def describe_error(error: BaseException) -> str | None:
 
 def is_outage(error: BaseException) -> bool:
     """Whether the library of an object store raised an error."""
-    link: BaseException | None = error
-    while link is not None:
-        if type(link).__module__.startswith(STORE_LIBRARIES):
-            return True
-        link = link.__cause__
-    return False
+    return any(type(link).__module__.startswith(STORE_LIBRARIES) for link in causes(error))
 
 
 def describe_full_disk(error: BaseException) -> str | None:

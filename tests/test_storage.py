@@ -5,7 +5,9 @@ import hashlib
 import os
 from pathlib import Path
 
+import aiohttp
 import pytest
+from botocore import exceptions as botocore_errors
 from etils import epath
 
 from bert_jax import storage
@@ -151,6 +153,29 @@ def test_a_missing_package(monkeypatch, package, tmp_path, capfd):
         monkeypatch.setattr("etils.epath.backend.fsspec_backend._get_filesystem", missing)
     line = error_of(capfd, "evaluate", f"{scheme}://bucket/run", "--corpus", "corpus")
     assert f"{scheme}://bucket/run needs the package {module}, which is missing: {install_command(extra)}" in line
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [
+        (lambda: botocore_errors.EndpointConnectionError(endpoint_url="http://store"), TRY_AGAIN),
+        (lambda: aiohttp.ServerTimeoutError("slow"), TRY_AGAIN),
+        (botocore_errors.NoCredentialsError, 2),
+        (lambda: PermissionError("forbidden"), 2),
+    ],
+)
+def test_a_store_that_is_away_may_come_back(bucket, tmp_path, monkeypatch, capfd, raised, code):
+    """At the start of a run, too; credentials and permissions are the user's."""
+
+    def fail(*_, **__):
+        raise OSError("translated") from raised()
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(MemoryStore, "ls", fail)
+    monkeypatch.setattr(MemoryStore, "info", fail)
+    assert cli.main([word.format("az://bucket/run") for word in COMMANDS["workdir"]]) == code
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: az://bucket/run cannot be reached (")
 
 
 def test_storage_errors_are_told_from_bugs(monkeypatch, capfd):

@@ -15,7 +15,7 @@ import jax
 from etils import epath
 from jax._src import distributed  # the store has no public API; tested with the range of jax in setup.cfg
 
-from bert_jax.errors import PeerError, UserError, require
+from bert_jax.errors import OutageError, PeerError, UserError, require
 
 T = TypeVar("T")
 _call_numbers = itertools.count()
@@ -78,13 +78,13 @@ def compute_and_broadcast(name: str, make: Callable[[], T]) -> T:
     if is_first():
         try:
             made = make()
-        except UserError:
+        except UserError as error:
             with contextlib.suppress(PeerError):
-                all_gather(name, [None, True])
+                all_gather(name, [None, type(error).__name__])
             raise
-    value, refused = all_gather(name, [made, False])[0]
-    if refused:
-        raise UserError("process 0 refused the run: see its error message")
+    value, refusal = all_gather(name, [made, None])[0]
+    if refusal is not None:
+        raise _kind(refusal)("process 0 refused the run: see its error message")
     return value
 
 
@@ -104,11 +104,16 @@ def raise_on_all(check: Callable[[], None]) -> None:
         check()
     except UserError as error:
         own_error = error
-    refused = all_gather("checks", own_error is not None)
+    refusals = all_gather("checks", own_error and type(own_error).__name__)
     if own_error is not None:
         raise own_error
-    if any(refused):
-        raise UserError(f"process {refused.index(True)} refused to start: see its error message")
+    if refusal := next(filter(None, refusals), None):
+        raise _kind(refusal)(f"process {refusals.index(refusal)} refused to start: see its error message")
+
+
+def _kind(refusal: str) -> type[UserError]:
+    """What the other processes raise, so that all end with the same exit code."""
+    return OutageError if refusal == OutageError.__name__ else UserError
 
 
 def becomes_visible(path: epath.Path) -> bool:

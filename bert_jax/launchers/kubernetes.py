@@ -17,11 +17,12 @@ NAME_LENGTH = 40
 """Keeps NAME-hosts-0-INDEX with the five characters that a Job adds below 63 characters."""
 NEEDED = {"gpu": ("hosts", "gpus"), "tpu": ("accelerator", "topology")}
 """Fields that one platform needs and the other does not have."""
-THREE_DIMENSIONAL = ("tpu-v4-podslice", "tpu-v5p-slice")
-"""Accelerators whose multi-host slices have topologies of three dimensions; the others have two."""
+THREE_DIMENSIONAL = ("tpu-v4-podslice", "tpu-v5p-slice", "tpu7x")
+"""Accelerators whose slices have topologies of three dimensions; the others have two."""
 CHIPS_PER_HOST = 4
 """In slices of all these accelerators, if the topology has at least 4 chips."""
 
+Accelerator = Literal["tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice", "tpu7x"]
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 
 
@@ -40,11 +41,15 @@ class Kubernetes:
     """Name of the JobSet."""
     image: str
     """Image built with the Dockerfile and --build-arg PLATFORM=cuda or tpu."""
+    cpus: Count
+    """CPUs of a pod, as request and limit."""
+    memory: str
+    """Memory of a pod, as request and limit: 400Gi. What is in /dev/shm counts."""
     hosts: Count | None = None
     """Number of hosts."""
     gpus: Count | None = None
     """GPUs per host."""
-    accelerator: Literal["tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice"] | None = None
+    accelerator: Accelerator | None = None
     """Accelerator of the slice (cloud.google.com/gke-tpu-accelerator)."""
     topology: str | None = None
     """Topology of the slice, in chips: 4x4, or 2x2x4. It determines the number of hosts."""
@@ -52,6 +57,13 @@ class Kubernetes:
     """Chips per host of a slice. Default: 4; a slice of one host can have 8."""
     claim: Annotated[Repeated, tyro.conf.arg(metavar="CLAIM:PATH")] = ()
     """Mount a PersistentVolumeClaim at PATH."""
+    cache: str | None = None
+    """Directory that keeps copies of corpora and compiled programs for the next start: in the mount of a claim, or else
+    on the disk of each node, where it is created if it does not exist."""
+    host_network: bool = False
+    """Use the network of the nodes, which can be faster than that of the pods."""
+    rdma: Annotated[Repeated, tyro.conf.arg(metavar="RESOURCE=COUNT")] = ()
+    """RDMA cards of a pod, by the resource of the cluster's device plugin, as in rdma/rdma_shared_device_a=1."""
     namespace: str | None = None
     """Namespace of the JobSet. Default: kubectl's."""
     service_account: str | None = None
@@ -73,9 +85,21 @@ class Kubernetes:
                 given, needed = getattr(self, field) is not None, platform == self.platform
                 require(given == needed, f"--{field}: {self.platform} {'needs it' if needed else 'has no such flag'}")
         require(self.platform == "tpu" or self.chips_per_host is None, "--chips-per-host: gpu has no such flag")
+        require(self.platform == "gpu" or not self.rdma, "--rdma: tpu has no such flag")
         require(
             len(self.name) <= NAME_LENGTH and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", self.name) is not None,
             f"--name {self.name}: use lower-case letters, digits and hyphens, a letter first, {NAME_LENGTH} at most",
+        )
+        for flag, size in (("--memory", self.memory), ("--shared-memory", self.shared_memory)):
+            require(re.fullmatch(r"[1-9]\d*[MGT]i?", size) is not None, f"{flag} {size}: write a size, as in 400Gi")
+        for text in self.rdma:
+            require(
+                re.fullmatch(r"[^=/]+/[^=/]+=[1-9]\d*", text) is not None,
+                f"--rdma {text}: write RESOURCE=COUNT, as in rdma/rdma_shared_device_a=1",
+            )
+        require(
+            self.cache is None or re.fullmatch(r"/.*[^/].*", self.cache) is not None,
+            f"--cache {self.cache}: give an absolute path, as in /mnt/disks/ssd0/cache",
         )
         for text in self.node_selector:
             require(re.fullmatch(r"[^=]+=[^=]*", text) is not None, f"--node-selector {text}: write KEY=VALUE")
@@ -90,6 +114,11 @@ class Kubernetes:
         """The name of each claim, and where it is mounted."""
         pairs = [text.split(":", 1) for text in self.claim]
         return [(name, path.rstrip("/")) for name, path in pairs]
+
+    @property
+    def node_cache(self) -> bool:
+        """Whether the cache is on the disks of the nodes."""
+        return self.cache is not None and not is_mounted(self.cache, [path for _, path in self.claims])
 
     def slice_hosts(self) -> tuple[int, int]:
         """Number of hosts of a TPU slice, and chips per host.
@@ -109,6 +138,11 @@ class Kubernetes:
         return total // chips, chips
 
 
+def is_mounted(path: str, mounts: list[str]) -> bool:
+    """Whether a path of a pod is in one of these directories."""
+    return ".." not in path and any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
+
+
 def check_pretrain_args(words: list[str], mounts: list[str]) -> None:
     """Check that a config, corpora and a work directory are given, and that all pods see them.
 
@@ -119,6 +153,11 @@ def check_pretrain_args(words: list[str], mounts: list[str]) -> None:
         bool(words) and not words[0].startswith("-"),
         "give the config to train after --, as in: -- bert_base --corpus /data/wiki --workdir /data/runs/first",
     )
+    require(
+        not words[0].endswith(".py") or words[0].startswith("/"),
+        f"config {words[0]}: the pods do not have it: give its path in the mount of a --claim, or add it to configs "
+        "before the image is built, and give its name without .py",
+    )
     given = set()
     for word, following in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
@@ -127,11 +166,8 @@ def check_pretrain_args(words: list[str], mounts: list[str]) -> None:
         if flag not in ("--corpus", "--workdir"):
             continue
         path = value if equals else following
-        visible = re.match(r"[a-z0-9]+://.", path) or any(
-            PurePosixPath(path).is_relative_to(mount) for mount in mounts if ".." not in path
-        )
         require(
-            bool(visible),
+            re.match(r"[a-z0-9]+://.", path) is not None or is_mounted(path, mounts),
             f"{flag} {path}: not all pods see it: mount a --claim that contains it, or use a bucket (gs://...)",
         )
         given.add(flag)
@@ -155,6 +191,7 @@ def manifest(args: Kubernetes, pretrain_args: list[str]) -> str:
     labels, taints = dict(text.split("=", 1) for text in args.node_selector), list(args.toleration)
     if args.platform == "gpu":
         hosts, devices = args.hosts, {"nvidia.com/gpu": args.gpus}
+        devices |= {name: int(count) for name, _, count in (text.partition("=") for text in args.rdma)}
         taints.insert(0, "nvidia.com/gpu")
         if hosts > 1:
             words += ["--cluster.coordinator", f"{args.name}-hosts-0-0.{args.name}:{PORT}"]
@@ -162,6 +199,7 @@ def manifest(args: Kubernetes, pretrain_args: list[str]) -> str:
     else:
         hosts, chips = args.slice_hosts()
         devices = {"google.com/tpu": chips}
+        taints.insert(0, "google.com/tpu")
         labels |= {f"cloud.google.com/gke-tpu-{name}": getattr(args, name) for name in ("accelerator", "topology")}
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("bert_jax.launchers", "."),
@@ -170,4 +208,13 @@ def manifest(args: Kubernetes, pretrain_args: list[str]) -> str:
         undefined=jinja2.StrictUndefined,
     )
     template = environment.get_template("jobset.yaml")
-    return template.render(args=args, words=words, labels=labels, taints=taints, hosts=hosts, devices=devices)
+    return template.render(
+        args=args,
+        words=words,
+        labels=labels,
+        taints=taints,
+        hosts=hosts,
+        resources={"cpu": args.cpus, "memory": args.memory, **devices},
+        node_cache=args.node_cache,
+        as_root=args.platform == "tpu" or bool(args.rdma) or args.node_cache,
+    )

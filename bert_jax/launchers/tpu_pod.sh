@@ -13,7 +13,8 @@
 #   delete   delete the slice and its queued resource
 #
 # The arguments of `bert-jax pretrain` follow `--` (`run` only). --corpus and --workdir must be in buckets (gs://...): the
-# disks of the hosts are deleted with the slice. A CONFIG that is a file must be in the clone, as in configs/mine.py.
+# disks of the hosts are deleted with the slice. CONFIG is a preset, or a file in the directory configs of the clone, as in
+# configs/mine.py; the hosts run the command in their copy of the clone.
 #
 # Options
 #   --name NAME           of the slice, and of its queued resource
@@ -135,9 +136,18 @@ check_clone() {
     done
 }
 
+check_config() { # the hosts find only what `setup` copies to them
+    local file=${1#./}
+    [[ $file == *.py ]] || file=configs/$file.py
+    [[ $file == configs/* && /$file/ != */../* ]] ||
+        fail "config $1: the hosts do not have it: copy it to $clone/configs, and give configs/${file##*/}"
+    [[ -f $clone/$file ]] || fail "config $1: $clone has no file $file"
+}
+
 check_pretrain_args() {
     local i value given=' '
     ((${#pretrain_args[@]})) && [[ ${pretrain_args[0]} != -* ]] || fail "give the config to train after --, as in: -- bert_base --corpus gs://..."
+    check_config "${pretrain_args[0]}"
     for ((i = 1; i < ${#pretrain_args[@]}; i++)); do
         case ${pretrain_args[i]} in
             --corpus | --workdir) value=${pretrain_args[i + 1]:-} ;;

@@ -39,6 +39,7 @@ setup() {
 
 supervise() {
     local code=0
+    cd "$root" # where a config is configs/mine.py, as in the clone
     "$root/.venv/bin/bert-jax" pretrain "$@" 9>&- &
     echo $! >"$run_dir/process"
     wait $! || code=$?

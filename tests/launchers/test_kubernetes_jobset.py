@@ -1,15 +1,18 @@
 """`bert-jax launch kubernetes`: manifests against Kubernetes' schemas, and the commands that the pods run."""
 
+import hashlib
 import json
 from pathlib import Path
 
+import jax
 import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 
+from bert_jax import storage
 from bert_jax.cli import main as cli
-from bert_jax.distributed import cluster_detection
+from bert_jax.distributed import cluster_detection, jax_setup
 from bert_jax.distributed.monitor import ProcessFailure
 from bert_jax.errors import TRY_AGAIN
 
@@ -18,7 +21,7 @@ SCHEMA = json.loads((HERE / "jobset_schema.json").read_text())
 VERSIONS = ("1.31.0", "1.37.0")
 """Versions of Kubernetes: the first with stable pod failure policies, and the newest with a schema."""
 
-COMMON = ["--name", "first", "--image", "registry/bert_jax:1"]
+COMMON = ["--name", "first", "--image", "registry/bert_jax:1", "--cpus", "96", "--memory", "800Gi"]
 GPU = ["gpu", *COMMON, "--hosts", "4", "--gpus", "8", "--claim", "corpora:/data"]
 TPU = ["tpu", *COMMON, "--accelerator", "tpu-v6e-slice", "--topology", "4x4"]
 MOUNTED = ["bert_base", "--corpus", "/data/wiki", "--workdir", "/data/runs/first"]
@@ -56,9 +59,12 @@ def validate(jobset: dict) -> None:
 
 
 EXTRAS = ["--namespace", "research", "--claim", "more:/more", "--service-account", "reader", "--toleration", "spot"]
+RDMA = ["--host-network", "--rdma", "rdma/shared=1", "--cache", "/mnt/cache"]
 
 
-@pytest.mark.parametrize("words", [(*GPU, "--", *MOUNTED), (*GPU, *EXTRAS, "--", *BUCKET), (*TPU, "--", *BUCKET)])
+@pytest.mark.parametrize(
+    "words", [(*GPU, "--", *MOUNTED), (*GPU, *EXTRAS, *RDMA, "--", *BUCKET), (*TPU, "--", *BUCKET)]
+)
 def test_manifests_are_valid(make_jobset, words):
     validate(make_jobset(*words))
 
@@ -77,7 +83,7 @@ def test_the_schemas_reject(make_jobset):
 def container_command(jobset: dict, index: int) -> list[str]:
     """Arguments of a container's process: $(NAME) replaced, $$( as $(."""
     container = pod_of(jobset)["containers"][0]
-    (variable,) = container["env"]
+    variable = container["env"][0]
     path = variable["valueFrom"]["fieldRef"]["fieldPath"]
     assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
     words = []
@@ -104,7 +110,8 @@ def test_gpu_pods_have_the_flags_of_one_cluster(make_jobset):
             info.process_count,
         ) == (index, 4)
         assert str(args.workdir) == "/data/runs/first" and args.config.phases[0].steps == 7
-    assert pod_of(jobset)["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": 8}
+    resources = pod_of(jobset)["containers"][0]["resources"]
+    assert resources["requests"] == resources["limits"] == {"cpu": 96, "memory": "800Gi", "nvidia.com/gpu": 8}
     alone = make_jobset(*without(GPU, "--hosts"), "--hosts", "1", "--", *MOUNTED)
     assert container_command(alone, 0) == ["bert-jax", "pretrain", *MOUNTED], "one host has no cluster flags"
 
@@ -116,13 +123,18 @@ def test_gpu_pods_have_the_flags_of_one_cluster(make_jobset):
         ("tpu-v6e-slice", "1x1", (), 1, 1),
         ("tpu-v6e-slice", "2x4", ("--chips-per-host", "8"), 1, 8),
         ("tpu-v5p-slice", "2x2x4", (), 4, 4),
+        ("tpu7x", "2x2x1", (), 1, 4),
+        ("tpu7x", "4x4x4", (), 16, 4),
     ],
 )
 def test_tpu_slices(make_jobset, accelerator, topology, words, hosts, chips):
     slices = ("--accelerator", accelerator, "--topology", topology)
     jobset = make_jobset("tpu", *COMMON, *slices, *words, "--", *BUCKET)
     job, pod = job_of(jobset), pod_of(jobset)
-    assert (job["completions"], pod["containers"][0]["resources"]["limits"]) == (hosts, {"google.com/tpu": chips})
+    limits = pod["containers"][0]["resources"]["limits"]
+    assert (job["completions"], limits) == (hosts, {"cpu": 96, "memory": "800Gi", "google.com/tpu": chips})
+    assert pod["securityContext"]["runAsUser"] == 0 and "securityContext" not in pod["containers"][0]
+    assert pod["tolerations"] == [{"key": "google.com/tpu", "operator": "Exists"}]
     assert container_command(jobset, 0) == ["bert-jax", "pretrain", *BUCKET], "hosts are detected"
     labels = {"accelerator": accelerator, "topology": topology}
     assert pod["nodeSelector"] == {f"cloud.google.com/gke-tpu-{name}": value for name, value in labels.items()}
@@ -147,7 +159,8 @@ def test_bugs_and_mistakes_fail_the_jobset_and_other_exits_restart_all_pods(make
 def test_pod_options(make_jobset):
     words = ("--grace", "60", "--shared-memory", "2Gi", "--node-selector", "pool=a", "--toleration", "spot")
     pod = pod_of(make_jobset(*GPU, *words, "--service-account", "reader", "--", *MOUNTED))
-    assert pod["shareProcessNamespace"] and pod["securityContext"] == {"fsGroup": 1000}
+    assert pod["shareProcessNamespace"] and "hostNetwork" not in pod
+    assert pod["securityContext"] == {"fsGroup": 1000, "fsGroupChangePolicy": "OnRootMismatch"}
     assert pod["terminationGracePeriodSeconds"] == 60 and pod["serviceAccountName"] == "reader"
     assert pod["nodeSelector"] == {"pool": "a"}
     assert [taint["key"] for taint in pod["tolerations"]] == ["nvidia.com/gpu", "spot"]
@@ -155,6 +168,40 @@ def test_pod_options(make_jobset):
     volumes = {volume["name"]: volume for volume in pod["volumes"]}
     assert volumes[volume_of["/dev/shm"]]["emptyDir"] == {"medium": "Memory", "sizeLimit": "2Gi"}
     assert volumes[volume_of["/data"]]["persistentVolumeClaim"] == {"claimName": "corpora"}
+
+
+def test_rdma_needs_root_and_locked_memory(make_jobset):
+    pod = pod_of(make_jobset(*GPU, "--host-network", "--rdma", "rdma/shared=2", "--", *MOUNTED))
+    (container,) = pod["containers"]
+    assert pod["hostNetwork"] and pod["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert container["resources"]["requests"]["rdma/shared"] == 2
+    assert pod["securityContext"]["runAsUser"] == 0
+    assert container["securityContext"] == {"capabilities": {"add": ["IPC_LOCK"]}}
+
+
+@pytest.mark.parametrize(("path", "on_nodes"), [("/mnt/cache", True), ("/data/cache", False)])
+def test_a_cache_survives_restarts(make_jobset, monkeypatch, tmp_path, path, on_nodes):
+    """Corpora and compiled programs are in the mount of a claim, or in a directory of the node."""
+    pod = pod_of(make_jobset(*GPU, "--cache", path, "--", *BUCKET))
+    (container,) = pod["containers"]
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    mounts = {mount["mountPath"]: volumes[mount["name"]] for mount in container["volumeMounts"]}
+    mount = next(volume for place, volume in mounts.items() if Path(path).is_relative_to(place))
+    assert mount.get("hostPath") == ({"path": path, "type": "DirectoryOrCreate"} if on_nodes else None)
+    assert ("runAsUser" in pod["securityContext"]) == on_nodes
+    for variable in container["env"][1:]:
+        monkeypatch.setenv(variable["name"], variable["value"].replace(path, str(tmp_path)))
+    (tmp_path / "shard").write_bytes(b"content")
+    digest = hashlib.sha256(b"content").hexdigest()
+    monkeypatch.setattr(storage, "is_remote", lambda _: True)
+    assert Path(storage.cached_path(tmp_path / "shard", digest)).is_relative_to(tmp_path / "corpora")
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", None)
+        jax_setup.set_compilation_cache(None)
+        assert Path(jax.config.jax_compilation_cache_dir).is_relative_to(tmp_path)
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
 
 
 def test_dollar_signs_of_the_user_are_escaped(make_jobset):
@@ -173,6 +220,13 @@ def test_dollar_signs_of_the_user_are_escaped(make_jobset):
         ((*without(GPU, "--name"), "--name", "First_run", "--", *MOUNTED), "--name First_run"),
         ((*without(GPU, "--name"), "--name", "a" * 41, "--", *MOUNTED), "40 at most"),
         ((*GPU, "--claim", "corpora", "--", *MOUNTED), "--claim corpora: write"),
+        ((*without(GPU, "--memory"), "--", *MOUNTED), "needs --memory TEXT"),
+        ((*without(GPU, "--memory"), "--memory", "lots", "--", *MOUNTED), "--memory lots: write a size"),
+        ((*GPU, "--shared-memory", "16GB", "--", *MOUNTED), "--shared-memory 16GB: write a size"),
+        ((*GPU, "--rdma", "infiniband", "--", *MOUNTED), "--rdma infiniband: write RESOURCE=COUNT"),
+        ((*TPU, "--rdma", "rdma/a=1", "--", *BUCKET), "--rdma: tpu has no such flag"),
+        ((*GPU, "--cache", "cache", "--", *MOUNTED), "--cache cache: give an absolute path"),
+        ((*GPU, "--", "configs/mine.py", *MOUNTED[1:]), "config configs/mine.py: the pods do not have it"),
         ((*GPU, "--node-selector", "pool", "--", *MOUNTED), "write KEY=VALUE"),
         ((*GPU, "--", *MOUNTED[1:]), "give the config to train"),
         ((*GPU, "--", *without(MOUNTED, "--corpus")), "--corpus is missing"),

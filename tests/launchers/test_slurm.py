@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -89,13 +90,52 @@ def test_a_preempted_job_ends_as_an_undisturbed_one(slurm, tmp_path):
     assert lines(workdir) == lines(tmp_path / "undisturbed")
 
 
+KILLED = """
+def config():
+    import os
+    from bert_jax.config import presets
+    from bert_jax.training.reporter import Reporter
+    Reporter.before_step = lambda self, step: os.kill(os.getpid(), 9)
+    return presets.load_config("bert_tiny")
+"""
+
+
 @pytest.mark.slow
-def test_a_users_mistake_is_not_retried(slurm, tmp_path):
-    log = tmp_path / "log"
-    words = ["bert_tiny", "--corpus", str(tmp_path / "none"), "--workdir", str(tmp_path / "run")]
-    job = call(slurm, "sbatch", "--parsable", "--ntasks", "2", "--output", str(log), str(SCRIPT), *words)
+def test_retries_end_if_none_makes_a_checkpoint(slurm, tmp_path):
+    """The supervisors start killed processes once more; then the job is requeued, and its third start is refused."""
+    (tmp_path / "killed.py").write_text(KILLED)
+    log, corpus = tmp_path / "log", build_corpora(tmp_path)[0]
+    words = [str(tmp_path / "killed.py"), "--corpus", str(corpus), "--workdir", str(tmp_path / "run"), *FLAGS.split()]
+    submit = ["sbatch", "--parsable", "--ntasks", "2", "--cpus-per-task", "1", "--output", str(log), str(SCRIPT)]
+    job = call(slurm, *submit, *words, "--recovery.max-starts", "2")
     assert wait_until_ended(slurm, job, log) == "FAILED"
-    assert "ended with 2" in log.read_text() and "Restarts=0" in call(slurm, "scontrol", "show", "job", job)
+    text = log.read_text()
+    assert text.count("starts again, from the newest checkpoint") == 2, "in each of two tasks"
+    assert "Restarts=1" in call(slurm, "scontrol", "show", "job", job) and "srun ended with 2" in text
+    assert "the last 2 starts of this run made no checkpoint after step 0" in text
+
+
+@pytest.mark.parametrize(
+    ("minutes", "environment", "code", "message"),
+    [
+        (60, {}, 0, "srun --kill-on-bad-exit=0 bert-jax pretrain bert_tiny"),
+        (60, {"SLURM_CPUS_PER_TASK": "7"}, 0, " --cpus-per-task=7 bert-jax"),
+        (6, {}, 2, "error: the time limit is too short: Slurm sends SIGTERM 300 to 360 seconds before it"),
+        (5, {"SBATCH_SIGNAL": "TERM@60"}, 0, "bert-jax pretrain"),
+        (1, {"SBATCH_SIGNAL": "TERM"}, 2, "60 to 120 seconds"),
+        (None, {}, 0, "bert-jax pretrain"),
+    ],
+)
+def test_how_tasks_are_started(minutes, environment, code, message, tmp_path):
+    """With tools that stand for those of Slurm. A job without a time limit has no end."""
+    ends = "NONE" if minutes is None else (datetime.now() + timedelta(minutes=minutes)).isoformat(timespec="seconds")
+    for name, line in {"squeue": f"echo {ends}", "srun": 'echo "srun $*"', "bert-jax": "exit 1"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / name).chmod(0o755)
+    settings = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "1", **environment}
+    done = subprocess.run(["bash", SCRIPT, "bert_tiny"], capture_output=True, text=True, env=settings)
+    assert done.returncode == code and message in done.stdout + done.stderr, done
+    assert len(done.stderr.splitlines()) == (code == 2)
 
 
 @pytest.mark.parametrize(

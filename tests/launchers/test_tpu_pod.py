@@ -77,6 +77,7 @@ SCENARIOS = [
     (["0"], (None, "FAILED"), [], 0, ["delete", *NEW, "run"], ""),
     # Restarts are bounded; mistakes, bugs and `stop` end the launcher.
     (["75,75"] * 9, READY, ["--max-restarts", "2"], 75, ["run"] * 3, "after 2 restarts, the maximum"),
+    (["75,75", "2,75"], READY, [], 2, ["run"] * 2, "a mistake"),  # too many starts without a checkpoint
     (["75,1", "0,0"], READY, [], 1, ["run"], "a bug"),
     (["2,75", "0,0"], READY, [], 2, ["run"], "a mistake"),
     (["1,2", "0,0"], READY, [], 2, ["run"], "a mistake"),
@@ -170,6 +171,10 @@ def test_types_that_exist(name):
         (("run", *SLICE), "give the config to train"),
         (("run", *SLICE, "--", *TRAIN[:3]), "--workdir is missing"),
         (("run", *SLICE, "--", *TRAIN, "--corpus=/data/wiki"), "--corpus /data/wiki: give a path in a bucket"),
+        (("run", *SLICE, "--", "bert_bse", *TRAIN[1:]), "config bert_bse: "),
+        (("run", *SLICE, "--", "mine.py", *TRAIN[1:]), "/configs, and give configs/mine.py"),
+        (("run", *SLICE, "--", "configs/../mine.py", *TRAIN[1:]), "the hosts do not have it"),
+        (("run", *SLICE, "--", "configs/none.py", *TRAIN[1:]), "has no file configs/none.py"),
         (("create", *SLICE), "gcloud is not on PATH"),
         (("setup", *SLICE, "--clone", "/nowhere"), "/nowhere has no LICENSE: give --clone"),
     ],
@@ -184,6 +189,7 @@ def test_mistakes_get_one_line(words, message, tmp_path):
 
 TRAINER = """#!/usr/bin/env bash
 echo "training with: $*"
+[[ ! -f $2 ]] || echo "$2 is found"
 sleep 4 >/dev/null 2>&1 & # a child that outlives it
 trap 'echo saved; exit 75' TERM
 while [[ ! -e $HOME/end ]]; do sleep 0.05; done
@@ -243,6 +249,21 @@ def test_a_run_survives_its_connection_and_is_followed_again(host):
     assert again.returncode == 1 and output.rstrip().endswith("ended with code 1")
     assert host.log.read_text().count("training with: pretrain bert_base --corpus a b") == 1
     assert "training with: pretrain bert_base\n" not in host.log.read_text()
+
+
+def test_a_config_of_the_clone_is_found(host, tmp_path):
+    """The launcher accepts it, and a host has it in the directory in which it runs the command."""
+    clone = tmp_path / "bert_jax"
+    (clone / "configs").mkdir(parents=True)
+    for name in ("LICENSE", "README.md", "setup.cfg", "setup.py", "constraints", "bert_jax", "data_prep"):
+        (clone / name).touch()
+    (clone / "configs" / "mine.py").touch()
+    words = ("run", *SLICE, "--dry-run", "--clone", str(clone), "--", "configs/mine.py", *TRAIN[1:])
+    accepted = pod(*words, path=PLAIN_PATH, TMPDIR=str(tmp_path))
+    assert accepted.returncode == 0 and " configs " in accepted.stdout, accepted.stderr
+    host.end(0)
+    output, _ = host.start("run", "configs/mine.py").communicate(timeout=20)
+    assert "configs/mine.py is found" in output
 
 
 def test_a_host_is_set_up_with_the_pinned_versions(host, tmp_path):
