@@ -262,11 +262,13 @@ def copy_tree(source: StoredPath, target: StoredPath) -> None:
             future.result()
 
 
-def walk_files(directory: epath.Path) -> Iterator[epath.Path]:
-    """Yield all files of a directory tree."""
+def walk_files(directory: epath.Path, skip: Callable[[epath.Path], bool] = lambda path: False) -> Iterator[epath.Path]:
+    """Yield all files of a directory tree, without those files and directories for which `skip` is true."""
     for entry in directory.iterdir():
+        if skip(entry):
+            continue
         if entry.is_dir():
-            yield from walk_files(entry)
+            yield from walk_files(entry, skip)
         else:
             yield entry
 

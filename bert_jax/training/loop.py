@@ -135,8 +135,9 @@ def _begin(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) 
     limit = config.recovery.max_starts
     advice = f"set --recovery.max-starts {2 * limit}" if config.finetune is None else "delete its goodput.jsonl"
 
+    step = max(checkpoints.steps(), default=0)
+
     def begin() -> None:
-        step = max(checkpoints.steps(), default=0)
         before = goodput_lib.starts_without_checkpoint(run.workdir, step)
         if before >= limit:
             raise UserError(
