@@ -19,6 +19,7 @@ from bert_jax.training.run_directory.checkpoint import (
     read_metadata,
     restore_parts,
 )
+from bert_jax.training.sharding import put_equal
 from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Params
 
@@ -54,7 +55,7 @@ def newest_params(programs: Programs, directory: StoredPath) -> tuple[Params, in
     phase = read_metadata(checkpoint)["phase"]
     abstract = programs.abstract_state(phase).params
     params = restore_parts(checkpoint, {"params": abstract})["params"]
-    return jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract), phase
+    return put_equal(params, jax.tree.map(lambda x: x.sharding, abstract), checkpoint), phase
 
 
 def run_job(
