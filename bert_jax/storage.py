@@ -261,13 +261,11 @@ def copy_tree(source: StoredPath, target: StoredPath) -> None:
             future.result()
 
 
-def walk_files(directory: epath.Path) -> Iterator[epath.Path]:
-    """Yield all files of a directory tree."""
+def walk_files(directory: epath.Path, skip: Callable[[epath.Path], bool] = lambda path: False) -> Iterator[epath.Path]:
+    """Yield all files of a directory tree, without those files and directories for which `skip` is true."""
     for entry in directory.iterdir():
-        if entry.is_dir():
-            yield from walk_files(entry)
-        else:
-            yield entry
+        if not skip(entry):
+            yield from walk_files(entry, skip) if entry.is_dir() else [entry]
 
 
 class StagedDirectory:

@@ -2,21 +2,22 @@
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import tyro
 
 from bert_jax import storage
-from bert_jax.cli.arguments import print_metrics
+from bert_jax.cli.arguments import Words, print_metrics
 from bert_jax.config.sections import Format
 from bert_jax.data import mixture as mixture_lib
+from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.flags import DirectoryArg
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Held-out metrics of a run's newest checkpoint with their baselines, on the local devices."""
+    """Held-out metrics of a run's newest checkpoint with their baselines, on the devices of one or more processes."""
 
     workdir: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="WORKDIR")]
     """Directory of the run."""
@@ -30,23 +31,35 @@ class Evaluate:
     """Rows of each validation split to score; all if it has fewer. Default: the run's evaluation.rows."""
     json: bool = False
     """Print JSON instead of a table."""
+    cluster: cluster_detection.ClusterConfig = field(default_factory=cluster_detection.ClusterConfig)
+    words: Words = ()
 
-    def run(self) -> None:
-        """Print the metrics."""
+    def run(self) -> int:
+        """Print the metrics in the first process."""
+        options = {name: getattr(self, name) for name in ("workdir", "corpus", "format", "seq_len", "rows")}
+        words = ["evaluate", *self.words]
+        code = supervisor.supervise_command(words, self.cluster, options, supervisor.STOPPING)
+        if code is not None:
+            return code
+
         # Validation splits are scored one by one: their shares are not used, and equal shares pass validation.
         mixture = [mixture_lib.CorpusWeight(storage.to_path(text), 1.0) for text in self.corpus]
-        from bert_jax.distributed import jax_setup
+        from bert_jax.distributed import agreement, jax_setup, worker
         from bert_jax.training import pretraining
 
         jax_setup.disable_absent_tpu_backend()
+        jax_setup.end_on_sigterm()
+        worker.connect_worker(self.cluster)
         evaluation = pretraining.evaluate(self.workdir, mixture, form=self.format, seq_len=self.seq_len, rows=self.rows)
+        supervised.announce_exit()
         scored = evaluation._asdict()
         metrics = scored.pop("metrics")
-        if self.json:
+        if self.json and agreement.is_first():
             print(json.dumps(scored | metrics))
-        else:
+        elif agreement.is_first():
             print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()) + " at most")
             print_metrics(metrics)
+        return 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,8 +26,13 @@ def compile_program(traced: jax.stages.Traced) -> Any:
 
 
 @contextmanager
-def describing_device_errors() -> Iterator[None]:
+def describing_device_errors(
+    memory_advice: str = "lower --micro-batch, or set model.remat full or a larger mesh.fsdp",
+) -> Iterator[None]:
     """Replace errors of the runtime, except bugs and those of the compiler.
+
+    Args:
+      memory_advice: what helps if a device is out of memory.
 
     Raises:
       UserError: a device is out of memory.
@@ -40,8 +45,5 @@ def describing_device_errors() -> Iterator[None]:
         if COMPILING in getattr(error, "__notes__", ()) or reason.startswith(BUGS):
             raise
         if "RESOURCE_EXHAUSTED" in reason:
-            raise UserError(
-                f"a device is out of memory ({reason}): lower --micro-batch, or set model.remat full or a larger "
-                "mesh.fsdp"
-            ) from error
+            raise UserError(f"a device is out of memory ({reason}): {memory_advice}") from error
         raise DeviceError(f"a device or a connection between processes failed ({reason})") from error

@@ -56,6 +56,14 @@ def set_compilation_cache(directory: str | None) -> None:
         jax.config.update("jax_compilation_cache_dir", None if directory == "none" else directory)
 
 
+def end_on_sigterm() -> None:
+    """Let SIGTERM end a command of several processes that saves nothing; by default jax catches it for `stop_request`.
+
+    Call it before `worker.connect_worker`.
+    """
+    jax.config.update("jax_enable_preemption_service", False)
+
+
 def disable_absent_tpu_backend() -> None:
     """Disable jax's TPU backend if there is no TPU: libtpu, which the extra `plan` installs, would print errors.
 

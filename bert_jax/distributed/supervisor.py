@@ -27,15 +27,20 @@ CHILD = (
 )
 """Program of the child. It imports what its supervisor imports, whatever the current directory contains."""
 SAVING = b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n"
+STOPPING = b"\nCtrl-C: stopping\n"
+"""For commands that save nothing."""
 
 
-def supervise_command(words: Sequence[str], cluster: ClusterConfig, options: Mapping[str, Any]) -> int | None:
+def supervise_command(
+    words: Sequence[str], cluster: ClusterConfig, options: Mapping[str, Any], on_interrupt: bytes = SAVING
+) -> int | None:
     """Run a command of bert-jax under supervision, if this process is one of several.
 
     Args:
       words: of the command line, from the command's name on.
       cluster: flags of the cluster.
       options: all that decides the results (process_report.py); they must be equal in all processes.
+      on_interrupt: what the first Ctrl-C prints.
 
     Returns:
       see `supervise`; None: this process runs the command itself, because it is the only one or a supervised child.
@@ -45,10 +50,13 @@ def supervise_command(words: Sequence[str], cluster: ClusterConfig, options: Map
     """
     if WORKER_ENV in os.environ or (info := detect(cluster)) is None:
         return None
-    return supervise([sys.executable, "-P", "-c", CHILD, *words], info, make_report(options), cluster.timeout)
+    command = [sys.executable, "-P", "-c", CHILD, *words]
+    return supervise(command, info, make_report(options), cluster.timeout, on_interrupt)
 
 
-def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout: float) -> int:
+def supervise(
+    command: Sequence[str], info: ProcessInfo, report: Report, timeout: float, on_interrupt: bytes = SAVING
+) -> int:
     """Run a command as one of several processes, and monitor it and its peers.
 
     Args:
@@ -56,6 +64,7 @@ def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout
       info: of this process.
       report: of this process (process_report.py).
       timeout: seconds to wait for the other processes at the start.
+      on_interrupt: what the first Ctrl-C prints.
 
     Returns:
       an exit code: the child's if it ended in order; otherwise 1, 2 or `TRY_AGAIN`. After Ctrl-C, `INTERRUPTED`
@@ -65,7 +74,7 @@ def supervise(command: Sequence[str], info: ProcessInfo, report: Report, timeout
       PeerError, UserError: the run cannot start (`open_rendezvous`), or the reports differ.
     """
     children: list[subprocess.Popen] = []
-    with _forward_signals(children, info) as signals:
+    with _forward_signals(children, info, on_interrupt) as signals:
         peers, settings = open_rendezvous(info, report, timeout, lambda reports: _agree(reports, info))
         try:
             monitor = Monitor(peers, info, settings["hosts"], signals)
@@ -97,7 +106,7 @@ def _agree(reports: list[Report], info: ProcessInfo) -> dict[str, Any]:
 
 
 @contextmanager
-def _forward_signals(children: list[subprocess.Popen], info: ProcessInfo) -> Iterator[list[int]]:
+def _forward_signals(children: list[subprocess.Popen], info: ProcessInfo, on_interrupt: bytes) -> Iterator[list[int]]:
     """Forward SIGTERM and the first Ctrl-C as SIGTERM to the child, which saves and ends. A second Ctrl-C kills it.
 
     Yields:
@@ -117,7 +126,7 @@ def _forward_signals(children: list[subprocess.Popen], info: ProcessInfo) -> Ite
             children[0].kill()
         elif is_running:
             if number == signal.SIGINT:
-                os.write(2, SAVING)
+                os.write(2, on_interrupt)
             children[0].send_signal(signal.SIGTERM)
 
     with handling_signals(stop):

@@ -18,7 +18,7 @@ from bert_jax.model.encoder import EncoderInputs
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.training.programs import Programs
-from bert_jax.training.sharding import put_rows, round_up_to_shards
+from bert_jax.training.sharding import put_equal, put_rows, round_up_to_shards
 from bert_jax.training.task import Params
 
 
@@ -62,7 +62,7 @@ def fit_cls_norm_to_task(task: FineTuning, mesh: Mesh, params: Params) -> Params
     count, (index, processes) = round_up_to_shards(task.config.evaluation.batch_size, mesh), task.process
     share = slice(index * count // processes, (index + 1) * count // processes)
     shardings = jax.tree.map(lambda x: x.sharding, programs.abstract_state(task.phase).params)
-    step, on_mesh = programs.eval_step(task.phase), jax.device_put(params, shardings)
+    step, on_mesh = programs.eval_step(task.phase), put_equal(params, shardings, task.config.start.source)
 
     def vectors(rows: Mapping[str, np.ndarray]) -> np.ndarray:
         scored, _ = step(on_mesh, put_rows({name: array[share] for name, array in rows.items()}, mesh, count))

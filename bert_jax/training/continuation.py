@@ -26,7 +26,7 @@ SCHEDULE_FIELDS = (
 
 
 def check_phase_changes(workdir: StoredPath, before: Config, config: Config) -> None:
-    """Check that a run may continue with other phases. One process calls this.
+    """Check that a run may continue with other phases. All processes call this.
 
     Args:
       workdir: of the run.

@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 import jax
 
-from bert_jax.config import Config
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed.agreement import barrier, check_shared_directory, compute_and_broadcast, is_first
 from bert_jax.errors import UserError
@@ -14,12 +13,13 @@ from bert_jax.training import continuation, loop
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
-    broadcast_newest_intact,
     checkpoint_directory,
     committed_checkpoint_paths,
+    newest_intact,
     read_metadata,
     restore_parts,
 )
+from bert_jax.training.sharding import put_equal
 from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Params
 
@@ -49,13 +49,13 @@ def newest_params(programs: Programs, directory: StoredPath) -> tuple[Params, in
     Raises:
       UserError: there is no intact checkpoint.
     """
-    checkpoint = broadcast_newest_intact(checkpoint_directory(directory))
+    checkpoint = newest_intact(checkpoint_directory(directory))
     if checkpoint is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
     phase = read_metadata(checkpoint)["phase"]
     abstract = programs.abstract_state(phase).params
     params = restore_parts(checkpoint, {"params": abstract})["params"]
-    return jax.tree.map(lambda x, shape: jax.device_put(x, shape.sharding), params, abstract), phase
+    return put_equal(params, jax.tree.map(lambda x: x.sharding, abstract), checkpoint), phase
 
 
 def run_job(
@@ -84,10 +84,23 @@ def run_job(
       UserError: the work directory cannot be used, or another process trains in it. Nothing is written before.
     """
     config = programs.task.config
+    identity = config, data.shares, data.paths
     with DirectoryLock(directory) as lock:
-        compute_and_broadcast("the work directory", lambda: _acquire(lock, directory, config, data))
+
+        def acquire() -> None:
+            workdir.matching_config(directory, *identity)  # raises before anything is written
+            lock.acquire()
+
+        compute_and_broadcast("the lock", acquire)
+        before = workdir.matching_config(directory, *identity)  # a run that has ended since may have replaced it
         if jax.process_count() > 1:
             check_shared_directory(directory)
+        if before is not None:
+            continuation.check_phase_changes(directory, before, config)
+        compute_and_broadcast(
+            "the work directory",
+            lambda: workdir.write_run_config(directory, before, *identity, data.tokenizer_text),
+        )
         if is_first():
             announce()
         metadata = {"tokenizer_fingerprint": data.tokenizer_fingerprint}
@@ -103,14 +116,3 @@ def run_job(
         )
         barrier("the end")  # the other processes wait for the files of the first one
     return progress
-
-
-def _acquire(lock: DirectoryLock, directory: StoredPath, config: Config, data: RunData) -> None:
-    """Lock a work directory and write the identity of the run into it."""
-    identity = config, data.shares, data.paths
-    workdir.matching_config(directory, *identity)  # raises before anything is written
-    lock.acquire()  # a run that ended in the meantime may have replaced the config
-    before = workdir.matching_config(directory, *identity)
-    if before is not None:
-        continuation.check_phase_changes(directory, before, config)
-    workdir.write_run_config(directory, before, *identity, data.tokenizer_text)

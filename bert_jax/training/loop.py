@@ -113,10 +113,9 @@ def train(
             with Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints:
                 recovery.apply_rollback(checkpoints, ledger)
                 with contextlib.closing(GoodputRecorder(workdir, start_time)) as goodput:
-                    if attempt == 0:
-                        _check_starts(run, checkpoints)
+                    started_from = None if attempt else _check_starts(run, checkpoints)
                     try:
-                        progress = _attempt(run, checkpoints, goodput, is_start=attempt == 0)
+                        progress = _attempt(run, checkpoints, goodput, started_from)
                         break
                     except DivergenceError as divergence:
                         goodput.write_totals(divergence.last)
@@ -128,14 +127,14 @@ def train(
     return progress
 
 
-def _check_starts(run: RunContext, checkpoints: Checkpoints) -> None:
-    """Raise if too many starts of this run have not made a checkpoint."""
+def _check_starts(run: RunContext, checkpoints: Checkpoints) -> int:
+    """Return the step of the newest checkpoint, or 0; raise if too many starts from it have not made another one."""
     config = run.programs.task.config
     limit = config.recovery.max_starts
     advice = f"set --recovery.max-starts {2 * limit}" if config.finetune is None else "delete its goodput.jsonl"
+    step = max(checkpoints.steps(), default=0)
 
     def check() -> None:
-        step = max(checkpoints.steps(), default=0)
         before = goodput_lib.starts_without_checkpoint(run.workdir, step)
         if before >= limit:
             raise UserError(
@@ -144,17 +143,21 @@ def _check_starts(run: RunContext, checkpoints: Checkpoints) -> None:
             )
 
     compute_and_broadcast("the number of starts", check)
+    return step
 
 
-def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder, is_start: bool) -> Progress:
-    """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
+def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder, started_from: int | None) -> Progress:
+    """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError.
+
+    `started_from` is the step of the newest checkpoint at the start of the process; None: after a rollback.
+    """
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     seed = put_seed(config.seed, mesh)
     with contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
-        if is_start:
-            goodput.begin(max(checkpoints.steps(), default=0))
+        if started_from is not None:
+            goodput.begin(started_from)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):
             goodput.write_totals(cursor.step, ended=ended)

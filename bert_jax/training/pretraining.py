@@ -17,6 +17,7 @@ from bert_jax.data.corpus import TOKENIZER, Corpus
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.distributed.agreement import raise_on_all
+from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.errors import UserError
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
@@ -28,10 +29,8 @@ from bert_jax.training.micro_batch import MicroBatchRequest, check_run
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
-from bert_jax.training.run_directory.checkpoint import (
-    check_checkpoint_storage,
-)
-from bert_jax.training.sharding import device_kind, make_mesh
+from bert_jax.training.run_directory.checkpoint import check_checkpoint_storage
+from bert_jax.training.sharding import check_processes, device_kind, make_mesh
 from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Task
 
@@ -154,7 +153,7 @@ def evaluate(
 ) -> EvaluationResult:
     """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
 
-    The rows are split over all devices of this process, whatever the mesh of the run was.
+    The rows are split over the devices of all processes, whatever the mesh of the run was. All processes call this.
 
     Args:
       directory: of the run.
@@ -179,14 +178,16 @@ def evaluate(
             f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
         )
     data, max_rows = config.data, config.evaluation.rows
-    programs = make_programs(task, make_mesh(config.mesh))
-    # Training batches need not divide over this mesh.
-    metrics = programs.evaluate(*newest_params(programs, directory))
+    mesh = make_mesh(config.mesh)
+    check_processes(mesh, jax.process_count())  # training batches need not divide over this mesh
+    programs = make_programs(task, mesh)
+    with describing_device_errors("use more devices"):
+        metrics = programs.evaluate(*newest_params(programs, directory))
     return EvaluationResult(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
 
 
 def _evaluation_config(config: Config, form: str | None, seq_len: int | None, rows: int | None) -> Config:
-    """A run's config with other held-out rows, for the devices of this process."""
+    """A run's config with other held-out rows, for the devices that are here."""
     model, data, evaluation, last = config.model, config.data, config.evaluation, config.phases[-1]
     if form is not None:
         data = dataclasses.replace(data, format=form, example_end="sentence")

@@ -14,6 +14,7 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.array_types import Array, Float
+from bert_jax.distributed.agreement import barrier
 from bert_jax.distributed.device_errors import compile_program
 from bert_jax.errors import UserError
 from bert_jax.model.layers import DropoutKey, hash_combine
@@ -27,6 +28,7 @@ from bert_jax.training.sharding import (
     gather_parameters,
     manual_axes,
     manual_specs,
+    put_equal,
     put_replicated,
     put_rows,
     reduce_gradients,
@@ -111,8 +113,8 @@ class Programs:
 
     def state_from_initial(self, initial: InitialParams, phase: int = 0) -> TrainState:
         """A state at step 0 with given parameters and, if there are any, given moments."""
-        shardings = self._shardings(phase)
-        params = jax.device_put(initial.params, shardings.params)
+        shardings, source = self._shardings(phase), self.task.config.start.source
+        params = put_equal(initial.params, shardings.params, source)
         state = jax.jit(_with_new_optimizer(self.task.in_phase(phase)), out_shardings=shardings)(params)
         if initial.optimizer_state is None:
             return state
@@ -121,7 +123,7 @@ class Programs:
             raise UserError(f"start.optimizer_state keep: {name} has no moments of Adam: set start.optimizer_state new")
         count, mu, nu = initial.optimizer_state
         moments = state.optimizer._replace(count=np.asarray(count, np.int32), mu=mu, nu=nu)
-        return dataclasses.replace(state, optimizer=jax.device_put(moments, shardings.optimizer))
+        return dataclasses.replace(state, optimizer=put_equal(moments, shardings.optimizer, source))
 
     def enter_phase(self, state: TrainState, phase: int) -> TrainState:
         """The state at the beginning of a phase, from the state at the end of the phase before.
@@ -181,8 +183,24 @@ class Programs:
         """A function that scores an evaluation batch with parameters on the mesh, which have the depth of a phase; and
         the rows of a batch.
         """
-        rows, step = round_up_to_shards(self.task.config.evaluation.batch_size, self.mesh), self.eval_step(phase)
-        return lambda batch: jax.device_get(step(params, put_rows(batch, self.mesh, rows))), rows
+        rows = round_up_to_shards(self.task.config.evaluation.batch_size, self.mesh)
+
+        def score(batch: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict[str, WeightedSum]]:
+            arrays = put_rows(batch, self.mesh, rows)
+            return jax.device_get(self._eval_program(params, arrays, phase)(params, arrays))
+
+        return score, rows
+
+    def _eval_program(self, params: Params, batch: Batch, phase: int) -> Callable[[Params, Batch], Any]:
+        """The compiled evaluation step for rows of these shapes; all processes have compiled it when this returns."""
+
+        def make() -> Callable[[Params, Batch], Any]:
+            program = compile_program(self.eval_step(phase).trace(params, batch))
+            barrier("the first step of a program")  # its first collective gives a late process only 30 s (Gloo)
+            return program
+
+        shapes = tuple((name, x.shape, str(x.dtype)) for name, x in sorted(batch.items()))
+        return self.once(("eval program", self.task.config.model_of(phase), shapes), make)
 
     def evaluate(self, params: Params, phase: int) -> dict[str, float]:
         """Held-out metrics of parameters on the mesh, which have the depth of a phase."""

@@ -37,8 +37,10 @@ def record_rollback(divergence: DivergenceError, config: Config, checkpoints: Ch
             f"training diverged: {divergence.reason}. It was rolled back {done} time(s) already "
             "(recovery.max_rollbacks): lower the learning rate or lengthen the warmup, in another --workdir"
         )
-    checkpoints.wait()
-    entry = ledger.make_decision(EVENT, lambda: _rollback_entry(divergence, config, checkpoints, ledger))
+    good = trusted_until_step(divergence.first - 1, config, ledger)
+    intact = (metadata for step in checkpoints.steps() if step <= good and (metadata := checkpoints.metadata(step)))
+    metadata = next(intact, None)
+    entry = ledger.make_decision(EVENT, lambda: _rollback_entry(divergence, config, metadata, ledger))
     assert entry is not None
     if is_first():
         first, last = entry["skipped_rows"]
@@ -50,12 +52,10 @@ def record_rollback(divergence: DivergenceError, config: Config, checkpoints: Ch
 
 
 def _rollback_entry(
-    divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger
+    divergence: DivergenceError, config: Config, metadata: dict[str, Any] | None, ledger: Ledger
 ) -> dict[str, Any]:
+    """The decision to continue from the checkpoint with this metadata, or from the beginning."""
     before = divergence.first - 1
-    good = trusted_until_step(before, config, ledger)
-    intact = (metadata for step in checkpoints.steps() if step <= good and (metadata := checkpoints.metadata(step)))
-    metadata = next(intact, None)
     cursor = with_skipped_rows(Cursor() if metadata is None else Cursor.from_dict(metadata["cursor"]), ledger)
     # An interval of rows is within one phase, that of the first bad step; bad rows after this phase are read again.
     phase, within = config.locate_step(before)
@@ -77,26 +77,23 @@ def trusted_until_step(step: int, config: Config, ledger: Ledger) -> int:
 def apply_rollback(checkpoints: Checkpoints, ledger: Ledger) -> None:
     """Delete the checkpoints that the last rollback has discarded.
 
-    Whether a damaged checkpoint belongs to them is unknown; it is deleted, too, with a warning on stderr. The first
-    process deletes, and the others wait.
+    Whether a damaged checkpoint belongs to them is unknown; it is deleted, too, with a warning on stderr. All processes
+    verify them, the first one deletes, and the others wait.
     """
-    checkpoints.wait()
-    compute_and_broadcast("discarded checkpoints", lambda: _delete_discarded(checkpoints, ledger))
-
-
-def _delete_discarded(checkpoints: Checkpoints, ledger: Ledger) -> None:
-    for entry in ledger.entries_of(EVENT)[-1:]:
-        interval = tuple(entry["skipped_rows"])
-        newer = {step: checkpoints.metadata(step) for step in checkpoints.steps() if step > entry["to"]}
-        damaged = [step for step, metadata in newer.items() if metadata is None]
-        if damaged:
-            print(f"warning: deleting damaged checkpoint(s) of step {', '.join(map(str, damaged))}", file=sys.stderr)
-        discarded = [
-            step
-            for step, metadata in newer.items()
-            if metadata and interval not in Cursor.from_dict(metadata["cursor"]).skipped
-        ]
-        checkpoints.delete([*damaged, *discarded])
+    decisions = ledger.entries_of(EVENT)
+    if not decisions:
+        return
+    to, interval = decisions[-1]["to"], tuple(decisions[-1]["skipped_rows"])
+    newer = {step: checkpoints.metadata(step) for step in checkpoints.steps() if step > to}
+    damaged = [step for step, metadata in newer.items() if metadata is None]
+    if damaged and is_first():
+        print(f"warning: deleting damaged checkpoint(s) of step {', '.join(map(str, damaged))}", file=sys.stderr)
+    discarded = [
+        step
+        for step, metadata in newer.items()
+        if metadata and interval not in Cursor.from_dict(metadata["cursor"]).skipped
+    ]
+    compute_and_broadcast("discarded checkpoints", lambda: checkpoints.delete([*damaged, *discarded]))
 
 
 def with_skipped_rows(cursor: Cursor, ledger: Ledger) -> Cursor:

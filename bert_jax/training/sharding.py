@@ -4,6 +4,7 @@ Axes: ``data`` splits rows and replicates parameters (it spans slices); ``fsdp``
 moments; ``tensor`` splits heads, feed-forward units and the vocabulary.
 """
 
+import hashlib
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ from jax.experimental import mesh_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.config import MeshConfig, ModelConfig
-from bert_jax.errors import UserError
+from bert_jax.distributed.agreement import all_gather
+from bert_jax.errors import UserError, require
 from bert_jax.training.param_paths import map_with_table, name_leaves
 
 AXES = ("data", "fsdp", "tensor")
@@ -286,6 +288,37 @@ def put_replicated(tree: Any, mesh: Mesh) -> Any:
         return jax.make_array_from_callback(x.shape, replicated(mesh), lambda index: x[index])
 
     return jax.tree.map(put, tree)
+
+
+def put_equal(tree: Any, shardings: Any, origin: object) -> Any:
+    """Global arrays from numpy arrays that every process has read for itself; each device receives its part.
+
+    The processes compare one checksum of all arrays. `jax.device_put` would gather every array from every process.
+
+    Args:
+      tree: the same arrays on all processes.
+      shardings: a tree of NamedSharding.
+      origin: what they were read from, for the message.
+
+    Raises:
+      UserError: a process has other arrays than process 0.
+    """
+    if jax.process_count() > 1:
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(tree):
+            digest.update(np.ascontiguousarray(leaf).view(np.uint8).data)
+        digests = all_gather("a checksum of arrays", digest.hexdigest())
+        others = [process for process, one in enumerate(digests) if one != digests[0]]
+        require(
+            not others,
+            f"process(es) {', '.join(map(str, others[:8]))} read other parameters from {origin} than process 0: give "
+            "all hosts the same files",
+        )
+
+    def put(x: np.ndarray, sharding: NamedSharding) -> jax.Array:
+        return jax.make_array_from_callback(np.shape(x), sharding, lambda index: np.asarray(x)[index])
+
+    return jax.tree.map(put, tree, shardings)
 
 
 def check_processes(mesh: Mesh | AbstractMesh, processes: int) -> None:

@@ -85,6 +85,11 @@ MISTAKES = [
     ("bert-jax doctor bert_tiny --corpus corpus --hosts 0", "hosts is 0 ... in [1, "),
     ("bert-jax fill-mask run [MASK] --top nan", "error: --top is 'nan': it must be a whole number"),
     ("bert-jax evaluate run --corpus c --format pairs", "--format is 'pairs' ... segment_pair"),
+    ("bert-jax evaluate run --corpus c --cluster.process 1", "--cluster.process need --cluster.coordinator HOST:PORT"),
+    (
+        "bert-jax evaluate run --corpus c --cluster.coordinator h:1 --cluster.processes 2 --cluster.process 2",
+        "cluster.process is 2: it must be from 0 to 1",
+    ),
     (f"{ABLATE} --part 9/8", "--part 9/8: write the part and the number of parts, as in 2/8"),
     (f"{ABLATE} --part 0/8", "--part 0/8: write the part"),
     (f"{ABLATE} --part 2", "--part 2: write the part"),

@@ -67,9 +67,15 @@ def groups(tmp_path_factory, corpora) -> Callable[[str, int], Written]:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory, corpora) -> list[dict]:
-    """Metrics of an undisturbed run of two processes."""
+def undisturbed_run(tmp_path_factory, corpora) -> Path:
+    """Work directory of an undisturbed run of two processes. Read only."""
     workdir = tmp_path_factory.mktemp("undisturbed") / "run"
     for code, _, stderr in Job(corpora[0], workdir, 2).end():
         assert code == 0, stderr[-3000:]
-    return lines(workdir)
+    return workdir
+
+
+@pytest.fixture(scope="session")
+def undisturbed(undisturbed_run) -> list[dict]:
+    """Metrics of an undisturbed run of two processes."""
+    return lines(undisturbed_run)

@@ -1,8 +1,13 @@
 """The training stream of 1 and 4 real processes: one set of global batches and masks, divided among them.
 
 This is a part of promise 1. Processes differ in prefetch, and in whether threads or reader processes read. The same
-processes also broadcast, gather, and refuse together.
+processes also broadcast, gather, save and verify checkpoints, and refuse together.
 """
+
+import hashlib
+import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +143,60 @@ def test_broadcast_gather_and_a_late_process(groups):
     assert [each["gathered"].tolist() for each in written] == [[0, 1, 2, 3]] * 4
     messages = {str(each["error"]) for each in written}
     assert messages == {"process(es) 2 of 4 did not reach 'a barrier' within 5 s"}
+
+
+def test_calls_to_the_store_do_not_grow_with_processes(groups):
+    """Each process makes three; process 0 also deletes what the call before has stored."""
+    written = groups("calls", 4)
+    for process, each in enumerate(written):
+        for name, read, value in (
+            ("all_gather", "key_value_dir_get", [0, 1, 2, 3]),
+            ("broadcast", "blocking_key_value_get", "from 0"),
+            ("gather_to_first", "key_value_dir_get" if process == 0 else None, [] if process else [0, 1, 2, 3]),
+        ):
+            expected = dict.fromkeys(["key_value_set", "wait_at_barrier", *filter(None, [read])], 1)
+            if process == 0:
+                expected["key_value_delete"] = 1
+            assert json.loads(str(each[f"{name}/calls"])) == expected
+            assert each[f"{name}/value"].tolist() == value
+        assert sorted(each["kept"].tolist()) == [f"bert_jax/numbers/3/{process}" for process in range(4)]
+
+
+def test_equal_arrays_are_not_gathered(groups):
+    """jax's own function gathers each array from all; ours compares one checksum, and names who has others."""
+    for process, each in enumerate(groups("calls", 4)):
+        for name, sizes in (("device_put", [16, 1]), ("put_equal", [])):
+            assert each[f"{name}/shards"].tolist() == [*range(4 * process, 4 * process + 4)]
+            assert each[f"{name}/gathered"].tolist() == sizes
+        assert str(each["error"]).startswith("process(es) 3 read other parameters from a file than process 0")
+
+
+def test_each_process_hashes_its_own_files(groups):
+    written = groups("checkpoints", 4)
+    directory = Path(str(written[0]["directory"]))
+    sums = json.loads((directory / "00000002" / "COMMIT.json").read_text())["sha256"]
+    assert sorted(sums) == list(sums)
+    for job in ("written", "verified"):
+        hashed = [name for each in written for name in each[job].tolist() if name.startswith("00000002/")]
+        assert sorted(hashed) == [f"00000002/{name}" for name in sums], "each file once, by one process"
+        for process, each in enumerate(written):
+            of = [re.search(r"process_(\d+)", name) for name in each[job].tolist()]
+            assert len(of) >= 3 and {int(match[1]) if match else 0 for match in of} == {process}
+    (damaged,) = {str(each["damaged"]) for each in written}
+    for name, sha256 in sums.items():
+        path = directory / "00000002" / name
+        assert (hashlib.sha256(path.read_bytes()).hexdigest() == sha256) == (str(path) != damaged)
+
+
+def test_damage_that_one_process_finds_makes_all_restore_the_same_checkpoint(groups):
+    written = groups("checkpoints", 4)
+    directory, (damaged,) = str(written[0]["directory"]), {str(each["damaged"]) for each in written}
+    name = damaged.removeprefix(f"{directory}/00000002/")
+    assert name.startswith("state/ocdbt.process_2/")
+    what = f"warning: checkpoint {directory}/00000002 is damaged ({name} has changed); trying the one before\n"
+    assert [str(each["log"]) for each in written] == [what, "", "", ""]
+    assert [each["step"].item() for each in written] == [1] * 4
+    np.testing.assert_array_equal(np.concatenate([each["restored"] for each in written]), np.arange(4096.0))
 
 
 def test_an_error_in_one_process_stops_all(groups):

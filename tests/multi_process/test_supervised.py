@@ -1,5 +1,6 @@
 """Real runs of several processes: one is killed, one gets SIGTERM; and a run that continues with other processes."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.multi_process.commands import STEPS, Job, lines
+from tests.multi_process.commands import STEPS, Job, end, lines, start
 
 pytestmark = pytest.mark.slow
 
@@ -16,6 +17,30 @@ pytestmark = pytest.mark.slow
 def test_one_process_writes_and_logs(tmp_path, corpora, undisturbed):
     steps = [line["step"] for line in undisturbed if line["split"] == "train"]
     assert steps == list(range(1, STEPS + 1))
+
+
+def test_evaluate_of_two_processes(corpora, undisturbed_run, undisturbed):
+    """The digits of the run's own last evaluation, and those of one process with as many devices."""
+    words = ["evaluate", str(undisturbed_run), "--corpus", str(corpora[0]), "--json"]
+    (code, out, err), (other_code, other_out, other_err) = end(start(words, 2))
+    assert code == other_code == 0, (err[-3000:], other_err[-3000:])
+    assert not other_out.strip()
+    metrics = json.loads(out)
+    trained = undisturbed[-1]
+    assert trained["step"] == STEPS and trained["split"] == "validation" and trained["mlm_loss"] == metrics["mlm_loss"]
+    assert {name: metrics[name] for name in trained if name not in ("step", "split")}.items() <= trained.items()
+    ((code, out, err),) = end(start(words, 1, devices=2))
+    assert code == 0, err[-3000:]
+    assert json.loads(out) == metrics
+
+
+def test_evaluate_refuses_on_all(corpora, tmp_path):
+    """No run, which both find; and commands that differ."""
+    words = ["evaluate", str(tmp_path), "--corpus", str(corpora[0])]
+    for extra, message in ({}, "holds no run of bert_jax"), ({1: ["--rows", "5"]}, "rows is 5 instead of None"):
+        for code, out, err in end(start(words, 2, extra=extra)):
+            assert code == 2 and not out.strip() and "Traceback" not in err
+            assert message in err or "see its error message" in err, err
 
 
 @pytest.fixture(scope="module")

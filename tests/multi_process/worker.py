@@ -4,8 +4,11 @@ Usage: worker.py PROCESS PROCESSES PORT OUT CORPUS...: see conftest.py and JOBS.
 reader processes too; module constants are therefore changed on import.
 """
 
+import collections
 import contextlib
 import dataclasses
+import io
+import json
 import sys
 import time
 from pathlib import Path
@@ -105,7 +108,115 @@ def lateness(process: int, processes: int, corpora: list[str]) -> dict[str, np.n
     return found
 
 
-JOBS = {1: (stream,), 4: (stream, refusals, lateness)}
+class CountedCalls:
+    """A client of jax's key-value store that counts the calls by name."""
+
+    def __init__(self, client):
+        self.client, self.counts = client, collections.Counter()
+
+    def __getattr__(self, name):
+        self.counts[name] += 1
+        return getattr(self.client, name)
+
+
+def calls(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
+    """Numbers of calls to the key-value store for each collective, and sizes of the arrays that are gathered."""
+    import jax
+    from jax._src import distributed
+    from jax.experimental import multihost_utils
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from bert_jax.distributed import agreement
+    from bert_jax.errors import UserError
+    from bert_jax.training.sharding import put_equal
+
+    plain, found = distributed.global_state.client, {}
+    for name, collective in {
+        "all_gather": lambda: agreement.all_gather("numbers", process),
+        "broadcast": lambda: agreement.compute_and_broadcast("a word", lambda: f"from {process}"),
+        "gather_to_first": lambda: agreement.gather_to_first("more numbers", process),
+    }.items():
+        for _ in range(3):
+            distributed.global_state.client = CountedCalls(plain)
+            found[f"{name}/value"] = np.array(collective())
+            found[f"{name}/calls"] = np.array(json.dumps(distributed.global_state.client.counts))
+    distributed.global_state.client = plain
+    agreement.barrier("all have read")
+    found["kept"] = np.array([key for key, _ in plain.key_value_dir_get("bert_jax/numbers")])
+
+    gathered, gather = [], multihost_utils.process_allgather
+
+    def counted(array, *arguments, **options):
+        gathered.append(np.size(array))
+        return gather(array, *arguments, **options)
+
+    multihost_utils.process_allgather = counted
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    shardings = [NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())]
+    tree = [np.arange(16.0, dtype=np.float32), np.array([3.0], np.float32)]
+    for name, put in {"device_put": jax.device_put, "put_equal": lambda *trees: put_equal(*trees, "a file")}.items():
+        gathered.clear()
+        found[f"{name}/shards"] = np.concatenate([shard.data for shard in put(tree, shardings)[0].addressable_shards])
+        found[f"{name}/gathered"] = np.array(gathered)
+    try:
+        put_equal([tree[0] + (process == 3), tree[1]], shardings, "a file")
+    except UserError as error:
+        found["error"] = np.array(str(error))
+    return found
+
+
+def checkpoints(process: int, processes: int, corpora: list[str]) -> dict[str, np.ndarray]:
+    """Files that each process hashes when a checkpoint is saved and verified, and what it restores after damage."""
+    import jax
+    from etils import epath
+    from jax.sharding import NamedSharding, PartitionSpec
+
+    from bert_jax.distributed import agreement
+    from bert_jax.training.run_directory import checkpoint
+
+    directory, hashed, sha256 = epath.Path(corpora[0]).parent / "checkpoints", [], checkpoint._sha256
+
+    def recorded(path):
+        hashed.append(path.relative_to(directory).as_posix())
+        return sha256(path)
+
+    checkpoint._sha256 = recorded
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    by_rows, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
+
+    def state_of(step: int):
+        table = np.arange(4096.0, dtype=np.float32).reshape(64, 64) * step
+        return {
+            name: jax.make_array_from_callback(table.shape, sharding, lambda index: table[index])
+            for name, sharding in (("rows", by_rows), ("all", everywhere))
+        }
+
+    found, log = {}, io.StringIO()
+    with checkpoint.Checkpoints(directory, keep=3) as saves, contextlib.redirect_stderr(log):
+        for step in (1, 2):
+            hashed.clear()
+            saves.save(step, state_of(step), {"step": step})
+            saves.wait()
+        found["written"] = np.array(hashed)
+        agreement.barrier("all have saved")
+        assert saves.metadata(2)["step"] == 2
+        damaged = max((directory / "00000002/state/ocdbt.process_2/d").iterdir(), key=lambda path: path.stat().length)
+        agreement.barrier("all have looked")
+        if process == 0:
+            content = bytearray(damaged.read_bytes())
+            content[-1] ^= 1
+            damaged.write_bytes(bytes(content))
+        agreement.barrier("a file is damaged")
+        hashed.clear()
+        abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of(1))
+        state, metadata = saves.restore_newest(lambda metadata: abstract)
+    found |= {"verified": np.array(hashed), "log": np.array(log.getvalue()), "step": np.array(metadata["step"])}
+    found |= {"damaged": np.array(str(damaged)), "directory": np.array(str(directory))}
+    found["restored"] = np.concatenate([np.ravel(shard.data) for shard in state["rows"].addressable_shards])
+    return found
+
+
+JOBS = {1: (stream,), 4: (stream, refusals, calls, checkpoints, lateness)}
 """By number of processes."""
 
 

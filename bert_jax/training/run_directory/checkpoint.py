@@ -3,7 +3,8 @@
 ``checkpoints/00001000/`` has ``state/`` (Orbax), ``run.json`` (the position in the stream, the ledger so far, and the
 run's metadata) and ``COMMIT.json``: the SHA-256 of every other file, written when all of them are complete. A directory
 without it is not a checkpoint, whenever the process died. Orbax alone restores flipped bits without an error, so the
-checksums are verified on every restore.
+checksums are verified on every restore. In a run of several processes each one computes the checksums of the files that
+it has written, and verifies those of its index.
 
 Nothing is renamed, so that a run can be in an object store. Orbax writes only to disks and to gs://; its array store
 rejects every other path. For other stores, s3:// included, it writes to a temporary directory of this host, from which
@@ -14,6 +15,7 @@ import concurrent.futures
 import contextlib
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypedDict
@@ -23,7 +25,13 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bert_jax.distributed.agreement import compute_and_broadcast, is_first
+from bert_jax.distributed.agreement import (
+    all_gather,
+    becomes_visible,
+    compute_and_broadcast,
+    gather_to_first,
+    is_first,
+)
 from bert_jax.errors import UserError
 from bert_jax.storage import (
     StagedDirectory,
@@ -43,6 +51,8 @@ COMMIT_MARKER = "COMMIT.json"
 ORBAX_STORES = ("gs",)
 """Object stores that Orbax reads and writes directly."""
 FORMAT_VERSION = 4
+WRITTEN_BY = re.compile(r"state/(?:ocdbt\.|array_metadatas/)process_([0-9]+)(?:/.*)?")
+"""Names of the files that the process with this index writes; process 0 also writes all others."""
 
 
 class Checkpoints:
@@ -99,10 +109,11 @@ class Checkpoints:
     def _finish(self, target: epath.Path, staged: StagedDirectory, good: int | None) -> None:
         with self._full_disk_as_user_error(target), contextlib.closing(staged):
             self._orbax.wait_until_finished()  # by all processes
+            sums = _gather_checksums(staged.directory)
             if not is_first():
                 return
             staged.upload()
-            write_commit(target, staged.directory)
+            write_commit(target, sums)
         newest_first = list(committed_checkpoint_paths(self.directory))
         needed: list[epath.Path] = []
         if good is not None:
@@ -124,12 +135,12 @@ class Checkpoints:
         self._delete([save for save in committed_checkpoint_paths(self.directory) if int(save.name) in deleted])
 
     def steps(self) -> list[int]:
-        """The step of every complete checkpoint, newest first."""
+        """The step of every complete checkpoint, newest first; all processes of a run call this."""
         self.wait()
-        return [int(save.name) for save in committed_checkpoint_paths(self.directory)]
+        return [int(name) for name in _committed_names(self.directory)]
 
     def metadata(self, step: int) -> dict[str, Any] | None:
-        """The metadata of a checkpoint; None if any of its files is damaged."""
+        """The metadata of a checkpoint; None if any of its files is damaged. All processes of a run call this."""
         save = self.directory / f"{step:08d}"
         return None if find_damage(save) else read_metadata(save)
 
@@ -153,7 +164,7 @@ class Checkpoints:
     def restore_newest(self, abstract: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]] | None:
         """The state and metadata of the newest checkpoint whose files are all intact; None if there is none.
 
-        A damaged checkpoint is skipped with a warning on stderr.
+        A damaged checkpoint is skipped with a warning on stderr. All processes of a run call this.
 
         Args:
           abstract: from metadata to a tree of ShapeDtypeStruct with the shardings to restore to, which may differ from
@@ -162,7 +173,7 @@ class Checkpoints:
         Raises:
           UserError: there are checkpoints, but all are damaged.
         """
-        checkpoint = broadcast_newest_intact(self.directory)
+        checkpoint = newest_intact(self.directory)
         if checkpoint is None:
             return None
         metadata = read_metadata(checkpoint)
@@ -245,42 +256,53 @@ def _save_directories(directory: epath.Path) -> list[epath.Path]:
     return sorted(saves, key=lambda path: int(path.name), reverse=True)
 
 
-def broadcast_newest_intact(directory: epath.Path) -> epath.Path | None:
-    """`newest_intact` of the first process, on all processes of a run."""
-
-    def find_name() -> str | None:
-        checkpoint = newest_intact(directory)
-        return None if checkpoint is None else checkpoint.name
-
-    name = compute_and_broadcast("the newest checkpoint", find_name)
-    return None if name is None else directory / name
+def _committed_names(directory: epath.Path) -> list[str]:
+    """Names of the complete checkpoints that process 0 finds, newest first, in all processes."""
+    return compute_and_broadcast(
+        "the checkpoints", lambda: [path.name for path in committed_checkpoint_paths(directory)]
+    )
 
 
 def newest_intact(directory: epath.Path) -> epath.Path | None:
     """The newest complete checkpoint whose files are intact; None if there is no complete one.
 
+    All processes of a run call this, and get the same checkpoint. Damaged ones are named on stderr.
+
     Raises:
       UserError: all complete checkpoints are damaged.
     """
     damage = None
-    for path in committed_checkpoint_paths(directory):
-        damage = find_damage(path)
+    for name in _committed_names(directory):
+        damage = find_damage(directory / name)
         if damage is None:
-            return path
-        print(f"warning: checkpoint {path} is damaged ({damage}); trying the one before", file=sys.stderr)
+            return directory / name
+        if is_first():
+            print(
+                f"warning: checkpoint {directory / name} is damaged ({damage}); trying the one before", file=sys.stderr
+            )
     if damage is not None:
         raise UserError(f"{directory}: every checkpoint is damaged; restore a copy, or start in another --workdir")
     return None
 
 
-def write_commit(checkpoint: epath.Path, written: epath.Path | None = None) -> None:
+def _gather_checksums(checkpoint: epath.Path) -> dict[str, str]:
+    """Checksums of all files in process 0, from the processes that have written them; all processes call this."""
+    becomes_visible(checkpoint / "state")  # process 0 has renamed it
+    gathered = gather_to_first("the checksums of a checkpoint", _own_checksums(checkpoint))
+    sums = {name: sha256 for one in gathered for name, sha256 in one.items()}
+    if is_first():  # on a network file system, a process may not see its files under their new names yet
+        sums |= {name: _sha256(checkpoint / name) for name in _file_names(checkpoint).difference(sums)}
+    return dict(sorted(sums.items()))
+
+
+def write_commit(checkpoint: epath.Path, sums: dict[str, str] | None = None) -> None:
     """Mark a checkpoint as complete. The file is written atomically.
 
     Args:
       checkpoint: with all of its other files.
-      written: the local directory that the files were copied from, if any; checksums are computed there.
+      sums: their checksums by name; None: this process computes them.
     """
-    text = json.dumps({"sha256": _checksums(written or checkpoint)}, indent=1)
+    text = json.dumps({"sha256": _own_checksums(checkpoint) if sums is None else sums}, indent=1)
     write_atomic(checkpoint / COMMIT_MARKER, text.encode())
 
 
@@ -289,27 +311,51 @@ class _Commit(TypedDict):
 
 
 def find_damage(checkpoint: epath.Path) -> str | None:
-    """The first file that is missing, added or changed since the commit, and how; None if there is none."""
+    """The first file that is missing, added or changed since the commit, and how; None if there is none.
+
+    All processes of a run call this, and get the same answer: each verifies the files of its index.
+    """
+    found = all_gather("the files of a checkpoint", _find_own_damage(checkpoint))
+    return next((f"{name} {how}" for name, how in sorted(filter(None, found))), None)
+
+
+def _find_own_damage(checkpoint: epath.Path) -> tuple[str, str] | None:
+    """The first damaged one of the files that this process verifies: its name, and how it is damaged."""
     try:
-        expected = read_json_as(checkpoint / COMMIT_MARKER, _Commit, "")["sha256"]
+        commit = read_json_as(checkpoint / COMMIT_MARKER, _Commit, "")["sha256"]
     except UserError:
-        return f"{COMMIT_MARKER} is incomplete"
-    actual = _checksums(checkpoint)
+        return COMMIT_MARKER, "is incomplete"
+    expected = {name: sha256 for name, sha256 in commit.items() if _is_own(name)}
+    actual = _own_checksums(checkpoint)
     for name in sorted(expected.keys() | actual.keys()):
         if name not in actual:
-            return f"{name} is missing"
+            return name, "is missing"
         if name not in expected:
-            return f"{name} was added later"
+            return name, "was added later"
         if expected[name] != actual[name]:
-            return f"{name} has changed"
+            return name, "has changed"
     return None
 
 
-def _checksums(checkpoint: epath.Path) -> dict[str, str]:
-    sums = {}
-    for path in walk_files(checkpoint):
-        name = path.relative_to(checkpoint).as_posix()
-        if name != COMMIT_MARKER:
-            with path.open("rb") as file:
-                sums[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    return sums
+def _is_own(name: str) -> bool:
+    """Whether this process computes the checksum of a file. The one that wrote it does, or if the number of processes
+    has changed, the one whose index is the same modulo that number.
+    """
+    match = WRITTEN_BY.fullmatch(name)
+    return (int(match[1]) % jax.process_count() if match else 0) == jax.process_index()
+
+
+def _own_checksums(checkpoint: epath.Path) -> dict[str, str]:
+    """Checksums of the files that this process has written; directories of other processes are not listed."""
+    names = _file_names(checkpoint, lambda name: bool(WRITTEN_BY.fullmatch(name)) and not _is_own(name))
+    return {name: _sha256(checkpoint / name) for name in sorted(names) if _is_own(name)}
+
+
+def _file_names(checkpoint: epath.Path, skip: Callable[[str], bool] = lambda name: False) -> set[str]:
+    files = walk_files(checkpoint, lambda path: skip(path.relative_to(checkpoint).as_posix()))
+    return {path.relative_to(checkpoint).as_posix() for path in files} - {COMMIT_MARKER}
+
+
+def _sha256(path: epath.Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
