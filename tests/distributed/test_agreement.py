@@ -1,5 +1,6 @@
 """Refusals of one process, as the others see them."""
 
+import jax
 import pytest
 
 from bert_jax.distributed import agreement
@@ -19,8 +20,14 @@ def test_all_processes_end_with_the_same_exit_code(monkeypatch, kind, refusing):
         raise kind("no")
 
     sent = []
+
+    def exchange(name, value, read):
+        sent.append(value)
+        return sent[0] if read is agreement._read_first else sent
+
     monkeypatch.setattr(agreement, "is_first", lambda: not sent)
-    monkeypatch.setattr(agreement, "all_gather", lambda _, value: [*(sent or [sent.append(value)]), value])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(agreement, "_exchange", exchange)
     with pytest.raises(UserError, match=r"^no$"):
         refusing(refuse)
     with pytest.raises(UserError, match="process 0 refused") as raised:
