@@ -22,7 +22,8 @@ All assumptions of the model:
 - Recomputed layers (`model.remat`) cost their products again; the additional memory traffic is assumed to equal that
   of storing them ("dots" was no slower than "none" on a CPU, see docs/LOG.md).
 - Reading rows, dispatch, checkpoints, evaluation and failures cost nothing; all devices are equally fast.
-- Efficiencies are part of the chip (chips.py): assumed for accelerators, fitted on a CPU.
+- Efficiencies are part of the chip (chips.py): fitted to published runs of other programs for accelerators, to own
+  measurements on a CPU.
 """  # noqa: E501
 
 import math
@@ -34,6 +35,10 @@ from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.planning.workload import Workload, even_shard_size, workload
 from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
+
+ERROR = 0.3
+"""Error of predicted step times, as a share: no prediction differs more from a published rate
+(planning/published_runs.py)."""
 
 HIDDEN_ACCESSES = 45.0
 """Reads and writes of an element of [tokens, H] per layer, forward and backward, feed-forward width included: what

@@ -12,7 +12,8 @@ from bert_jax.config import Config
 from bert_jax.planning import aot_compile, hlo
 from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
 from bert_jax.planning.mesh_search import search_mesh
-from bert_jax.planning.roofline import predict
+from bert_jax.planning.published_runs import RUNS
+from bert_jax.planning.roofline import ERROR, predict
 from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
 from bert_jax.report import Note, Section, Table
@@ -40,8 +41,8 @@ def plan(
       micro_batch: rows of a micro-batch on each device; None: the phases' accumulation, or without it the fewest
         micro-batches that fit by the estimate (`pretrain` finds them by compiling).
       price: per chip and hour, in any currency.
-      search: whether to replace mesh, remat policy and micro-batches by the fastest that fit; the values then have
-        the `search`.
+      search: whether to choose mesh, remat policy and micro-batches (`search_mesh`); the values then have the
+        `search`.
 
     Raises:
       UserError: the mesh does not fit the topology, or the batches of a phase are not divisible.
@@ -74,12 +75,15 @@ def plan(
         "mesh": dict(mesh.shape),
         "phases": rows,
         "run": _run(config, topology, rows, price),
+        "roofline": _roofline(topology),
         "notes": list(_notes(config, topology, programs)),
         **extra,
     }
 
 
-def plan_phase(config: Config, index: int, topology: Topology, accumulation: int) -> Values:
+def plan_phase(
+    config: Config, index: int, topology: Topology, accumulation: int, only_estimate: bool = False
+) -> Values:
     """A phase's row of the plan: compiles the step for TPUs, lowers it for GPUs.
 
     Args:
@@ -87,11 +91,14 @@ def plan_phase(config: Config, index: int, topology: Topology, accumulation: int
       index: of the phase.
       topology: target devices.
       accumulation: micro-batches per step.
+      only_estimate: whether memory and bytes sent are estimated without compilation.
     """
     settings, mesh, chip = config.phases[index], topology.mesh(config.mesh), topology.chip
     sizes = topology.sizes(mesh)
     program = None
-    if topology.devices is None:
+    if only_estimate:
+        pass
+    elif topology.devices is None:
         aot_compile.trace_step(config, index, mesh, accumulation).lower(lowering_platforms=("cuda",))
     else:
         program = aot_compile.compiled_step_stats(config, index, mesh, accumulation)
@@ -148,6 +155,13 @@ def _run(config: Config, topology: Topology, rows: Sequence[Values], price: floa
     return {"hours": hours, "chip_hours": chip_hours, "cost": None if price is None else chip_hours * price}
 
 
+def _roofline(topology: Topology) -> Values:
+    """The published runs that calibrated the roofline for this kind of chip."""
+    runs = RUNS["TPU" if topology.chip.torus_dimensions else "GPU"]
+    hardware = list(dict.fromkeys(run.hardware for run in runs))
+    return {"published_runs": len(runs), "hardware": hardware, "within": ERROR}
+
+
 def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
     """Hours of all steps of a run, from the seconds of a full-batch step in each phase."""
     hours = 0.0
@@ -177,15 +191,16 @@ def to_sections(plan: Values) -> list[Section]:
     """The plan as a report: the phases side by side, the whole run, notes, and the search."""
     axes = ", ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     slices = f" in {plan['slices']} slices" if plan["slices"] > 1 else ""
-    run, table = plan["run"], phase_table(map(_phase_values, plan["phases"]))
+    run, roofline, table = plan["run"], plan["roofline"], phase_table(map(_phase_values, plan["phases"]))
     if run["hours"] is None:
         summary = "the run does not fit: time and cost are not estimated"
     else:
         cost = "" if run["cost"] is None else f", {run['cost']:,.2f} at the given price"
         summary = (
             f"the whole run: {run['hours']:,.2f} hours on {plan['chips']:,} chips, {run['chip_hours']:,.1f} "
-            f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline that was within "
-            "25 % of steps on a CPU, and not compared with TPUs or GPUs)"
+            f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline calibrated from "
+            f"{roofline['published_runs']} published runs of other programs on {', '.join(roofline['hardware'])}, all "
+            f"within {roofline['within']:.0%}; bert_jax was not measured on this chip)"
         )
     title = f"{plan['name']} on {plan['topology']}: {plan['devices']:,} devices{slices}, mesh {axes}"
     notes = (summary, *(f"note: {note}" for note in plan["notes"]))
@@ -201,7 +216,7 @@ def _phase_values(row: Values) -> dict[str, str]:
         "batch": f"{row['batch_size']:,} x {row['seq_len']} tokens",
         "rows x micro-batches": f"{row['rows']} x {row['accumulation']}",
         **{kind: _size(size) for kind, size in memory.items()},
-        "fits": "yes" if row["fits"] else short,
+        "fits": f"yes{by}" if row["fits"] else short,
         **{f"exchanged per step: {kind}": _size(size) for kind, size in (row["collectives"] or {}).items()},
         **{f"sent over {axis}{by}": _size(size) for axis, size in (row["sent"] or {}).items() if size},
         "PFLOP per step": f"{row['flops'] / 1e15:.3f}",
@@ -214,6 +229,14 @@ def _phase_values(row: Values) -> dict[str, str]:
 def _search_section(search: Values) -> Section:
     """The candidates that were compiled, and the next ones by predicted time."""
     blocks: list[Note | Table] = [Note(f"found: {' '.join(search['flags'])}")]
+    blocks.append(
+        Note(
+            f"chosen: the simplest of the settings that are at most {ERROR:.0%} slower than the fastest, which is the "
+            "error of the predictions: memory to spare, fewest axes besides data, no tensor axis, least recomputation, "
+            "fewest micro-batches"
+        )
+    )
+    blocks += [Note(f"left out: {one}") for one in search["left_out"]]
     header = ("data", "fsdp", "tensor", "accumulation", "remat", "s/step", "estimated", "compiled", "")
     for phase, found in search["phases"].items():
         blocks.append(Note(f"phase {phase}: {found['rated']:,} settings rated by the model"))

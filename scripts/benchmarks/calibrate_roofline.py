@@ -2,6 +2,7 @@
 
     python scripts/benchmarks/calibrate_roofline.py --json roofline.json
     python scripts/benchmarks/calibrate_roofline.py --sweep sweep.json   # of `bert-jax bench --sweep`
+    python scripts/benchmarks/calibrate_roofline.py --published
 
 Compiles the train step in several shapes. In each round, every case is sampled in turn: the machine's rates (matrix
 products, memory, elementwise work) and a few steps are measured within seconds of each other, because the speed of a
@@ -12,7 +13,9 @@ and no thread waited.
 On an accelerator of bert_jax/chips.py, the published figures replace the measured rates. On other devices the
 efficiencies are those of `chips.CPU`: some cases served to fit them (role `fitted`), the others check them. The last
 line has the efficiencies that fit the fitting cases of this run. With `--sweep`, the cases and times are those of the
-file: groups that compare implementations of attention serve to fit, the others check.
+file: groups that compare implementations of attention serve to fit, the others check. With `--published`, nothing is
+measured: the published runs of bert_jax/planning/published_runs.py are compared with the prediction, and all serve to
+fit one factor for all efficiencies of a family of chips.
 
 Needs jax, flax, optax, numpy, scipy and tyro.
 """
@@ -20,6 +23,7 @@ Needs jax, flax, optax, numpy, scipy and tyro.
 import argparse
 import dataclasses
 import functools
+import math
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -28,14 +32,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import lsq_linear
+from scipy.optimize import lsq_linear, minimize_scalar
 
 from bert_jax.bench import harness, sweep
 from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.bench.train_step import PRESETS, Case, TrainStep, config_of
-from bert_jax.chips import CPU, Chip, Efficiency, Sizes, chip_of
+from bert_jax.chips import CPU, GPU, TPU, Chip, Efficiency, Sizes, chip_of
 from bert_jax.errors import require
 from bert_jax.model.layers import DropoutKey, dropout, gelu
+from bert_jax.planning.published_runs import RUNS, PublishedRun, predicted_rows_per_second
 from bert_jax.planning.roofline import ACTIVATION_OPS, HASH_OPS, Prediction, predict
 
 TARGET = 0.25
@@ -186,7 +191,13 @@ def fit(cases: Sequence[Case], measured: Sequence[Sequence[Sample]]) -> Efficien
 
 
 def measure_all(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure the cases of the presets, or read those of a sweep, and judge each."""
+    """Measure the cases of the presets, or read those of a sweep or published ones, and judge each."""
+    if options.published:
+        return {
+            "published": {
+                family: judge_published(runs, {"GPU": GPU, "TPU": TPU}[family]) for family, runs in RUNS.items()
+            }
+        }
     if options.sweep:
         return judge_sweep(options.sweep)
     fitted, checked = ([case for case in cases if case.preset in options.presets] for cases in (FITTED, CHECKED))
@@ -225,8 +236,52 @@ def judge_sweep(file: Path) -> dict[str, Any]:
     return {"cases": results, "fit": fit([one[0] for one in chosen], [one[1] for one in chosen])._asdict()}
 
 
+def judge_published(runs: Sequence[PublishedRun], efficiency: Efficiency) -> dict[str, Any]:
+    """Compare published runs with the prediction, and fit one factor of the efficiency to them: that with the least
+    squares of the logarithms of predicted / published.
+    """
+
+    def ratios(factor: float) -> list[float]:
+        scaled = Efficiency(*(factor * share for share in efficiency))
+        return [predicted_rows_per_second(run, scaled) / run.rows_per_second for run in runs]
+
+    best = minimize_scalar(lambda x: sum(math.log(r) ** 2 for r in ratios(x)), bounds=(0.1, 10), method="bounded")
+    return {
+        "runs": [
+            {
+                "source": run.source,
+                "hardware": run.hardware,
+                "devices": run.devices,
+                "work": [one._asdict() for one in run.work],
+                "published": run.rows_per_second,
+                "ratio": ratio,
+            }
+            for run, ratio in zip(runs, ratios(1.0), strict=True)
+        ],
+        "fit": Efficiency(*(float(best.x) * share for share in efficiency))._asdict(),
+    }
+
+
+def render_published(families: dict[str, Any]) -> list[str]:
+    """A table of all runs, and for each family the largest deviation and the fit."""
+    lines = ["| source | devices | tokens: batch, micro-batch | published rows/s | predicted | error |"]
+    lines.append("|---|---|---|---|---|---|")
+    notes = []
+    for family, judged in families.items():
+        for run in judged["runs"]:
+            work = "; ".join(f"{one['seq_len']}: {one['batch_size']:,}, {one['rows']}" for one in run["work"])
+            rates = f"{run['published']:,.0f} | {run['ratio'] * run['published']:,.0f} | {run['ratio'] - 1:+.0%}"
+            lines.append(f"| {run['source']} | {run['devices']:,} x {run['hardware']} | {work} | {rates} |")
+        largest = max(abs(run["ratio"] - 1) for run in judged["runs"])
+        fitted = ", ".join(f"{name} {share:.3g}" for name, share in judged["fit"].items())
+        notes.append(f"{family}: {len(judged['runs'])} runs, all within {largest:.0%}; efficiencies that fit: {fitted}")
+    return lines + notes
+
+
 def render(report: dict[str, Any]) -> list[str]:
     """The table, the number of checked cases within TARGET, and the fit."""
+    if "published" in report:
+        return render_published(report["published"])
     lines = ["| case | role | seconds | predicted / measured | bound |", "|---|---|---|---|---|"]
     for case in report["cases"]:
         figures = f"{case['measured']:.3f} | {case['ratio']:.2f} | {case['bound']}"
@@ -244,6 +299,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--rounds", type=positive, default=5)
     add("--seconds", type=float, default=0.5, help="seconds of steps per sample")
     add("--sweep", type=Path, metavar="FILE", help="judge and fit the cases of a sweep instead of measuring")
+    add("--published", action="store_true", help="judge and fit published runs instead of measuring")
     add("--presets", type=listed(one_of(*PRESETS)), default=list(PRESETS), help="only cases of these presets")
 
 

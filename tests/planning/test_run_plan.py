@@ -13,7 +13,7 @@ from bert_jax.chips import CHIPS, GIB, Sizes
 from bert_jax.cli import main as cli
 from bert_jax.config import MeshConfig, presets
 from bert_jax.errors import UserError
-from bert_jax.planning import aot_compile, run_plan, topologies, workload
+from bert_jax.planning import aot_compile, mesh_search, published_runs, run_plan, topologies, workload
 from bert_jax.planning.hlo import Collective
 from bert_jax.planning.topologies import Topology
 from bert_jax.report.text import render
@@ -95,6 +95,7 @@ def test_gpus_are_estimated(config):
     (row,) = found["phases"]
     assert not row["compiled"] and row["collectives"] is None and row["memory"]["total"] > 0
     assert "sent over data, by estimate" in text_of(found) and "lowered for GPUs, not compiled" in text_of(found)
+    assert "fits yes, by estimate" in text_of(found)
 
 
 def test_time_of_ramps_and_clocks(config, compiled):
@@ -128,10 +129,26 @@ def test_search(config, compiled):
     phase = config.phases[0]
     config = config_lib.replace(config, phases=(phase, dataclasses.replace(phase, steps=1, batch_size=4096)))
     found = run_plan.plan(config, TPUS, search=True)
-    assert [call.args[1] for call in compiled_step_stats.call_args_list] == [0, 1], "the longest first"
+    assert [call.args[1] for call in compiled_step_stats.call_args_list] == [1, 0], "the largest first"
     assert all(row["fits"] for row in found["phases"]) and [row["phase"] for row in found["phases"]] == [0, 1]
     assert "found: --mesh.data" in text_of(found) and "slower" in text_of(found)
     json.dumps(found)
+
+
+def test_a_search_says_what_it_left_out(config, compiled, monkeypatch):
+    monkeypatch.setattr(mesh_search, "CPU_SECONDS", -1.0)
+    found = run_plan.plan(config, TPUS, search=True)
+    assert not aot_compile.compiled_step_stats.called and not found["phases"][0]["compiled"]
+    assert "left out: phases.0 was not compiled" in text_of(found) and "fits yes, by estimate" in text_of(found)
+
+
+def test_the_summary_names_the_runs_and_the_error(config, compiled):
+    """Those of the chip's family."""
+    for topology, hardware in ((TPUS, "TPU v3"), (GPUS, "A100 40 GB, A100 80 GB, V100 32 GB")):
+        found = run_plan.plan(config, topology)
+        runs = published_runs.RUNS["TPU" if topology is TPUS else "GPU"]
+        assert f"{len(runs)} published runs of other programs on {hardware}, all within 30%" in text_of(found)
+        assert "bert_jax was not measured on this chip" in text_of(found)
 
 
 def test_without_libtpu(monkeypatch):
