@@ -50,7 +50,7 @@ def draw(lines: Sequence[dict[str, Any]], title: str, path: Path) -> None:
     axes.set_xticks(COUNTS, [f"{count:,}" for count in COUNTS])
     axes.set(xlabel="chips", ylabel="efficiency, % of a chip that sends nothing", title=title)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8, loc="lower left")
+    axes.legend(fontsize=8, loc="lower right")
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
