@@ -7,22 +7,17 @@ nothing is sent.
 import collections
 import contextlib
 import json
-import time
-import uuid
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-from etils import epath
 from jax._src import distributed  # the store has no public API; tested with the range of jax in setup.cfg
 
-from bert_jax.errors import OutageError, PeerError, UserError, require
+from bert_jax.errors import OutageError, PeerError, UserError
 
 T = TypeVar("T")
 _call_counts: collections.Counter[str] = collections.Counter()
 _timeout_seconds = 3600.0
-VISIBILITY_TIMEOUT_SECONDS = 10.0
-"""Network file systems show a new file to other hosts with a delay."""
 
 
 def set_timeout(seconds: float) -> None:
@@ -151,33 +146,3 @@ def raise_on_all(check: Callable[[], None]) -> None:
 def _kind(refusal: str) -> type[UserError]:
     """What the other processes raise, so that all end with the same exit code."""
     return OutageError if refusal == OutageError.__name__ else UserError
-
-
-def becomes_visible(path: epath.Path) -> bool:
-    """Whether a file that another process has written appears within `VISIBILITY_TIMEOUT_SECONDS`."""
-    deadline = time.monotonic() + VISIBILITY_TIMEOUT_SECONDS
-    while not path.exists():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-def check_shared_directory(directory: epath.PathLike) -> None:
-    """Write a probe file in process 0 and wait until every process sees it.
-
-    Raises:
-      UserError: a process does not see it.
-    """
-    probe = epath.Path(directory) / compute_and_broadcast("a probe's name", lambda: f"probe-{uuid.uuid4().hex}")
-
-    def check() -> None:
-        advice = "put it on a shared file system or in a bucket"
-        require(becomes_visible(probe), f"{directory} is not the same directory on all hosts: {advice}")
-
-    compute_and_broadcast("writing a probe", lambda: probe.write_text("") and None)
-    try:
-        raise_on_all(check)
-    finally:
-        if is_first():  # all processes have looked
-            probe.unlink()

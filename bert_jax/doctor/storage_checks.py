@@ -12,7 +12,7 @@ from bert_jax.chips import GIB, Sizes
 from bert_jax.convert.init_from import check_source
 from bert_jax.data.mixture import common_tokenizer
 from bert_jax.directory_lock import holder
-from bert_jax.distributed.agreement import becomes_visible
+from bert_jax.distributed.shared_directory import becomes_visible
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.errors import UserError
 from bert_jax.planning.workload import count_parameters

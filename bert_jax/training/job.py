@@ -6,7 +6,8 @@ from typing import NamedTuple
 import jax
 
 from bert_jax.directory_lock import DirectoryLock
-from bert_jax.distributed.agreement import barrier, check_shared_directory, compute_and_broadcast, is_first
+from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_first
+from bert_jax.distributed.shared_directory import check_shared_directory
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import continuation, loop

@@ -17,7 +17,7 @@ from bert_jax.config.presets import load_config, preset_files
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight, MixtureOrder
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
-from bert_jax.distributed import agreement
+from bert_jax.distributed import shared_directory
 from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import CheckContext, Machine
 from bert_jax.doctor.doctor import CHECKS, RUN_CHECKS, DoctorOptions, check_run, run_checks
@@ -220,7 +220,7 @@ def findings_of(context: CheckContext, name: str):
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(agreement, "VISIBILITY_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(shared_directory, "VISIBILITY_TIMEOUT_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize(("name", "change", "level", "words"), FIRES)

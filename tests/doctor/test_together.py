@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.data.mixture import CorpusWeight
-from bert_jax.distributed import agreement
+from bert_jax.distributed import shared_directory
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.doctor import machine_checks, storage_checks
 from bert_jax.doctor.doctor import DoctorOptions, run_doctor
@@ -61,7 +61,7 @@ def test_processes_that_agree(tiny_config, tiny_corpus, tmp_path, exists):
 
 def test_differences_are_named_and_the_other_checks_still_run(tiny_config, tiny_corpus, tmp_path, monkeypatch):
     """Another seed, and a corpus that process 1 does not see."""
-    monkeypatch.setattr(agreement, "VISIBILITY_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(shared_directory, "VISIBILITY_TIMEOUT_SECONDS", 0.1)
     other = dataclasses.replace(tiny_config, seed=1)
     codes, findings = run_together([tiny_config, other], [tiny_corpus, Path("/nowhere")], [tmp_path / "run"] * 2)
     assert codes == [2, 2]
@@ -73,7 +73,7 @@ def test_differences_are_named_and_the_other_checks_still_run(tiny_config, tiny_
 
 def test_directories_of_two_processes(tiny_config, tiny_corpus, tmp_path, monkeypatch):
     """As with one relative path, seen from two directories."""
-    monkeypatch.setattr(agreement, "VISIBILITY_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(shared_directory, "VISIBILITY_TIMEOUT_SECONDS", 0.1)
     places = [tmp_path / name / "run" for name in "ab"]
     for place in places:
         place.parent.mkdir()

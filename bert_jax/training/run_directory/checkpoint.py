@@ -27,11 +27,11 @@ from etils import epath
 
 from bert_jax.distributed.agreement import (
     all_gather,
-    becomes_visible,
     compute_and_broadcast,
     gather_to_first,
     is_first,
 )
+from bert_jax.distributed.shared_directory import becomes_visible
 from bert_jax.errors import UserError
 from bert_jax.storage import (
     StagedDirectory,
