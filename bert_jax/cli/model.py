@@ -54,9 +54,11 @@ class Evaluate:
         supervised.announce_exit()
         scored = evaluation._asdict()
         metrics = scored.pop("metrics")
-        if self.json and agreement.is_first():
+        if not agreement.is_first():
+            return 0
+        if self.json:
             print(json.dumps(scored | metrics))
-        elif agreement.is_first():
+        else:
             print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()) + " at most")
             print_metrics(metrics)
         return 0

@@ -26,8 +26,8 @@ class Plan:
     price_per_chip_hour: NonNegative | None = None
     """Price of a chip per hour in any currency, for the cost of the run. Default: unknown."""
     search: bool = False
-    """First search mesh, micro-batches and model.remat: of the fastest, the simplest that fits, with about 150 CPU
-    seconds of compilation."""
+    """First search mesh, micro-batches and model.remat: the simplest that fit and are at most 30 % slower than the
+    fastest, with about 150 CPU seconds of compilation."""
     json: bool = False
     """Print JSON instead of a table."""
     config: ConfigArg

@@ -16,8 +16,8 @@ from bert_jax.data.record import Record
 from bert_jax.errors import UserError
 
 WINDOWS_KEPT = 2
-"""The window that is being read and the next one: 12 MB each (books, 16-bit ids), most of it tokens. A window that was
-dropped is planned and read again."""
+"""The window that is being read and the next one: 12 MB each (books, 16-bit ids), most of it tokens, and up to 7 MB of
+random segments. A window that was dropped is planned and read again; a batch holds all of its windows."""
 
 
 class _Text(NamedTuple):
@@ -97,21 +97,18 @@ class LoadedWindow:
             return self._tokens[:0], starts
         offsets = self.corpus.record_offsets
         first = np.searchsorted(offsets, examples["b_start"][chosen], "right") - 1
-        last = np.searchsorted(offsets, examples["b_stop"][chosen], "left")
-        indices = np.unique(np.concatenate([np.arange(a, b) for a, b in zip(first, last, strict=True)]))
         with self._lock:
             records = self._random_records
-            missing = np.array([index for index in indices.tolist() if index not in records], np.int64)
+            missing = np.array([index for index in np.unique(first).tolist() if index not in records], np.int64)
             records.update(zip(missing.tolist(), self._read(missing), strict=True))
         out = np.empty(examples["b_tokens"][chosen].sum(), self._tokens.dtype)
         at = 0
-        for example, a, b in zip(chosen, first.tolist(), last.tolist(), strict=True):
+        for example, index in zip(chosen, first.tolist(), strict=True):
             row = examples[example]
-            record, inside = records[a], int(row["b_start"] - offsets[a])
+            record, inside = records[index], int(row["b_start"] - offsets[index])
             skip = int(row["b_skip"]) + (int(record.sentence_ends[inside - 1]) if inside else 0)
-            whole = record.tokens if b - a == 1 else np.concatenate([records[i].tokens for i in range(a, b)])
             size = int(row["b_tokens"])
-            out[at : at + size] = whole[skip : skip + size]
+            out[at : at + size] = record.tokens[skip : skip + size]
             starts[example] = at
             at += size
         return out, starts

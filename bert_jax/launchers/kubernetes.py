@@ -22,6 +22,8 @@ THREE_DIMENSIONAL = ("tpu-v4-podslice", "tpu-v5p-slice", "tpu7x")
 CHIPS_PER_HOST = 4
 """In slices of all these accelerators, if the topology has at least 4 chips."""
 
+SYSTEM_DIRECTORIES = ((), ("dev",), ("proc",), ("sys",))
+"""First parts of paths that hold no cache."""
 Accelerator = Literal["tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice", "tpu7x"]
 Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
 
@@ -97,9 +99,11 @@ class Kubernetes:
                 re.fullmatch(r"[^=/]+/[^=/]+=[1-9]\d*", text) is not None,
                 f"--rdma {text}: write RESOURCE=COUNT, as in rdma/rdma_shared_device_a=1",
             )
+            require(not text.startswith("nvidia.com/gpu="), f"--rdma {text}: the number of GPUs is --gpus")
         require(
-            self.cache is None or re.fullmatch(r"/.*[^/].*", self.cache) is not None,
-            f"--cache {self.cache}: give an absolute path, as in /mnt/disks/ssd0/cache",
+            self.cache is None
+            or (is_mounted(self.cache, ["/"]) and PurePosixPath(self.cache).parts[1:2] not in SYSTEM_DIRECTORIES),
+            f"--cache {self.cache}: give an absolute path on a disk, as in /mnt/disks/ssd0/cache",
         )
         for text in self.node_selector:
             require(re.fullmatch(r"[^=]+=[^=]*", text) is not None, f"--node-selector {text}: write KEY=VALUE")
@@ -154,7 +158,7 @@ def check_pretrain_args(words: list[str], mounts: list[str]) -> None:
         "give the config to train after --, as in: -- bert_base --corpus /data/wiki --workdir /data/runs/first",
     )
     require(
-        not words[0].endswith(".py") or words[0].startswith("/"),
+        not words[0].endswith(".py") or is_mounted(words[0], mounts),
         f"config {words[0]}: the pods do not have it: give its path in the mount of a --claim, or add it to configs "
         "before the image is built, and give its name without .py",
     )

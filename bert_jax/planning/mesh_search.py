@@ -21,8 +21,8 @@ from bert_jax.planning.memory_model import estimate_memory
 from bert_jax.planning.roofline import ERROR, predict
 from bert_jax.planning.topologies import Topology
 
-MAX_COMPILED = 6
-"""Maximum number of programs that a search compiles."""
+MAX_TRIED = 6
+"""Number of programs after which a search ends if another one does not fit."""
 CPU_SECONDS = 150.0
 """A program is compiled only if it ends within these CPU seconds of the search, should it take as long as the longest
 one before it. The first is always compiled."""
@@ -70,7 +70,7 @@ class Candidate(NamedTuple):
             is_tied = self.step_seconds * (1 + ERROR) >= chosen.step_seconds
             outcome = "slower" if self > chosen else "faster within the error" if is_tied else "other mesh"
         else:
-            outcome = "chosen" if row["fits"] else "does not fit"
+            outcome = "chosen" if self == chosen else "fits" if row["fits"] else "does not fit"
         needed = row["memory"]["total"] if row and row["compiled"] else None
         return self._asdict() | {"sizes": self.sizes._asdict(), "needed": needed, "outcome": outcome}
 
@@ -87,8 +87,8 @@ def search_mesh(
     """Find the simplest setting that fits, of those that are as fast as the fastest within the error of predictions.
 
     The chosen programs are compiled, that of the phase with the largest estimate first. After one that does not fit,
-    the search chooses again among smaller ones. At most `MAX_COMPILED` programs are compiled, in about `CPU_SECONDS`;
-    the others are estimated.
+    the search chooses again among smaller ones, unless `MAX_TRIED` were tried. Programs are compiled for about
+    `CPU_SECONDS`; the others are estimated.
 
     Args:
       config: of the run.
@@ -123,7 +123,7 @@ def search_mesh(
         tried[i][one] = row
         longest = max(longest, clock() - before)
         if not row["fits"]:
-            limits[i] = 0 if sum(map(len, tried)) >= MAX_COMPILED else min(limits[i], one.memory * RETRY_FACTOR)
+            limits[i] = 0 if sum(map(len, tried)) >= MAX_TRIED else min(limits[i], one.memory * RETRY_FACTOR)
             chosen = choose(config, topology, rated, limits)
     rows = [programs[one] for one, programs in zip(chosen, tried, strict=True)]
     return _with_settings(config, chosen), rows, _to_dict(config, topology, rated, limits, tried, chosen)

@@ -37,8 +37,9 @@ from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
 
 ERROR = 0.3
-"""Error of predicted step times, as a share: no prediction differs more from a published rate
-(planning/published_runs.py)."""
+"""Error of predicted step times, as a share: no prediction differs more from a published rate that its efficiencies
+were fitted to (planning/published_runs.py). That two meshes on one chip differ by less is not known; it is assumed for
+their comparison, too."""
 
 HIDDEN_ACCESSES = 45.0
 """Reads and writes of an element of [tokens, H] per layer, forward and backward, feed-forward width included: what

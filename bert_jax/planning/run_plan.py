@@ -198,7 +198,7 @@ def to_sections(plan: Values) -> list[Section]:
         cost = "" if run["cost"] is None else f", {run['cost']:,.2f} at the given price"
         summary = (
             f"the whole run: {run['hours']:,.2f} hours on {plan['chips']:,} chips, {run['chip_hours']:,.1f} "
-            f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline calibrated from "
+            f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline fitted to "
             f"{roofline['published_runs']} published runs of other programs on {', '.join(roofline['hardware'])}, all "
             f"within {roofline['within']:.0%}; bert_jax was not measured on this chip)"
         )

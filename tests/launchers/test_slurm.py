@@ -124,12 +124,15 @@ def test_retries_end_if_none_makes_a_checkpoint(slurm, tmp_path):
         (5, {"SBATCH_SIGNAL": "TERM@60"}, 0, "bert-jax pretrain"),
         (1, {"SBATCH_SIGNAL": "TERM"}, 2, "60 to 120 seconds"),
         (None, {}, 0, "bert-jax pretrain"),
+        ("exit 1", {}, 0, "bert-jax pretrain"),
     ],
 )
 def test_how_tasks_are_started(minutes, environment, code, message, tmp_path):
-    """With tools that stand for those of Slurm. A job without a time limit has no end."""
-    ends = "NONE" if minutes is None else (datetime.now() + timedelta(minutes=minutes)).isoformat(timespec="seconds")
-    for name, line in {"squeue": f"echo {ends}", "srun": 'echo "srun $*"', "bert-jax": "exit 1"}.items():
+    """With tools that stand for those of Slurm. A job without a time limit has no end; `squeue` may fail."""
+    squeue = minutes or "echo NONE"
+    if isinstance(minutes, int):
+        squeue = f"echo {(datetime.now() + timedelta(minutes=minutes)).isoformat(timespec='seconds')}"
+    for name, line in {"squeue": squeue, "srun": 'echo "srun $*"', "bert-jax": "exit 1"}.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{line}\n")
         (tmp_path / name).chmod(0o755)
     settings = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "1", **environment}

@@ -11,7 +11,7 @@ from bert_jax.planning import mesh_search
 from bert_jax.planning.mesh_search import (
     CPU_SECONDS,
     MARGIN,
-    MAX_COMPILED,
+    MAX_TRIED,
     RETRY_FACTOR,
     Candidate,
     choose,
@@ -164,10 +164,10 @@ def test_too_large_candidates_are_not_compiled(is_compiled):
 
 
 def test_after_one_that_did_not_fit_smaller_ones_are_tried():
-    compiler = Compiler(*[1e9] * (MAX_COMPILED - 1))
+    compiler = Compiler(*[1e9] * (MAX_TRIED - 1))
     *_, search = search_mesh(CONFIG, topology(), compiler)
     sizes = [one.memory for one in compiler.tried]
-    assert len(sizes) == MAX_COMPILED == 6
+    assert len(sizes) == MAX_TRIED == 6
     assert all(after <= before * RETRY_FACTOR for before, after in itertools.pairwise(sizes))
     shown = search["phases"]["0"]["shown"]
     assert [one["outcome"] for one in shown[:6]] == 5 * ["does not fit"] + ["chosen"]
