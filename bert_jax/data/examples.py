@@ -65,8 +65,9 @@ def make_examples(
     a random segment of another document; the sentences that it replaces go into the next example. Pairs that are too
     long lose one token at a time from the longer segment, at its front or back. sentence_pair (Liu et al. 2019, section
     4.2) takes two sentences at a time. sentence_order swaps A and B instead; only a pair of one sentence has a random
-    B, as in ALBERT's code. Unlike there, all random segments for the part of a document in a chunk come from one record
-    of one random document, so that a process reads few records.
+    B, as in ALBERT's code. Unlike there, the random segments for the part of a document in a chunk come from one record
+    of a random document, until they have as many tokens as it has, and then from another one, so that a process reads
+    few records.
 
     Single segments (Liu et al. 2019, section 4.2): whole consecutive sentences up to the length of the row;
     full_sentences continue after a [SEP] at the end of a document. A sentence longer than a row is split into full rows
@@ -122,7 +123,7 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
             target = _target_tokens(state, key, document, kind, room, short)
             state[0] = hash64(hash_combine(key, np.uint64(position)))
             state[1] = np.uint64(0)
-            source = _random_record(state, layout, document)
+            source, unused = (0, 0), 0
             while position < end:
                 stop, tokens, a_stop = _take_sentences(state, lengths, position, end, kind, target)
                 a_length = 0
@@ -133,9 +134,12 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
                 random = single or (kind != ORDER and draw_bernoulli(state, HALF))
                 swapped = kind == ORDER and not single and draw_bernoulli(state, HALF)
                 if random:
+                    if unused <= 0:
+                        source, unused = _random_record(state, layout, document)
                     b_start, b_stop, b_length = _random_segment(
                         state, lengths, source, 0 if kind == SENTENCES else target - a_length
                     )
+                    unused -= b_length
                 else:
                     b_start, b_stop, b_length = a_stop, stop, tokens - a_length
                 a_skip, a_kept, b_skip, b_kept = _truncate_pair(state, a_length, b_length, room)
@@ -188,14 +192,20 @@ def _take_sentences(state, lengths, start, end, kind, target):
 
 @numba.njit(cache=True, nogil=True)
 def _random_record(state, layout, document):
-    """Sentences [first, last) of a record of another document: that of a random sentence of a random document."""
-    _, documents, records = layout
+    """A record of another document, that of a random sentence of a random document: (its sentences [first, last), its
+    number of tokens).
+    """
+    lengths, documents, records = layout
     other = draw_uniform_int(state, len(documents) - 2)
     if other >= document:
         other += 1
     sentence = documents[other] + draw_uniform_int(state, documents[other + 1] - documents[other])
     record = np.searchsorted(records, sentence, "right") - 1
-    return records[record], records[record + 1]
+    first, last = records[record], records[record + 1]
+    tokens = 0
+    for inside in range(first, last):
+        tokens += lengths[inside]
+    return (first, last), tokens
 
 
 @numba.njit(cache=True, nogil=True)

@@ -82,11 +82,7 @@ def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
         waiting = [document[s - sentence] for s in inside]
         draws, once = HashRandom(*key, inside[0] if inside else 0), HashRandom.folded(*key, extra=(0xD0C, number))
         sentence += len(document)
-        if waiting:
-            other = draws.uniform_int(len(texts) - 1)
-            source = texts[other + (other >= number)]
-            record = draws.uniform_int(len(source)) // per_record * per_record
-            source = source[record : record + per_record]
+        unused = 0
         target = room
         if data.format != "sentence_pair" and once.bernoulli(data.short_example_rate):
             target = 2 + once.uniform_int(room - 1)
@@ -105,12 +101,19 @@ def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
             swapped = data.format == "sentence_order" and len(group) > 1 and draws.bernoulli(0.5)
             if random:
                 waiting, label = group[cut:] + waiting, 1
+                if unused <= 0:
+                    other = draws.uniform_int(len(texts) - 1)
+                    source = texts[other + (other >= number)]
+                    record = draws.uniform_int(len(source)) // per_record * per_record
+                    source = source[record : record + per_record]
+                    unused = sum(map(len, source))
                 b, at = [], draws.uniform_int(len(source))
                 while True:
                     b = b + source[at]
                     at += 1
                     if at == len(source) or data.format == "sentence_pair" or len(b) >= target - len(a):
                         break
+                unused -= len(b)
             before = len(a), len(b)
             while len(a) + len(b) > room:
                 longer = a if len(a) > len(b) else b
@@ -280,19 +283,19 @@ def test_share_of_negatives(form):
 
 def test_random_documents_are_uniform():
     """Where random Bs come from: chi-square at alpha 1e-4 over the other documents, seen from the first, whose random
-    Bs come from one record in each epoch.
+    Bs come from one record in each epoch, or two.
     """
-    corpus, found = make_corpus([[3] * 6] * 12, per_record=3), []
+    corpus, found = make_corpus([[3] * 60] * 12, per_record=30), []
     for epoch in range(800):
-        examples = examples_of(corpus, DataConfig(short_example_rate=0.0), 16, [(0, 72)], (1, epoch))[0]
-        starts = examples[(examples["b_offset"] < 0) & (examples["a_start"] < 6)]["b_start"]
-        assert len(np.unique(starts // 3)) <= 1
+        examples = examples_of(corpus, DataConfig(short_example_rate=0.0), 16, [(0, 720)], (1, epoch))[0]
+        starts = examples[(examples["b_offset"] < 0) & (examples["a_start"] < 60)]["b_start"]
+        assert len(np.unique(starts // 30)) <= 2
         found.append(starts[:1])
     starts = np.concatenate(found)
-    counts = np.bincount(starts // 6, minlength=12)
+    counts = np.bincount(starts // 60, minlength=12)
     assert counts[0] == 0 and counts.sum() > 500
     assert stats.chisquare(counts[1:]).pvalue > ALPHA
-    assert stats.chisquare(np.bincount(starts % 6, minlength=6)).pvalue > ALPHA
+    assert stats.chisquare(np.bincount(starts % 60, minlength=60)).pvalue > ALPHA
 
 
 def test_salt_and_place_name_an_example():
