@@ -21,7 +21,6 @@ THREE_DIMENSIONAL = ("tpu-v4-podslice", "tpu-v5p-slice", "tpu7x")
 """Accelerators whose slices have topologies of three dimensions; the others have two."""
 CHIPS_PER_HOST = 4
 """In slices of all these accelerators, if the topology has at least 4 chips."""
-
 SYSTEM_DIRECTORIES = ((), ("dev",), ("proc",), ("sys",))
 """First parts of paths that hold no cache."""
 Accelerator = Literal["tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice", "tpu7x"]

@@ -70,7 +70,8 @@ def test_other_versions_of_checkpoints_are_refused(tmp_path, version, remedy):
     about = json.loads((save / "run.json").read_text())
     assert about["format_version"] == 4
     (save / "run.json").write_text(json.dumps(about | {"format_version": version}))
-    checkpoint.write_commit(checkpoint.checkpoint_directory(run) / save.name)
+    restored = checkpoint.checkpoint_directory(run) / save.name
+    checkpoint.write_commit(restored, checkpoint.own_checksums(restored))
     with pytest.raises(
         UserError, match=f"{re.escape(str(save))}/run.json has format version {version}, .* reads 4: {remedy}"
     ):

@@ -80,7 +80,7 @@ def main(directory: Path) -> None:
     (save,) = checkpoint.checkpoint_directory(kept).iterdir()
     success = save / "state" / "commit_success.txt"  # Orbax writes an absolute path
     success.write_text(success.read_text().replace(f"{run.absolute()}/", ""))
-    checkpoint.write_commit(save)
+    checkpoint.write_commit(save, checkpoint.own_checksums(save))
     model = directory / f"model-{native.FORMAT_VERSION}"
     convert(kept, model, "bert-jax", input_formats.ReadOptions(optimizer_state=True))
     with input_formats.open_model(kept) as source_model:

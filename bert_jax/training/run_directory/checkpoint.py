@@ -288,21 +288,21 @@ def newest_intact(directory: epath.Path) -> epath.Path | None:
 def _gather_checksums(checkpoint: epath.Path) -> dict[str, str]:
     """Checksums of all files in process 0, from the processes that have written them; all processes call this."""
     becomes_visible(checkpoint / "state")  # process 0 has renamed it
-    gathered = gather_to_first("the checksums of a checkpoint", _own_checksums(checkpoint))
+    gathered = gather_to_first("the checksums of a checkpoint", own_checksums(checkpoint))
     sums = {name: sha256 for one in gathered for name, sha256 in one.items()}
     if is_first():  # on a network file system, a process may not see its files under their new names yet
         sums |= {name: _sha256(checkpoint / name) for name in _file_names(checkpoint).difference(sums)}
     return dict(sorted(sums.items()))
 
 
-def write_commit(checkpoint: epath.Path, sums: dict[str, str] | None = None) -> None:
+def write_commit(checkpoint: epath.Path, sums: dict[str, str]) -> None:
     """Mark a checkpoint as complete. The file is written atomically.
 
     Args:
       checkpoint: with all of its other files.
-      sums: their checksums by name; None: this process computes them.
+      sums: their checksums by name.
     """
-    text = json.dumps({"sha256": _own_checksums(checkpoint) if sums is None else sums}, indent=1)
+    text = json.dumps({"sha256": sums}, indent=1)
     write_atomic(checkpoint / COMMIT_MARKER, text.encode())
 
 
@@ -326,7 +326,7 @@ def _find_own_damage(checkpoint: epath.Path) -> tuple[str, str] | None:
     except UserError:
         return COMMIT_MARKER, "is incomplete"
     expected = {name: sha256 for name, sha256 in commit.items() if _is_own(name)}
-    actual = _own_checksums(checkpoint)
+    actual = own_checksums(checkpoint)
     for name in sorted(expected.keys() | actual.keys()):
         if name not in actual:
             return name, "is missing"
@@ -345,7 +345,7 @@ def _is_own(name: str) -> bool:
     return (int(match[1]) % jax.process_count() if match else 0) == jax.process_index()
 
 
-def _own_checksums(checkpoint: epath.Path) -> dict[str, str]:
+def own_checksums(checkpoint: epath.Path) -> dict[str, str]:
     """Checksums of the files that this process has written; directories of other processes are not listed."""
     names = _file_names(checkpoint, lambda name: bool(WRITTEN_BY.fullmatch(name)) and not _is_own(name))
     return {name: _sha256(checkpoint / name) for name in sorted(names) if _is_own(name)}
