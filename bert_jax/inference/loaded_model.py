@@ -28,6 +28,7 @@ from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 
+PROBABILITIES = "attention.probabilities"
 CHUNK_TEXTS, CHUNK_CHARACTERS = 16_384, 2**25
 """Maximum number of texts, and of characters, that `encode` processes at a time."""
 
@@ -213,8 +214,9 @@ class LoadedModel:
         longest, (input_ids, mask) = max(map(len, rows)), self._pad(rows)
         config = _inference_config(self.config)
         config = dataclasses.replace(config, attention="reference") if attentions else config
-        output = _outputs(config, self.heads, hidden_states, attentions, self.params, input_ids, mask)
-        arrays = (output.hidden, output.pooled, output.hidden_states, output.attentions)
+        sites = (PROBABILITIES,) if attentions else ()
+        output = _outputs(config, self.heads, hidden_states, sites, self.params, input_ids, mask)
+        arrays = (output.hidden, output.pooled, output.hidden_states, output.activations.get(PROBABILITIES))
         hidden, pooled, states, probabilities = (None if x is None else np.asarray(x, np.float32) for x in arrays)
         return ModelOutputs(
             input_ids[:, :longest],
@@ -317,14 +319,14 @@ def _outputs(
     config: ModelConfig,
     heads: Heads,
     hidden_states: bool,
-    attentions: bool,
+    sites: tuple[str, ...],
     params: bert.Params,
     input_ids: jax.Array,
     mask: jax.Array,
 ) -> EncoderOutput:
     inputs = whole_rows(input_ids, jnp.zeros_like(input_ids), mask)
     encoder = bert.model_from_params(config, heads, params).encoder
-    return encoder(inputs, hidden_states=hidden_states, attentions=attentions)
+    return encoder(inputs, hidden_states=hidden_states, activations=sites)
 
 
 _vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.embed_packed_inputs)

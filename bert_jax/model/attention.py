@@ -5,7 +5,6 @@ sharding.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +12,8 @@ import jax.numpy as jnp
 from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.config.sections import FUSED_ATTENTION, KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError
+from bert_jax.model.activations import LayerTap
 from bert_jax.model.layers import DropoutKey, Selection, dropout, gather_positions
-
-
-class AttentionResult(NamedTuple):
-    """Context vectors and, if requested, the probabilities before dropout."""
-
-    context: Float[Array, "B Q N D"]
-    probabilities: Float[Array, "B N Q S"] | None
 
 
 def make_attention_mask(
@@ -68,9 +61,9 @@ def attend(
     after: int | None = None,
     dropout_rate: float = 0.0,
     dropout_key: DropoutKey | None = None,
-    keep_probabilities: bool = False,
-) -> AttentionResult:
-    """Softmax attention by an implementation of `ModelConfig.attention`; only `reference` has probabilities.
+    tap: LayerTap | None = None,
+) -> Float[Array, "B Q N D"]:
+    """Context vectors of softmax attention, by an implementation of `ModelConfig.attention`.
 
     Args:
       implementation: not `auto`. Without a dropout key, that is in evaluation, the kernels are replaced by `xla`.
@@ -78,24 +71,24 @@ def attend(
       query_positions: of the queries; None: all, Q = S. Not for kernels and `cudnn`.
       segment_ids, before, after: which pairs attend, see `make_attention_mask`. The context of padding has no meaning.
       dropout_rate, dropout_key: of dropout on the probabilities.
-      keep_probabilities: whether to return them.
+      tap: records and edits scores and probabilities, which only `reference` computes.
 
     Raises:
-      UserError: `keep_probabilities` with another implementation.
+      UserError: the tap needs scores or probabilities, with another implementation.
     """
+    tap = tap or LayerTap()
     assert query_positions is None or implementation not in FUSED_ATTENTION
-    if implementation in KERNEL_ROW_LENGTHS and dropout_key is not None and not keep_probabilities:
+    if implementation in KERNEL_ROW_LENGTHS and dropout_key is not None and not tap.needs_reference_attention:
         settings = {"before": before, "after": after, "dropout_rate": dropout_rate, "dropout_key": dropout_key}
-        return AttentionResult(_kernel_attention(implementation)(query, key, value, segment_ids, **settings), None)
+        return _kernel_attention(implementation)(query, key, value, segment_ids, **settings)
     assert implementation != "auto", "call training.implementation.choose_implementation before"
     mask = make_attention_mask(segment_ids, before, after, query_positions)
     if implementation == "reference":
         selection = None if query_positions is None else Selection(2, query_positions, key.shape[1])
-        probabilities_BNQS = reference_probabilities(query, key, mask)
+        probabilities_BNQS = _reference_probabilities(query, key, mask, tap)
         dropped_BNQS = dropout(probabilities_BNQS, dropout_rate, dropout_key, selection).astype(value.dtype)
-        context_BQND = jnp.einsum("bnqs,bsnd->bqnd", dropped_BNQS, value)
-        return AttentionResult(context_BQND, probabilities_BNQS if keep_probabilities else None)
-    if keep_probabilities:
+        return jnp.einsum("bnqs,bsnd->bqnd", dropped_BNQS, value)
+    if tap.needs_reference_attention:
         raise UserError(
             f"model.attention '{implementation}' has no attention probabilities: "
             "set model.attention reference to read them"
@@ -103,10 +96,9 @@ def attend(
     # Attention dropout needs probabilities; ModelConfig refuses it.
     assert dropout_rate == 0.0 or dropout_key is None
     if implementation == "deferred":
-        return AttentionResult(_deferred_softmax(query, key, value, mask), None)
+        return _deferred_softmax(query, key, value, mask)
     library = "cudnn" if implementation == "cudnn" else "xla"
-    fused = jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library)
-    return AttentionResult(fused, None)
+    return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library)
 
 
 def _kernel_attention(implementation: str) -> Callable[..., Float[Array, "B S N D"]]:
@@ -118,15 +110,15 @@ def _kernel_attention(implementation: str) -> Callable[..., Float[Array, "B S N 
     return kernel_attention
 
 
-def reference_probabilities(
-    query: Float[Array, "B Q N D"], key: Float[Array, "B S N D"], mask: Bool[Array, "B 1 Q S"]
+def _reference_probabilities(
+    query: Float[Array, "B Q N D"], key: Float[Array, "B S N D"], mask: Bool[Array, "B 1 Q S"], tap: LayerTap
 ) -> Float[Array, "B N Q S"]:
     """The softmax of attention in plain jnp (Vaswani et al. 2017, section 3.2), in float32."""
     scores_BNQS = jnp.einsum("bqnd,bsnd->bnqs", query, key, preferred_element_type=jnp.float32)
-    scores_BNQS *= query.shape[-1] ** -0.5
+    scores_BNQS = tap("attention.scores", scores_BNQS * query.shape[-1] ** -0.5)
     # A finite floor: a query with all keys masked gets the mean of all values instead of NaN.
     scores_BNQS = jnp.where(mask, scores_BNQS, jnp.finfo(jnp.float32).min)
-    return jax.nn.softmax(scores_BNQS, axis=-1)
+    return tap("attention.probabilities", jax.nn.softmax(scores_BNQS, axis=-1))
 
 
 def _deferred_softmax(

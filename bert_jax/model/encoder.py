@@ -1,6 +1,6 @@
 """The encoder: embeddings, a block, a stack of blocks, a pooler."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ from flax import nnx
 from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
 from bert_jax.config.sections import FUSED_ATTENTION
+from bert_jax.model.activations import Edits, LayerTap
 from bert_jax.model.attention import apply_rotary_embedding, attend
 from bert_jax.model.layer_plan import (
     LayerPlan,
@@ -47,7 +48,7 @@ class EncoderInputs(NamedTuple):
 
 
 class EncoderOutput(NamedTuple):
-    """Outputs of the encoder; `hidden_states`, `attentions` and `readouts` are None unless requested."""
+    """Outputs of the encoder; `hidden_states` and `readouts` are None unless requested."""
 
     hidden: Float[Array, "B n H"]
     """Of all positions (n = S), or of those that were requested."""
@@ -55,8 +56,8 @@ class EncoderOutput(NamedTuple):
     """tanh of a projection of each example's [CLS]; None without a pooler, or if it was not requested."""
     hidden_states: Float[Array, "L1 B S H"] | None
     """Output of the embeddings and of every layer: L + 1 entries."""
-    attentions: Float[Array, "L B N S S"] | None
-    """Attention probabilities before dropout."""
+    activations: dict[str, Float[Array, "L ..."]]
+    """By site, of all layers: those that were requested."""
     readouts: Float[Array, "L1 B n H"] | None = None
     """What `read_state` returns for every hidden state."""
 
@@ -128,20 +129,17 @@ class Block(nnx.Module):
         hidden: Float[Array, "B S H"],
         plan: LayerPlan,
         inputs: EncoderInputs,
-        head_mask: Float[Array, " N"] | None,
         dropout_key: DropoutKey | None,
-        keep_probabilities: bool,
+        tap: LayerTap,
         positions: Int[Array, "B Q"] | None = None,
-    ) -> tuple[Float[Array, "B Q H"], Float[Array, "B N Q S"] | None]:
-        """Apply one layer according to its plan; the second result is None unless `keep_probabilities`.
+    ) -> Float[Array, "B Q H"]:
+        """Apply one layer according to its plan; `tap` sees its activations.
 
         With `positions`, only the outputs at these positions are computed; without, Q = S.
         """
         rate = self.config.hidden_dropout
         attention_input = self.attention_norm(hidden) if plan.norm_placement is NormPlacement.PRE else hidden
-        attended, probabilities = self._attend(
-            attention_input, plan, inputs, head_mask, dropout_key, keep_probabilities, positions
-        )
+        attended = tap("attention.output", self._attend(attention_input, plan, inputs, dropout_key, tap, positions))
         selection = None
         if positions is not None:
             selection, hidden = Selection(1, positions, hidden.shape[1]), gather_positions(hidden, positions)
@@ -151,27 +149,27 @@ class Block(nnx.Module):
             hidden = self.attention_norm(hidden)
 
         feed_forward_input = hidden if plan.norm_placement is NormPlacement.POST else self.feed_forward_norm(hidden)
-        output = self._feed_forward(feed_forward_input)
+        output = tap("feed_forward.output", self._feed_forward(feed_forward_input, tap))
         output = dropout(output, rate, dropout_key and dropout_key.fold_in(FEED_FORWARD_SITE), selection)
         hidden = hidden + (output if self.feed_forward_adapter is None else self.feed_forward_adapter(output))
         if plan.norm_placement is NormPlacement.POST:
             hidden = self.feed_forward_norm(hidden)
-        return hidden, probabilities
+        return tap("hidden", hidden)
 
-    def _feed_forward(self, hidden: Float[Array, "B Q H"]) -> Float[Array, "B Q H"]:
+    def _feed_forward(self, hidden: Float[Array, "B Q H"], tap: LayerTap) -> Float[Array, "B Q H"]:
         activate, up_BQF = ACTIVATIONS[self.config.activation], self.up(hidden)
-        return self.down(activate(up_BQF) if self.gate is None else activate(self.gate(hidden)) * up_BQF)
+        activated_BQF = activate(up_BQF) if self.gate is None else activate(self.gate(hidden)) * up_BQF
+        return self.down(tap("feed_forward.activations", activated_BQF))
 
     def _attend(
         self,
         hidden: Float[Array, "B S H"],
         plan: LayerPlan,
         inputs: EncoderInputs,
-        head_mask: Float[Array, " N"] | None,
         dropout_key: DropoutKey | None,
-        keep_probabilities: bool,
+        tap: LayerTap,
         positions: Int[Array, "B Q"] | None,
-    ) -> tuple[Float[Array, "B Q H"], Float[Array, "B N Q S"] | None]:
+    ) -> Float[Array, "B Q H"]:
         # Fused attention needs whole rows, so it computes all queries; its outputs are gathered.
         query_positions = None if self.config.attention in FUSED_ATTENTION else positions
         query_ids = inputs.position_ids
@@ -185,8 +183,10 @@ class Block(nnx.Module):
         if plan.rotary_base is not None:
             query = apply_rotary_embedding(query, query_ids, plan.rotary_base)
             key = apply_rotary_embedding(key, inputs.position_ids, plan.rotary_base)
+        query, key = tap("attention.query", query), tap("attention.key", key)
+        value = tap("attention.value", value)
         after = 0 if self.config.direction == "causal" else plan.window
-        context_BQND, probabilities = attend(
+        context_BQND = attend(
             self.config.attention,
             query,
             key,
@@ -197,13 +197,11 @@ class Block(nnx.Module):
             after=after,
             dropout_rate=self.config.attention_dropout,
             dropout_key=dropout_key and dropout_key.fold_in(ATTENTION_SITE),
-            keep_probabilities=keep_probabilities,
+            tap=tap,
         )
         if positions is not None and query_positions is None:
             context_BQND = gather_positions(context_BQND, positions)
-        if head_mask is not None:
-            context_BQND *= head_mask.astype(context_BQND.dtype)[None, None, :, None]
-        return self.attention_out(context_BQND), probabilities
+        return self.attention_out(tap("attention.context", context_BQND))
 
 
 def _adapter(config: ModelConfig, key: Key[Array, ""], site: int) -> Adapter | None:
@@ -241,9 +239,9 @@ class Encoder(nnx.Module):
         *,
         dropout_key: DropoutKey | None = None,
         inputs_embeds: Float[Array, "B S E"] | None = None,
-        head_mask: Float[Array, "L N"] | None = None,
         hidden_states: bool = False,
-        attentions: bool = False,
+        activations: Sequence[str] = (),
+        edits: Edits | None = None,
         read_state: Callable[[Float[Array, "B S H"]], Float[Array, "B n H"]] | None = None,
         positions: Int[Array, "B n"] | None = None,
         pool: bool = True,
@@ -254,29 +252,30 @@ class Encoder(nnx.Module):
           inputs: a batch; `input_ids` are ignored when `inputs_embeds` is given.
           dropout_key: source of dropout's random bits; None disables dropout.
           inputs_embeds: replaces the word embeddings.
-          head_mask: factor of each head's context vectors; differentiable (Michel et al. 2019).
           hidden_states: whether to return all L + 1 hidden states.
-          attentions: whether to return attention probabilities; only the `reference` attention has them.
+          activations: sites (`model.activations.SITES`) whose activations are returned for all layers.
+          edits: changes of activations by site; differentiable.
           read_state: what to return of every hidden state as `readouts`, e.g. its [CLS] vectors; the states themselves
             are then not stacked.
           positions: where the output has hidden vectors; None: everywhere. The last layer then computes these and the
             [CLS] that a pooler reads, if they are at most half of the row (`count_last_layer_positions`). Not together
-            with `hidden_states`, `attentions` or `read_state`, which read the last layer everywhere.
+            with `hidden_states`, `activations` or `read_state`, which read the last layer everywhere, and only with
+            edits that broadcast over positions.
           pool: whether to apply the pooler, if there is one.
 
         Raises:
-          UserError: `attentions` with an implementation that has no probabilities.
+          UserError: scores or probabilities of attention, with an implementation that has none.
         """
 
         def keep(hidden: Array) -> tuple[Array | None, Array | None]:
             return hidden if hidden_states else None, None if read_state is None else read_state(hidden)
 
         embedded = self.embeddings(inputs, inputs_embeds, dropout_key and dropout_key.fold_in(EMBEDDING_SITE))
-        assert positions is None or not (hidden_states or attentions or read_state)
+        assert positions is None or not (hidden_states or activations or read_state)
         pool, read = pool and self.pooler is not None, positions
         if positions is not None and pool:
             read = jnp.concatenate([positions, inputs.cls_positions], axis=1)
-        hidden, kept, probabilities = self._run_layers(embedded, inputs, dropout_key, head_mask, keep, attentions, read)
+        hidden, kept, recorded = self._run_layers(embedded, inputs, dropout_key, edits, keep, activations, read)
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
             kept = jax.tree.map(lambda states, last: states.at[-1].set(last), kept, keep(hidden))
@@ -288,25 +287,26 @@ class Encoder(nnx.Module):
         states, readouts = jax.tree.map(
             lambda first, others: jnp.concatenate([first[None], others]), keep(embedded), kept
         )
-        return EncoderOutput(hidden[:, :num_positions], pooled, states, probabilities, readouts)
+        return EncoderOutput(hidden[:, :num_positions], pooled, states, recorded, readouts)
 
     def pool(self, cls: Float[Array, "B K H"]) -> Float[Array, "B K H"]:
         """tanh of a projection of [CLS] vectors; only with a pooler."""
         return jnp.tanh(self.pooler(cls))
 
-    def _run_layers(self, hidden, inputs, dropout_key, head_mask, keep, keep_probabilities, read):
+    def _run_layers(self, hidden, inputs, dropout_key, edits, keep, sites, read):
         """Apply all layers, the last one at the positions `read`, if they are few.
 
-        Returns (hidden at `read`, keep(hidden) of the layers [L ...], their probabilities [L ...] or None).
+        Returns (hidden at `read`, keep(hidden) of the layers [L ...], their activations at the sites [L ...]).
         """
         graph, stacked = nnx.split(self.layers)
         plans, groups = layer_plans(self.config), parameter_groups(self.config)
 
-        def apply_layer(hidden, parameters, layer, plan, mask, positions=None):
+        def apply_layer(hidden, parameters, layer, plan, layer_edits, positions=None):
             block = nnx.merge(graph, parameters)
             layer_key = dropout_key and dropout_key.fold_in(layer + 1)
-            hidden, probabilities = block(hidden, plan, inputs, mask, layer_key, keep_probabilities, positions)
-            return hidden, (keep(hidden), probabilities)
+            tap = LayerTap(sites, layer_edits)
+            hidden = block(hidden, plan, inputs, layer_key, tap, positions)
+            return hidden, (keep(hidden), tap.recorded)
 
         if self.config.remat != "none":
             policy = REMAT_POLICIES[self.config.remat]
@@ -314,13 +314,13 @@ class Encoder(nnx.Module):
         length = hidden.shape[1]
         is_split = read is not None and count_last_layer_positions(len(plans), read.shape[1], length) < length
         whole = len(plans) - is_split
-        hidden, (kept, probabilities) = run_stack(
-            apply_layer, hidden, stacked, plans[:whole], groups[:whole], head_mask, self.config.scan_unroll
+        hidden, (kept, recorded) = run_stack(
+            apply_layer, hidden, stacked, plans[:whole], groups[:whole], edits, self.config.scan_unroll
         )
         if is_split:
             parameters = jax.tree.map(lambda x: x[groups[-1]], stacked)
-            mask = None if head_mask is None else head_mask[-1]
-            hidden, _ = apply_layer(hidden, parameters, jnp.int32(whole), plans[-1], mask, read)
+            layer_edits = jax.tree.map(lambda x: x[-1], edits)
+            hidden, _ = apply_layer(hidden, parameters, jnp.int32(whole), plans[-1], layer_edits, read)
         elif read is not None:
             hidden = gather_positions(hidden, read)
-        return hidden, kept, probabilities
+        return hidden, kept, recorded

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from bert_jax.array_types import Array, Float
 from bert_jax.model.layer_plan import LayerPlan, split_prefix_and_scan_body
 
-ApplyLayer = Callable[[Array, Any, Array, LayerPlan, Array | None], tuple[Array, Any]]
-"""(hidden, the layer's parameters, its index, its plan, its head mask) -> (hidden, auxiliary outputs)."""
+ApplyLayer = Callable[[Array, Any, Array, LayerPlan, Any], tuple[Array, Any]]
+"""(hidden, the layer's parameters, its index, its plan, its edits) -> (hidden, auxiliary outputs)."""
 
 
 def run_stack(
@@ -19,7 +19,7 @@ def run_stack(
     stacked: Any,
     plans: tuple[LayerPlan, ...],
     groups: tuple[int, ...],
-    head_mask: Float[Array, "L N"] | None,
+    edits: Any,
     unroll: int | None,
 ) -> tuple[Float[Array, "B S H"], Any]:
     """Apply all layers, bottom first.
@@ -31,7 +31,7 @@ def run_stack(
       plans: plan of every layer.
       groups: parameter group of every layer. If each layer has its own, the scan slices the stack;
         shared groups are indexed inside the scan, so that they are never copied L times.
-      head_mask: a row for every layer, or for more, or None.
+      edits: a tree of arrays with a leading axis over the layers, or over more.
       unroll: periods of the plan per iteration of the scan; None: one.
 
     Returns:
@@ -40,15 +40,15 @@ def run_stack(
     is_unshared = len(set(groups)) == len(plans)
     index = jnp.arange(len(plans))
     first = slice(0, len(plans))
-    per_layer = (index, _take(stacked, first) if is_unshared else jnp.asarray(groups), _take(head_mask, first))
+    per_layer = (index, _take(stacked, first) if is_unshared else jnp.asarray(groups), _take(edits, first))
 
     def run_unrolled(hidden, plans, inputs):
         auxiliary = []
         for i, plan in enumerate(plans):
-            layer, parameters, mask = _take(inputs, i)
+            layer, parameters, layer_edits = _take(inputs, i)
             if not is_unshared:
                 parameters = _take(stacked, parameters)
-            hidden, aux = apply_layer(hidden, parameters, layer, plan, mask)
+            hidden, aux = apply_layer(hidden, parameters, layer, plan, layer_edits)
             auxiliary.append(aux)
         return hidden, jax.tree.map(lambda *xs: jnp.stack(xs), *auxiliary)
 

@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.model.attention import make_attention_mask
 from bert_jax.model.flops import pretraining_flops
-from tests.model.toy import BERT, encode, inputs, parameters
+from tests.model.toy import BERT, attentions, encode, inputs, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -42,9 +42,9 @@ def test_a_causal_encoder_reads_left_to_right():
 
 
 def test_causal_windows_attend_backward_only():
-    attentions = np.asarray(encode(LOCAL, parameters(LOCAL), inputs(), attentions=True).attentions)
+    probabilities = attentions(LOCAL, parameters(LOCAL), inputs())
     back = np.arange(12)[:, None] - np.arange(12)[None]
-    global_layer, local_layer = attentions[:, 0]
+    global_layer, local_layer = probabilities[:, 0]
     for head in range(BERT.num_heads):
         np.testing.assert_array_equal(global_layer[head] > 0, back >= 0)
         np.testing.assert_array_equal(local_layer[head] > 0, (back >= 0) & (back <= 2))

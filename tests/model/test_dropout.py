@@ -145,12 +145,14 @@ def test_every_layer_and_site_has_its_own_bits():
 
 
 def test_attention_probabilities_are_dropped():
-    """In every layer; `attentions` returns them before dropout."""
+    """In every layer; they are recorded before it."""
     batch, params, dropout_key = inputs(), parameters(BERT), DropoutKey(jnp.uint32(1), jnp.arange(3))
     config = dataclasses.replace(BERT, attention_dropout=0.5)
-    with_dropout = encode(config, params, batch, dropout_key=dropout_key, hidden_states=True, attentions=True)
-    no_dropout = encode(BERT, params, batch, hidden_states=True, attentions=True)
+    site = "attention.probabilities"
+    options = {"hidden_states": True, "activations": (site,)}
+    with_dropout = encode(config, params, batch, dropout_key=dropout_key, **options)
+    no_dropout = encode(BERT, params, batch, **options)
     np.testing.assert_allclose(with_dropout.hidden_states[0], no_dropout.hidden_states[0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(with_dropout.attentions[0], no_dropout.attentions[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(with_dropout.activations[site][0], no_dropout.activations[site][0], rtol=1e-5, atol=1e-6)
     assert np.abs(with_dropout.hidden_states[1] - no_dropout.hidden_states[1]).max() > 0.1
-    np.testing.assert_allclose(with_dropout.attentions.sum(-1), 1.0, atol=1e-5)
+    np.testing.assert_allclose(with_dropout.activations[site].sum(-1), 1.0, atol=1e-5)

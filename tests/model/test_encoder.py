@@ -12,13 +12,26 @@ from flax import nnx
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
 from bert_jax.model import attention, bert
+from bert_jax.model.activations import Edit, LayerTap
 from bert_jax.model.attention import attend
 from bert_jax.model.encoder import Block
 from bert_jax.model.heads import Heads
 from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups, split_prefix_and_scan_body
 from bert_jax.model.layers import DropoutKey, gather_positions
 from tests.jaxprs import primitives, scans
-from tests.model.toy import BERT, LENGTH, ROWS, assert_trees_close, encode, inputs, loss, parameters, probe, real
+from tests.model.toy import (
+    BERT,
+    LENGTH,
+    ROWS,
+    assert_trees_close,
+    attentions,
+    encode,
+    inputs,
+    loss,
+    parameters,
+    probe,
+    real,
+)
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -76,7 +89,7 @@ def looped(config, params, batch):
     for layer, plan in enumerate(layer_plans(config)):
         group = parameter_groups(config)[layer]
         block = nnx.merge(graph, jax.tree.map(lambda x, group=group: x[group], params["encoder"]["layers"]))
-        hidden, _ = block(hidden, plan, batch, None, None, False)
+        hidden = block(hidden, plan, batch, None, LayerTap())
     return model.encoder.final_norm(hidden) if config.norm_placement == "pre" else hidden
 
 
@@ -142,7 +155,7 @@ def test_masking_a_head_is_removing_it():
     attention_out["kernel"] = attention_out["kernel"][layers, kept]
     smaller = dataclasses.replace(BERT, num_heads=2, head_size=8)
     assert attention_out["kernel"].shape == (3, 2, 8, 24)
-    masked = encode(BERT, params, batch, head_mask=mask)
+    masked = encode(BERT, params, batch, edits={"attention.context": Edit(mask[:, None, None, :, None])})
     assert np.abs(masked.hidden - encode(BERT, params, batch).hidden).max() > 0.01
     np.testing.assert_allclose(masked.hidden, encode(smaller, pruned, batch).hidden, rtol=1e-4, atol=1e-5)
 
@@ -162,10 +175,11 @@ def test_inputs_embeds_replace_the_lookup(config, width):
 def test_optional_outputs():
     batch = inputs()
     plain = encode(BERT, parameters(BERT), batch)
-    assert plain.hidden_states is None and plain.attentions is None
-    output = encode(BERT, parameters(BERT), batch, hidden_states=True, attentions=True)
-    assert output.hidden_states.shape == (4, 3, 12, 24) and output.attentions.shape == (3, 3, 3, 12, 12)
+    assert plain.hidden_states is None and plain.activations == {}
+    output = encode(BERT, parameters(BERT), batch, hidden_states=True, activations=("hidden",))
+    assert output.hidden_states.shape == (4, 3, 12, 24) and output.activations.keys() == {"hidden"}
     np.testing.assert_array_equal(output.hidden_states[-1], output.hidden)
+    np.testing.assert_array_equal(output.hidden_states[1:], output.activations["hidden"])
     np.testing.assert_allclose(output.hidden, plain.hidden, rtol=1e-6, atol=1e-6)
     assert output.pooled.shape == (3, 1, 24)
     pre = encode(MODERN, parameters(MODERN), batch, hidden_states=True)
@@ -174,10 +188,10 @@ def test_optional_outputs():
 
 def test_local_windows():
     batch = inputs()
-    attentions = np.asarray(encode(MODERN, parameters(MODERN), batch, attentions=True).attentions)
+    probabilities = attentions(MODERN, parameters(MODERN), batch)
     far = np.abs(np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None, :]) > 2
     for layer in range(5):
-        outside = attentions[layer, 0][:, far]
+        outside = probabilities[layer, 0][:, far]
         assert (outside > 0).all() if layer % 2 == 0 else (outside == 0).all()
 
 
@@ -228,25 +242,24 @@ def test_deferred_attention_equals_reference(config, packed):
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
     with pytest.raises(UserError, match="'deferred' has no attention probabilities"):
-        encode(deferred, parameters(config), batch, attentions=True)
+        attentions(deferred, parameters(config), batch)
 
 
 def test_fused_attention_has_no_probabilities():
     with pytest.raises(UserError, match=r"set model\.attention reference"):
-        encode(dataclasses.replace(BERT, attention="xla"), parameters(BERT), inputs(), attentions=True)
+        attentions(dataclasses.replace(BERT, attention="xla"), parameters(BERT), inputs())
 
 
 def test_rotary_positions_are_relative():
     config = dataclasses.replace(BERT, positions="rotary")
     batch, params = inputs(), parameters(config)
 
-    def attentions(position_ids):
-        moved = batch._replace(position_ids=position_ids)
-        return np.asarray(encode(config, params, moved, attentions=True).attentions)
+    def moved(position_ids):
+        return attentions(config, params, batch._replace(position_ids=position_ids))
 
-    unshifted = attentions(batch.position_ids)
-    np.testing.assert_allclose(unshifted, attentions(batch.position_ids + 17), rtol=1e-3, atol=1e-5)
-    assert np.abs(unshifted - attentions(batch.position_ids * 2)).max() > 1e-3
+    unshifted = moved(batch.position_ids)
+    np.testing.assert_allclose(unshifted, moved(batch.position_ids + 17), rtol=1e-3, atol=1e-5)
+    assert np.abs(unshifted - moved(batch.position_ids * 2)).max() > 1e-3
     # Learned positions are absolute: the same shift changes them.
     learned = [
         encode(BERT, parameters(BERT), batch._replace(position_ids=batch.position_ids + shift)).hidden
@@ -321,7 +334,7 @@ def test_fused_attention_computes_all_queries_of_the_last_layer(monkeypatch):
 
     def whole_rows(query, key, value, segment_ids, **settings):
         shapes.append(query.shape)
-        return attend("reference", query, key, value, segment_ids, **settings).context
+        return attend("reference", query, key, value, segment_ids, **settings)
 
     monkeypatch.setattr(attention, "_kernel_attention", lambda name: whole_rows)
     reference = dataclasses.replace(BERT, hidden_size=48, hidden_dropout=0.3, attention_dropout=0.3)

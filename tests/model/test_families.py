@@ -12,6 +12,7 @@ from bert_jax.config import TaskHead
 from bert_jax.convert.translate import NativeModel, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families
+from bert_jax.model.activations import Edit
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import DropoutKey, hash_combine
 from tests.model.toy import BERT, encode, inputs, parameters
@@ -30,11 +31,12 @@ def numpy_norm(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("biases", ["all", "none"])
 def test_gated_feed_forward(biases):
-    """gelu(x G) * (x W), then V: a whole block without attention, which a head mask of zeros removes."""
+    """gelu(x G) * (x W), then V: a whole block without attention, which a factor of 0 removes."""
     config = dataclasses.replace(BERT, feed_forward="gated", biases=biases, norm_placement="pre", num_layers=1)
     params = parameters(config)
     layer = jax.tree.map(lambda x: np.asarray(x[0], np.float64), params["encoder"]["layers"])
-    output = encode(config, params, inputs(), head_mask=jnp.zeros((1, config.num_heads)), hidden_states=True)
+    no_heads = {"attention.context": Edit(jnp.zeros((1, 1, 1, 1, 1)))}
+    output = encode(config, params, inputs(), edits=no_heads, hidden_states=True)
     before, after = (np.asarray(x, np.float64) for x in output.hidden_states)
 
     def dense(name, x):

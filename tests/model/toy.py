@@ -49,10 +49,16 @@ def inputs(lengths: tuple[int, ...] = (12, 7, 9), packed: bool = False, seed: in
     return EncoderInputs(*(jnp.asarray(x, jnp.int32) for x in (ids, types, segments, positions, cls)))
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("hidden_states", "attentions"))
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("hidden_states", "activations"))
 def encode(config: ModelConfig, params, batch: EncoderInputs, **options):
     """The encoder's output."""
     return bert.model_from_params(config, Heads(pair=True), params).encoder(batch, **options)
+
+
+def attentions(config: ModelConfig, params, batch: EncoderInputs) -> np.ndarray:
+    """Attention probabilities of all layers, [L, B, N, S, S]."""
+    site = "attention.probabilities"
+    return np.asarray(encode(config, params, batch, activations=(site,)).activations[site])
 
 
 def real(batch: EncoderInputs) -> jax.Array:
