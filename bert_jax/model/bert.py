@@ -48,6 +48,14 @@ class BertModel(nnx.Module):
         read_state = functools.partial(self._read_state, inputs) if mixes else None
         return self.encoder(inputs, dropout_key=dropout_key, read_state=read_state)
 
+    def task_view(self, inputs: EncoderInputs, output: EncoderOutput) -> EncoderOutput:
+        """What `encode` returns, from an output with all positions and all hidden states."""
+        if self._reads_cls:
+            return output._replace(hidden=gather_positions(output.hidden, inputs.cls_positions))
+        if self.heads.task is not None and self.heads.task.mix:
+            return output._replace(readouts=jax.vmap(functools.partial(self._read_state, inputs))(output.hidden_states))
+        return output
+
     def task_features(
         self, inputs: EncoderInputs, output: EncoderOutput, sum_over_devices: SumOverDevices | None = None
     ) -> tuple[Float[Array, "B n H"], Statistics]:

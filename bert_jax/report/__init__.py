@@ -152,7 +152,46 @@ class Intervals:
     """differences in [-margin, margin] count as equivalent; drawn as a band"""
 
 
-Block = Note | Command | Table | Histogram | Bars | Excerpt | Curves | Intervals
+@dataclasses.dataclass(frozen=True)
+class Heatmap:
+    """A matrix of numbers as colors, e.g. a quantity by layer and head; NaN is empty."""
+
+    title: str
+    values: tuple[tuple[float, ...], ...]
+    """rows from top to bottom"""
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    row_label: str
+    """what the rows are, e.g. "layer" """
+    column_label: str
+    unit: str = ""
+    """of the values, at the color bar"""
+    center: float | None = None
+    """colors diverge from this value; None: from the smallest to the largest value"""
+
+
+class Point(NamedTuple):
+    """A point of a `Scatter`."""
+
+    x: float
+    y: float
+    label: str
+    """written beside the point; empty for none"""
+    group: str = ""
+    """points of a group have the same color"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scatter:
+    """Points on a plane, e.g. heads by the distance of their attention."""
+
+    title: str
+    points: tuple[Point, ...]
+    x_label: str
+    y_label: str
+
+
+Block = Note | Command | Table | Histogram | Bars | Excerpt | Curves | Intervals | Heatmap | Scatter
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from etils import epath
 
 from bert_jax.convert.formats.format import InputFormat, ReadOptions, refuse_drop_and_trim
 from bert_jax.convert.name_map import check_finite
@@ -26,7 +27,16 @@ PAIR_LABELS = {
 
 
 def matches(source: StoredPath) -> bool:
-    """Whether a directory is a run's work directory."""
+    """Whether a directory is a run's work directory, or one checkpoint of a run."""
+    return _is_workdir(source) or _is_checkpoint(source)
+
+
+def _is_checkpoint(source: StoredPath) -> bool:
+    """Whether a directory is ``checkpoints/STEP`` of a run."""
+    return source.name.isdigit() and source.parent.name == "checkpoints" and _is_workdir(source.parent.parent)
+
+
+def _is_workdir(source: StoredPath) -> bool:
     if (source / workdir.LEDGER).exists():
         return True
     try:
@@ -36,14 +46,18 @@ def matches(source: StoredPath) -> bool:
 
 
 def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
-    """Read the newest intact checkpoint of a run, with the depth of its phase.
+    """Read the newest intact checkpoint of a run, or the given one, with the depth of its phase.
 
     Raises:
       UserError: no run, no intact checkpoint, or a value that is not finite.
     """
     refuse_drop_and_trim(directory, options)
+    save = None
+    if _is_checkpoint(directory):
+        directory, step = directory.parent.parent, directory.name
+        save = _open_checkpoint(checkpoint.checkpoint_directory(directory) / step)
     config = workdir.read_config(directory)
-    save = checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
+    save = save or checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
     if save is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
     model, heads = config.model_of(checkpoint.read_metadata(save)["phase"]), heads_of(config)
@@ -65,6 +79,20 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     return SourceModel(
         "run", str(directory), translated, directory / workdir.TOKENIZER, optimizer_state=moments, notes=notes
     )
+
+
+def _open_checkpoint(save: epath.Path) -> epath.Path:
+    """The checkpoint, if it is complete and intact.
+
+    Raises:
+      UserError: it is not.
+    """
+    if not (save / checkpoint.COMMIT_MARKER).exists():
+        raise UserError(f"{save} is not a finished checkpoint: give another one, or the run's directory")
+    damage = checkpoint.find_damage(save)
+    if damage is not None:
+        raise UserError(f"{save} is damaged ({damage}): give another one, or the run's directory")
+    return save
 
 
 INPUT = InputFormat("a work directory", matches, read)

@@ -1,0 +1,1 @@
+"""What a model knows, where, and since when: suites of analyses (`bert-jax analyse`), and their functions on arrays."""

@@ -1,0 +1,141 @@
+"""Token ids of sentences for analyses: one sentence or pair per row, with the word that each token belongs to."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.inference.embedding import row_length
+from bert_jax.tokenizers.tokenizer import Tokenizer
+
+TOKENS_PER_BATCH = 2048
+"""Tokens of a batch, padding included; a batch has at least one row."""
+
+
+class Row(NamedTuple):
+    """[CLS] a [SEP], or [CLS] a [SEP] b [SEP]."""
+
+    input_ids: np.ndarray
+    """int32 [n], with special tokens."""
+    token_type_ids: np.ndarray
+    """int32 [n]."""
+    word_ids: np.ndarray
+    """int32 [n]: index of the word of each token, in pairs counted on through both texts; -1 at special tokens."""
+
+
+class Batch(NamedTuple):
+    """Rows padded to one length; all arrays are of NumPy."""
+
+    input_ids: np.ndarray
+    """int32 [B, S]."""
+    token_type_ids: np.ndarray
+    """int32 [B, S]."""
+    attention_mask: np.ndarray
+    """int32 [B, S]: 1 at tokens, 0 at padding."""
+    indices: np.ndarray
+    """int64 [B]: index of each row in the list that was batched; -1 for rows that only fill the batch."""
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each row, special ones included, int64 [B]."""
+        return self.attention_mask.sum(1)
+
+
+def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_length: int) -> list[Row | None]:
+    """Rows of sentences that are given as words; each word is tokenized alone, as in Hewitt and Manning (2019).
+
+    Args:
+      sentences: words of each sentence.
+      tokenizer: of the model.
+      max_length: tokens of a row, special ones included.
+
+    Returns:
+      a row per sentence; None for a sentence with more tokens, or with a word that has no token.
+    """
+    # In byte-level vocabularies the mark of a word's beginning is the space before it.
+    space = " " if tokenizer.settings.get("add_prefix_space") is False else ""
+    flat, lengths = tokenizer.encode_flat([space + word for sentence in sentences for word in sentence])
+    rows, token, word = [], 0, 0
+    for sentence in sentences:
+        of_words = lengths[word : word + len(sentence)]
+        total = int(of_words.sum())
+        ids, word_ids = flat[token : token + total], np.repeat(np.arange(len(sentence)), of_words)
+        token, word = token + total, word + len(sentence)
+        fits = 0 < total <= max_length - 2 and bool((of_words > 0).all())
+        rows.append(_join(tokenizer, [ids], [word_ids]) if fits else None)
+    return rows
+
+
+def encode_texts(
+    texts: Sequence[str], tokenizer: Tokenizer, max_length: int, second: Sequence[str] | None = None
+) -> list[Row | None]:
+    """Rows of texts, or of pairs with the texts of `second`; every token is its own word.
+
+    Args:
+      texts: first or only text of each row; mask tokens and other special tokens in the text are kept as such.
+      tokenizer: of the model.
+      max_length: tokens of a row, special ones included.
+      second: second texts, as many; their tokens have type 1.
+
+    Returns:
+      a row per text; None if it has more tokens, or none.
+    """
+    rows = []
+    for sides in zip(texts, *([] if second is None else [second]), strict=True):
+        ids = [np.asarray(tokenizer.encode(side, specials=True), np.int64) for side in sides]
+        total = sum(map(len, ids))
+        words = np.split(np.arange(total), np.cumsum([len(side) for side in ids])[:-1])
+        fits = total <= max_length - 1 - len(ids) and all(map(len, ids))
+        rows.append(_join(tokenizer, ids, words) if fits else None)
+    return rows
+
+
+def _join(tokenizer: Tokenizer, ids: list[np.ndarray], words: list[np.ndarray]) -> Row:
+    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
+    input_ids = np.concatenate([cls, *(np.r_[side, sep] for side in ids)])
+    word_ids = np.concatenate([[-1], *(np.r_[side, [-1]] for side in words)])
+    types = np.repeat(np.arange(len(ids)), [len(side) + 1 + (i == 0) for i, side in enumerate(ids)])
+    return Row(*(x.astype(np.int32) for x in (input_ids, types, word_ids)))
+
+
+def batches(rows: Sequence[Row], pad_id: int, tokens_per_batch: int = TOKENS_PER_BATCH) -> Iterator[Batch]:
+    """All rows, shortest first, in batches of few shapes, so that few are compiled.
+
+    Args:
+      rows: of any lengths.
+      pad_id: input id of padding.
+      tokens_per_batch: S times B of a batch is at most this, unless B is 1.
+    """
+    order = np.argsort([len(row.input_ids) for row in rows], kind="stable")
+    lengths = np.array([row_length(len(rows[i].input_ids)) for i in order], np.int64)
+    for length in np.unique(lengths):
+        chosen, size = order[lengths == length], max(1, tokens_per_batch // int(length))
+        for start in range(0, len(chosen), size):
+            yield _pad(
+                [rows[i] for i in chosen[start : start + size]], chosen[start : start + size], pad_id, length, size
+            )
+
+
+def _pad(rows: list[Row], indices: np.ndarray, pad_id: int, length: int, size: int) -> Batch:
+    """Rows in a batch of one shape; rows that only fill it repeat the first one."""
+    input_ids, types, mask = (np.full((size, length), fill, np.int32) for fill in (pad_id, 0, 0))
+    for b in range(size):
+        row = rows[b] if b < len(rows) else rows[0]
+        n = len(row.input_ids)
+        input_ids[b, :n], types[b, :n], mask[b, :n] = row.input_ids, row.token_type_ids, 1
+    return Batch(input_ids, types, mask, np.r_[indices, np.full(size - len(rows), -1)].astype(np.int64))
+
+
+def mean_of_words(row: Row, vectors: np.ndarray) -> np.ndarray:
+    """The mean of each word's token vectors, [..., number of words, H].
+
+    Args:
+      row: of `encode_words`.
+      vectors: [..., S, H], S at least the tokens of the row.
+    """
+    n = len(row.input_ids)
+    tokens = np.flatnonzero(row.word_ids >= 0)
+    starts = np.flatnonzero(np.diff(row.word_ids[tokens], prepend=-1))
+    counts = np.diff(np.r_[starts, len(tokens)])
+    sums = np.add.reduceat(vectors[..., :n, :][..., tokens, :], starts, axis=-2)
+    return sums / counts[:, None]

@@ -1,0 +1,56 @@
+"""What a suite of analyses is: a function from a model and data to plain values, and how they are shown."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from bert_jax import report
+from bert_jax.errors import UserError
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.storage import StoredPath
+
+Result = dict[str, Any]
+"""Values that JSON can hold, with names that say what they are and in which unit."""
+
+
+@dataclass(frozen=True)
+class SuiteInputs:
+    """What every suite gets."""
+
+    model: LoadedModel
+    data: StoredPath
+    """The directory with the data of all suites, each kind in a folder (docs/analysis.md)."""
+    seed: int
+    """Of everything random: control tasks, random weights, splits."""
+    progress: bool
+    """Whether progress bars are shown."""
+
+    def files(self, folder: str, *endings: str) -> list[StoredPath]:
+        """The files of a folder of the data with one of the endings, by name.
+
+        Raises:
+          UserError: there is no such folder or file.
+        """
+        directory = self.data / folder
+        found = sorted(directory.iterdir(), key=str) if directory.is_dir() else []
+        found = [path for path in found if path.name.endswith(endings)]
+        if not found:
+            raise UserError(f"{directory}: the suite needs files {' or '.join(endings)} there (docs/analysis.md)")
+        return found
+
+
+class Suite(NamedTuple):
+    """A suite, by which `bert-jax analyse` runs it, saves its result and draws its page."""
+
+    name: str
+    """As in ``--suites``; its settings are flags ``--NAME.FIELD``."""
+    settings: type
+    """A frozen dataclass whose fields have defaults and documented units."""
+    folders: tuple[str, ...]
+    """Folders of the data that it reads; without ``--suites``, suites that lack one are left out."""
+    run: Callable[[SuiteInputs, Any], Result]
+    """(inputs, settings) -> the result."""
+    blocks: Callable[[Result], tuple[report.Block, ...]]
+    """The section of the page about a result."""
+    scalars: Callable[[Result], Mapping[str, float]]
+    """Numbers that are drawn over the checkpoints of a run, by name with unit, e.g. "UUAS, best layer (%)"."""
