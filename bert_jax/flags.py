@@ -240,9 +240,15 @@ def _default(field: dataclasses.Field) -> Any:
 
 @functools.cache
 def _field_docs(kind: type) -> dict[str, str]:
-    """The docstrings of a dataclass' fields, each on one line."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    docs, name = {}, ""
+    """The docstrings of a dataclass' fields, each on one line; those of its base classes too."""
+    docs: dict[str, str] = {}
+    for base in kind.__bases__:
+        docs |= _field_docs(base) if dataclasses.is_dataclass(base) else {}
+    try:
+        source = inspect.getsource(kind)
+    except OSError:  # made by `dataclasses.make_dataclass`
+        return docs
+    (definition,), name = ast.parse(textwrap.dedent(source)).body, ""
     for node in definition.body:
         if isinstance(node, ast.AnnAssign):
             name = node.target.id

@@ -54,3 +54,15 @@ class Suite(NamedTuple):
     """The section of the page about a result."""
     scalars: Callable[[Result], Mapping[str, float]]
     """Numbers that are drawn over the checkpoints of a run, by name with unit, e.g. "UUAS, best layer (%)"."""
+    needs_mlm_head: bool = False
+    any_folder: bool = False
+    """Whether one of the folders is enough."""
+
+    def obstacle(self, inputs: SuiteInputs) -> str | None:
+        """Why the suite cannot run on this model and data; None if it can."""
+        if self.needs_mlm_head and not inputs.model.heads.mlm:
+            return "the model has no MLM head"
+        missing = [folder for folder in self.folders if not (inputs.data / folder).is_dir()]
+        if len(missing) == len(self.folders) or (missing and not self.any_folder):
+            return f"{inputs.data} has no folder {' or '.join(missing)}"
+        return None

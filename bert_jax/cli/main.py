@@ -34,6 +34,13 @@ def bench(argv: Sequence[str]) -> int:
     return measure(argv)
 
 
+def analyse(argv: Sequence[str]) -> None:
+    """Analyse attention, probes, cloze tasks, heads and more of a model, or of every checkpoint of a run."""
+    from bert_jax.analysis.analyse import main as run_suites
+
+    run_suites(argv)
+
+
 COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "pretrain": Pretrain,
     "doctor": Doctor,
@@ -45,6 +52,7 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "report": Report,
     "convert": Convert,
     "finetune": Finetune,
+    "analyse": analyse,
     "launch": launch,
     "bench": bench,
 }

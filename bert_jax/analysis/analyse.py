@@ -1,0 +1,146 @@
+"""The command ``bert-jax analyse``: suites of analyses on a model, or on every checkpoint of a run.
+
+Layers count from 0 in all names and results; hidden state 0 is the output of the embeddings.
+"""
+
+import dataclasses
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import tyro
+
+from bert_jax import flags
+from bert_jax.analysis import page, results
+from bert_jax.analysis.suite import Suite, SuiteInputs
+from bert_jax.analysis.suites import SUITES
+from bert_jax.convert.formats import run as run_format
+from bert_jax.directory_lock import DirectoryLock
+from bert_jax.distributed import jax_setup
+from bert_jax.errors import UserError, did_you_mean
+from bert_jax.flags import DirectoryArg
+from bert_jax.inference import loaded_model
+from bert_jax.report.page_file import check_page_file, write_page
+from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
+
+PAGE = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyseOptions:
+    """Analyse what a model knows, where, and since when; the same command continues a stopped analysis.
+
+    OUT gets a JSON file per suite, with the settings, and one page, report.html, that needs no network.
+    """
+
+    model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
+    """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads."""
+    data: DirectoryArg
+    """Directory with the data, each kind in a folder of a fixed name (docs/analysis.md)."""
+    out: DirectoryArg
+    """Directory of the results."""
+    suites: tuple[str, ...] = ()
+    """Suites to run. Default: all whose data and heads are there; those left out are named."""
+    checkpoints: str = "newest"
+    """Of a run: `newest`, `all`, or steps as in 250,500,1000. With several, the page has curves over the steps."""
+    seed: int = 0
+    """Of control tasks, random weights and splits."""
+
+
+def _command_type() -> type:
+    """AnalyseOptions with the settings of every suite as a field."""
+    fields = [
+        (_attribute(suite), suite.settings, dataclasses.field(default_factory=suite.settings)) for suite in SUITES
+    ]
+    namespace = {"__doc__": AnalyseOptions.__doc__, "__module__": __name__}
+    options = {"bases": (AnalyseOptions,), "namespace": namespace, "frozen": True, "kw_only": True}
+    return dataclasses.make_dataclass("Analyse", fields, **options)
+
+
+def _attribute(suite: Suite) -> str:
+    return suite.name.replace("-", "_")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Run the command.
+
+    Raises:
+      UserError: a wrong argument, missing or malformed data, or a model that does not suit a suite named in --suites.
+    """
+    jax_setup.disable_absent_tpu_backend()
+    options = flags.parse(_command_type(), argv, "bert-jax analyse")
+    chosen = _chosen_suites(options.suites)
+    for path in (options.model, options.data, options.out):
+        check_reachable(path)
+    if not options.data.is_dir():
+        raise UserError(f"--data {options.data} is not a directory: give the one with the folders of data")
+    models = list(_checkpoints(options.model, options.checkpoints))
+    make_directory_if_local(options.out)
+    check_page_file(options.out / PAGE, "--out")
+    with DirectoryLock(options.out) as lock:
+        lock.acquire()
+        _run(options, chosen, models, shlex.join(["bert-jax", "analyse", *argv]))
+
+
+def _chosen_suites(names: Sequence[str]) -> list[Suite]:
+    known = {suite.name: suite for suite in SUITES}
+    for name in names:
+        if name not in known:
+            raise UserError(f"--suites {name}: {did_you_mean(name, known) or 'there are ' + ', '.join(known)}")
+    return [suite for suite in SUITES if not names or suite.name in names]
+
+
+def _checkpoints(model: StoredPath, wanted: str) -> Iterator[tuple[int | None, StoredPath]]:
+    """Steps and sources of the models to analyse, ascending."""
+    if wanted == "newest":
+        yield None, model
+        return
+    if not run_format.matches(model) or model.parent.name == "checkpoints":
+        raise UserError(f"--checkpoints {wanted}: {model} is not a run; give a run's work directory")
+    saved = {int(path.name): path for path in committed_checkpoint_paths(checkpoint_directory(model))}
+    if wanted != "all" and not all(step.strip().isdecimal() for step in wanted.split(",")):
+        raise UserError(f"--checkpoints {wanted}: give newest, all, or steps as in 250,500")
+    steps = sorted(saved) if wanted == "all" else sorted({int(step) for step in wanted.split(",")})
+    missing = [step for step in steps if step not in saved]
+    if missing or not steps:
+        there = ", ".join(map(str, sorted(saved))) or "none"
+        raise UserError(f"--checkpoints {wanted}: {model} has no checkpoint {missing[0] if missing else ''}; {there}")
+    for step in steps:
+        yield step, saved[step]
+
+
+def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, StoredPath]], command: str) -> None:
+    points, left_out = [], {}
+    for step, source in models:
+        model = loaded_model.load(source)
+        digest, directory = results.model_sha256(model), options.out if step is None else options.out / f"{step:08d}"
+        make_directory_if_local(directory)
+        inputs = SuiteInputs(model, options.data, options.seed, progress=True)
+        files = {}
+        for suite in chosen:
+            reason = suite.obstacle(inputs)
+            if reason is not None and options.suites:
+                raise UserError(f"--suites {suite.name}: {reason}")
+            if reason is not None:
+                left_out[suite.name] = reason
+                continue
+            settings = getattr(options, _attribute(suite))
+            computed = results.compute_or_read(directory / f"{suite.name}.json", suite, inputs, settings, digest)
+            files[suite.name] = computed.file
+            how = f"{computed.file['seconds']:.1f} s" if computed.is_new else "done before"
+            print(f"{suite.name}{'' if step is None else f', step {step}'}: {how}", file=sys.stderr)
+        points.append(page.Point(step, files))
+    shown = [suite for suite in chosen if suite.name in points[-1].files]
+    for name, why in left_out.items():
+        print(f"{name} was left out: {why}", file=sys.stderr)
+    if not shown:
+        raise UserError(f"--data {options.data} has no data for any suite: see docs/analysis.md for its folders")
+    sections = page.sections(f"Analysis of {options.model}", command, model, shown, points, left_out)
+    write_page(options.out / PAGE, "--out", sections)
+    for suite in shown:
+        for name, value in suite.scalars(points[-1].files[suite.name]["result"]).items():
+            print(f"{suite.name}: {name}  {value:.4g}")
+    print(f"wrote {options.out / PAGE}")

@@ -1,0 +1,83 @@
+"""The page of an analysis: what was analysed, a section per suite, and curves over the checkpoints."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from bert_jax.analysis.results import ResultFile
+from bert_jax.analysis.suite import Suite
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.report import Block, Command, Curves, Note, Section, Series, Table
+
+
+class Point(NamedTuple):
+    """Results of one checkpoint, by suite."""
+
+    step: int | None
+    """Of the checkpoint; None: a model that is no run."""
+    files: Mapping[str, ResultFile]
+
+
+def sections(
+    title: str,
+    command: str,
+    model: LoadedModel,
+    suites: Sequence[Suite],
+    points: Sequence[Point],
+    left_out: Mapping[str, str],
+) -> list[Section]:
+    """The sections of the page.
+
+    Args:
+      title: of the page.
+      command: that repeats the analysis.
+      model: the newest one.
+      suites: that were run.
+      points: results by checkpoint, ascending; the last one is shown in full.
+      left_out: why a suite was left out, by its name.
+    """
+    newest = points[-1]
+    blocks: list[Block] = [Command(command), _model_table(model, newest)]
+    blocks += [Note(f"{name} was left out: {why}") for name, why in left_out.items()]
+    blocks += [_cost_table(suites, newest)]
+    about = [Section(suite.name, suite.blocks(newest.files[suite.name]["result"])) for suite in suites]
+    over_time = [Section("over the checkpoints", tuple(emergence(suites, points)))] if len(points) > 1 else []
+    return [Section(title, tuple(blocks), level=1), *over_time, *about]
+
+
+def emergence(suites: Sequence[Suite], points: Sequence[Point]) -> list[Block]:
+    """A figure for each number of each suite, over the steps of the checkpoints."""
+    blocks: list[Block] = []
+    for suite in suites:
+        by_step = [(point.step, suite.scalars(point.files[suite.name]["result"])) for point in points]
+        for name in by_step[-1][1]:
+            x = tuple(float(step) for step, scalars in by_step if name in scalars)
+            y = tuple(float(scalars[name]) for _, scalars in by_step if name in scalars)
+            blocks.append(Curves(f"{suite.name}: {name}", (Series(name, x, y),), "step"))
+    return blocks
+
+
+def _model_table(model: LoadedModel, point: Point) -> Table:
+    config = model.config
+    heads = model.heads
+    named = [name for name, present in (("MLM", heads.mlm), ("sentence pair", heads.pair)) if present]
+    named += [heads.task.kind] if heads.task else []
+    rows = [
+        ("layers", str(config.num_layers)),
+        ("heads of a layer", str(config.num_heads)),
+        ("hidden size", str(config.hidden_size)),
+        ("vocabulary", f"{config.vocab_size:,}"),
+        ("heads on top", ", ".join(named) or "none"),
+        *([("checkpoint", f"step {point.step:,}")] if point.step is not None else []),
+        *[("SHA-256 of model and tokenizer", file["request"]["model"][:16]) for file in list(point.files.values())[:1]],
+    ]
+    return Table(("", "model"), tuple(rows), words=True)
+
+
+def _cost_table(suites: Sequence[Suite], point: Point) -> Table:
+    """Time and memory of each suite."""
+    rows = [
+        (suite.name, f"{file['seconds']:.1f}", f"{file['peak_memory_mb']:,}", str(file["request"]["seed"]))
+        for suite in suites
+        for file in [point.files[suite.name]]
+    ]
+    return Table(("suite", "seconds", "peak memory (MB)", "seed"), tuple(rows))

@@ -1,0 +1,137 @@
+"""Results of suites on disk: what each was computed from, and whether a file is the result of the same request."""
+
+import dataclasses
+import hashlib
+import json
+import math
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.errors import UserError
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.storage import StoredPath, read_json_as, write_atomic
+from bert_jax.training.param_paths import name_leaves
+
+FORMAT_VERSION = 1
+ADVICE = "choose another --out, or remove the file"
+
+
+class Request(TypedDict):
+    """What a result is a function of."""
+
+    suite: str
+    settings: dict[str, Any]
+    seed: int
+    model: str
+    """Hex SHA-256 of config, heads, parameters and tokenizer."""
+    data: str
+    """Hex SHA-256 of the files of the suite's folders: their names and contents."""
+
+
+class ResultFile(TypedDict):
+    """A file of a suite's result."""
+
+    format_version: int
+    request: Request
+    result: Result
+    seconds: float
+    """Of the suite, with compilation."""
+    peak_memory_mb: int
+    """Largest resident memory of the process until the suite's end, in 10^6 bytes."""
+
+
+class Computed(NamedTuple):
+    """A result and whether this call computed it."""
+
+    file: ResultFile
+    is_new: bool
+
+
+def model_sha256(model: LoadedModel) -> str:
+    """Hex SHA-256 of everything that determines what a model computes."""
+    about = [dataclasses.asdict(model.config), dataclasses.asdict(model.heads), model.tokenizer.fingerprint]
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, leaf in name_leaves(model.params).items():
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.data)
+    return digest.hexdigest()
+
+
+def data_sha256(data: StoredPath, folders: tuple[str, ...]) -> str:
+    """Hex SHA-256 of the files of some folders: their names and contents; a missing folder counts as empty."""
+    digest = hashlib.sha256()
+    for folder in folders:
+        directory = data / folder
+        for path in sorted(directory.iterdir(), key=str) if directory.is_dir() else []:
+            if path.is_file():
+                digest.update(f"{folder}/{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, settings: Any, model_digest: str) -> Computed:
+    """The result of a suite, from its file if there is one; otherwise the file is written atomically.
+
+    Raises:
+      UserError: the file is the result of another request, or damaged; the data or the model do not suit the suite.
+    """
+    request = Request(
+        suite=suite.name,
+        settings=json.loads(json.dumps(dataclasses.asdict(settings))),
+        seed=inputs.seed,
+        model=model_digest,
+        data=data_sha256(inputs.data, suite.folders),
+    )
+    if path.exists():
+        file: ResultFile = read_json_as(path, ResultFile, ADVICE, FORMAT_VERSION)
+        _check_same(path, file["request"], request)
+        return Computed(file, False)
+    start = time.perf_counter()
+    result = _plain(suite.run(inputs, settings), suite.name)
+    file = ResultFile(
+        format_version=FORMAT_VERSION,
+        request=request,
+        result=result,
+        seconds=round(time.perf_counter() - start, 2),
+        peak_memory_mb=_peak_memory() // 10**6,
+    )
+    write_atomic(path, json.dumps(file, indent=1, allow_nan=False).encode())
+    return Computed(file, True)
+
+
+def _check_same(path: StoredPath, written: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+    """Raise UserError that names the first difference."""
+    if written == request:
+        return
+    before, now = (
+        {**one, **{f"--{one['suite']}.{k}": v for k, v in one["settings"].items()}} for one in (written, request)
+    )
+    differing = [key for key in now if key != "settings" and before.get(key) != now[key]]
+    key = differing[-1] if differing else "settings"
+    how = {"model": "another model", "data": "other data"}.get(key, f"{key} {before.get(key)}, now {now.get(key)}")
+    raise UserError(f"{path} is the result of {how}: {ADVICE}")
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A result as JSON holds it: NumPy's numbers and arrays become Python's; NaN becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(one, f"{where}.{key}") for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(one, where) for one in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist(), where)
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    assert value is None or isinstance(value, bool | int | str), f"{where}: {type(value)}"
+    return value
+
+
+def _peak_memory() -> int:
+    """Bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

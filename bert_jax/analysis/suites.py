@@ -1,0 +1,5 @@
+"""All suites, in the order of the page."""
+
+from bert_jax.analysis.suite import Suite
+
+SUITES: tuple[Suite, ...] = ()

@@ -1,0 +1,150 @@
+"""`bert-jax analyse`: choice of suites, checkpoints, resuming, refusals, and the page; with a suite of the test."""
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from bert_jax.analysis import analyse
+from bert_jax.analysis.suite import Suite, SuiteInputs
+from bert_jax.cli import main as cli
+from bert_jax.errors import UserError
+from bert_jax.field_validation import Count
+from bert_jax.model.heads import Heads
+from bert_jax.report import Note
+from tests.analysis.models import small_model
+
+CALLS = []
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of the suite of this test."""
+
+    words: Count = 3
+    """Number of words."""
+
+
+def run(inputs: SuiteInputs, settings: Settings) -> dict:
+    CALLS.append(settings)
+    scale = inputs.model.params["encoder"]["final_norm" if "final_norm" in inputs.model.params["encoder"] else "pooler"]
+    total = float(sum(np.abs(x).sum() for x in scale.values()))
+    texts = [path.read_text() for path in inputs.files("text", ".txt")]
+    if any("bad" in text for text in texts):
+        raise UserError(f"{inputs.data}/text: a bad text")
+    return {"total": np.float32(total), "texts": len(texts), "undefined": float("nan"), "words": settings.words}
+
+
+SUITE = Suite(
+    "words",
+    Settings,
+    ("text",),
+    run,
+    lambda result: (Note(f"{result['texts']} texts."),),
+    lambda result: {"sum of weights": result["total"], "words": result["words"]},
+)
+TREES = SUITE._replace(name="some-trees", folders=("treebank",))
+
+
+@pytest.fixture(autouse=True)
+def suites(monkeypatch):
+    CALLS.clear()
+    monkeypatch.setattr(analyse, "SUITES", (SUITE, TREES))
+
+
+@pytest.fixture
+def data(tmp_path):
+    (tmp_path / "data" / "text").mkdir(parents=True)
+    (tmp_path / "data" / "text" / "a.txt").write_text("A text.")
+    return tmp_path / "data"
+
+
+def call(*words) -> int:
+    return cli.main(["analyse", *map(str, words)])
+
+
+def test_a_result_a_page_and_a_second_call(tiny_run, data, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert call(tiny_run, "--data", data, "--out", out, "--words.words", 5) == 0
+    file = json.loads((out / "words.json").read_text())
+    assert file["result"]["words"] == 5 and file["result"]["undefined"] is None
+    assert file["request"]["settings"] == {"words": 5} and file["request"]["suite"] == "words"
+    page, printed = (out / "report.html").read_text(), capsys.readouterr()
+    assert "1 texts." in page and "some-trees was left out" in page and "<script" not in page
+    assert "words: words  5" in printed.out and "no folder treebank" in printed.err
+    assert call(tiny_run, "--data", data, "--out", out, "--words.words", 5) == 0
+    assert len(CALLS) == 1 and "done before" in capsys.readouterr().err
+    assert (out / "report.html").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (("--words.words", 4), "words.json is the result of --words.words 3, now 4: choose another --out"),
+        (("--seed", 1), "words.json is the result of seed 0, now 1"),
+        ("text", "words.json is the result of other data"),
+    ],
+)
+def test_results_of_another_request_are_kept(tiny_run, data, tmp_path, capsys, changed, message):
+    out = tmp_path / "out"
+    assert call(tiny_run, "--data", data, "--out", out) == 0
+    before = (out / "words.json").read_bytes()
+    if changed == "text":
+        (data / "text" / "b.txt").write_text("Another text.")
+        changed = ()
+    assert call(tiny_run, "--data", data, "--out", out, *changed) == 2
+    assert message in capsys.readouterr().err
+    assert (out / "words.json").read_bytes() == before
+
+
+def test_all_checkpoints_of_a_run(tiny_run, data, tmp_path):
+    out = tmp_path / "out"
+    assert call(tiny_run, "--data", data, "--out", out, "--checkpoints", "all") == 0
+    steps = sorted(path.name for path in out.iterdir() if path.is_dir())
+    assert len(steps) >= 2 and len(CALLS) == len(steps)
+    totals = [json.loads((out / step / "words.json").read_text())["result"]["total"] for step in steps]
+    assert len(set(totals)) == len(totals)
+    assert "over the checkpoints" in (out / "report.html").read_text()
+    assert call(tiny_run, "--data", data, "--out", out, "--checkpoints", str(int(steps[0]))) == 0
+    assert len(CALLS) == len(steps)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--suites", "word"), "--suites word: did you mean 'words'?"),
+        (("--suites", "some-trees"), "has no folder treebank"),
+        (("--checkpoints", "7777"), "has no checkpoint 7777; "),
+        (("--checkpoints", "first"), "give newest, all, or steps"),
+        (("--words.words", "many"), "--words.words"),
+        (("--data", "nowhere"), "--data nowhere is not a directory"),
+    ],
+)
+def test_wrong_requests(tiny_run, data, tmp_path, capsys, flags, message):
+    given = {"--data": data, "--out": tmp_path / "out"} | dict([flags])
+    assert call(tiny_run, *(word for pair in given.items() for word in pair)) == 2
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("error: ") and message in error
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_an_export_has_no_checkpoints(tiny_export, data, tmp_path, capsys):
+    assert call(tiny_export, "--data", data, "--out", tmp_path / "out", "--checkpoints", "all") == 2
+    assert "is not a run" in capsys.readouterr().err
+    assert call(tiny_export, "--data", data, "--out", tmp_path / "out") == 0
+
+
+def test_a_failed_suite_leaves_no_result(tiny_run, data, tmp_path, capsys):
+    (data / "text" / "b.txt").write_text("bad")
+    assert call(tiny_run, "--data", data, "--out", tmp_path / "out") == 2
+    assert "a bad text" in capsys.readouterr().err and not list((tmp_path / "out").glob("*.json"))
+
+
+def test_suites_that_need_an_mlm_head(data):
+    inputs = SuiteInputs(small_model(Heads(mlm=False)), data, 0, progress=False)
+    assert SUITE.obstacle(inputs) is None
+    assert SUITE._replace(needs_mlm_head=True).obstacle(inputs) == "the model has no MLM head"
+    assert "treebank" in TREES.obstacle(inputs)
+    either = SUITE._replace(folders=("text", "treebank"))
+    assert "treebank" in either.obstacle(inputs) and either._replace(any_folder=True).obstacle(inputs) is None
