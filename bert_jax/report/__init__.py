@@ -1,9 +1,11 @@
 """Reports: sections of prose, tables and figures, rendered by `html` as a page and by `text` for a terminal.
 
-Pages with `Curves` or `Intervals` need matplotlib (the extra `plot`); all other blocks, and text, do not.
+Pages with `Curves`, `Intervals`, `Heatmap` or `Scatter` need matplotlib (the extra `plot`); all other blocks, and text,
+do not.
 """
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 
@@ -154,7 +156,10 @@ class Intervals:
 
 @dataclasses.dataclass(frozen=True)
 class Heatmap:
-    """A matrix of numbers as colors, e.g. a quantity by layer and head; NaN is empty."""
+    """A matrix of numbers as colors, e.g. a quantity by layer and head; NaN is empty.
+
+    Up to 150 cells have their numbers in them.
+    """
 
     title: str
     values: tuple[tuple[float, ...], ...]
@@ -169,6 +174,14 @@ class Heatmap:
     center: float | None = None
     """colors diverge from this value; None: from the smallest to the largest value"""
 
+    @property
+    def numbers(self) -> list[list[str]]:
+        """The values as text, empty for NaN, with as many decimals as two digits of the largest need."""
+        largest = max((abs(value) for row in self.values for value in row if math.isfinite(value)), default=0.0)
+        decimals = max(0, 1 - math.floor(math.log10(largest))) if largest else 0
+        form = f".{decimals}f" if decimals <= 3 and largest < 1e5 else ".2g"
+        return [[f"{value:{form}}" if math.isfinite(value) else "" for value in row] for row in self.values]
+
 
 class Point(NamedTuple):
     """A point of a `Scatter`."""
@@ -176,7 +189,7 @@ class Point(NamedTuple):
     x: float
     y: float
     label: str
-    """written beside the point; empty for none"""
+    """written beside the point if there is room; empty for none"""
     group: str = ""
     """points of a group have the same color"""
 
@@ -187,8 +200,18 @@ class Scatter:
 
     title: str
     points: tuple[Point, ...]
+    """at least one; those with a NaN are not drawn"""
     x_label: str
     y_label: str
+
+    @property
+    def groups(self) -> dict[str, list[Point]]:
+        """The finite points of each group, in the order of first points; a group's index is its color."""
+        groups: dict[str, list[Point]] = {one.group: [] for one in self.points}
+        for one in self.points:
+            if math.isfinite(one.x) and math.isfinite(one.y):
+                groups[one.group].append(one)
+        return groups
 
 
 Block = Note | Command | Table | Histogram | Bars | Excerpt | Curves | Intervals | Heatmap | Scatter

@@ -1,7 +1,8 @@
 """Renders sections as one self-contained HTML page: style and figures are inline, and there is no script.
 
-The page depends on the sections only: rendering it twice gives the same bytes. matplotlib draws curves and intervals
-(`figures`). The template draws histograms and bars, so that pages about corpora do not need that optional package.
+The page depends on the sections only: rendering it twice gives the same bytes. matplotlib draws curves, intervals,
+heatmaps and scatter plots (`figures`). The template draws histograms and bars, so that pages about corpora do not need
+that optional package.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ def render(sections: Sequence[Section]) -> str:
     page = environment.get_template("page.html")
     functions = {"columns": _columns, "svg": figures.to_svg, "breakable": _breakable}
     functions["kind"] = lambda block: type(block).__name__
-    constants = {"generator": GENERATOR, "palette": figures.PALETTE}
+    constants = {"generator": GENERATOR, "palette": figures.PALETTE, "shades": figures.SHADES}
     return page.render(title=title, sections=sections, **functions, **constants) + "\n"
 
 

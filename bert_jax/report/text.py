@@ -4,9 +4,26 @@ import math
 import textwrap
 from collections.abc import Sequence
 
-from bert_jax.report import Bars, Block, Command, Curves, Excerpt, Histogram, Intervals, Note, Section, Series, Table
+from bert_jax.report import (
+    Bars,
+    Block,
+    Command,
+    Curves,
+    Excerpt,
+    Heatmap,
+    Histogram,
+    Intervals,
+    Note,
+    Point,
+    Scatter,
+    Section,
+    Series,
+    Table,
+)
 
 _WIDTH = 100
+_WIDEST = 160
+"""Wider tables of heatmaps are left out."""
 _BAR = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -57,6 +74,35 @@ def _lines(block: Block) -> list[str]:
             margin = [] if block.margin is None else [f"equivalent within ±{block.margin:.4g}"]
             columns = _columns([(block.label, "estimate", "low", "high"), *rows])
             return [f"{block.title}:", *columns, *margin]
+        case Heatmap():
+            return _heatmap(block)
+        case Scatter():
+            header = (f"x: {block.x_label}; y: {block.y_label}", "points", "least x", "most x", "least y", "most y")
+            rows = [(name, f"{len(points):,}", *_extremes(points)) for name, points in block.groups.items()]
+            return [f"{block.title}:", *_columns([header, *rows])]
+
+
+def _heatmap(block: Heatmap) -> list[str]:
+    """A table if it is narrow enough, and the extreme values."""
+    unit = f" ({block.unit})" if block.unit else ""
+    header = (f"{block.row_label} \\ {block.column_label}", *block.columns)
+    table = _columns([header, *((name, *numbers) for name, numbers in zip(block.rows, block.numbers, strict=True))])
+    finite = [
+        (value, f"{value:.3g} at {row}, {column}")
+        for row, values in zip(block.rows, block.values, strict=True)
+        for column, value in zip(block.columns, values, strict=True)
+        if math.isfinite(value)
+    ]
+    ends = [f"smallest {min(finite)[1]}; largest {max(finite)[1]}"] if finite else []
+    return [f"{block.title}{unit}:", *(table if len(table[0]) <= _WIDEST else ()), *ends]
+
+
+def _extremes(points: Sequence[Point]) -> list[str]:
+    """The points with the least x, most x, least y and most y."""
+    if not points:
+        return [""] * 4
+    ends = [end(points, key=lambda one: one[axis]) for axis in (0, 1) for end in (min, max)]
+    return [f"{one.label} {one[i // 2]:.3g}".strip() for i, one in enumerate(ends)]
 
 
 def _curve(series: Series) -> tuple[str, ...]:

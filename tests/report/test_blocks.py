@@ -16,10 +16,13 @@ from bert_jax.report import (
     Command,
     Curves,
     Excerpt,
+    Heatmap,
     Histogram,
     Interval,
     Intervals,
     Note,
+    Point,
+    Scatter,
     Section,
     Series,
     Table,
@@ -34,6 +37,12 @@ CURVES = Curves(
     "step",
 )
 INTERVALS = Intervals("NSP", (Interval("sop", -1.5, -2.0, -1.0), Interval("none", 0.1, -0.2, 0.4)), "points", 0.5)
+HEATMAP = Heatmap(
+    "share", ((0.0, 0.25, 1.0), (0.5, math.nan, -1.0)), ("0", "1"), ("a", "b", "c"), "layer", "head", "points", 0.0
+)
+SCATTER = Scatter(
+    "heads", (Point(0, 0, "0-0", "x"), Point(1, 2, "0-1", "y"), Point(4, 1, "", "y"), Point(math.nan, 0, "n")), "p", "q"
+)
 BLOCKS = {
     "note": (Note("A sentence."), "<p>A sentence.</p>", "A sentence."),
     "warning": (Note("Not alike.", warning=True), '<p class="warning">Not alike.</p>', "warning: Not alike."),
@@ -53,6 +62,20 @@ BLOCKS = {
     "histogram": (Histogram("size", "things", "tokens", (Bin(1, 1, 2, 2),)), "<title>1 tokens: 2 things", "size"),
     "excerpt": (Excerpt("Caption", ("line",), True), "<li>line …</li>", "Caption:\n  · line\n    ..."),
     "curves": (CURVES, "</i>unigram</span>", "first        █▃▁      4   2.5\nunigram       ▁▁      5     5"),
+    "heatmap": (
+        HEATMAP,
+        "<figcaption><b>share</b></figcaption>",
+        "share (points):\nlayer \\ head    a    b     c\n0             0.0  0.2   1.0\n1             0.5       -1.0\n"
+        "smallest -1 at 1, c; largest 1 at 0, c",
+    ),
+    "scatter": (
+        SCATTER,
+        '<i class="dot" style="background:var(--c1)"></i>y</span>',
+        "x: p; y: q  points  least x  most x  least y  most y\n"
+        "x                1    0-0 0   0-0 0    0-0 0   0-0 0\n"
+        "y                2    0-1 1       4        1   0-1 2\n"
+        "                 0",
+    ),
     "intervals": (INTERVALS, "points. Band: equivalent within ±0.5.", "sop         -1.5    -2    -1"),
 }
 
@@ -111,13 +134,89 @@ def test_intervals_are_at_their_values():
     assert (c - a) / (b - a) == pytest.approx(1.8, rel=1e-3)
 
 
+def cells(svg: str) -> dict[str, str]:
+    """Color and opacity, or "empty", by the place of each cell of the first matrix, e.g. "0 1"."""
+    found = {}
+    for style, path in re.findall(r'<path style="([^"]*)" d="([^"]*)"/>', svg.split("</g>")[0]):
+        color = re.fullmatch(r"fill: var\(--(\w+)\); fill-opacity: ([\d.]+)", style)
+        for column, row, n in re.findall(r"M(\d+) (\d+)(?:h(\d+)|l)", path):
+            for i in range(int(n or 1)):
+                found[f"{row} {int(column) + i}"] = f"{color[1]} {color[2]}" if color else "empty"
+    return found
+
+
+def test_cells_of_a_heatmap_have_the_shades_of_their_values():
+    assert cells(svg_of(HEATMAP)) == {
+        "0 0": "above 0.06",
+        "0 1": "above 0.295",
+        "0 2": "above 1",
+        "1 0": "above 0.53",
+        "1 1": "empty",
+        "1 2": "below 1",
+    }
+    sequential = cells(svg_of(dataclasses.replace(HEATMAP, center=None)))
+    assert sequential["1 2"] == "above 0.06" and sequential["0 0"] == "above 0.53" and sequential["0 2"] == "above 1"
+    for value in (3.0, math.nan):
+        equal = dataclasses.replace(HEATMAP, values=((value,) * 3,) * 2)
+        assert set(cells(svg_of(equal)).values()) == {"above 1" if value == 3 else "empty"}
+
+
+def test_numbers_in_the_cells_of_a_heatmap():
+    svg = svg_of(HEATMAP)
+    numbers = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" style="fill: var\(--(\w+)\)">([^<]*)</text>', svg)
+    assert [(color, number) for *_, color, number in numbers] == [
+        ("text", "0.0"),
+        ("text", "0.2"),
+        ("page", "1.0"),
+        ("text", "0.5"),
+        ("page", "−1.0"),
+    ]
+    x, y, width, height = map(float, re.search(r"translate\((\S+) (\S+)\) scale\((\S+) (\S+)\)", svg).groups())
+    assert float(numbers[4][0]) == pytest.approx(x + 2.5 * width, abs=0.1)
+    assert y + height < float(numbers[4][1]) < y + 2 * height
+
+
+def test_large_heatmaps_are_small():
+    """100 x 100 cells, as of a loss surface: no numbers, and every third row and fifth column is named."""
+    rows = tuple(tuple(math.sin(r / 30) * math.cos(c / 20) for c in range(100)) for r in range(100))
+    names = tuple(f"at {i}" for i in range(100))
+    block = Heatmap("loss", rows, names, names, "second direction", "first direction")
+    svg = svg_of(block)
+    assert len(cells(svg)) == 10_000 and len(svg) < 150_000
+    assert "numbers" not in svg and len(re.findall(">at ", svg)) == 20 + 34
+    lines = text.render([Section("Title", (block,), level=1)]).splitlines()
+    assert lines[-2:] == ["loss:", "smallest -1 at at 47, at 63; largest 1 at at 47, at 0"]
+
+
+def test_points_are_at_their_values():
+    svg = svg_of(SCATTER)
+    (first,), second = (
+        [
+            (float(x), float(y))
+            for x, y in re.findall(rf'<use [^>]*x="([-\d.]+)" y="([-\d.]+)" style="fill: var\({color}\)', svg)
+        ]
+        for color in ("--c0", "--c1")
+    )
+    (x0, y0), ((x1, y1), (x2, y2)) = first, second
+    assert x2 - x0 == pytest.approx(4 * (x1 - x0), rel=1e-4) and y0 - y1 == pytest.approx(2 * (y0 - y2), rel=1e-4)
+    assert re.findall(r">(0-\d|n)</text>", svg) == ["0-0", "0-1"]
+
+
+def test_labels_of_points_do_not_overlap():
+    """Of many labels at one place only some are written."""
+    crowd = (*(Point(i / 1e3, 0, f"label {i}") for i in range(100)), Point(5, 5, "alone"))
+    svg = svg_of(Scatter("crowd", crowd, "x", "y"))
+    assert 1 <= len(re.findall(">label", svg)) < 20 and ">alone<" in svg
+
+
 def test_pages_are_deterministic(monkeypatch):
-    before = page(CURVES, INTERVALS)
-    assert page(CURVES, INTERVALS) == before
+    blocks = (CURVES, INTERVALS, HEATMAP, SCATTER)
+    before = page(*blocks)
+    assert page(*blocks) == before
     assert page(CURVES) != page(dataclasses.replace(CURVES, log_x=True))
     monkeypatch.setitem(matplotlib.rcParams, "axes.linewidth", 9)  # as in a matplotlibrc
     monkeypatch.setitem(matplotlib.rcParams, "xtick.major.size", 20)
-    assert page(CURVES, INTERVALS) == before
+    assert page(*blocks) == before
 
 
 class _Tags(HTMLParser):
@@ -143,6 +242,8 @@ def test_hostile_names_are_escaped_and_nothing_is_loaded():
         Excerpt(HOSTILE, (HOSTILE,), False),
         Curves(HOSTILE, series, HOSTILE, HOSTILE),
         Intervals(HOSTILE, (Interval(HOSTILE[:20], 1, 0, 2),), HOSTILE),
+        Heatmap(HOSTILE, ((1.0,),), (HOSTILE[:20],), (HOSTILE[:20],), HOSTILE, HOSTILE, HOSTILE),
+        Scatter(HOSTILE, (Point(1, 2, HOSTILE[:20], HOSTILE), Point(2, 1, HOSTILE, "b")), HOSTILE, HOSTILE),
     )
     content = html.render([Section(HOSTILE, blocks, level=1)])
     tags = _Tags()
