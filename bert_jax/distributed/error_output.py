@@ -48,9 +48,12 @@ class ErrorOutput:
                 else:
                     os.write(2, line)
 
-    def release(self) -> None:
-        """Write the lines of the children, which have ended, that were held back."""
+    def drain(self) -> None:
+        """Wait until all that the children, which have ended, wrote is passed on or held back."""
         while self._threads:
             self._threads.pop().join(DRAIN_SECONDS)
+
+    def release(self) -> None:
+        """Write the lines that were held back."""
         while self._held:
             os.write(2, self._held.popleft())

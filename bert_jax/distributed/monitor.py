@@ -110,7 +110,9 @@ class Monitor:
         os.close(pipe)
         with own_end:
             self._wait(own_end)
-            return self._end_child()
+            code = self._end_child()
+        self.error_output.drain()
+        return code
 
     def _wait(self, link: socket.socket) -> None:
         """Return when all processes ended in order, or the first failure is known."""

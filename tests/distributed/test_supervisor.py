@@ -109,12 +109,12 @@ def test_what_the_runtime_writes_about_peers_is_shown_if_the_run_fails(recovers,
     path = f"path = {str(tmp_path)!r} + f'/{{process_index}}'; started = os.path.exists(path); open(path, 'w')"
     again = f"if started: {DONE if recovers else 'pass'}"
     killed = "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
-    results = end(start({i: "\n".join([path, again, writes, (SLEEP, killed)[i]]) for i in range(2)}, 2))
+    results = end(start({i: "\n".join([path, writes, again, (SLEEP, killed)[i]]) for i in range(2)}, 2))
     assert [code for code, _ in results.values()] == ([0, 0] if recovers else [75, 75])
     first, second = (stderr for _, stderr in results.values())
-    assert first.count(OTHER) == second.count(OTHER) == (1 if recovers else 2)
+    assert first.count(OTHER) == second.count(OTHER) == 2
     assert first.count(CONSEQUENCE) == (0 if recovers else 2) and second.count(CONSEQUENCE) == (1 if recovers else 2)
-    assert first.splitlines()[-1].startswith("warning: " if recovers else "error: ")
+    assert first.splitlines()[-1].startswith(OTHER if recovers else "error: process 1 of 2 (host1) was killed")
 
 
 @pytest.mark.slow
