@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.connections import Peers
+from bert_jax.distributed.error_output import ErrorOutput
 from bert_jax.distributed.rendezvous import listen
 from bert_jax.distributed.supervised import WORKER_ENV
 from bert_jax.errors import TRY_AGAIN, PeerError
@@ -77,7 +78,7 @@ class Monitor:
 
     def __init__(self, peers: Peers, info: ProcessInfo, hosts: Sequence[str], signals: Sequence[int]):
         self.peers, self.info, self.hosts, self.signals = peers, info, hosts, signals
-        self.restarts_left = RESTARTS
+        self.restarts_left, self.error_output = RESTARTS, ErrorOutput()
         self._forget()
 
     @property
@@ -96,14 +97,22 @@ class Monitor:
     def run(self, command: Sequence[str], settings: Mapping[str, Any], children: list[subprocess.Popen]) -> int:
         """Run a child until it ends, or another process fails first; returns its exit code."""
         own_end, child_end = socket.socketpair()
-        environment = os.environ | {WORKER_ENV: json.dumps({**settings, "descriptor": child_end.fileno()})}
+        descriptors = {"descriptor": child_end.fileno(), "stderr": os.dup(2)}
+        environment = os.environ | {WORKER_ENV: json.dumps({**settings, **descriptors})}
+        pipe = self.error_output.open_pipe()
         # In a process group of its own: a terminal sends Ctrl-C to the group of this process, which forwards it.
-        self.child = subprocess.Popen(command, env=environment, pass_fds=[child_end.fileno()], process_group=0)
+        self.child = subprocess.Popen(
+            command, env=environment, stderr=pipe, pass_fds=[*descriptors.values()], process_group=0
+        )
         children[:] = [self.child]
         child_end.close()
+        os.close(descriptors["stderr"])
+        os.close(pipe)
         with own_end:
             self._wait(own_end)
-            return self._end_child()
+            code = self._end_child()
+        self.error_output.drain()
+        return code
 
     def _wait(self, link: socket.socket) -> None:
         """Return when all processes ended in order, or the first failure is known."""
@@ -183,6 +192,8 @@ class Monitor:
             self.peers.send(restart=self.restart)
         port = self.restart and self.restart["port"]
         if port is not None:
+            if failure.process == own:  # they may name the cause
+                self.error_output.release()
             again = f"process {own} ({self.hosts[own]}) starts again, from the newest checkpoint"
             print(f"warning: {self._describe(failure)}; {again}", file=sys.stderr, flush=True)
             self._forget()
@@ -201,6 +212,8 @@ class Monitor:
         """
         own = self.info.process_index
         failure = self.first_failure or next(iter(self.failures), None)
+        if code != 0 or own not in self.done:
+            self.error_output.release()
         if own in self.done or failure is None:
             return code if code >= 0 else TRY_AGAIN
         if code == 2:

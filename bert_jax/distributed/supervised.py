@@ -10,8 +10,8 @@ from typing import NoReturn
 from bert_jax.errors import TRY_AGAIN
 
 WORKER_ENV = "BERT_JAX_WORKER"
-"""Environment variable of the child: its `ProcessInfo`, jax's port, the file descriptor of its supervisor link, and the
-path and the hash of the code that was compared."""
+"""Environment variable of the child: its `ProcessInfo`, jax's port, the file descriptors of its supervisor link and of
+standard error, and the path and the hash of the code that was compared."""
 LINGER_SECONDS = 2.0
 """Process 0 holds jax's key-value store; it ends this much later, so that the others can still read from it."""
 

@@ -22,10 +22,13 @@ from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
 
 CHILD = (
     "import json, os, sys; "
-    f"sys.path[:] = json.loads(os.environ['{WORKER_ENV}'])['path']; "
+    f"settings = json.loads(os.environ['{WORKER_ENV}']); "
+    "sys.path[:] = settings['path']; "
+    "sys.stderr = open(settings['stderr'], 'w', 1, sys.stderr.encoding, 'backslashreplace'); "
     "from bert_jax.cli.main import main; sys.exit(main())"
 )
-"""Program of the child. It imports what its supervisor imports, whatever the current directory contains."""
+"""Program of the child. It imports what its supervisor imports, whatever the current directory contains, and writes to
+its supervisor's standard error, except what C++ writes (error_output.py)."""
 SAVING = b"\nCtrl-C: saving after this step; a second Ctrl-C stops at once without saving\n"
 STOPPING = b"\nCtrl-C: stopping\n"
 """For commands that save nothing."""

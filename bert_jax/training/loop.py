@@ -100,26 +100,29 @@ def train(
       the progress of the run when it stopped.
 
     Raises:
-      UserError: training that diverges repeatedly, damaged checkpoints, a device out of memory, too many starts that
-        made no checkpoint.
+      UserError: training diverges repeatedly, damaged checkpoints, a device out of memory, starts without a checkpoint.
       PeerError: another process is late.
       DeviceError: a device or a connection between processes failed.
     """
     config, ledger, start_time = programs.task.config, Ledger(workdir / LEDGER), start_time or time.time()
     train_steps = TrainSteps(programs, ledger, accumulations)
-    with stop_request() as stop_requested, describing_device_errors():
+    with stop_request() as stop_requested:
         run = RunContext(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
         for attempt in itertools.count():
-            with Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints:
+            with (
+                GoodputRecorder(workdir, start_time) as goodput,
+                describing_device_errors(),
+                Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints,
+            ):
                 recovery.apply_rollback(checkpoints, ledger)
-                with contextlib.closing(GoodputRecorder(workdir, start_time)) as goodput:
-                    started_from = None if attempt else _check_starts(run, checkpoints)
-                    try:
-                        progress = _attempt(run, checkpoints, goodput, started_from)
-                        break
-                    except DivergenceError as divergence:
-                        goodput.write_totals(divergence.last)
-                        recovery.record_rollback(divergence, config, checkpoints, ledger)
+                if attempt == 0:
+                    goodput.begin(_check_starts(run, checkpoints))
+                try:
+                    progress = _attempt(run, checkpoints, goodput)
+                    break
+                except DivergenceError as divergence:
+                    goodput.write_totals(divergence.last)
+                    recovery.record_rollback(divergence, config, checkpoints, ledger)
             start_time = time.time()
     if stop_requested.interrupted and not progress.ended:
         done = f"stopped and saved at step {progress.cursor.step} of {config.total_steps}"
@@ -146,18 +149,13 @@ def _check_starts(run: RunContext, checkpoints: Checkpoints) -> int:
     return step
 
 
-def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder, started_from: int | None) -> Progress:
-    """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError.
-
-    `started_from` is the step of the newest checkpoint at the start of the process; None: after a rollback.
-    """
+def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
+    """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     seed = put_seed(config.seed, mesh)
     with contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
-        if started_from is not None:
-            goodput.begin(started_from)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):
             goodput.write_totals(cursor.step, ended=ended)

@@ -122,9 +122,11 @@ def test_errors_are_one_line(cwd, capfd, line, parts):
     assert all(part in message for part in parts.split(" ... ")), message
 
 
-def test_damaged_checkpoints(cwd, capfd):
+def test_damaged_checkpoints(cwd, capfd, tmp_path):
     """One warning for each damaged checkpoint, then the error; training does not restart on top of them."""
-    pretrain = "pretrain tiny.py --corpus corpus --workdir damaged"
+    shutil.copytree("damaged", tmp_path / "run")
+    before_training = snapshot(tmp_path / "run" / "checkpoints")
+    pretrain = f"pretrain tiny.py --corpus corpus --workdir {tmp_path / 'run'}"
     for line in ("fill-mask damaged '[MASK]'", pretrain):
         assert cli.main(shlex.split(line)) == 2
         *before, message = capfd.readouterr().err.splitlines()
@@ -132,6 +134,7 @@ def test_damaged_checkpoints(cwd, capfd):
         assert "restore a copy" in message
         warnings = [text for text in before if text.startswith("warning: checkpoint ")]
         assert len(warnings) == 2 and (warnings == before or line == pretrain)
+    assert snapshot(tmp_path / "run" / "checkpoints") == before_training
 
 
 @pytest.mark.slow

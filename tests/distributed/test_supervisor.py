@@ -91,6 +91,32 @@ def test_processes_are_started_once_more(failure, code, tmp_path):
     assert ("process 0 (host0) starts again" in results[0][1]) == (code == 0)
 
 
+CONSEQUENCE = """
+E1124 03:38:04.205438   13668 coordination_service_agent.cc:289] Polled an error from coordination service.
+F1124 03:38:04.205449   13668 client.h:80] Terminating process because the JAX distributed service failed
+Additional GRPC error information from remote target coordination_service:
+*** Check failure stack trace: ***
+    @     0x7f7090858634  absl::lts_20260107::log_internal::LogMessage::SendToLog()
+""".strip()
+"""What jax writes when a peer ends."""
+OTHER = "W1124 03:38:05.123456   13668 slow_operation_alarm.cc:73] a program is compiled for more than 2 minutes"
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_what_the_runtime_writes_about_peers_is_shown_if_the_run_fails(recovers, tmp_path):
+    """Other lines are never held back, and neither are those of the process that failed first."""
+    writes = f"print({CONSEQUENCE!r}, file=sys.stderr); print({OTHER!r}, file=sys.stderr, flush=True)"
+    path = f"path = {str(tmp_path)!r} + f'/{{process_index}}'; started = os.path.exists(path); open(path, 'w')"
+    again = f"if started: {DONE if recovers else 'pass'}"
+    killed = "time.sleep(0.5); os.kill(os.getpid(), signal.SIGKILL)"
+    results = end(start({i: "\n".join([path, writes, again, (SLEEP, killed)[i]]) for i in range(2)}, 2))
+    assert [code for code, _ in results.values()] == ([0, 0] if recovers else [75, 75])
+    first, second = (stderr for _, stderr in results.values())
+    assert first.count(OTHER) == second.count(OTHER) == 2
+    assert first.count(CONSEQUENCE) == (0 if recovers else 2) and second.count(CONSEQUENCE) == (1 if recovers else 2)
+    assert first.splitlines()[-1].startswith(OTHER if recovers else "error: process 1 of 2 (host1) was killed")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("first", "then", "code", "words"),

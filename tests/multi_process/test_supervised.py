@@ -84,6 +84,7 @@ def test_only_process_0_logs(disturbed):
     assert "warning: process 0 of 2 (" in err and "was killed by SIGKILL; process 0 (" in err
     assert "finished" in out and "continuing from step" in err and "training:" in err
     assert not other_out.strip() and "continuing" not in other_err and "training:" not in other_err
+    assert "coordination_service_agent.cc" not in other_err, "process 0 held jax's service"
 
 
 def test_restarts_change_nothing(disturbed, undisturbed):

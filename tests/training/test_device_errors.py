@@ -9,7 +9,9 @@ import pytest
 from bert_jax import command_line
 from bert_jax.config import CheckpointConfig, RecoveryConfig
 from bert_jax.distributed import device_errors
-from bert_jax.errors import TRY_AGAIN, DeviceError, PeerError, UserError
+from bert_jax.errors import TRY_AGAIN, DeviceError, OutageError, PeerError, UserError
+from bert_jax.training import loop
+from bert_jax.training.run_directory import goodput
 from tests.runs import assert_same_run
 
 RuntimeFailure = jax.errors.JaxRuntimeError
@@ -77,6 +79,32 @@ def test_a_run_that_makes_no_checkpoint_is_not_started_for_ever(config, train, t
         assert train(config, workdir).ended == "steps"
     starts = [line["step"] for line in map(json.loads, lines.splitlines()) if line.get("start")]
     assert starts == [0, 0, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "counts"),
+    [
+        (RuntimeFailure("INTERNAL: broken"), DeviceError, True),
+        (OutageError("the store is away"), OutageError, True),
+        (RuntimeFailure("RESOURCE_EXHAUSTED: Out of memory"), UserError, False),
+        (UserError("damaged"), UserError, False),
+    ],
+)
+def test_starts_that_end_before_there_are_parameters(config, train, tmp_path, monkeypatch, error, kind, counts):
+    """They count, unless a user's mistake ended them, which no launcher repeats."""
+
+    def fail(*_):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(loop, "_restore_or_init", fail)
+        for _ in range(3):
+            with pytest.raises((kind, UserError)) as caught:
+                train(config, tmp_path / "run")
+    assert ("the last 2 starts of this run made no checkpoint" in str(caught.value)) == counts
+    if not counts:
+        assert train(config, tmp_path / "run").ended == "steps"
+        assert goodput.summarize(tmp_path / "run")["lost"] == 0
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TypedDict
 
 from bert_jax.distributed.agreement import is_first
+from bert_jax.errors import OutageError, UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training.run_directory.environment import describe_environment
 from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
@@ -28,7 +29,11 @@ class _Line(TypedDict):
 
 
 class GoodputRecorder:
-    """Time by kind of one attempt: a process, or its training after a rollback."""
+    """Time by kind of one attempt: a process, or its training after a rollback.
+
+    It is a context manager. If a user's mistake ends the attempt, the last line says so, and the start does not count
+    (`starts_without_checkpoint`); an outage of a store is no such mistake.
+    """
 
     def __init__(self, workdir: StoredPath, start_time: float):
         """Start the clock; damaged lines are removed from the file.
@@ -37,7 +42,7 @@ class GoodputRecorder:
           workdir: of the run.
           start_time: `time.time()` at the start of the process or attempt; the time since then is `init`.
         """
-        self.start_time, self._file = start_time, None
+        self.start_time, self._file, self._last = start_time, None, None
         if is_first():
             truncate_lines(workdir / FILE, _Line)
             self._file = JsonLines(workdir / FILE, durable=False)
@@ -53,7 +58,7 @@ class GoodputRecorder:
             self.seconds[kind] += time.perf_counter() - start
 
     def begin(self, step: int) -> None:
-        """The process has started; the newest checkpoint is of step `step`."""
+        """The process is about to initialise or restore the state; the newest checkpoint is of step `step`."""
         self.seconds["init"] += time.time() - self.start_time
         self.write_totals(step, start=True)
         if self._file is not None:
@@ -72,11 +77,19 @@ class GoodputRecorder:
         kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
         line = {"start_time": self.start_time, "step": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
         self._file.write(line | values)
+        self._last = line
 
-    def close(self) -> None:
+    def __enter__(self) -> "GoodputRecorder":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Close the file after all lines are written."""
-        if self._file is not None:
-            self._file.close()
+        if self._file is None:
+            return
+        if self._last and kind and issubclass(kind, UserError) and not issubclass(kind, OutageError):
+            with contextlib.suppress(OSError):  # the mistake can be a full disk
+                self._file.write(self._last | {"ended": "error"})
+        self._file.close()
 
 
 def summarize(workdir: StoredPath) -> dict[str, float]:
@@ -106,7 +119,7 @@ def summarize(workdir: StoredPath) -> dict[str, float]:
 
 
 def starts_without_checkpoint(workdir: StoredPath, step: int) -> int:
-    """The number of the last starts in a row that began at a step and had not ended the run."""
+    """The number of the last starts in a row that began at a step and ended neither the run nor by a user's mistake."""
     starts: dict[float, int] = {}
     for entry in read_lines(workdir / FILE, _Line):
         if entry.get("start"):
