@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+
 from bert_jax import report
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.model import bert
 from bert_jax.storage import StoredPath
 
 Result = dict[str, Any]
@@ -37,6 +40,12 @@ class SuiteInputs:
         if not found:
             raise UserError(f"{directory}: the suite needs files {' or '.join(endings)} there (docs/analysis.md)")
         return found
+
+    def with_random_weights(self) -> LoadedModel:
+        """The model with random weights from the seed, the baseline of what pretraining has put in."""
+        config, heads = self.model.config, self.model.heads
+        params = bert.init(config, jax.random.key(self.seed), heads)
+        return LoadedModel(config, heads, params, self.model.tokenizer)
 
 
 class Suite(NamedTuple):
