@@ -66,9 +66,14 @@ class Suite(NamedTuple):
     needs_mlm_head: bool = False
     any_folder: bool = False
     """Whether one of the folders is enough."""
+    required: tuple[str, ...] = ()
+    """Settings that have no default but ""."""
 
-    def obstacle(self, inputs: SuiteInputs) -> str | None:
-        """Why the suite cannot run on this model and data; None if it can."""
+    def obstacle(self, inputs: SuiteInputs, settings: Any) -> str | None:
+        """Why the suite cannot run on this model and data with these settings; None if it can."""
+        not_given = [f"--{self.name}.{name}" for name in self.required if not getattr(settings, name)]
+        if not_given:
+            return f"{' and '.join(not_given)} not given"
         if self.needs_mlm_head and not inputs.model.heads.mlm:
             return "the model has no MLM head"
         missing = [folder for folder in self.folders if not (inputs.data / folder).is_dir()]

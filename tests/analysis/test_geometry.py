@@ -149,7 +149,7 @@ def test_without_languages(data, tmp_path):
     (tmp_path / "text" / "lines.txt").write_text((data / "text" / "lines.txt").read_text())
     result = SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, False), SETTINGS)
     assert result["languages"] is None and len(SUITE.scalars(result)) == 4
-    assert any("No folder languages/" in block.text for block in SUITE.blocks(result) if isinstance(block, report.Note))
+    assert any("no folder languages/" in block.text for block in SUITE.blocks(result) if isinstance(block, report.Note))
 
 
 @pytest.mark.parametrize(

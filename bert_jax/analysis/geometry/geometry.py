@@ -33,15 +33,15 @@ class GeometrySettings:
 
 
 def run(inputs: SuiteInputs, settings: GeometrySettings) -> Result:
-    """Measures of every hidden state of the model and of random weights; languages if there is a folder languages/.
+    """Measures of every hidden state of the model and of random weights; a folder that is not there is left out.
 
     Raises:
-      UserError: no text/, no line or no word that can be used, or fewer than two languages with enough sentences.
+      UserError: no line or no word that can be used, or fewer than two languages with enough sentences.
     """
     length = min(settings.max_length, inputs.model.config.max_positions)
-    result: dict[str, Any] = {"layers": inputs.model.config.num_layers, "seed": inputs.seed}
-    result["words"] = _words(inputs, settings, length)
-    result["languages"] = _languages(inputs, settings, length) if (inputs.data / "languages").is_dir() else None
+    result: Result = {"layers": inputs.model.config.num_layers, "seed": inputs.seed}
+    for name, folder, measured in (("words", "text", _words), ("languages", "languages", _languages)):
+        result[name] = measured(inputs, settings, length) if (inputs.data / folder).is_dir() else None
     return result
 
 
@@ -90,4 +90,4 @@ def _languages(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> 
     }
 
 
-SUITE = Suite("geometry", GeometrySettings, ("text",), run, blocks, scalars)
+SUITE = Suite("geometry", GeometrySettings, ("text", "languages"), run, blocks, scalars, any_folder=True)

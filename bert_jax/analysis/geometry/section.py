@@ -16,11 +16,14 @@ MEASURES = {
 
 def scalars(result: Result) -> Mapping[str, float]:
     """Numbers to draw over checkpoints."""
-    words, languages = result["words"]["model"], result["languages"]
-    found = {
-        "anisotropy, last state (cosine)": words["anisotropy"][-1],
-        **{f"{title}, last state, adjusted": words[f"{name}_adjusted"][-1] for name, title in MEASURES.items()},
-    }
+    words, languages = result["words"], result["languages"]
+    found = {}
+    if words is not None:
+        of_model = words["model"]
+        found["anisotropy, last state (cosine)"] = of_model["anisotropy"][-1]
+        found |= {
+            f"{title}, last state, adjusted": of_model[f"{name}_adjusted"][-1] for name, title in MEASURES.items()
+        }
     if languages is not None:
         found["language identified, last state (%)"] = 100 * languages["model"]["accuracy"][-1]
         found["language identified after centring, last state (%)"] = 100 * languages["model"]["accuracy_centred"][-1]
@@ -29,24 +32,29 @@ def scalars(result: Result) -> Mapping[str, float]:
 
 def blocks(result: Result) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
-    words = result["words"]
     x = tuple(range(result["layers"] + 1))
-    figures: list[Block] = [_curves("Anisotropy: mean cosine of random words", "anisotropy", words, x)]
-    figures += [
+    parts = ((result["words"], _word_blocks, "text/"), (result["languages"], _language_blocks, "languages/"))
+    found: list[Block] = []
+    for part, shown, folder in parts:
+        found += [Note(f"The data have no folder {folder}.")] if part is None else shown(part, x)
+    question = Note(
+        "How much does a word's vector depend on its context, and do all vectors share a direction? Do sentence "
+        "vectors show their language?"
+    )
+    return (question, *found, Note(f"Seed {result['seed']}."))
+
+
+def _word_blocks(words: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+    figures = [
         _curves(f"{title}, less that of random words", f"{name}_adjusted", words, x) for name, title in MEASURES.items()
     ]
-    languages = result["languages"]
-    note = "No folder languages/: the languages of sentences are not analysed."
-    return (
-        Note(
-            "How much does a word's vector depend on its context, and do all vectors share a direction? Do sentence "
-            "vectors show their language?"
-        ),
+    return [
         Note(
             f"{words['words']:,} of {words['words_with_enough_contexts']:,} words that occur in {words['contexts']} or "
             f"more of {words['texts']:,} texts, {words['contexts']} occurrences each; {words['skipped_lines']:,} lines "
-            f"had too many tokens or none; seed {result['seed']}."
+            "had too many tokens or none."
         ),
+        _curves("Anisotropy: mean cosine of random words", "anisotropy", words, x),
         *figures,
         _table(words),
         Note(
@@ -55,8 +63,7 @@ def blocks(result: Result) -> tuple[Block, ...]:
             "subtracted. The cosine can be dominated by a few coordinates of large variance (Timkey and van Schijndel "
             "2021), and a similarity says nothing about what a vector encodes."
         ),
-        *([Note(note)] if languages is None else _language_blocks(languages, x)),
-    )
+    ]
 
 
 def _curves(title: str, key: str, found: dict[str, Any], x: tuple[int, ...]) -> Curves:

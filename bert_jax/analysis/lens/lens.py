@@ -187,4 +187,4 @@ def _examples(
     return examples
 
 
-SUITE = Suite("lens", LensSettings, ("text",), run, blocks, scalars)
+SUITE = Suite("lens", LensSettings, ("text",), run, blocks, scalars, needs_mlm_head=True)
