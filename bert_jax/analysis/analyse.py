@@ -121,13 +121,13 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
         inputs = SuiteInputs(model, options.data, options.seed, progress=True)
         files = {}
         for suite in chosen:
-            reason = suite.obstacle(inputs)
+            settings = getattr(options, _attribute(suite))
+            reason = suite.obstacle(inputs, settings)
             if reason is not None and options.suites:
                 raise UserError(f"--suites {suite.name}: {reason}")
             if reason is not None:
                 left_out[suite.name] = reason
                 continue
-            settings = getattr(options, _attribute(suite))
             computed = results.compute_or_read(directory / f"{suite.name}.json", suite, inputs, settings, digest)
             files[suite.name] = computed.file
             how = f"{computed.file['seconds']:.1f} s" if computed.is_new else "done before"

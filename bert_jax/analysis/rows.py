@@ -5,7 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.errors import UserError
+from bert_jax.finetune.tables import read_text
 from bert_jax.inference.embedding import row_length
+from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 2048
@@ -88,6 +91,54 @@ def encode_texts(
         fits = total <= max_length - 1 - len(ids) and all(map(len, ids))
         rows.append(_join(tokenizer, ids, words) if fits else None)
     return rows
+
+
+class TextSample(NamedTuple):
+    """Lines of text files, chosen at random."""
+
+    texts: list[str]
+    rows: list[Row]
+    """Of the texts."""
+    skipped: int
+    """Lines that were drawn and left out: more tokens than fit, or none."""
+    lines: int
+    """Lines of the files that are not empty."""
+
+
+def sample_texts(
+    paths: Sequence[StoredPath], tokenizer: Tokenizer, max_length: int, count: int, seed: int, least: int = 1
+) -> TextSample:
+    """At most `count` different lines of text files, drawn without replacement; lines that do not fit are skipped.
+
+    Args:
+      paths: of the files, UTF-8, with one text per line.
+      tokenizer: of the model.
+      max_length: tokens of a row, special ones included.
+      count: number of texts to draw.
+      seed: of the draw.
+      least: number of texts without which the files are refused.
+
+    Raises:
+      UserError: a file is not UTF-8, or fewer than `least` lines fit.
+    """
+    lines = [line.strip() for path in paths for line in read_text(path).splitlines() if line.strip()]
+    distinct = list(dict.fromkeys(lines))
+    texts, rows, skipped = [], [], 0
+    for index in np.random.default_rng(seed).permutation(len(distinct)):
+        if len(rows) == count:
+            break
+        (row,) = encode_texts([distinct[index]], tokenizer, max_length)
+        if row is None:
+            skipped += 1
+            continue
+        texts.append(distinct[index])
+        rows.append(row)
+    if len(rows) < least:
+        names = ", ".join(str(path) for path in paths)
+        raise UserError(
+            f"{names}: {len(rows)} of {len(lines)} lines have 1 to {max_length - 2} tokens: give other texts"
+        )
+    return TextSample(texts, rows, skipped, len(lines))
 
 
 def _join(tokenizer: Tokenizer, ids: list[np.ndarray], words: list[np.ndarray]) -> Row:

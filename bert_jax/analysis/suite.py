@@ -4,9 +4,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
+
 from bert_jax import report
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.model import bert
 from bert_jax.storage import StoredPath
 
 Result = dict[str, Any]
@@ -38,6 +41,12 @@ class SuiteInputs:
             raise UserError(f"{directory}: the suite needs files {' or '.join(endings)} there (docs/analysis.md)")
         return found
 
+    def with_random_weights(self) -> LoadedModel:
+        """The model with random weights from the seed, the baseline of what pretraining has put in."""
+        config, heads = self.model.config, self.model.heads
+        params = bert.init(config, jax.random.key(self.seed), heads)
+        return LoadedModel(config, heads, params, self.model.tokenizer)
+
 
 class Suite(NamedTuple):
     """A suite, by which `bert-jax analyse` runs it, saves its result and draws its page."""
@@ -57,9 +66,14 @@ class Suite(NamedTuple):
     needs_mlm_head: bool = False
     any_folder: bool = False
     """Whether one of the folders is enough."""
+    required: tuple[str, ...] = ()
+    """Settings that have no default but ""."""
 
-    def obstacle(self, inputs: SuiteInputs) -> str | None:
-        """Why the suite cannot run on this model and data; None if it can."""
+    def obstacle(self, inputs: SuiteInputs, settings: Any) -> str | None:
+        """Why the suite cannot run on this model and data with these settings; None if it can."""
+        not_given = [f"--{self.name}.{name}" for name in self.required if not getattr(settings, name)]
+        if not_given:
+            return f"{' and '.join(not_given)} not given"
         if self.needs_mlm_head and not inputs.model.heads.mlm:
             return "the model has no MLM head"
         missing = [folder for folder in self.folders if not (inputs.data / folder).is_dir()]

@@ -143,8 +143,13 @@ def test_a_failed_suite_leaves_no_result(tiny_run, data, tmp_path, capsys):
 
 def test_suites_that_need_an_mlm_head(data):
     inputs = SuiteInputs(small_model(Heads(mlm=False)), data, 0, progress=False)
-    assert SUITE.obstacle(inputs) is None
-    assert SUITE._replace(needs_mlm_head=True).obstacle(inputs) == "the model has no MLM head"
-    assert "treebank" in TREES.obstacle(inputs)
+    settings = Settings()
+    assert SUITE.obstacle(inputs, settings) is None
+    assert SUITE._replace(needs_mlm_head=True).obstacle(inputs, settings) == "the model has no MLM head"
+    assert "treebank" in TREES.obstacle(inputs, settings)
     either = SUITE._replace(folders=("text", "treebank"))
-    assert "treebank" in either.obstacle(inputs) and either._replace(any_folder=True).obstacle(inputs) is None
+    assert "treebank" in either.obstacle(inputs, settings)
+    assert either._replace(any_folder=True).obstacle(inputs, settings) is None
+    needed = SUITE._replace(required=("words",))
+    assert needed.obstacle(inputs, settings) is None
+    assert needed.obstacle(inputs, Settings(words=0)) == "--words.words not given"

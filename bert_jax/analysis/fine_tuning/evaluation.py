@@ -1,0 +1,90 @@
+"""Logits, losses and metrics of a task for any parameters, one example per row.
+
+Unlike `finetune`, which packs examples, this needs no run directory; logits are equal to rounding.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.analysis.capture import capture
+from bert_jax.analysis.rows import Row, batches
+from bert_jax.finetune.encoding import EncodedExamples
+from bert_jax.finetune.task_data import TaskData, score
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.training.task import Params
+
+
+def with_params(model: LoadedModel, params: Params) -> LoadedModel:
+    """The model with other parameters."""
+    return LoadedModel(model.config, model.heads, params, model.tokenizer)
+
+
+def rows_of(examples: EncodedExamples, indices: Sequence[int] | np.ndarray) -> list[Row]:
+    """Examples as rows; every token is its own word."""
+    rows = []
+    for index in indices:
+        part = slice(examples.starts[index], examples.starts[index + 1])
+        ids = examples.input_ids[part]
+        rows.append(Row(ids, examples.token_type_ids[part], np.arange(len(ids), dtype=np.int32)))
+    return rows
+
+
+def task_logits(model: LoadedModel, examples: EncodedExamples, indices: Sequence[int] | np.ndarray) -> list[np.ndarray]:
+    """Logits of the task head for each example: [1, C], or [tokens, C] if the head reads tokens."""
+    rows = rows_of(examples, indices)
+    by_token = model.heads.task is not None and model.heads.task.reads == "tokens"
+    found: list[np.ndarray] = [np.zeros((0, 0))] * len(rows)
+    for batch in batches(rows, model.tokenizer.pad_id):
+        logits = capture(model, batch, ["task_logits"])["task_logits"]
+        for b, index in enumerate(batch.indices):
+            if index >= 0:
+                found[index] = logits[b, : batch.lengths[b] if by_token else 1]
+    return found
+
+
+def task_loss(
+    logits: Sequence[np.ndarray], examples: EncodedExamples, indices: Sequence[int] | np.ndarray, kind: str
+) -> float:
+    """The loss of fine-tuning (`FineTuning`) without dropout.
+
+    It is the mean cross-entropy of examples or labelled tokens in nats; of a regression, the mean squared error; of
+    spans, the mean of the cross-entropies of start and end.
+
+    Args:
+      logits: of `task_logits`.
+      examples: of the split, with labels.
+      indices: of the examples.
+      kind: of the task head.
+    """
+    losses: list[float] = []
+    for one, index in zip(logits, indices, strict=True):
+        one = np.asarray(one, np.float64)
+        if kind == "span":
+            log_probabilities = _log_softmax(one.T)
+            losses.append(float(-np.mean([log_probabilities[i, examples.labels[index, i]] for i in range(2)])))
+        elif kind == "tagging":
+            labels = examples.labels[examples.starts[index] : examples.starts[index + 1]]
+            labelled = np.flatnonzero(labels >= 0)
+            losses += (-_log_softmax(one)[labelled, labels[labelled]]).tolist()
+        elif one.shape[-1] == 1:
+            losses.append(float((one[0, 0] - examples.labels[index]) ** 2))
+        else:
+            losses.append(float(-_log_softmax(one)[0, examples.labels[index]]))
+    return float(np.mean(losses))
+
+
+def task_score(model: LoadedModel, data: TaskData) -> float:
+    """The task's score, as `bert-jax finetune` reports it: the mean of the main metrics over the dev splits."""
+
+    def metrics_of(split: str) -> dict[str, float]:
+        examples = data.splits[split].examples
+        logits = task_logits(model, examples, range(len(examples.lengths)))
+        return data.metrics(split, np.concatenate(logits))
+
+    return score(data, metrics_of)
+
+
+def _log_softmax(logits: np.ndarray) -> np.ndarray:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

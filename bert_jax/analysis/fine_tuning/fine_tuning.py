@@ -1,0 +1,241 @@
+"""The suite: a fine-tuned model beside the one that it was fine-tuned from, on the data of the task."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.analysis.capture import capture
+from bert_jax.analysis.fine_tuning import weights
+from bert_jax.analysis.fine_tuning.evaluation import rows_of, task_logits, task_loss, task_score, with_params
+from bert_jax.analysis.fine_tuning.measures import attention_cosines, linear_cka, mean_cosines, parameter_distances
+from bert_jax.analysis.fine_tuning.section import blocks, scalars
+from bert_jax.analysis.rows import Row, batches
+from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.errors import require
+from bert_jax.field_validation import Count, check
+from bert_jax.finetune.encoding import EncodedExamples
+from bert_jax.finetune.finetune import open_task_data, read_source
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.seed_run import SourceEncoder
+from bert_jax.finetune.task_data import TaskData, baseline_score
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.progress import progress_bar
+from bert_jax.storage import to_path
+from bert_jax.training.task import Params
+
+TOKENS = 2048
+"""Tokens whose vectors are compared."""
+TOKENS_PER_BATCH = 1024
+"""Of the comparison, which keeps the attention of all heads."""
+
+
+@dataclass(frozen=True)
+class FineTuningSettings:
+    """Which models are compared, and on what."""
+
+    base: str = ""
+    """The model that MODEL was fine-tuned from."""
+    other: str = ""
+    """A second model that was fine-tuned from the same base: the third point of the plane. Without it, a random
+    direction."""
+    task: str = ""
+    """Name of the task, as of `bert-jax finetune --task`; its files are in task/."""
+    text_columns: tuple[str, ...] = ("text",)
+    """As of `bert-jax finetune`."""
+    label_column: str = "label"
+    """As of `bert-jax finetune`."""
+    tag_column: int = -1
+    """As of `bert-jax finetune`."""
+    max_length: Count = 128
+    """Tokens of an example, special ones included, at most the model's positions: as in fine-tuning (squad: 384)."""
+    examples: Count = 500
+    """Examples of dev whose vectors and attention are compared."""
+    loss_examples: Count = 200
+    """Examples of train, and of dev, over which losses are averaged."""
+    line: tuple[float, ...] = (-0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
+    """Points on the line: 0 is the pretrained body, 1 the fine-tuned one."""
+    plane: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
+    """Coordinates of the plane along each of its two directions."""
+
+    def __post_init__(self) -> None:
+        check(self, "fine-tuning.")
+        require(bool(self.line) and bool(self.plane), "fine-tuning.line and fine-tuning.plane need at least one number")
+
+
+class Setup(NamedTuple):
+    """The models and the data, read and checked."""
+
+    model: LoadedModel
+    base: SourceEncoder
+    other: SourceEncoder | None
+    data: TaskData
+    params: Params
+    """Of the model, NumPy."""
+
+
+def run(inputs: SuiteInputs, settings: FineTuningSettings) -> Result:
+    """Compare the models, restore early layers, and compute losses on the line and the plane.
+
+    Raises:
+      UserError: no task head; the base is missing, another architecture or has another vocabulary; task data that do
+        not have the form or the labels of the task.
+    """
+    setup = _read(inputs, settings)
+    dev = next(name for name, split in setup.data.splits.items() if split.is_scored)
+    examples = setup.data.splits[dev].examples
+    chosen = _draw(len(examples.lengths), settings.examples, inputs.seed)
+    result: dict[str, Any] = {
+        "layers": setup.model.config.num_layers,
+        "seed": inputs.seed,
+        "task": settings.task,
+        "base_sha256": setup.base.sha256,
+        "compared_examples": len(chosen),
+        "similarity": _similarity(inputs, setup, rows_of(examples, chosen)),
+        "parameter_distance": parameter_distances(setup.params, setup.base.model.params),
+    }
+    losses = {
+        "train": (setup.data.train, _draw(len(setup.data.train.lengths), settings.loss_examples, inputs.seed)),
+        "dev": (examples, _draw(len(examples.lengths), settings.loss_examples, inputs.seed)),
+    }
+    result["loss_examples"] = {name: len(indices) for name, (_, indices) in losses.items()}
+    return result | _restored(inputs, setup, losses) | _surface(inputs, setup, settings, losses)
+
+
+def _read(inputs: SuiteInputs, settings: FineTuningSettings) -> Setup:
+    model = inputs.model
+    require(model.heads.task is not None, "fine-tuning: the model has no task head: give a fine-tuned model")
+    require(bool(settings.base), "--fine-tuning.base is missing: give the model that MODEL was fine-tuned from")
+    require(bool(settings.task), "--fine-tuning.task is missing: give the task that MODEL was fine-tuned on, as sst2")
+    sources = [read_source(to_path(path)) for path in (settings.base, settings.other) if path]
+    for source, flag in zip(sources, ("base", "other"), strict=False):
+        named = f"--fine-tuning.{flag} {source.path}"
+        weights.check_same_architecture(model.config, source.model.config, named)
+        same = source.tokenizer.fingerprint == model.tokenizer.fingerprint
+        require(same, f"{named} has another vocabulary than the model: give the model that it was fine-tuned from")
+    options = FinetuneOptions(
+        text_columns=settings.text_columns,
+        label_column=settings.label_column,
+        tag_column=settings.tag_column,
+        max_length=min(settings.max_length, model.config.max_positions),
+    )
+    data = open_task_data(settings.task, inputs.data / "task", options, sources[0])
+    head = model.heads.task
+    require(
+        (head.kind, head.labels) == (data.kind, data.labels),
+        f"fine-tuning: the model's head has the labels {', '.join(head.labels)} ({head.kind}), task/ has "
+        f"{', '.join(data.labels)} ({data.kind}): give the data that it was fine-tuned on",
+    )
+    params = weights.with_body_of(model.params, model.params)
+    return Setup(model, sources[0], sources[1] if len(sources) > 1 else None, data, params)
+
+
+def _draw(total: int, count: int, seed: int) -> np.ndarray:
+    """Indices of examples, ascending."""
+    return np.sort(np.random.default_rng(seed).permutation(total)[:count])
+
+
+def _similarity(inputs: SuiteInputs, setup: Setup, rows: list[Row]) -> dict[str, Any]:
+    """Similarities of the fine-tuned model to the pretrained one, and to random weights."""
+    random = inputs.with_random_weights().params
+    others = {"base": setup.base.model.params, "random_weights": random}
+    models = [with_params(setup.model, weights.with_body_of(setup.params, params)) for params in others.values()]
+    positions = np.repeat(np.arange(len(rows)), [len(row.input_ids) for row in rows])
+    tokens = np.sort(np.random.default_rng(inputs.seed).permutation(len(positions))[:TOKENS])
+    firsts = np.cumsum([0, *(len(row.input_ids) for row in rows[:-1])])
+    of_row = {int(row): tokens[positions[tokens] == row] - firsts[row] for row in np.unique(positions[tokens])}
+    collected: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(3)]
+    attention = [0.0, 0.0]
+    names = ["hidden_states", "layers.*.attention.probabilities"]
+    with progress_bar("fine-tuning: similarity", len(rows), "example", shown=inputs.progress) as bar:
+        for batch in batches(rows, setup.model.tokenizer.pad_id, TOKENS_PER_BATCH):
+            states, maps = zip(*(capture(one, batch, names).values() for one in (setup.model, *models)), strict=True)
+            for b, index in enumerate(batch.indices):
+                if index < 0:
+                    continue
+                n, kept = batch.lengths[b], of_row.get(int(index), np.zeros(0, np.int64))
+                for collection, state in zip(collected, states, strict=True):
+                    collection.append((state[:, b, 0], state[:, b, kept]))
+                for i, other in enumerate(maps[1:]):
+                    attention[i] = attention[i] + attention_cosines(maps[0][:, b, :, :n, :n], other[:, b, :, :n, :n])
+            bar.update(int((batch.indices >= 0).sum()))
+    first, *other_vectors = [
+        (np.stack([cls for cls, _ in one], 1), np.concatenate([vectors for _, vectors in one], 1)) for one in collected
+    ]
+    found: dict[str, Any] = {"tokens": len(tokens)}
+    for name, (cls, vectors), total in zip(others, other_vectors, attention, strict=True):
+        found[name] = {
+            "cosine_of_tokens": mean_cosines(first[1], vectors).tolist(),
+            "cosine_of_cls": mean_cosines(first[0], cls).tolist(),
+            "cka_of_tokens": [linear_cka(x, y) for x, y in zip(first[1], vectors, strict=True)],
+            "attention_cosine": (total / len(rows)).tolist(),
+        }
+    return found
+
+
+Losses = dict[str, tuple[EncodedExamples, np.ndarray]]
+"""Examples of a split, and which of them a loss is averaged over."""
+
+
+def _losses(setup: Setup, params: Params, losses: Losses) -> dict[str, float]:
+    model, kind = with_params(setup.model, params), setup.data.kind
+    return {
+        name: task_loss(task_logits(model, examples, indices), examples, indices, kind)
+        for name, (examples, indices) in losses.items()
+    }
+
+
+def _restored(inputs: SuiteInputs, setup: Setup, losses: Losses) -> dict[str, Any]:
+    """Score and losses with the first parts of the body restored, and with a body of random weights."""
+    base, stages = setup.base.model.params, weights.num_stages(setup.params)
+    restored, scores = [], []
+    with progress_bar("fine-tuning: restored layers", stages + 2, "model", shown=inputs.progress) as bar:
+        for count in range(stages + 2):
+            params = (
+                weights.restore_early(setup.params, base, count)
+                if count <= stages
+                else weights.with_body_of(setup.params, inputs.with_random_weights().params)
+            )
+            scores.append(task_score(with_params(setup.model, params), setup.data))
+            restored.append(_losses(setup, params, losses))
+            bar.update()
+    return {
+        "metric": f"mean of {', '.join(setup.data.main_metrics)} on dev",
+        "best_constant_score": baseline_score(setup.data),
+        "restored_score": scores[:-1],
+        "restored_loss": restored[:-1],
+        "random_body_score": scores[-1],
+        "random_body_loss": restored[-1],
+    }
+
+
+def _surface(inputs: SuiteInputs, setup: Setup, settings: FineTuningSettings, losses: Losses) -> dict[str, Any]:
+    """Losses on the line and, over train, on the plane."""
+    base, params = setup.base.model.params, setup.params
+    direction = (
+        weights.random_direction(params, base, inputs.seed)
+        if setup.other is None
+        else weights.direction_to(setup.other.model.params, base)
+    )
+    train = {"train": losses["train"]}
+    total = len(settings.line) + len(settings.plane) ** 2
+    with progress_bar("fine-tuning: loss", total, "point", shown=inputs.progress) as bar:
+        line = []
+        for alpha in settings.line:
+            line.append(_losses(setup, weights.point_on_plane(params, base, None, alpha), losses))
+            bar.update()
+        plane = []
+        for beta in settings.plane:
+            points = [weights.point_on_plane(params, base, direction, alpha, beta) for alpha in settings.plane]
+            plane.append([_losses(setup, point, train)["train"] for point in points])
+            bar.update(len(points))
+    return {
+        "line": list(settings.line),
+        "line_loss": line,
+        "plane": list(settings.plane),
+        "plane_loss": plane,
+        "second_direction": "random" if setup.other is None else "other",
+    }
+
+
+SUITE = Suite("fine-tuning", FineTuningSettings, ("task",), run, blocks, scalars, required=("base", "task"))

@@ -1,0 +1,93 @@
+"""The suite: geometry of words on text/ and of languages on languages/, beside random weights."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_jax.analysis.geometry.languages import SPLITS, centroid_cosines, identify, sample_languages, sentence_vectors
+from bert_jax.analysis.geometry.section import blocks, scalars
+from bert_jax.analysis.geometry.words import choose_words, measure, split_words, word_vectors
+from bert_jax.analysis.rows import sample_texts
+from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.field_validation import Count, check
+
+
+@dataclass(frozen=True)
+class GeometrySettings:
+    """What the geometry is measured on."""
+
+    texts: Count = 1000
+    """Lines of text/, drawn at random."""
+    max_length: Count = 128
+    """Tokens of a line, special ones included, at most the model's positions; longer lines are skipped."""
+    words: Count = 200
+    """Words whose occurrences are compared, drawn from those with enough."""
+    contexts: Count = 10
+    """Occurrences of a word, in different lines; Ethayarajh (2019) takes all of words with 5 or more."""
+    sentences: Count = 90
+    """Most lines of each file of languages/."""
+
+    def __post_init__(self) -> None:
+        check(self, "geometry.")
+
+
+def run(inputs: SuiteInputs, settings: GeometrySettings) -> Result:
+    """Measures of every hidden state of the model and of random weights; a folder that is not there is left out.
+
+    Raises:
+      UserError: no line or no word that can be used, or fewer than two languages with enough sentences.
+    """
+    length = min(settings.max_length, inputs.model.config.max_positions)
+    result: Result = {"layers": inputs.model.config.num_layers, "seed": inputs.seed}
+    for name, folder, measured in (("words", "text", _words), ("languages", "languages", _languages)):
+        result[name] = measured(inputs, settings, length) if (inputs.data / folder).is_dir() else None
+    return result
+
+
+def _words(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> dict[str, Any]:
+    tokenizer = inputs.model.tokenizer
+    sample = sample_texts(inputs.files("text", ".txt"), tokenizer, length, settings.texts, inputs.seed)
+    rows = [row for row in split_words(sample.rows, tokenizer) if row.word_ids.max() > 0]
+    chosen = choose_words(rows, tokenizer, settings.words, settings.contexts, np.random.default_rng(inputs.seed))
+    found = {
+        name: measure(word_vectors(model, rows, chosen, progress=inputs.progress))
+        for name, model in (("model", inputs.model), ("random_weights", inputs.with_random_weights()))
+    }
+    return {
+        "texts": len(rows),
+        "lines": sample.lines,
+        "skipped_lines": sample.skipped,
+        "texts_with_one_word_or_none": len(sample.rows) - len(rows),
+        "words": len(chosen.words),
+        "words_with_enough_contexts": chosen.candidates,
+        "contexts": settings.contexts,
+        "examples": chosen.words[:20],
+        **found,
+    }
+
+
+def _languages(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> dict[str, Any]:
+    paths = inputs.files("languages", ".txt")
+    sample = sample_languages(paths, inputs.model.tokenizer, length, settings.sentences, inputs.seed)
+    count, labels = len(sample.codes), (sample.languages, sample.splits)
+    vectors = sentence_vectors(inputs.model, sample.rows, progress=inputs.progress)
+    found = {"model": identify(vectors, *labels, count)}
+    cosines = centroid_cosines(vectors[-1], sample.languages, count)
+    random = sentence_vectors(inputs.with_random_weights(), sample.rows, progress=inputs.progress)
+    found["random_weights"] = identify(random, *labels, count)
+    tested = np.bincount(sample.languages[sample.splits == len(SPLITS) - 1], minlength=count)
+    return {
+        "codes": sample.codes,
+        "sentences": len(sample.rows),
+        "test_sentences": int(tested.sum()),
+        "skipped_lines": sample.skipped_lines,
+        "skipped_languages": sample.skipped_languages,
+        "unknown_share": sample.unknown_share,
+        "majority_accuracy": float(tested.max() / tested.sum()),
+        "centroid_cosines_last": np.round(cosines, 4).tolist(),
+        **found,
+    }
+
+
+SUITE = Suite("geometry", GeometrySettings, ("text", "languages"), run, blocks, scalars, any_folder=True)

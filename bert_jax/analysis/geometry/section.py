@@ -1,0 +1,126 @@
+"""The section of the page about geometry, and its numbers over checkpoints."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from bert_jax.analysis.suite import Result
+from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
+
+STATE = "hidden state (0: embeddings)"
+MEASURES = {
+    "self_similarity": "Self-similarity of words",
+    "intra_sentence_similarity": "Similarity of words to their sentence",
+    "explainable_variance": "Variance explained by one vector per word",
+}
+
+
+def scalars(result: Result) -> Mapping[str, float]:
+    """Numbers to draw over checkpoints."""
+    words, languages = result["words"], result["languages"]
+    found = {}
+    if words is not None:
+        of_model = words["model"]
+        found["anisotropy, last state (cosine)"] = of_model["anisotropy"][-1]
+        found |= {
+            f"{title}, last state, adjusted": of_model[f"{name}_adjusted"][-1] for name, title in MEASURES.items()
+        }
+    if languages is not None:
+        found["language identified, last state (%)"] = 100 * languages["model"]["accuracy"][-1]
+        found["language identified after centring, last state (%)"] = 100 * languages["model"]["accuracy_centred"][-1]
+    return found
+
+
+def blocks(result: Result) -> tuple[Block, ...]:
+    """Question, figures, tables, and how to read them."""
+    x = tuple(range(result["layers"] + 1))
+    parts = ((result["words"], _word_blocks, "text/"), (result["languages"], _language_blocks, "languages/"))
+    found: list[Block] = []
+    for part, shown, folder in parts:
+        found += [Note(f"The data have no folder {folder}.")] if part is None else shown(part, x)
+    question = Note(
+        "How much does a word's vector depend on its context, and do all vectors share a direction? Do sentence "
+        "vectors show their language?"
+    )
+    return (question, *found, Note(f"Seed {result['seed']}."))
+
+
+def _word_blocks(words: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+    figures = [
+        _curves(f"{title}, less that of random words", f"{name}_adjusted", words, x) for name, title in MEASURES.items()
+    ]
+    return [
+        Note(
+            f"{words['words']:,} of {words['words_with_enough_contexts']:,} words that occur in {words['contexts']} or "
+            f"more of {words['texts']:,} texts, {words['contexts']} occurrences each; {words['skipped_lines']:,} lines "
+            "had too many tokens or none."
+        ),
+        _curves("Anisotropy: mean cosine of random words", "anisotropy", words, x),
+        *figures,
+        _table(words),
+        Note(
+            "Self-similarity near 1: the vectors of a word hardly depend on context. A high mean cosine of random "
+            "words says that vectors occupy a narrow cone, which alone raises every cosine; so its value is "
+            "subtracted. The cosine can be dominated by a few coordinates of large variance (Timkey and van Schijndel "
+            "2021), and a similarity says nothing about what a vector encodes."
+        ),
+    ]
+
+
+def _curves(title: str, key: str, found: dict[str, Any], x: tuple[int, ...]) -> Curves:
+    series = (
+        Series("model", x, tuple(found["model"][key])),
+        Series("random weights", x, tuple(found["random_weights"][key]), dashed=True),
+    )
+    return Curves(title, series, STATE)
+
+
+def _table(words: dict[str, Any]) -> Table:
+    found, random = words["model"], words["random_weights"]
+    names = ("anisotropy", *MEASURES, "explainable_variance_of_random_words")
+    rows = [
+        (str(state), *(f"{found[name][state]:.3f} ({random[name][state]:.3f})" for name in names))
+        for state in range(len(found["anisotropy"]))
+    ]
+    header = ("state", "random words", "self-similarity", "in the sentence", "variance", "variance, random words")
+    return Table((f"{header[0]} (random weights)", *header[1:]), tuple(rows))
+
+
+def _language_blocks(found: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+    count = len(found["codes"])
+    series = [
+        Series("model", x, tuple(found["model"]["accuracy"])),
+        Series("model, centred", x, tuple(found["model"]["accuracy_centred"])),
+        Series("random weights", x, tuple(found["random_weights"]["accuracy"]), dashed=True),
+        Series("random weights, centred", x, tuple(found["random_weights"]["accuracy_centred"]), dashed=True),
+        Series("most frequent", x, (found["majority_accuracy"],) * len(x), dashed=True),
+    ]
+    unknown = [f"{code} {share:.0%}" for code, share in found["unknown_share"].items() if share >= 0.1]
+    codes = tuple(found["codes"])
+    skipped = [f"{code} ({number})" for code, number in found["skipped_languages"].items()]
+    return [
+        Note(
+            f"{found['test_sentences']:,} test sentences of {count} languages; a quarter of each language's "
+            "sentences is tested, a quarter gives its centroid, two quarters give the means that centring subtracts. "
+            f"{found['skipped_lines']:,} lines had too many tokens or none"
+            + (f"; languages with too few sentences: {', '.join(skipped)}" if skipped else "")
+            + (f"; tokens unknown to the vocabulary: {', '.join(unknown)}" if unknown else "")
+            + "."
+        ),
+        Curves("Language identified by the nearest centroid", tuple(series), STATE, "accuracy"),
+        Heatmap(
+            "Cosines of language centroids, last state, around their mean",
+            tuple(map(tuple, found["centroid_cosines_last"])),
+            codes,
+            codes,
+            "language",
+            "language",
+            "cosine",
+            center=0.0,
+        ),
+        Note(
+            "Centring subtracts a language's mean vector. If the accuracy then falls to that of the most frequent "
+            "language, the mean was all that marked the language. State 0 is a mean of embeddings: its accuracy is "
+            "what the vocabulary alone gives, and a script that the vocabulary lacks is easily told by its unknown "
+            "tokens."
+        ),
+    ]

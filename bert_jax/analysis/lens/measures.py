@@ -1,0 +1,95 @@
+"""Measures of the lens on arrays.
+
+Shapes: L1 hidden states, the embeddings first; n masked tokens; V vocabulary.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.analysis.rows import Row
+from bert_jax.array_types import Float, Int
+
+
+class Readings(NamedTuple):
+    """What the MLM head says of every hidden state at masked tokens."""
+
+    log_likelihoods: np.ndarray
+    """[L1, n], of the masked token, nats."""
+    ranks: np.ndarray
+    """int64 [L1, n]: 1 + the number of tokens with a higher logit than the masked one."""
+    top: np.ndarray
+    """int64 [L1, n]: the token with the highest logit, of equal ones the first."""
+    divergences: np.ndarray
+    """[L1, n]: Kullback-Leibler divergence of this state's distribution from the last one's, KL(last || this), nats."""
+
+
+def choose_masked(rows: Sequence[Row], special_ids: Sequence[int], share: float, seed: int) -> list[np.ndarray]:
+    """Positions to mask in each row, ascending: round(share * n) of its n ordinary tokens, at least one.
+
+    The choice is a function of the seed, the row's index and the number of its ordinary tokens.
+
+    Args:
+      rows: of texts.
+      special_ids: never masked; a row with nothing else gets no position.
+      share: of the ordinary tokens.
+      seed: of the choice.
+    """
+    chosen = []
+    for index, row in enumerate(rows):
+        ordinary = np.flatnonzero(~np.isin(row.input_ids, special_ids))
+        count = min(len(ordinary), max(1, round(share * len(ordinary))))
+        chosen.append(np.sort(np.random.default_rng([seed, index]).permutation(ordinary)[:count]))
+    return chosen
+
+
+def read_logits(logits: Float[np.ndarray, "L1 n V"], tokens: Int[np.ndarray, " n"]) -> Readings:
+    """What logits say of tokens.
+
+    Args:
+      logits: of every hidden state, the last layer's last.
+      tokens: the masked ones.
+    """
+    last = _log_softmax(logits[-1])
+    index = (np.arange(len(tokens)), tokens)
+    likelihoods, ranks, top, divergences = [], [], [], []
+    for state in logits:
+        log_probabilities = _log_softmax(state)
+        likelihoods.append(log_probabilities[index])
+        ranks.append(1 + (state > state[index][:, None]).sum(-1))
+        top.append(state.argmax(-1))
+        divergences.append((np.exp(last) * (last - log_probabilities)).sum(-1))
+    return Readings(*(np.stack(values) for values in (likelihoods, ranks, top, divergences)))
+
+
+def leads_since(top: Int[np.ndarray, "L1 n"], tokens: Int[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """The first state from which a token leads and stays leading to the last one; L1 if it does not lead in the last.
+
+    Args:
+      top: leading token of every state.
+      tokens: the masked ones, or the predictions of the last state.
+    """
+    wrong = top != tokens[None, :]
+    return np.where(wrong.any(0), len(top) - wrong[::-1].argmax(0), 0)
+
+
+def unigram_readings(tokens: Int[np.ndarray, " n"], counts: Int[np.ndarray, " V"]) -> dict[str, float]:
+    """Accuracy, loss and median rank of predicting by frequency alone, with one added to every count.
+
+    Args:
+      tokens: the masked ones.
+      counts: of every token of the vocabulary in the text that is not masked.
+    """
+    log_probabilities = np.log((counts + 1) / (counts + 1).sum())
+    ranks = 1 + len(counts) - np.searchsorted(np.sort(counts), counts[tokens], side="right")
+    return {
+        "accuracy": float((tokens == counts.argmax()).mean()),
+        "loss_nats": float(-log_probabilities[tokens].mean()),
+        "median_rank": float(np.median(ranks)),
+    }
+
+
+def _log_softmax(logits: Float[np.ndarray, "n V"]) -> Float[np.ndarray, "n V"]:
+    shifted = logits - logits.max(-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

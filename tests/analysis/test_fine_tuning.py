@@ -1,0 +1,250 @@
+"""Fine-tuned and pretrained models: measures against twins, restored layers bit for bit, losses of known points."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+import bert_jax
+from bert_jax import report
+from bert_jax.analysis.fine_tuning import SUITE, evaluation, measures, weights
+from bert_jax.analysis.fine_tuning.fine_tuning import FineTuningSettings
+from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.config import TaskHead
+from bert_jax.errors import UserError
+from bert_jax.finetune import finetune
+from bert_jax.finetune.encoding import EncodedExamples
+from bert_jax.finetune.finetuning_task import FineTuning
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.model import bert
+from bert_jax.model.heads import Heads
+from bert_jax.training.param_paths import name_leaves
+from tests.analysis.models import LAYERS, small_model, small_tokenizer
+from tests.finetune import task_files, tiny_task
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+HEADS = Heads(pair=True, task=TaskHead("classification", ("no", "yes"), "pooled"))
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """Parameters of a fine-tuned model and of its base, all different."""
+    return tuple(jax.tree.map(np.asarray, small_model(HEADS, seed).params) for seed in (0, 1))
+
+
+@pytest.fixture(scope="module")
+def task_run(tiny_run, tmp_path_factory):
+    """The data directory of a suite, and the work directory of a model that was fine-tuned on its task."""
+    directory = tmp_path_factory.mktemp("finetuned")
+    task_files.write_glue(directory / "data" / "task", "sst2")
+    options = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
+    finetune.finetune(tiny_run, "sst2", directory / "data" / "task", directory / "run", options)
+    return epath.Path(directory / "data"), epath.Path(directory / "run")
+
+
+def same(first, second, choose=lambda path: True) -> bool:
+    other = name_leaves(second)
+    return all(np.array_equal(leaf, other[path]) for path, leaf in name_leaves(first).items() if choose(path))
+
+
+def test_cka_equals_its_twin_and_ignores_rotation():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(2, 1, (40, 6)), rng.normal(0, 3, (40, 9))
+    y[:, :4] += x[:, :4]
+
+    def gram(vectors):
+        centring = np.eye(40) - 1 / 40
+        return centring @ vectors @ vectors.T @ centring
+
+    first, second = gram(x), gram(y)
+    expected = np.trace(first @ second) / np.sqrt(np.trace(first @ first) * np.trace(second @ second))
+    assert 0.1 < expected < 0.9
+    np.testing.assert_allclose(measures.linear_cka(x, y), expected, rtol=1e-10)
+    rotation = np.linalg.qr(rng.normal(size=(6, 6)))[0]
+    np.testing.assert_allclose(measures.linear_cka(x, 3 * x @ rotation + 5), 1, rtol=1e-12)
+    assert measures.mean_cosines(x, x @ rotation) < 0.9
+
+
+def test_cosines():
+    rng = np.random.default_rng(0)
+    x, y = rng.random((2, 3, 5, 5)), rng.random((2, 3, 5, 5))
+    flat = x[1, 2].ravel(), y[1, 2].ravel()
+    expected = flat[0] @ flat[1] / np.linalg.norm(flat[0]) / np.linalg.norm(flat[1])
+    found = measures.attention_cosines(x, y)
+    np.testing.assert_allclose(found[1, 2], expected)
+    padded = [np.pad(maps, ((0, 0), (0, 0), (0, 2), (0, 2))) for maps in (x, y)]
+    np.testing.assert_allclose(measures.attention_cosines(*padded), found)
+    np.testing.assert_allclose(measures.attention_cosines(x, 2 * x), 1)
+
+
+def test_parameter_distances(pair):
+    _, base = pair
+    changed = jax.tree.map(np.array, base)
+    changed["encoder"]["layers"]["up"]["kernel"][1] *= 1.5
+    changed["encoder"]["pooler"]["kernel"] += 1
+    found = measures.parameter_distances(changed, base)
+    assert found.pop("encoder/layers/up/kernel") == pytest.approx([0, 0.5, 0])
+    assert "encoder/pooler/kernel" not in found and not any(np.any(value) for value in found.values())
+
+
+def test_restored_layers(pair):
+    tuned, base = pair
+    last = weights.num_stages(tuned)
+    assert last == 1 + LAYERS and not same(tuned, base, weights.is_body)
+    assert same(weights.restore_early(tuned, base, 0), tuned)
+    assert same(weights.restore_early(tuned, base, last), base, weights.is_body)
+    assert same(weights.restore_early(tuned, base, last), tuned, lambda path: not weights.is_body(path))
+    two = weights.restore_early(tuned, base, 3)["encoder"]
+    assert same(two["embeddings"], base["encoder"]["embeddings"])
+    for layer, expected in enumerate((base, base, tuned)):
+        kernels = [one["encoder"]["layers"]["qkv"]["kernel"][layer] for one in ({"encoder": two}, expected)]
+        assert np.array_equal(*kernels)
+
+
+def test_points_of_line_and_plane(pair):
+    tuned, base = pair
+    assert same(weights.point_on_plane(tuned, base, None, 1.0), tuned)
+    at_base = weights.point_on_plane(tuned, base, None, 0.0)
+    assert same(at_base, base, weights.is_body) and same(at_base, tuned, lambda path: not weights.is_body(path))
+    middle = weights.point_on_plane(tuned, base, None, 0.5)["encoder"]["layers"]["up"]["kernel"]
+    expected = (tuned["encoder"]["layers"]["up"]["kernel"] + base["encoder"]["layers"]["up"]["kernel"]) / 2
+    np.testing.assert_allclose(middle, expected, atol=1e-6)
+    other = jax.tree.map(np.asarray, small_model(HEADS, 2).params)
+    third = weights.point_on_plane(tuned, base, weights.direction_to(other, base), 0.0, 1.0)
+    for path, leaf in name_leaves(third).items():
+        expected = name_leaves(other if weights.is_body(path) else tuned)[path]
+        np.testing.assert_allclose(leaf, expected, atol=1e-6)
+
+
+def test_random_direction_is_as_long_as_the_change_and_filter_normalised(pair):
+    tuned, base = pair
+    found, again = (weights.random_direction(tuned, base, seed=3) for _ in range(2))
+    assert same(found, again) and not same(found, weights.random_direction(tuned, base, seed=4))
+    lengths = [
+        np.sqrt(sum(np.square(leaf).sum() for path, leaf in name_leaves(tree).items() if weights.is_body(path)))
+        for tree in (found, weights.direction_to(tuned, base))
+    ]
+    np.testing.assert_allclose(*lengths, rtol=1e-5)
+    ratios = []
+    for path, axes in (("qkv", 1), ("attention_out", (1, 2)), ("down", 1)):
+        one, other = (tree["encoder"]["layers"][path]["kernel"] for tree in (found, base))
+        ratios.append(np.linalg.norm(one, axis=axes) / np.linalg.norm(other, axis=axes) if axes == 1 else None)
+        if axes != 1:
+            ratios[-1] = np.sqrt(np.square(one).sum(axes) / np.square(other).sum(axes))
+    words = [np.linalg.norm(tree["encoder"]["embeddings"]["word"], axis=1) for tree in (found, base)]
+    ratios.append(words[0] / words[1])
+    for ratio in ratios:
+        np.testing.assert_allclose(ratio, ratios[0].flat[0], rtol=1e-4)
+    assert not found["encoder"]["layers"]["up"]["bias"].any()
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span"])
+def test_losses_are_those_of_fine_tuning(kind):
+    """Which packs the examples; so packing, logits and losses are compared at once."""
+    labels = {"regression": ("score",), "span": ("start", "end")}.get(kind, ("a", "b", "c"))
+    reads = "tokens" if kind in ("tagging", "span") else "mean"
+    head = TaskHead("classification" if kind == "regression" else kind, labels, reads)
+    examples, rng = tiny_task.examples(20), np.random.default_rng(0)
+    count, tokens = len(examples.lengths), len(examples.input_ids)
+    made = {
+        "classification": rng.integers(0, 3, count).astype(np.int32),
+        "regression": rng.normal(size=count).astype(np.float32),
+        "tagging": rng.integers(-1, 3, tokens).astype(np.int32),
+        "span": rng.integers(0, examples.lengths[:, None], (count, 2)).astype(np.int32),
+    }
+    examples = examples._replace(labels=made[kind])
+    task = tiny_task.make_task(head)
+    rows = dataclasses.replace(task, train=type(task.train)(examples, 32, 4, task.train.special_ids, 1)).train
+    params = bert.init(task.config.model, jax.random.key(0), task.heads)
+    packed = [jax.tree.map(jnp.asarray, batch) for batch in rows.in_order(8)]
+    sums = [FineTuning.score(task, params, batch)[1]["task_loss"] for batch in packed]
+    expected = sum(one.sum for one in sums) / sum(one.weight for one in sums)
+    model = LoadedModel(task.config.model, task.heads, params, small_tokenizer())
+    order = list(range(count))[::-1]
+    logits = evaluation.task_logits(model, examples, order)
+    np.testing.assert_allclose(evaluation.task_loss(logits, examples, order, head.kind), expected, rtol=1e-5)
+
+
+def test_rows_of_pairs():
+    ids, types = np.arange(7, dtype=np.int32), np.array([0, 0, 0, 0, 0, 1, 1], np.int32)
+    examples = EncodedExamples(ids, types, np.array([0, 3, 7]), np.zeros(2, np.int32), 0)
+    (row,) = evaluation.rows_of(examples, [1])
+    assert row.input_ids.tolist() == [3, 4, 5, 6] and row.token_type_ids.tolist() == [0, 0, 1, 1]
+
+
+def settings(base, /, **changes) -> FineTuningSettings:
+    values = {"task": "sst2", "examples": 10, "loss_examples": 12, "line": (0.0, 0.5, 1.0), "plane": (0.0, 1.0)}
+    return FineTuningSettings(**{"base": str(base)} | values | changes)
+
+
+def test_suite(task_run, tiny_run):
+    data, run = task_run
+    inputs = SuiteInputs(bert_jax.load(run), data, seed=0, progress=False)
+    result = SUITE.run(inputs, settings(tiny_run))
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    reported = json.loads((run / "results.json").read_text())
+    assert result["restored_score"][0] == pytest.approx(reported["mean"])
+    assert result["best_constant_score"] == pytest.approx(reported["baseline"])
+    line, plane = result["line_loss"], result["plane_loss"]
+    assert line[-1] == result["restored_loss"][0] and line[0] == result["restored_loss"][-1] != line[-1]
+    assert plane[0] == [line[0]["train"], line[-1]["train"]] and plane[1] != plane[0]
+    assert line[-1]["train"] < result["random_body_loss"]["train"]
+    base, random = (result["similarity"][name] for name in ("base", "random_weights"))
+    assert len(base["cka_of_tokens"]) == len(base["cosine_of_cls"]) == result["layers"] + 1
+    assert base["cosine_of_tokens"][0] > random["cosine_of_tokens"][0]
+    assert np.shape(base["attention_cosine"])[0] == result["layers"]
+    assert SUITE.scalars(result)["score"] == result["restored_score"][0]
+    kinds = [type(block) for block in SUITE.blocks(result)]
+    assert (kinds.count(report.Heatmap), kinds.count(report.Curves)) == (3, 3)
+    # With itself as the second fine-tuned model, the third point of the plane is the first.
+    again = SUITE.run(inputs, settings(tiny_run, other=str(run), line=(1.0,)))
+    assert again["plane_loss"][1][0] == pytest.approx(line[-1]["train"], abs=1e-5)
+    assert again["second_direction"] == "other"
+
+
+def test_a_model_beside_itself(task_run):
+    data, run = task_run
+    inputs = SuiteInputs(bert_jax.load(run), data, seed=0, progress=False)
+    result = SUITE.run(inputs, settings(run, line=(0.0,), plane=(0.0,)))
+    base = result["similarity"]["base"]
+    for values in base.values():
+        np.testing.assert_allclose(values, 1, atol=1e-6)
+    assert len({json.dumps(loss) for loss in result["restored_loss"]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"base": ""}, "--fine-tuning.base is missing"),
+        ({"task": ""}, "--fine-tuning.task is missing"),
+        ({"task": "sst"}, "--task sst is unknown"),
+        ({"task": "rte"}, "has no column"),
+        ({"base": "nowhere"}, "nowhere does not exist"),
+    ],
+)
+def test_wrong_settings(task_run, tiny_run, changes, message):
+    data, run = task_run
+    inputs = SuiteInputs(bert_jax.load(run), data, seed=0, progress=False)
+    with pytest.raises(UserError, match=message):
+        SUITE.run(inputs, settings(tiny_run, **changes))
+
+
+def test_models_that_do_not_fit(task_run, tiny_run):
+    data, run = task_run
+    model = bert_jax.load(run)
+    fitting = SuiteInputs(model, data, seed=0, progress=False)
+    wider = dataclasses.replace(model.config, num_heads=1)
+    other_labels = Heads(task=TaskHead("classification", ("x", "y"), "pooled"))
+    for changed, message in (
+        (LoadedModel(model.config, Heads(), model.params, model.tokenizer), "has no task head"),
+        (LoadedModel(wider, model.heads, model.params, model.tokenizer), "has num_heads 2, the model 1"),
+        (LoadedModel(model.config, model.heads, model.params, small_tokenizer()), "has another vocabulary"),
+        (LoadedModel(model.config, other_labels, model.params, model.tokenizer), "head has the labels x, y"),
+    ):
+        with pytest.raises(UserError, match=message):
+            SUITE.run(fitting.__class__(changed, data, 0, False), settings(tiny_run))
