@@ -116,7 +116,7 @@ def _matplotlib() -> ModuleType:
 
 
 def _draw_curves(axes: "Axes", block: Curves) -> None:
-    from matplotlib.ticker import LogLocator
+    from matplotlib.ticker import LogLocator, MaxNLocator
 
     for series, color in block.colored_series:
         drawn, style = _stand_in(color), "--" if series.dashed else "-"
@@ -129,6 +129,8 @@ def _draw_curves(axes: "Axes", block: Curves) -> None:
         axes.set_xscale("log", subs=())
     if block.log_y and _all_positive(y for one in block.series for y in (*one.y, *(one.low or ()))):
         axes.set_yscale("log", subs=())
+    if all(float(x).is_integer() for one in block.series for x in one.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()
