@@ -51,8 +51,10 @@ ALONE = ["docs/conversion.md", "docs/kubernetes.md", "docs/object_stores.md", "d
 ALONE += ["docs/finetuning.md", "docs/scaling.md"]
 """Pages whose commands need something of their own."""
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
-PAGES = [*TRAINING, *TOOLS, *ALONE]
-WITH_PYTHON = ["README.md", "docs/conversion.md", "docs/tutorials/other_models.md"]
+ANALYSIS = ["docs/analysis.md"]
+ANALYSIS += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "analysis").glob("*.md"))
+PAGES = [*TRAINING, *TOOLS, *ALONE, *ANALYSIS]
+WITH_PYTHON = ["README.md", "docs/analysis.md", "docs/conversion.md", "docs/tutorials/other_models.md"]
 """Pages whose Python blocks run after their commands."""
 
 

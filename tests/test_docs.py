@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from bert_jax.analysis.analyse import command_type
 from bert_jax.flags import list_flags
 from bert_jax.launchers.kubernetes import Kubernetes
 from data_prep.cli import main as data_prep_cli
@@ -52,7 +53,7 @@ def test_pages_name_only_flags_that_exist():
     """Flags in running text, too: `--phases.0.batch-size` and the like."""
     known = set(OTHER_FLAGS.split())
     fields = [flag for command in ARGUMENTS for flag in flags_of(command)]
-    for command in (*data_prep_cli.COMMANDS.values(), Kubernetes):
+    for command in (*data_prep_cli.COMMANDS.values(), Kubernetes, command_type()):
         fields += list_flags(command)
     known |= {name for flag in fields for name in flag.names}
     known |= set(re.findall(r"--[a-z][a-z-]*\w", (ROOT / "bert_jax" / "launchers" / "tpu_pod.sh").read_text()))

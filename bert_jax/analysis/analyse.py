@@ -50,7 +50,7 @@ class AnalyseOptions:
     """Of control tasks, random weights and splits."""
 
 
-def _command_type() -> type:
+def command_type() -> type:
     """AnalyseOptions with the settings of every suite as a field."""
     fields = [
         (_attribute(suite), suite.settings, dataclasses.field(default_factory=suite.settings)) for suite in SUITES
@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> None:
       UserError: a wrong argument, missing or malformed data, or a model that does not suit a suite named in --suites.
     """
     jax_setup.disable_absent_tpu_backend()
-    options = flags.parse(_command_type(), argv, "bert-jax analyse")
+    options = flags.parse(command_type(), argv, "bert-jax analyse")
     chosen = _chosen_suites(options.suites)
     for path in (options.model, options.data, options.out):
         check_reachable(path)

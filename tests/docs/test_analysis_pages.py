@@ -1,17 +1,14 @@
 """The commands of docs/analysis.md and of the pages of its suites, with small data and settings."""
 
-import gc
 import shutil
-import warnings
 
 import pytest
 
 from bert_jax.analysis.suites import SUITES
 from tests.analysis import data_folder
-from tests.pages import ROOT, code_of, run, run_page
+from tests.pages import ANALYSIS, ROOT, code_of, run, run_page
 
 pytestmark = pytest.mark.slow
-PAGES = sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "analysis").glob("*.md"))
 
 
 @pytest.fixture
@@ -21,15 +18,8 @@ def analysed(folder):
     return folder
 
 
-def test_commands(analysed, monkeypatch, quick_compilation):
-    run_page("docs/analysis.md", analysed, monkeypatch)
-    with warnings.catch_warnings(action="ignore"):
-        exec(compile(code_of("docs/analysis.md", "python"), "docs/analysis.md", "exec"), {"__name__": "__main__"})
-        gc.collect()
-
-
-@pytest.mark.parametrize("page", PAGES)
-def test_commands_of_suites(page, analysed, monkeypatch, quick_compilation):
+@pytest.mark.parametrize("page", ANALYSIS)
+def test_commands(page, analysed, monkeypatch, quick_compilation):
     if "runs/sst2" in code_of(page, "bash"):
         monkeypatch.chdir(analysed)
         task = shutil.copytree(analysed / "data" / "task", analysed / "sst2")
@@ -39,6 +29,6 @@ def test_commands_of_suites(page, analysed, monkeypatch, quick_compilation):
 
 
 def test_every_suite_has_a_page():
-    assert {f"docs/analysis/{suite.name}.md" for suite in SUITES} <= set(PAGES)
+    assert {f"docs/analysis/{suite.name}.md" for suite in SUITES} <= set(ANALYSIS)
     index = (ROOT / "docs" / "analysis.md").read_text()
     assert all(f"analysis/{suite.name}.md" in index for suite in SUITES)
