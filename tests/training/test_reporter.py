@@ -41,8 +41,11 @@ def attempt(two_phases, clock, tmp_path):
     first, last = config.phases
 
     def run(begin: int, end: int) -> None:
-        goodput, compiled = GoodputRecorder(tmp_path, 0.0), None
-        with Reporter(task, tmp_path, make_mesh(config.mesh, jax.devices()[:1]), begin, 0, goodput, None) as report:
+        compiled, mesh = None, make_mesh(config.mesh, jax.devices()[:1])
+        with (
+            GoodputRecorder(tmp_path, 0.0) as goodput,
+            Reporter(task, tmp_path, mesh, begin, 0, goodput, None) as report,
+        ):
             for step in range(begin, end):
                 report.before_step(step)
                 phase = first if step < first.steps else last
@@ -53,7 +56,6 @@ def attempt(two_phases, clock, tmp_path):
                 report.add_step(step + 1, 8, {name: jnp.asarray(value) for name, value in metrics.items()})
             report.flush()
             report.add_evaluation(end, HELD_OUT)
-        goodput.close()
 
     run.lines = lambda: [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["split"] == "train"]
     return run
