@@ -78,10 +78,9 @@ def main(argv: Sequence[str]) -> None:
     if not options.data.is_dir():
         raise UserError(f"--data {options.data} is not a directory: give the one with the folders of data")
     models = list(_checkpoints(options.model, options.checkpoints))
-    make_directory_if_local(options.out)
-    check_page_file(options.out / PAGE, "--out")
     with DirectoryLock(options.out) as lock:
         lock.acquire()
+        check_page_file(options.out / PAGE, "--out")
         _run(options, chosen, models, shlex.join(["bert-jax", "analyse", *argv]))
 
 
@@ -106,8 +105,9 @@ def _checkpoints(model: StoredPath, wanted: str) -> Iterator[tuple[int | None, S
     steps = sorted(saved) if wanted == "all" else sorted({int(step) for step in wanted.split(",")})
     missing = [step for step in steps if step not in saved]
     if missing or not steps:
-        there = ", ".join(map(str, sorted(saved))) or "none"
-        raise UserError(f"--checkpoints {wanted}: {model} has no checkpoint {missing[0] if missing else ''}; {there}")
+        there = f"it has those of steps {', '.join(map(str, sorted(saved)))}" if saved else "it has none"
+        which = f"no checkpoint {missing[0]}" if missing else "no checkpoint"
+        raise UserError(f"--checkpoints {wanted}: {model} has {which}; {there}")
     for step in steps:
         yield step, saved[step]
 

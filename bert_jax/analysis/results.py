@@ -109,7 +109,8 @@ def _check_same(path: StoredPath, written: Mapping[str, Any], request: Mapping[s
     if written == request:
         return
     before, now = (
-        {**one, **{f"--{one['suite']}.{k}": v for k, v in one["settings"].items()}} for one in (written, request)
+        {**one, **{f"--{one['suite']}.{k.replace('_', '-')}": v for k, v in one["settings"].items()}}
+        for one in (written, request)
     )
     differing = [key for key in now if key != "settings" and before.get(key) != now[key]]
     key = differing[-1] if differing else "settings"

@@ -49,6 +49,8 @@ _CHARACTERS_OF_COLUMNS = 44
 """Names of a heatmap's columns that have more together are written upright."""
 _CELLS_WITH_NUMBERS, _SMALLEST_NUMBER = 150, 4.5
 """Heatmaps with more cells have no numbers in them, and neither have those whose numbers would be smaller (points)."""
+_MOST_MARKERS = 20
+"""Curves with more points have no markers at them."""
 _DARK = 0.5
 """Shade from which on numbers have the color of the page."""
 _SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
@@ -120,8 +122,8 @@ def _draw_curves(axes: "Axes", block: Curves) -> None:
 
     for series, color in block.colored_series:
         drawn, style = _stand_in(color), "--" if series.dashed else "-"
-        marker = "o" if len(series.x) == 1 else None
-        axes.plot(series.x, series.y, style, color=drawn, linewidth=1.6, marker=marker, markersize=4)
+        marker = "o" if len(series.x) <= _MOST_MARKERS else None
+        axes.plot(series.x, series.y, style, color=drawn, linewidth=1.6, marker=marker, markersize=3.5)
         if series.low is not None and series.high is not None:
             axes.fill_between(series.x, series.low, series.high, color=drawn, alpha=0.18, linewidth=0)
     axes.set(xlabel=_wrapped(block.x_label), ylabel=_wrapped(block.y_label, _LABEL_CHARACTERS // 2))

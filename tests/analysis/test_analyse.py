@@ -119,6 +119,7 @@ def test_all_checkpoints_of_a_run(tiny_run, data, tmp_path):
         (("--checkpoints", "first"), "give newest, all, or steps"),
         (("--words.words", "many"), "--words.words"),
         (("--data", "nowhere"), "--data nowhere is not a directory"),
+        (("--out", __file__), "File exists: choose another directory"),
     ],
 )
 def test_wrong_requests(tiny_run, data, tmp_path, capsys, flags, message):
