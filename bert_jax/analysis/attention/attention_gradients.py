@@ -103,7 +103,7 @@ def _of_masked(model: LoadedModel, batch: Batch, masked: Sequence[np.ndarray], m
     positions = np.zeros((len(batch.indices), most), np.int32)
     weights = np.zeros(positions.shape, np.float32)
     for b, index in enumerate(batch.indices):
-        chosen = masked[max(index, batch.indices[0])]  # rows that fill the batch repeat the first one
+        chosen = masked[index if index >= 0 else batch.indices[0]]  # rows that fill the batch repeat the first one
         positions[b, : len(chosen)], weights[b, : len(chosen)] = chosen, 1 / len(chosen)
     hidden = batch.input_ids.copy()
     for b, weight in enumerate(weights):
