@@ -19,10 +19,11 @@ from bert_jax.model.stack import run_stack
 
 
 def value_zeroing(model: LoadedModel, batch: Batch) -> Float[np.ndarray, "L B S S"]:
-    """Cosine distance between a layer's output at i with and without the value vector of token j, in entry [l, b, i, j].
+    """Entry [l, b, i, j]: cosine distance between a layer's output at i with and without the value vector of token j.
 
-    All heads lose the value, the attention stays as it is, and the layer's input is that of the unchanged model (Mohebbi
-    et al. 2023, section 3). The output is that of the whole layer, before the final norm of models that have one.
+    All heads lose the value, the attention stays as it is, and the layer's input is that of the unchanged model
+    (Mohebbi et al. 2023, section 3). The output is that of the whole layer, before the final norm of models that have
+    one.
 
     Args:
       model: from `inference.load`.
