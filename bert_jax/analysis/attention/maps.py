@@ -96,18 +96,18 @@ def halve(rows: Sequence[Row], tokenizer: Tokenizer, token_types: int) -> list[R
     """[CLS] first half [SEP] second half [SEP]: two consecutive spans in a row (Clark et al. 2019, section 3).
 
     Args:
-      rows: [CLS] text [SEP].
-      tokenizer: of the model; where its vocabulary marks words, the second half begins with a word if it can.
+      rows: [CLS] text [SEP], each with two ordinary tokens or more.
+      tokenizer: of the model; the second half begins with a word if it can.
       token_types: of the model; the second half has type 1 if there are two.
 
     Returns:
-      a row for each that has two ordinary tokens or more, one token longer.
+      rows that are one token longer.
+
+    Raises:
+      UserError: the vocabulary does not mark words.
     """
     halves = []
     for row in rows:
-        count = len(row.input_ids) - 2
-        if count < 2:
-            continue
         cut = 1 + _middle(row.input_ids[1:-1], tokenizer)
         ids = np.insert(row.input_ids, cut, tokenizer.sep_id)
         types = (np.arange(len(ids)) > cut) & (token_types > 1)
@@ -122,3 +122,11 @@ def _middle(ids: np.ndarray, tokenizer: Tokenizer) -> int:
     starts = starts[starts > 0]
     middle = len(ids) / 2
     return int(starts[np.abs(starts - middle).argmin()]) if len(starts) else len(ids) // 2
+
+
+def shorten(rows: Sequence[Row], length: int) -> list[Row]:
+    """Rows [CLS] text [SEP] with the text's first tokens only, at most `length` with the special ones."""
+    return [
+        row if len(row.input_ids) <= length else Row(*(np.r_[values[: length - 1], values[-1:]] for values in row))
+        for row in rows
+    ]
