@@ -180,7 +180,7 @@ def _measure_treebank(
         skipped += sum(row is None for row in encoded)
     require(
         all(rows),
-        f"attention: no sentence of treebank/ ({names[0]} or {names[1]}) has 1 to {length - 2} tokens of the vocabulary",
+        f"attention: no sentence of treebank/ ({names[0]} or {names[1]}) has 1 to {length - 2} tokens",
     )
     kept, rare = relations.frequent_relations(drawn, settings.least_words)
     require(
