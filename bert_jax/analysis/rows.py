@@ -141,6 +141,25 @@ def sample_texts(
     return TextSample(texts, rows, skipped, len(lines))
 
 
+def choose_masked(rows: Sequence[Row], special_ids: Sequence[int], share: float, seed: int) -> list[np.ndarray]:
+    """Positions to mask in each row, ascending: round(share * n) of its n ordinary tokens, at least one.
+
+    The choice is a function of the seed, the row's index and the number of its ordinary tokens.
+
+    Args:
+      rows: of texts.
+      special_ids: never masked; a row with nothing else gets no position.
+      share: of the ordinary tokens.
+      seed: of the choice.
+    """
+    chosen = []
+    for index, row in enumerate(rows):
+        ordinary = np.flatnonzero(~np.isin(row.input_ids, special_ids))
+        count = min(len(ordinary), max(1, round(share * len(ordinary))))
+        chosen.append(np.sort(np.random.default_rng([seed, index]).permutation(ordinary)[:count]))
+    return chosen
+
+
 def _join(tokenizer: Tokenizer, ids: list[np.ndarray], words: list[np.ndarray]) -> Row:
     cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
     input_ids = np.concatenate([cls, *(np.r_[side, sep] for side in ids)])

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.analysis.capture import capture
-from bert_jax.analysis.lens.measures import Readings, choose_masked, leads_since, read_logits, unigram_readings
+from bert_jax.analysis.lens.measures import Readings, leads_since, read_logits, unigram_readings
 from bert_jax.analysis.lens.section import blocks, scalars
-from bert_jax.analysis.rows import TOKENS_PER_BATCH, Batch, Row, batches, sample_texts
+from bert_jax.analysis.rows import TOKENS_PER_BATCH, Batch, Row, batches, choose_masked, sample_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, Rate, check

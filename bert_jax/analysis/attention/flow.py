@@ -1,0 +1,142 @@
+"""Which tokens contribute to which, by attention weights, norms and value zeroing, and how far these agree, on text."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.analysis.attention import mixing
+from bert_jax.analysis.attention.maps import PROBABILITIES, token_kinds
+from bert_jax.analysis.attention.value_zeroing import value_zeroing
+from bert_jax.analysis.capture import capture
+from bert_jax.analysis.rows import Row, batches
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups
+from bert_jax.progress import progress_bar
+
+VALUE, OUTPUT = "layers.*.attention.value", "layers.*.attention.output"
+LAST = "attention, last layer"
+LEAST_TOKENS = 4
+"""Special ones included: with fewer, a query has too few other tokens to rank."""
+
+
+class Contributions(NamedTuple):
+    """Of each key to each query of a text, by layer, [L, n, n]; rows sum to 1."""
+
+    attention: np.ndarray
+    """Mean over heads."""
+    norms: np.ndarray
+    """Of alpha f(x) summed over heads (Kobayashi et al. 2020)."""
+    residual_norms: np.ndarray
+    """With residual connection and LayerNorm (Kobayashi et al. 2021)."""
+    value_zeroing: np.ndarray
+
+    @property
+    def rollouts(self) -> dict[str, np.ndarray]:
+        """Of all layers, [n, n], by name, and the attention of the last layer alone.
+
+        Norms with residual and value zeroing include the residual connection, so only attention gets one added.
+        """
+        return {
+            LAST: self.attention[-1],
+            "rollout of attention": mixing.rollout(mixing.with_residual(self.attention))[-1],
+            "rollout of norms with residual": mixing.rollout(self.residual_norms)[-1],
+            "rollout of value zeroing": mixing.rollout(self.value_zeroing)[-1],
+        }
+
+
+def text_contributions(
+    model: LoadedModel, rows: Sequence[Row], *, progress: bool = False
+) -> Iterator[tuple[int, Contributions]]:
+    """The contributions in each row, with its index, shortest rows first.
+
+    Args:
+      model: from `inference.load`.
+      rows: of texts; a row of n tokens costs about n forward passes.
+      progress: show a progress bar on stderr.
+    """
+    with progress_bar("value zeroing", len(rows), "text", shown=progress) as bar:
+        # Value zeroing runs many passes of one batch, so small batches use the machine as well as large ones.
+        for batch in batches(rows, model.tokenizer.pad_id, 512):
+            found = capture(model, batch, [PROBABILITIES, VALUE, OUTPUT, "hidden_states"])
+            zeroed = value_zeroing(model, batch)
+            for b, index in enumerate(batch.indices):
+                if index < 0:
+                    continue
+                n = int(batch.lengths[b])
+                attention = found[PROBABILITIES][:, b, :, :n, :n]
+                arrays = (found[name][:, b, :n] for name in (VALUE, OUTPUT, "hidden_states"))
+                norms, residual_norms = layer_norms(model, attention, *arrays)
+                measures = (attention.mean(1), norms, residual_norms, zeroed[:, b, :n, :n])
+                yield int(index), Contributions(*map(mixing.normalised_rows, measures))
+                bar.update(1)
+
+
+def layer_norms(
+    model: LoadedModel, attention: np.ndarray, value: np.ndarray, output: np.ndarray, hidden: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Norm-weighted attention of every layer of a text, without and with residual connection and LayerNorm.
+
+    Layers that normalise before the attention have no LayerNorm after the residual connection: there the second has the
+    residual connection only. Adapters are not taken into account.
+
+    Args:
+      model: that computed the rest.
+      attention: probabilities [L, N, n, n].
+      value: [L, n, N, D].
+      output: of the attention, [L, n, H].
+      hidden: states [L + 1, n, H].
+
+    Returns:
+      norms [L, n, n] of both.
+    """
+    layers = model.params["encoder"]["layers"]
+    without, with_residual = [], []
+    for layer, (plan, group) in enumerate(zip(layer_plans(model.config), parameter_groups(model.config), strict=True)):
+        kernel = np.asarray(layers["attention_out"]["kernel"][group], np.float32)
+        transformed = mixing.transformed_values(value[layer], kernel)
+        vectors = mixing.attended_vectors(attention[layer], transformed)
+        total = mixing.add_residual(vectors, hidden[layer])
+        if plan.norm_placement is NormPlacement.POST:
+            scale = np.asarray(layers["attention_norm"]["scale"][group], np.float32)
+            sums = hidden[layer] + output[layer]
+            total = mixing.normalise_vectors(total, sums, scale, model.config.norm_epsilon)
+        without.append(np.linalg.norm(vectors, axis=-1))
+        with_residual.append(np.linalg.norm(total, axis=-1))
+    return np.stack(without), np.stack(with_residual)
+
+
+def summarize_flow(model: LoadedModel, rows: Sequence[Row], *, progress: bool = False) -> dict[str, Any]:
+    """Means over texts of agreements and of the shares of special tokens.
+
+    Args:
+      model: from `inference.load`.
+      rows: of at least LEAST_TOKENS tokens.
+      progress: show a progress bar on stderr.
+    """
+    names = [name for name in Contributions._fields if name != "value_zeroing"]
+    agreements: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    special: dict[str, list[np.ndarray]] = {name: [] for name in Contributions._fields}
+    matrices = []
+    for index, found in text_contributions(model, rows, progress=progress):
+        kinds = token_kinds(rows[index], model.tokenizer)
+        for name in names:
+            agreements[name].append(mixing.rank_agreement(getattr(found, name), found.value_zeroing))
+        for name, shares in found._asdict().items():
+            special[name].append(shares[..., kinds.special].sum(-1).mean(-1))
+        rolled = found.rollouts
+        stacked = np.stack(list(rolled.values()))
+        matrices.append(mixing.rank_agreement(stacked[:, None], stacked[None]))
+    return {
+        "agreement_with_value_zeroing": {name: _mean(values) for name, values in agreements.items()},
+        "share_on_special": {name: _mean(values) for name, values in special.items()},
+        "rollouts": list(rolled),
+        "rollout_agreement": _mean(matrices),
+    }
+
+
+def _mean(values: list[np.ndarray]) -> list:
+    """Over texts, without those that have no value; NaN if none has."""
+    stacked = np.stack(values)
+    counts = np.isfinite(stacked).sum(0)
+    return np.where(counts > 0, np.nansum(stacked, axis=0) / np.maximum(counts, 1), np.nan).tolist()

@@ -1,0 +1,149 @@
+"""Whether a head follows a dependency relation: its most attended word as a prediction of the syntactic head (Clark et
+al. 2019, section 4.2), against the best fixed offset.
+
+Shapes: L layers, N heads, n tokens, W words, R relations (the last one is "all"), O offsets.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.analysis.attention.maps import TextAttention
+from bert_jax.analysis.rows import Row
+from bert_jax.analysis.treebank import Sentence
+from bert_jax.array_types import Bool, Float, Int
+
+OFFSETS = tuple(offset for offset in range(-5, 6) if offset)
+"""Positions relative to a word, of which the best is the baseline."""
+DIRECTIONS = ("dependent to head", "head to dependent")
+"""From which word to which the attention goes that predicts."""
+ALL = "all"
+
+
+def word_attention(
+    attention: Float[np.ndarray, "*heads n n"], word_ids: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "*heads W W"]:
+    """Attention between words: the sum over the key's tokens and the mean over the query's (Clark et al. 2019, section
+    4.1). Special tokens are left out, so rows sum to less than 1.
+
+    Args:
+      attention: between tokens.
+      word_ids: the word of each token, ascending, each with a token; -1 for special tokens.
+    """
+    tokens = np.flatnonzero(word_ids >= 0)
+    starts = np.flatnonzero(np.diff(word_ids[tokens], prepend=-1))
+    counts = np.diff(np.r_[starts, len(tokens)])
+    between = attention[..., tokens, :][..., tokens]
+    by_key = np.add.reduceat(between, starts, axis=-1)
+    return np.add.reduceat(by_key, starts, axis=-2) / counts[:, None]
+
+
+def predicted_heads(attention: Float[np.ndarray, "*heads W W"]) -> Int[np.ndarray, "2 *heads W"]:
+    """For each word the other word that it attends to most, and the other word that attends to it most (DIRECTIONS).
+
+    Of equal ones the first; a sentence of one word has the word itself.
+
+    Args:
+      attention: between words.
+    """
+    others = np.where(np.eye(attention.shape[-1], dtype=bool), -1, attention)
+    return np.stack([others.argmax(-1), others.argmax(-2)])
+
+
+def offset_heads(words: int) -> Int[np.ndarray, "O W"]:
+    """The word at each of OFFSETS, at most the last and at least the first one (as in Clark's code)."""
+    return np.clip(np.arange(words) + np.array(OFFSETS)[:, None], 0, words - 1)
+
+
+def scored_words(sentence: Sentence) -> Bool[np.ndarray, " W"]:
+    """Words that count: with a head, so not the root, and no punctuation (UPOS). All words can be predicted."""
+    return np.array([head > 0 and tag != "PUNCT" for head, tag in zip(sentence.heads, sentence.upos, strict=True)])
+
+
+class Counts(NamedTuple):
+    """Correct predictions by relation."""
+
+    correct: Int[np.ndarray, "R 2 L N"]
+    """Of heads, by DIRECTIONS."""
+    by_offset: Int[np.ndarray, "R O"]
+    total: Int[np.ndarray, " R"]
+    """Words that count."""
+
+
+def count_correct(
+    maps: Iterable[TextAttention], rows: Sequence[Row], sentences: Sequence[Sentence], relations: Sequence[str]
+) -> Counts:
+    """Compare the predictions of all heads and offsets with the trees.
+
+    Args:
+      maps: attention in the rows.
+      rows: of the sentences.
+      sentences: with their trees.
+      relations: that are counted; words of others count under "all", which is added at the end.
+    """
+    index = {relation: i for i, relation in enumerate(relations)}
+    correct, by_offset, total = 0, 0, 0
+    for one in maps:
+        sentence = sentences[one.index]
+        attention = word_attention(one.probabilities, rows[one.index].word_ids)
+        gold = np.array(sentence.heads) - 1
+        of_relation = np.zeros((len(gold), len(relations) + 1), np.int64)
+        for word in np.flatnonzero(scored_words(sentence)):
+            of_relation[word, -1] = 1
+            if sentence.deprels[word] in index:
+                of_relation[word, index[sentence.deprels[word]]] = 1
+        correct += np.moveaxis((predicted_heads(attention) == gold) @ of_relation, -1, 0)
+        by_offset += ((offset_heads(len(gold)) == gold) @ of_relation).T
+        total += of_relation.sum(0)
+    return Counts(correct, by_offset, total)
+
+
+def frequent_relations(parts: Sequence[Sequence[Sentence]], least: int) -> tuple[list[str], int]:
+    """Relations, with their subtypes, that at least so many words that count have in each part; and the number of
+    other relations.
+
+    Args:
+      parts: sentences of the selection and of the scoring.
+      least: number of words.
+    """
+    numbers: list[dict[str, int]] = []
+    for sentences in parts:
+        of_part: dict[str, int] = {}
+        for sentence in sentences:
+            for word in np.flatnonzero(scored_words(sentence)):
+                of_part[sentence.deprels[word]] = of_part.get(sentence.deprels[word], 0) + 1
+        numbers.append(of_part)
+    present = sorted(set().union(*numbers))
+    kept = [relation for relation in present if min(of_part.get(relation, 0) for of_part in numbers) >= least]
+    return kept, len(present) - len(kept)
+
+
+def best_heads(selection: Counts, scoring: Counts, relations: Sequence[str]) -> list[dict[str, Any]]:
+    """The best head, direction and offset of each relation on the selection, and their accuracy on the scoring.
+
+    Args:
+      selection: where the best is chosen, of equal ones the first.
+      scoring: other sentences.
+      relations: of both, without "all".
+    """
+    table = []
+    for r, relation in enumerate([*relations, ALL]):
+        direction, layer, head = np.unravel_index(selection.correct[r].argmax(), selection.correct[r].shape)
+        offset = int(selection.by_offset[r].argmax())
+        total = int(scoring.total[r])
+        table.append(
+            {
+                "relation": relation,
+                "words": total,
+                "words_of_selection": int(selection.total[r]),
+                "layer": int(layer),
+                "head": int(head),
+                "direction": DIRECTIONS[direction],
+                "accuracy": int(scoring.correct[r, direction, layer, head]) / total,
+                "accuracy_on_selection": int(selection.correct[r].max()) / int(selection.total[r]),
+                "offset": OFFSETS[offset],
+                "offset_accuracy": int(scoring.by_offset[r, offset]) / total,
+            }
+        )
+    return table

@@ -1,0 +1,266 @@
+"""The section of the page about attention, and its numbers over checkpoints."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bert_jax.analysis.attention.patterns import PATTERNS
+from bert_jax.analysis.attention.relations import ALL
+from bert_jax.analysis.suite import Result
+from bert_jax.report import Block, Curves, Heatmap, Note, Point, Scatter, Series, Table
+
+LAYER = "layer (from 0)"
+MEASURES = {
+    "attention": "attention weights",
+    "norms": "norms",
+    "residual_norms": "norms with residual and LayerNorm",
+    "value_zeroing": "value zeroing",
+}
+
+
+def scalars(result: Result) -> Mapping[str, float]:
+    """Numbers to draw over checkpoints."""
+    found: dict[str, float] = {}
+    text, treebank = result["text"], result["treebank"]
+    if text is not None:
+        of_model = text["statistics"]["model"]
+        near = sum(np.mean(of_model[name]) for name in ("self", "previous", "next"))
+        agreement = _floats(text["flow"]["model"]["agreement_with_value_zeroing"]["attention"])
+        found |= {
+            "attention to [SEP], mean of heads (%)": 100 * float(np.mean(of_model["sep"])),
+            "attention to the token and its neighbours, mean of heads (%)": 100 * float(near),
+            "entropy of attention, mean of heads (nats)": float(np.mean(of_model["entropy_nats"])),
+            "heterogeneous maps (%)": 100 * pattern_shares(of_model)["heterogeneous"],
+            "rank agreement of attention with value zeroing, mean of layers": float(np.mean(agreement)),
+        }
+    if treebank is not None:
+        by_relation = {row["relation"]: row for row in treebank["relations"]}
+        overall = by_relation.pop(ALL)
+        gains = [row["accuracy"] - row["offset_accuracy"] for row in by_relation.values()]
+        found["best head less best offset, mean of relations (points)"] = 100 * float(np.mean(gains))
+        found["UAS, best head (%)"] = 100 * overall["accuracy"]
+    return found
+
+
+def pattern_shares(statistics: Mapping[str, Any]) -> dict[str, float]:
+    """The share of each pattern among the maps of all heads and texts."""
+    numbers = {name: float(np.sum(statistics["pattern_texts"][name])) for name in PATTERNS}
+    return {name: number / sum(numbers.values()) for name, number in numbers.items()}
+
+
+def blocks(result: Result) -> tuple[Block, ...]:
+    """Question, figures, tables, and how to read them."""
+    found: list[Block] = [
+        Note(
+            "Where do heads attend, does a head follow a dependency relation, and which tokens contribute to which? "
+            "Attention weights alone do not show what a model uses: norms and value zeroing are beside them."
+        )
+    ]
+    for folder, shown in (("text", _text_blocks), ("treebank", _treebank_blocks)):
+        part = result[folder]
+        found += [Note(f"The data have no folder {folder}/.")] if part is None else shown(part)
+    return (*found, Note(f"Seed {result['seed']}."))
+
+
+def _text_blocks(text: dict[str, Any]) -> list[Block]:
+    of_model = text["statistics"]["model"]
+    return [
+        Note(
+            f"{text['texts']:,} texts, each as [CLS] first half [SEP] second half [SEP], {text['tokens']:,} tokens in "
+            f"all; {text['skipped_lines']:,} lines had too many tokens or none, {text['texts_of_one_token']:,} a "
+            "single one."
+        ),
+        _statistics_table(text),
+        _heatmap("Attention to [SEP]", of_model["sep"], "share"),
+        _heatmap("Attention to the token and its neighbours", _near(of_model), "share"),
+        _heatmap("Entropy of attention", of_model["entropy_nats"], "nats"),
+        Note(
+            "Means over queries, then over texts. A head that attends to all tokens equally has the row of uniform "
+            "attention. Much attention to [SEP] is read as a head that does nothing there, if the gradient by that "
+            "attention and the norm of what is passed on are small as well."
+        ),
+        *_gradient_blocks(text["gradients"]),
+        *_pattern_blocks(text["statistics"]),
+        *_cluster_blocks(text["statistics"]),
+        *_flow_blocks(text),
+    ]
+
+
+def _near(statistics: Mapping[str, Any]) -> np.ndarray:
+    return np.sum([statistics[name] for name in ("self", "previous", "next")], axis=0)
+
+
+def _heatmap(title: str, values: Any, unit: str) -> Heatmap:
+    rows = tuple(tuple(map(float, row)) for row in values)
+    layers, heads = (tuple(map(str, range(size))) for size in (len(rows), len(rows[0])))
+    return Heatmap(f"{title}, by layer and head", rows, layers, heads, "layer", "head", unit)
+
+
+def _statistics_table(text: dict[str, Any]) -> Table:
+    names = {
+        "self": "to the token itself",
+        "previous": "to the previous token",
+        "next": "to the next token",
+        "cls": "to [CLS]",
+        "sep": "to [SEP]",
+        "sep_to_sep": "from [SEP] to [SEP]",
+        "other_to_sep": "from other tokens to [SEP]",
+        "punctuation": "to punctuation",
+        "entropy_nats": "entropy (nats)",
+        "cls_entropy_nats": "entropy of [CLS] (nats)",
+    }
+    rows = []
+    for name, label in names.items():
+        model, random = (np.array(text["statistics"][which][name]) for which in ("model", "random_weights"))
+        layer, head = np.unravel_index(model.argmax(), model.shape)
+        values = (model.mean(), model.max(), random.mean(), text["uniform"][name])
+        shown = [f"{value:.3f}" if name.endswith("nats") else f"{value:.1%}" for value in values]
+        rows.append((label, shown[0], f"{shown[1]} ({layer}-{head})", *shown[2:]))
+    header = ("attention", "mean of heads", "largest (layer-head)", "random weights, mean", "uniform attention")
+    return Table(header, tuple(rows))
+
+
+def _gradient_blocks(gradients: dict[str, Any] | None) -> list[Block]:
+    if gradients is None:
+        return [Note("Gradients by attention are left out: the model has no MLM head, and no labelling task head.")]
+    by_kind = gradients["by_attention_to"]
+    series = []
+    for kind, label in (("sep", "[SEP]"), ("cls", "[CLS]"), ("punctuation", "punctuation"), ("other", "other tokens")):
+        means = [float(np.mean(_floats(row))) for row in by_kind[kind]]
+        series.append(Series(label, tuple(range(len(means))), tuple(means)))
+    loss = {
+        "masked tokens": "masked tokens' loss",
+        "prediction": "loss of the predicted label (of a regression: the predicted value)",
+    }[gradients["loss"]]
+    title = "Gradient by attention, mean of heads"
+    return [
+        Curves(title, tuple(series), LAYER, "nats per unit of attention", log_y=True),
+        Note(
+            f"Mean absolute derivative of the {loss}, by the attention to one key of a kind, in {gradients['texts']:,} "
+            "texts. A small value says that a little more or less attention to such a key does not change the loss."
+        ),
+    ]
+
+
+def _pattern_blocks(statistics: dict[str, Any]) -> list[Block]:
+    model, random = (pattern_shares(statistics[which]) for which in ("model", "random_weights"))
+    numbers = {name: np.array(statistics["model"]["pattern_texts"][name]) for name in PATTERNS}
+    main = main_patterns(statistics["model"])
+    rows = tuple(
+        (name, f"{model[name]:.1%}", f"{random[name]:.1%}", str(int((main == i).sum())))
+        for i, name in enumerate(PATTERNS)
+    )
+    per_layer = {name: number.mean(1) for name, number in numbers.items()}
+    total = sum(per_layer.values())
+    series = tuple(
+        Series(name, tuple(range(len(number))), tuple((number / total).tolist())) for name, number in per_layer.items()
+    )
+    return [
+        Table(("pattern of attention maps", "share of maps", "random weights", "heads with mostly this"), rows),
+        Curves("Patterns of attention maps", series, LAYER, "share of maps"),
+        Note(
+            "A map is one head's attention in one text. Patterns after Kovaleva et al. (2019), by a rule: vertical, "
+            "attention to [CLS] and [SEP]; diagonal, to the token and its neighbours; block, within the half of the "
+            "text; heterogeneous, all others."
+        ),
+    ]
+
+
+def main_patterns(statistics: Mapping[str, Any]) -> np.ndarray:
+    """The most frequent pattern of each head, as an index into PATTERNS, [L, N]; of equal ones the first."""
+    return np.argmax([statistics["pattern_texts"][name] for name in PATTERNS], axis=0)
+
+
+def _cluster_blocks(statistics: dict[str, Any]) -> list[Block]:
+    model, random = statistics["model"], statistics["random_weights"]
+    main = main_patterns(model)
+    points = tuple(
+        Point(x, y, f"{i // main.shape[1]}-{i % main.shape[1]}", PATTERNS[main.flat[i]])
+        for i, (x, y) in enumerate(model["head_points"])
+    )
+    rows = tuple(
+        (label, *(_number(found[name]) for name in ("head_distance_in_layer", "head_distance_between_layers")))
+        for label, found in (("model", model), ("random weights", random))
+    )
+    return [
+        Scatter("Heads by the distance of their attention", points, "first axis", "second axis"),
+        Table(("mean distance of two heads", "of one layer", "of different layers"), rows),
+        Note(
+            f"Heads (layer-head) that attend alike are close; color: the most frequent pattern. The distance is the "
+            f"root of the Jensen-Shannon divergence, mean over the queries of {model['cluster_texts']:,} texts; the "
+            f"plane has {model['head_points_variance']:.0%} of the variance."
+        ),
+    ]
+
+
+def _flow_blocks(text: dict[str, Any]) -> list[Block]:
+    model, random = text["flow"]["model"], text["flow"]["random_weights"]
+
+    def curves(title: str, key: str, y_label: str) -> Curves:
+        series = []
+        for color, (name, values) in enumerate(model[key].items()):
+            x = tuple(range(len(values)))
+            series.append(Series(MEASURES[name], x, tuple(_floats(values)), color=color))
+            of_random = tuple(_floats(random[key][name]))
+            series.append(Series(f"{MEASURES[name]}, random weights", x, of_random, dashed=True, color=color))
+        return Curves(title, tuple(series), LAYER, y_label)
+
+    names = tuple(model["rollouts"])
+    matrix = tuple(tuple(_floats(row)) for row in model["rollout_agreement"])
+    return [
+        curves("Agreement with value zeroing", "agreement_with_value_zeroing", "Spearman correlation"),
+        curves("Contribution of [CLS] and [SEP]", "share_on_special", "share"),
+        Heatmap("Agreement of contributions through all layers", matrix, names, names, "", "", "Spearman correlation"),
+        Note(
+            f"{text['flow_texts']:,} texts, cut to few tokens. Value zeroing changes the model: it measures how far a "
+            "layer's output moves if the value of one token is zero, with residual connection and feed-forward "
+            "network. The correlation is over the other tokens of each query, mean over queries and texts: 1, a "
+            "measure ranks tokens as value zeroing does; 0, it is unrelated. A rollout multiplies the layers' "
+            "matrices."
+        ),
+    ]
+
+
+def _treebank_blocks(treebank: dict[str, Any]) -> list[Block]:
+    random = {row["relation"]: row for row in treebank["random_weights"]}
+    ordered = sorted(treebank["relations"], key=lambda row: (row["relation"] != ALL, -row["words"]))
+    rows = tuple(
+        (
+            row["relation"],
+            f"{row['words']:,}",
+            f"{row['layer']}-{row['head']}",
+            row["direction"],
+            f"{row['accuracy']:.1%}",
+            f"{row['offset_accuracy']:.1%} ({row['offset']:+d})",
+            f"{100 * (row['accuracy'] - row['offset_accuracy']):+.1f}",
+            f"{random[row['relation']]['accuracy']:.1%}",
+        )
+        for row in ordered
+    )
+    header = ("relation", "words", "head", "direction", "accuracy", "best offset", "gain (points)", "random weights")
+    return [
+        Note(
+            f"Heads, directions and offsets are chosen on {treebank['sentences_of_selection']:,} sentences "
+            f"({treebank['selection']}) and scored on {treebank['sentences_of_scoring']:,} others "
+            f"({treebank['scoring']}); {treebank['skipped_sentences']:,} sentences were too long or have words that "
+            f"the tokenizer cannot align, {treebank['rare_relations']:,} relations are too rare."
+        ),
+        Table(header, rows, marked=frozenset(i for i, row in enumerate(ordered) if row["relation"] == ALL)),
+        Note(
+            "The most attended word of a dependent is the prediction of its head, or the word that attends most to "
+            "the dependent. Words with a head count, punctuation does not. The best offset always predicts the word "
+            "at one distance. A gain shows that a head's attention goes along with the relation, not that the model "
+            "uses the relation there."
+        ),
+    ]
+
+
+def _floats(values: list) -> list[float]:
+    """null of a saved result as NaN."""
+    return [math.nan if value is None else float(value) for value in values]
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.3f}"
