@@ -74,11 +74,11 @@ def _task_blocks(title: str, task: dict[str, Any], x: tuple[int, ...]) -> list[B
     rows = tuple((str(state), *(f"{column[state]:.3f}" for column in columns)) for state in x)
     return [
         Note(
-            f"{title}: {task['labels']} labels, {task['dev_examples']:,} dev examples; "
-            f"{task['labels_that_occur_once']} labels occur once in training, {task['dev_examples_with_unseen_label']} dev examples have a label that "
-            f"does not occur there (errors by definition); {task['dev_examples_with_seen_type']:.1%} of the dev "
-            "examples have a word of the training sentences, and no other can be right in the control task but by "
-            "chance."
+            f"{title}: {task['labels']} labels, {task['dev_examples']:,} dev examples. "
+            f"{task['labels_that_occur_once']} labels occur once in training; {task['dev_examples_with_unseen_label']} "
+            "dev examples have a label that does not occur there, which counts as an error. "
+            f"{task['dev_examples_with_seen_type']:.1%} of the dev examples have a word of the training sentences; in "
+            "the control task, the others can be right by chance only."
         ),
         Curves(f"{title}: linear probes", tuple(accuracy), STATE, "accuracy"),
         Curves(f"{title}: description length", tuple(compression), STATE, "compression"),

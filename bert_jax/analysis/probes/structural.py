@@ -18,8 +18,8 @@ from bert_jax.array_types import Array, Float, Int, Key
 PACKS_PER_BATCH = 8
 LEARNING_RATE = 1e-3
 """Of Adam, as in the paper's code; decayed linearly to 0."""
-INIT = 0.05
-"""The map's entries begin uniformly in [-INIT, INIT], as in the paper's code."""
+INITIAL_NORM = 4.0
+"""Expected squared norm of a mapped vector before the first step, of the order of depths in a tree."""
 
 
 class Tree(NamedTuple):
@@ -108,7 +108,8 @@ def fit(
     count = len(packs.words)
     steps, per_epoch = epochs * count // PACKS_PER_BATCH, count // PACKS_PER_BATCH
     optimizer = optax.adam(optax.linear_schedule(LEARNING_RATE, 0.0, steps))
-    maps = jax.random.uniform(key, (2, vectors.shape[1], rank), minval=-INIT, maxval=INIT)
+    bound = (3 * INITIAL_NORM / (vectors.shape[1] * rank)) ** 0.5
+    maps = jax.random.uniform(key, (2, vectors.shape[1], rank), minval=-bound, maxval=bound)
 
     def loss(maps, batch):
         of_batch = vectors[batch.words]
@@ -139,15 +140,11 @@ def _mapped(vectors: Float[Array, "w H"], maps: Float[Array, "2 H k"]) -> Float[
     return vectors @ maps
 
 
-def unit_scale(train: Float[Array, "w H"], dev: Float[Array, "w H"]) -> tuple[Array, Array]:
-    """Both less the training mean and divided by one number, so that training vectors have mean square 1.
-
-    Distances do not depend on the mean; of depths the linear map cannot undo it, so state 0 of all models is treated
-    alike. One number for all dimensions keeps the space of the vectors.
-    """
-    mean = train.mean(0)
-    scale = 1 / jnp.maximum(jnp.sqrt(jnp.square(train - mean).mean()), 1e-6)
-    return (train - mean) * scale, (dev - mean) * scale
+@jax.jit
+def _scaled(train: Float[Array, "w H"], dev: Float[Array, "w H"]) -> tuple[Array, Array]:
+    """Both divided by one number, so that training vectors have variance 1; the space of vectors keeps its form."""
+    scale = 1 / jnp.maximum(jnp.sqrt(jnp.square(train - train.mean(0)).mean()), 1e-6)
+    return train * scale, dev * scale
 
 
 def probe_state(
@@ -173,7 +170,7 @@ def probe_state(
       epochs: passes over the training sentences.
       seed: of the initial maps and of the order.
     """
-    train, dev = unit_scale(train, dev)
+    train, dev = _scaled(train, dev)
     maps = fit(train, packs, rank=min(rank, train.shape[1]), epochs=epochs, key=jax.random.key(seed))
     by_distance, by_depth = np.asarray(_mapped(dev, maps), np.float64)
     distances, depths = [], []

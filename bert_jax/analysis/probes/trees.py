@@ -120,8 +120,9 @@ def mean_by_length(values: Sequence[float], lengths: Sequence[int]) -> float:
 
 
 def control_heads(words: Sequence[str], attaches_to_first: Sequence[bool]) -> tuple[int, ...]:
-    """Heads of the control tree, from 1: the first word is the root; each other word's head is the first or the last one
-    before it, by its type (after Hewitt and Liang 2019, section 3.2: the rule depends on the word type only).
+    """Heads of the control tree, from 1, by a rule that depends on the word type only (as in Hewitt and Liang 2019).
+
+    The first word is the root; the head of each other word is the first word or the word before it.
 
     Args:
       words: of the sentence.
