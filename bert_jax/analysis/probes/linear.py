@@ -195,6 +195,25 @@ def probe_state(
     )
 
 
+def fit_and_score(
+    train: Float[np.ndarray, "w H"],
+    dev: Float[np.ndarray, "v H"],
+    train_labels: Int[np.ndarray, " w"],
+    dev_labels: Int[np.ndarray, " v"],
+    classes: int,
+    *,
+    epochs: int,
+    penalty: float,
+    seed: int,
+) -> float:
+    """Accuracy on dev vectors of a linear probe fitted on training vectors; settings as in `fit`."""
+    train, dev = standardized(jnp.asarray(train), jnp.asarray(dev))
+    words = (np.arange(len(one), dtype=np.int32)[:, None] for one in (train_labels, dev_labels))
+    settings: dict[str, Any] = {"classes": classes, "epochs": epochs, "penalty": penalty, "key": jax.random.key(seed)}
+    probe = fit(train, next(words), train_labels, **settings)
+    return float((np.asarray(_predict(probe, dev, next(words))) == dev_labels).mean())
+
+
 @jax.jit
 def _predict(probe: LinearProbe, vectors: Array, words: Array) -> Int[Array, " n"]:
     return log_probabilities(probe, vectors, words).argmax(-1)
