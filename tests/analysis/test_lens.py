@@ -10,7 +10,7 @@ from etils import epath
 
 from bert_jax import report
 from bert_jax.analysis.lens import SUITE, lens, measures
-from bert_jax.analysis.rows import encode_texts, sample_texts
+from bert_jax.analysis.rows import choose_masked, encode_texts, sample_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel

@@ -170,7 +170,7 @@ def _at_words(batch: Batch, masked: Masked) -> np.ndarray:
     found = np.zeros(batch.input_ids.shape, np.float32)
     for b, index in enumerate(batch.indices):
         if index >= 0:
-            found[b, : len(masked.labels[index])] = masked.labels[index] >= 0
+            found[b, : len(masked.rows[index].word_ids)] = masked.rows[index].word_ids >= 0
     return found
 
 

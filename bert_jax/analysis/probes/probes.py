@@ -1,30 +1,27 @@
 """The suite: probes of every hidden state for parts of speech, dependency relations, entities and trees."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.probes.linear import probe_state, uniform_code_bits
+from bert_jax.analysis.probes import attention_trees, erasure
+from bert_jax.analysis.probes.by_state import chain_scores, gold_trees, linear_scores, mix_summary, structural_scores
 from bert_jax.analysis.probes.section import blocks, scalars
-from bert_jax.analysis.probes.tasks import (
-    LabelTask,
-    control_task,
-    describe,
-    entity_task,
-    part_of_speech_task,
-    relation_task,
-)
+from bert_jax.analysis.probes.tasks import LabelTask, describe, entity_task, part_of_speech_task, relation_task
 from bert_jax.analysis.probes.vectors import Sample, WordVectors, draw_sentences, word_vectors
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
-from bert_jax.analysis.treebank import SPLITS, read_splits
+from bert_jax.analysis.treebank import SPLITS, Sentence, read_splits
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, NonNegative, check
-from bert_jax.finetune.metrics import span_f1
+from bert_jax.field_validation import Count, NonNegative, Rate, check
 from bert_jax.finetune.tagging import TaggedSentence, read_conll
-from bert_jax.progress import progress_bar
+from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.storage import StoredPath
+
+Task = dict[str, Any]
+"""Of one task: sizes and baselines, and the scores of each of ROWS."""
+ROWS = ("model", "random_weights")
 
 
 @dataclass(frozen=True)
@@ -41,6 +38,18 @@ class ProbesSettings:
     """Visits of each training example by a linear probe, on average."""
     penalty: NonNegative = 1.0
     """Of half the squared norm of a linear probe's weights, in nats over all training examples."""
+    mix_epochs: Count = 8
+    """Visits of each training example by the probes of scalar mixes, on average."""
+    tree_epochs: Count = 15
+    """Passes of structural probes over the training sentences."""
+    rank: Count = 64
+    """Rank of structural probes, at most the hidden size."""
+    erasure_sentences: Count = 500
+    """Of the training sentences, those on which erasers are fitted."""
+    erased_sentences: Count = 100
+    """Of the dev sentences, those on which erasure is scored."""
+    mask_share: Rate = 0.15
+    """Share of a sentence's tokens that are masked where erasure is scored; at least one token is."""
 
     def __post_init__(self) -> None:
         check(self, "probes.")
@@ -52,36 +61,96 @@ def run(inputs: SuiteInputs, settings: ProbesSettings) -> Result:
     Raises:
       UserError: malformed data, a missing split, or too few sentences that fit.
     """
-    result: Result = {"layers": inputs.model.config.num_layers, "seed": inputs.seed, "tasks": {}}
-    for name, folder, measured in (("treebank", "treebank", _treebank), ("entities", "entities", _entities)):
-        result[name] = None
-        if (inputs.data / folder).is_dir():
-            part, tasks = measured(inputs, settings)
-            result[name], result["tasks"] = part, result["tasks"] | tasks
-    return result
+    result: Result = {"layers": inputs.model.config.num_layers, "seed": inputs.seed, "treebank": None, "entities": None}
+    tasks: dict[str, Task] = {}
+    if (inputs.data / "treebank").is_dir():
+        result["treebank"] = _treebank(inputs, settings, tasks)
+    if (inputs.data / "entities").is_dir():
+        result["entities"] = _entities(inputs, settings, tasks)
+    return result | {"tasks": tasks}
 
 
-def _treebank(inputs: SuiteInputs, settings: ProbesSettings) -> tuple[dict[str, Any], dict[str, Any]]:
+def _rows(inputs: SuiteInputs) -> Iterator[tuple[str, LoadedModel]]:
+    """The model and random weights, one after the other."""
+    yield ROWS[0], inputs.model
+    yield ROWS[1], inputs.with_random_weights()
+
+
+def _treebank(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Task]) -> dict[str, Any]:
+    """Everything that reads treebank/; the tasks are added to `tasks`."""
     splits = read_splits(inputs.files("treebank", ".conllu"))
     train, dev = _draw(inputs, settings, splits, "treebank")
-    tasks = {"pos": part_of_speech_task(train, dev), "relations": relation_task(train, dev)}
-    found = {name: describe(task) for name, task in tasks.items()}
-    for row, model in (("model", inputs.model), ("random_weights", inputs.with_random_weights())):
+    label_tasks = {"pos": part_of_speech_task(train, dev), "relations": relation_task(train, dev)}
+    tasks |= {name: describe(task) for name, task in label_tasks.items()}
+    trees = gold_trees(dev)
+    structure: dict[str, Any] = {"chain": chain_scores(trees)._asdict()}
+    attention: dict[str, Any] = attention_trees.baselines(trees, inputs.seed)
+    for row, model in _rows(inputs):
         vectors = word_vectors(model, train, dev, description=f"vectors, {row}", progress=inputs.progress)
-        for name, task in tasks.items():
-            found[name][row] = _linear(inputs, settings, vectors, task, dev, f"{name}, {row}")
-    return _sizes(train, dev), found
+        for name, task in label_tasks.items():
+            tasks[name][row] = _label_scores(inputs, settings, vectors, task, dev, f"{name}, {row}")
+        structure[row] = structural_scores(
+            vectors,
+            train,
+            dev,
+            rank=settings.rank,
+            epochs=settings.tree_epochs,
+            seed=inputs.seed,
+            with_control=row == ROWS[0],
+            description=f"trees, {row}",
+            progress=inputs.progress,
+        )
+        del vectors
+        shown = {"description": f"trees from attention, {row}", "progress": inputs.progress}
+        attention[row] = attention_trees.head_uuas(model, dev.rows, trees, **shown)
+    erased = _erasure(inputs, settings, train, dev, label_tasks["pos"].names)
+    return {**_sizes(train, dev), "structure": structure, "attention_trees": attention, "erasure": erased}
 
 
-def _entities(inputs: SuiteInputs, settings: ProbesSettings) -> tuple[dict[str, Any], dict[str, Any]]:
-    splits = _read_entities(inputs.files("entities", ""))
-    train, dev = _draw(inputs, settings, splits, "entities")
+def _erasure(
+    inputs: SuiteInputs, settings: ProbesSettings, train: Sample[Sentence], dev: Sample[Sentence], tags: tuple[str, ...]
+) -> dict[str, Any]:
+    masked = [
+        erasure.mask(sample.first(count), tags, inputs.model, settings.mask_share, inputs.seed)
+        for sample, count in ((train, settings.erasure_sentences), (dev, settings.erased_sentences))
+    ]
+    for name, one in zip(("train", "dev"), masked, strict=True):
+        require(bool(one.rows), f"{inputs.data / 'treebank'}, {name}: no word of the sentences is in the vocabulary")
+    return erasure.measure(
+        inputs.model,
+        *masked,
+        epochs=settings.epochs,
+        penalty=settings.penalty,
+        seed=inputs.seed,
+        progress=inputs.progress,
+    )
+
+
+def _entities(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Task]) -> dict[str, Any]:
+    """Everything that reads entities/; the task is added to `tasks`."""
+    train, dev = _draw(inputs, settings, _read_entities(inputs.files("entities", "")), "entities")
     task = entity_task(train, dev)
-    found = describe(task)
-    for row, model in (("model", inputs.model), ("random_weights", inputs.with_random_weights())):
+    tasks["entities"] = describe(task)
+    for row, model in _rows(inputs):
         vectors = word_vectors(model, train, dev, description=f"vectors, {row}", progress=inputs.progress)
-        found[row] = _linear(inputs, settings, vectors, task, dev, f"entities, {row}")
-    return _sizes(train, dev), {"entities": found}
+        tasks["entities"][row] = _label_scores(inputs, settings, vectors, task, dev, f"entities, {row}")
+    return _sizes(train, dev)
+
+
+def _label_scores(
+    inputs: SuiteInputs,
+    settings: ProbesSettings,
+    vectors: WordVectors,
+    task: LabelTask,
+    dev: Sample[Any],
+    description: str,
+) -> dict[str, Any]:
+    """Linear probes and scalar mixes of one task."""
+    shown = {"description": description, "progress": inputs.progress}
+    probing = {"epochs": settings.epochs, "penalty": settings.penalty, "seed": inputs.seed}
+    found: dict[str, Any] = linear_scores(vectors, task, dev, **probing, **shown)
+    found["mix"] = mix_summary(vectors, task, epochs=settings.mix_epochs, seed=inputs.seed)
+    return found
 
 
 def _read_entities(files: Sequence[StoredPath]) -> dict[str, list[TaggedSentence]]:
@@ -118,49 +187,6 @@ def _sizes(train: Sample[Any], dev: Sample[Any]) -> dict[str, int]:
         "dev_words": int(dev.lengths.sum()),
         "skipped_sentences": train.skipped + dev.skipped,
     }
-
-
-def _linear(
-    inputs: SuiteInputs,
-    settings: ProbesSettings,
-    vectors: WordVectors,
-    task: LabelTask,
-    dev: Sample[Any],
-    description: str,
-) -> dict[str, Any]:
-    """Scores of linear probes by hidden state."""
-    control, scores = control_task(task, inputs.seed), []
-    with progress_bar(description, len(vectors.train), "state", shown=inputs.progress) as bar:
-        for train_state, dev_state in zip(vectors.train, vectors.dev, strict=True):
-            scores.append(
-                probe_state(
-                    train_state,
-                    dev_state,
-                    task,
-                    control,
-                    epochs=settings.epochs,
-                    penalty=settings.penalty,
-                    seed=inputs.seed,
-                )
-            )
-            bar.update()
-    uniform = uniform_code_bits(len(task.train.labels), len(task.names))
-    found = {
-        "accuracy": [one.accuracy for one in scores],
-        "control_accuracy": [one.control_accuracy for one in scores],
-        "selectivity": [one.accuracy - one.control_accuracy for one in scores],
-        "code_kilobits": [one.code_bits / 1000 for one in scores],
-        "compression": [uniform / one.code_bits for one in scores],
-    }
-    if task.title == "entities":
-        found["f1"] = [_span_f1(task, one.predictions, dev) for one in scores]
-    return found
-
-
-def _span_f1(task: LabelTask, predictions: np.ndarray, dev: Sample[TaggedSentence]) -> float:
-    tags = [task.names[label] for label in predictions]
-    predicted = [tags[start : start + n] for start, n in zip(dev.starts, dev.lengths, strict=True)]
-    return span_f1([one.tags for one in dev.sentences], predicted)["f1"]
 
 
 SUITE = Suite("probes", ProbesSettings, ("treebank", "entities"), run, blocks, scalars, any_folder=True)

@@ -35,6 +35,8 @@ class LabelTask(NamedTuple):
     """Labels of the training examples, sorted."""
     train: Examples
     dev: Examples
+    has_spans: bool = False
+    """Whether the labels are tags of spans, such as B-PER and I-PER, so that F1 of spans is defined."""
 
 
 def part_of_speech_task(train: Sample[Sentence], dev: Sample[Sentence]) -> LabelTask:
@@ -71,7 +73,7 @@ def entity_task(train: Sample[TaggedSentence], dev: Sample[TaggedSentence]) -> L
       UserError: the training sentences have fewer than two tags.
     """
     tags = [[list(one.tags) for one in split.sentences] for split in (train, dev)]
-    return _task("entities", train, dev, tags, [_own(train), _own(dev)])
+    return _task("entities", train, dev, tags, [_own(train), _own(dev)])._replace(has_spans=True)
 
 
 def _own(sample: Sample) -> np.ndarray:

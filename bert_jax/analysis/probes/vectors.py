@@ -38,6 +38,10 @@ class Sample(NamedTuple, Generic[S]):
         """Index of the first word of each sentence among the words of all, int64 [n]."""
         return np.cumsum(self.lengths) - self.lengths
 
+    def first(self, count: int) -> "Sample[S]":
+        """The first sentences of the sample, which are themselves drawn at random."""
+        return self._replace(sentences=self.sentences[:count], rows=self.rows[:count])
+
 
 class WordVectors(NamedTuple):
     """Vectors of the words of all sentences, one sentence after the other."""
