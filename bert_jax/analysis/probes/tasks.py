@@ -145,6 +145,6 @@ def describe(task: LabelTask) -> dict[str, float | int]:
         "dev_examples": len(task.dev.labels),
         "labels_that_occur_once": int((counts == 1).sum()),
         "dev_examples_with_unseen_label": int((task.dev.labels == UNSEEN).sum()),
-        "dev_examples_with_seen_type": float(np.mean([word in seen for word in task.dev.types])),
+        "dev_share_with_seen_type": float(np.mean([word in seen for word in task.dev.types])),
         **baselines(task),
     }
