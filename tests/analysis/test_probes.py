@@ -1,8 +1,10 @@
-"""Linear probes, control tasks, description length and scalar mixes, on vectors whose labels are known; and the suite."""
+"""Linear probes, control tasks, description length and scalar mixes on planted labels; and the suite."""
 
+import itertools
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
@@ -104,27 +106,27 @@ def test_planted_labels_are_found_and_their_control_task_is_not():
     splits = [sample_of(tagged(count, seed)) for count, seed in ((160, 0), (60, 1))]
     task = tasks.entity_task(*splits)
     control = tasks.control_task(task, seed=0)
-    train, dev = (jax.numpy.asarray(planted(one.labels, 3, rng)) for one in (task.train, task.dev))
+    train, dev = (jnp.asarray(planted(one.labels, 3, rng)) for one in (task.train, task.dev))
     scores = linear.probe_state(train, dev, task, control, epochs=20, penalty=1.0, seed=0)
     most = max(np.bincount(control.dev.labels)) / len(control.dev.labels)
     assert scores.accuracy > 0.99 and scores.control_accuracy < most + 0.05
     bits = scores.code_bits
     assert linear.uniform_code_bits(len(task.train.labels), 3) > 3 * bits
-    noise = [jax.numpy.asarray(rng.normal(size=x.shape), np.float32) for x in (train, dev)]
+    noise = [jnp.asarray(rng.normal(size=x.shape), np.float32) for x in (train, dev)]
     assert linear.probe_state(*noise, task, control, epochs=20, penalty=1.0, seed=0).code_bits > 3 * bits
 
 
 def test_online_code_is_that_of_a_plain_twin():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 700).astype(np.int32)
-    x, words = jax.numpy.asarray(planted(labels, 3, rng, width=8) * 0.2), np.arange(700, dtype=np.int32)[:, None]
+    x, words = jnp.asarray(planted(labels, 3, rng, width=8) * 0.2), jnp.arange(700)[:, None]
     settings = {"classes": 3, "epochs": 2, "penalty": 1.0, "key": jax.random.key(0)}
     ends = linear.prefix_ends(700)
     assert ends[0] == 1 and ends[-1] == 700 and (np.diff(ends) > 0).all()
-    blocks, _ = linear.fit_prefixes(x, words, labels, ends, **settings)
+    blocks, _ = linear.fit_prefixes(x, words, jnp.asarray(labels), jnp.asarray(ends), **settings)
     expected = ends[0] * np.log2(3)
-    for end, following in zip(ends[:-1], ends[1:], strict=True):
-        _, probe = linear.fit_prefixes(x, words, labels, np.array([end]), **settings)
+    for end, following in itertools.pairwise(ends.tolist()):
+        _, probe = linear.fit_prefixes(x, words, jnp.asarray(labels), jnp.array([end]), **settings)
         logits = np.asarray(x, np.float64) @ np.asarray(probe.weights, np.float64) + np.asarray(probe.bias)
         for i in range(end, following):
             expected -= np.log2(np.exp(logits[i, labels[i]]) / np.exp(logits[i]).sum())
@@ -134,10 +136,10 @@ def test_online_code_is_that_of_a_plain_twin():
 def test_a_probe_of_a_prefix_sees_the_prefix_only():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 64).astype(np.int32)
-    x, words = planted(labels, 3, rng, width=8), np.arange(64, dtype=np.int32)[:, None]
+    x, words = jnp.asarray(planted(labels, 3, rng, width=8)), jnp.arange(64)[:, None]
     settings = {"classes": 3, "epochs": 2, "penalty": 1.0, "key": jax.random.key(0)}
     changed = np.where(np.arange(64) < 32, labels, 0).astype(np.int32)
-    probes = [linear.fit_prefixes(x, words, y, np.array([32]), **settings)[1] for y in (labels, changed)]
+    probes = [linear.fit_prefixes(x, words, jnp.asarray(y), jnp.array([32]), **settings)[1] for y in (labels, changed)]
     np.testing.assert_array_equal(probes[0].weights, probes[1].weights)
 
 
@@ -147,7 +149,7 @@ def test_mixes_find_the_state_that_has_the_labels():
     noise = [[rng.normal(size=(n, 24)).astype(np.float32) for _ in range(4)] for n in (800, 300)]
     for states, examples in zip(noise, (task.train, task.dev), strict=True):
         states[2] = 5 * planted(examples.labels, 3, rng) + 7
-    scores = mix.probe_mixes(*noise, task, epochs=20, seed=0)
+    scores = mix.probe_mixes(*([jnp.asarray(x) for x in states] for states in noise), task, epochs=20, seed=0)
     assert scores.accuracy[1] < 0.7 and min(scores.accuracy[2:]) > 0.99
     assert np.argmax(scores.weights) == 2 and scores.weights[2] > 0.8
     np.testing.assert_allclose(sum(scores.weights), 1, rtol=1e-5)
@@ -156,7 +158,7 @@ def test_mixes_find_the_state_that_has_the_labels():
 
 
 def test_a_mix_has_its_own_states_only():
-    weights = np.asarray(mix.mix_weights(jax.numpy.zeros((3, 3))))
+    weights = np.asarray(mix.mix_weights(jnp.zeros((3, 3))))
     np.testing.assert_allclose(weights, [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], rtol=1e-6)
 
 
@@ -166,7 +168,7 @@ def test_expected_layer_and_concentration_are_those_of_published_scores():
     scores += [94.0032, 94.6229, 94.9609, 95.3445, 95.2970, 95.5448, 95.4705, 95.4612, 95.6357, 95.5997, 95.6314]
     scores += [95.5466, 95.4966, 95.5181]
     assert round(mix.expected_layer(scores), 3) == 5.692 and round(mix.gain_concentration_bits(scores), 3) == 1.150
-    gains = [max(b - a, 0.0) for a, b in zip(scores[:-1], scores[1:], strict=True)]
+    gains = [max(b - a, 0.0) for a, b in itertools.pairwise(scores)]
     twin = sum(g / sum(gains) * np.log2(g / sum(gains) * len(gains)) for g in gains if g)
     np.testing.assert_allclose(mix.gain_concentration_bits(scores), twin, rtol=1e-9)
 

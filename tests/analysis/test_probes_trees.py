@@ -171,8 +171,7 @@ def test_word_attention_sums_over_keys_and_averages_queries():
 
 def test_uuas_of_heads_is_that_of_their_attention():
     model = small_model()
-    sentences = [one for one in random_sentences(12, 3)]
-    sample = sample_of(sentences)
+    sample = sample_of(random_sentences(12, 3))
     of = by_state.gold_trees(sample)
     found = attention_trees.head_uuas(model, sample.rows, of, description="x")
     correct, edges = 0, 0

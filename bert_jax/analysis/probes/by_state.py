@@ -12,9 +12,7 @@ from bert_jax.analysis.probes.structural import Scores, Tree
 from bert_jax.analysis.probes.tasks import LabelTask, control_task, uniform_of_type
 from bert_jax.analysis.probes.trees import chain_distances, control_heads
 from bert_jax.analysis.probes.vectors import Sample, WordVectors
-from bert_jax.analysis.treebank import Sentence
 from bert_jax.finetune.metrics import span_f1
-from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.progress import progress_bar
 
 PUNCTUATION = "PUNCT"
@@ -24,7 +22,7 @@ PUNCTUATION = "PUNCT"
 def linear_scores(
     vectors: WordVectors,
     task: LabelTask,
-    dev: Sample[Any],
+    dev: Sample,
     *,
     epochs: int,
     penalty: float,
@@ -62,7 +60,7 @@ def linear_scores(
     return found
 
 
-def _span_f1(task: LabelTask, predictions: np.ndarray, dev: Sample[TaggedSentence]) -> float:
+def _span_f1(task: LabelTask, predictions: np.ndarray, dev: Sample) -> float:
     tags = [task.names[label] for label in predictions]
     predicted = [tags[start : start + n] for start, n in zip(dev.starts, dev.lengths, strict=True)]
     return span_f1([one.tags for one in dev.sentences], predicted)["f1"]
@@ -81,12 +79,12 @@ def mix_summary(vectors: WordVectors, task: LabelTask, *, epochs: int, seed: int
     }
 
 
-def gold_trees(sample: Sample[Sentence]) -> list[Tree]:
+def gold_trees(sample: Sample) -> list[Tree]:
     """The dependency trees of sentences."""
     return [Tree(one.heads, np.array([tag != PUNCTUATION for tag in one.upos])) for one in sample.sentences]
 
 
-def control_trees(sample: Sample[Sentence], seed: int) -> list[Tree]:
+def control_trees(sample: Sample, seed: int) -> list[Tree]:
     """Trees of the control task: the type of a word, in lower case, and the seed decide where it attaches."""
     return [
         tree._replace(
@@ -98,8 +96,8 @@ def control_trees(sample: Sample[Sentence], seed: int) -> list[Tree]:
 
 def structural_scores(
     vectors: WordVectors,
-    train: Sample[Sentence],
-    dev: Sample[Sentence],
+    train: Sample,
+    dev: Sample,
     *,
     rank: int,
     epochs: int,
@@ -142,7 +140,7 @@ def structural_scores(
     return found
 
 
-def _pack(trees: Sequence[Tree], sample: Sample[Sentence]) -> structural.Packs:
+def _pack(trees: Sequence[Tree], sample: Sample) -> structural.Packs:
     return jax.tree.map(jax.numpy.asarray, structural.pack(trees, sample.starts))
 
 

@@ -13,7 +13,6 @@ from bert_jax.analysis.probes.leace import Eraser, fit_leace, random_eraser
 from bert_jax.analysis.probes.linear import fit_and_score
 from bert_jax.analysis.probes.vectors import Sample
 from bert_jax.analysis.rows import Batch, Row, batches, choose_masked, masked_positions
-from bert_jax.analysis.treebank import Sentence
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model.activations import Edit
 from bert_jax.progress import progress_bar
@@ -37,7 +36,7 @@ class Masked(NamedTuple):
     names: tuple[str, ...]
 
 
-def mask(sample: Sample[Sentence], names: tuple[str, ...], model: LoadedModel, share: float, seed: int) -> Masked:
+def mask(sample: Sample, names: tuple[str, ...], model: LoadedModel, share: float, seed: int) -> Masked:
     """Mask a share of the tokens of every sentence, all by the mask token.
 
     Args:

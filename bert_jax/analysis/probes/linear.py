@@ -182,11 +182,12 @@ def probe_state(
     train, dev = standardized(train, dev)
     classes, key = len(task.names), jax.random.key(seed)
     order = np.random.default_rng(seed).permutation(len(task.train.labels))
-    words, ends = task.train.words[order], prefix_ends(len(order))
+    words, ends = jnp.asarray(task.train.words[order]), prefix_ends(len(order))
+    labels, control_labels = (jnp.asarray(one.train.labels[order]) for one in (task, control))
     settings: dict[str, Any] = {"classes": classes, "epochs": epochs, "penalty": penalty, "key": key}
-    blocks, probe = fit_prefixes(train, words, task.train.labels[order], ends, **settings)
-    of_control = fit(train, words, control.train.labels[order], **settings)
-    predictions = [np.asarray(_predict(one, dev, task.dev.words)) for one in (probe, of_control)]
+    blocks, probe = fit_prefixes(train, words, labels, jnp.asarray(ends), **settings)
+    of_control = fit(train, words, control_labels, **settings)
+    predictions = [np.asarray(_predict(one, dev, jnp.asarray(task.dev.words))) for one in (probe, of_control)]
     return StateScores(
         predictions[0],
         float((predictions[0] == task.dev.labels).mean()),
@@ -208,10 +209,10 @@ def fit_and_score(
 ) -> float:
     """Accuracy on dev vectors of a linear probe fitted on training vectors; settings as in `fit`."""
     train, dev = standardized(jnp.asarray(train), jnp.asarray(dev))
-    words = (np.arange(len(one), dtype=np.int32)[:, None] for one in (train_labels, dev_labels))
+    train_words, dev_words = (jnp.arange(len(one))[:, None] for one in (train_labels, dev_labels))
     settings: dict[str, Any] = {"classes": classes, "epochs": epochs, "penalty": penalty, "key": jax.random.key(seed)}
-    probe = fit(train, next(words), train_labels, **settings)
-    return float((np.asarray(_predict(probe, dev, next(words))) == dev_labels).mean())
+    probe = fit(train, train_words, jnp.asarray(train_labels), **settings)
+    return float((np.asarray(_predict(probe, dev, dev_words)) == dev_labels).mean())
 
 
 @jax.jit

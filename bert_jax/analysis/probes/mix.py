@@ -124,7 +124,8 @@ def probe_mixes(
     """
     moments = state_moments(tuple(train))
     settings = {"classes": len(task.names), "epochs": epochs, "key": jax.random.key(seed)}
-    probes = fit(tuple(train), moments, task.train.words, task.train.labels, **settings)
+    examples = jnp.asarray(task.train.words), jnp.asarray(task.train.labels)
+    probes = fit(tuple(train), moments, *examples, **settings)
     correct = np.zeros(len(train), np.int64)
     for start in range(0, len(task.dev.labels), CHUNK):
         words, labels = task.dev.words[start : start + CHUNK], task.dev.labels[start : start + CHUNK]

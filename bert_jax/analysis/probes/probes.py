@@ -12,7 +12,7 @@ from bert_jax.analysis.probes.section import blocks, scalars
 from bert_jax.analysis.probes.tasks import LabelTask, describe, entity_task, part_of_speech_task, relation_task
 from bert_jax.analysis.probes.vectors import Sample, WordVectors, draw_sentences, word_vectors
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
-from bert_jax.analysis.treebank import SPLITS, Sentence, read_splits
+from bert_jax.analysis.treebank import SPLITS, read_splits
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Rate, check
 from bert_jax.finetune.tagging import TaggedSentence, read_conll
@@ -108,7 +108,7 @@ def _treebank(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Ta
 
 
 def _erasure(
-    inputs: SuiteInputs, settings: ProbesSettings, train: Sample[Sentence], dev: Sample[Sentence], tags: tuple[str, ...]
+    inputs: SuiteInputs, settings: ProbesSettings, train: Sample, dev: Sample, tags: tuple[str, ...]
 ) -> dict[str, Any]:
     masked = [
         erasure.mask(sample.first(count), tags, inputs.model, settings.mask_share, inputs.seed)
@@ -142,7 +142,7 @@ def _label_scores(
     settings: ProbesSettings,
     vectors: WordVectors,
     task: LabelTask,
-    dev: Sample[Any],
+    dev: Sample,
     description: str,
 ) -> dict[str, Any]:
     """Linear probes and scalar mixes of one task."""
@@ -164,7 +164,7 @@ def _read_entities(files: Sequence[StoredPath]) -> dict[str, list[TaggedSentence
 
 def _draw(
     inputs: SuiteInputs, settings: ProbesSettings, splits: dict[str, list[Any]], folder: str
-) -> tuple[Sample[Any], Sample[Any]]:
+) -> tuple[Sample, Sample]:
     """Training and dev sentences; without a dev split, those of the test split."""
     evaluated = "dev" if "dev" in splits else "test"
     for split in ("train", evaluated):
@@ -179,7 +179,7 @@ def _draw(
     return drawn[0], drawn[1]
 
 
-def _sizes(train: Sample[Any], dev: Sample[Any]) -> dict[str, int]:
+def _sizes(train: Sample, dev: Sample) -> dict[str, int]:
     return {
         "train_sentences": len(train.rows),
         "dev_sentences": len(dev.rows),

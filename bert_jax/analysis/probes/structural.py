@@ -56,7 +56,7 @@ class Scores(NamedTuple):
     depth_spearman: float
 
 
-def pack(trees_of: Sequence[Tree], starts: Sequence[int]) -> Packs:
+def pack(trees_of: Sequence[Tree], starts: Int[np.ndarray, " m"]) -> Packs:
     """Put sentences into rows as long as the longest one, in their order.
 
     Args:

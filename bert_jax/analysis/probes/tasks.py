@@ -8,9 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.analysis.probes.vectors import Sample
-from bert_jax.analysis.treebank import Sentence
 from bert_jax.errors import require
-from bert_jax.finetune.tagging import TaggedSentence
 
 UNSEEN = -1
 """Label that no training example has; a probe cannot predict it, so it counts as an error."""
@@ -39,7 +37,7 @@ class LabelTask(NamedTuple):
     """Whether the labels are tags of spans, such as B-PER and I-PER, so that F1 of spans is defined."""
 
 
-def part_of_speech_task(train: Sample[Sentence], dev: Sample[Sentence]) -> LabelTask:
+def part_of_speech_task(train: Sample, dev: Sample) -> LabelTask:
     """UPOS from the vector of the word.
 
     Raises:
@@ -49,7 +47,7 @@ def part_of_speech_task(train: Sample[Sentence], dev: Sample[Sentence]) -> Label
     return _task("parts of speech", train, dev, tags, [_own(train), _own(dev)])
 
 
-def relation_task(train: Sample[Sentence], dev: Sample[Sentence]) -> LabelTask:
+def relation_task(train: Sample, dev: Sample) -> LabelTask:
     """Label of a dependency arc, with subtype, from the vectors of the word and of its head; the root's is itself.
 
     Raises:
@@ -66,7 +64,7 @@ def relation_task(train: Sample[Sentence], dev: Sample[Sentence]) -> LabelTask:
     return _task("dependency relations", train, dev, relations, arcs)
 
 
-def entity_task(train: Sample[TaggedSentence], dev: Sample[TaggedSentence]) -> LabelTask:
+def entity_task(train: Sample, dev: Sample) -> LabelTask:
     """Entity tag from the vector of the word.
 
     Raises:

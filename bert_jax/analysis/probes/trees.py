@@ -83,7 +83,7 @@ def correct_edges(
     if len(kept) < 2:
         return np.zeros(distances.shape[:-2], np.int64), 0
     edges = kept[spanning_edges(distances[..., kept[:, None], kept])]
-    return gold[edges[..., 0], edges[..., 1]].sum(-1), int(gold.sum()) // 2
+    return np.asarray(gold[edges[..., 0], edges[..., 1]].sum(-1)), int(gold.sum()) // 2
 
 
 def chain_distances(n: int) -> Int[np.ndarray, "n n"]:
@@ -97,7 +97,8 @@ def spearman_rows(
     """Spearman's correlation along the last axis, equal values share their mean rank; NaN for constant rows."""
     a, b = (_centred_ranks(np.asarray(values)) for values in (first, second))
     norm = np.sqrt(np.square(a).sum(-1) * np.square(b).sum(-1))
-    return np.divide((a * b).sum(-1), norm, out=np.full(norm.shape, np.nan), where=norm > 0)
+    with np.errstate(invalid="ignore"):
+        return np.asarray((a * b).sum(-1) / norm)
 
 
 def _centred_ranks(values: np.ndarray) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Word vectors of every hidden state for sentences of a treebank or of tagged text."""
 
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,14 +14,14 @@ from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.progress import progress_bar
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-S = TypeVar("S")
 MIN_SENTENCES = 2
 
 
-class Sample(NamedTuple, Generic[S]):
+class Sample(NamedTuple):
     """Sentences that were drawn at random, and their rows."""
 
-    sentences: list[S]
+    sentences: list[Any]
+    """Of `treebank.Sentence` or `tagging.TaggedSentence`."""
     rows: list[Row]
     skipped: int
     """Sentences that were drawn and left out: too many tokens, or a word that has no token."""
@@ -38,7 +38,7 @@ class Sample(NamedTuple, Generic[S]):
         """Index of the first word of each sentence among the words of all, int64 [n]."""
         return np.cumsum(self.lengths) - self.lengths
 
-    def first(self, count: int) -> "Sample[S]":
+    def first(self, count: int) -> "Sample":
         """The first sentences of the sample, which are themselves drawn at random."""
         return self._replace(sentences=self.sentences[:count], rows=self.rows[:count])
 
@@ -52,14 +52,14 @@ class WordVectors(NamedTuple):
 
 
 def draw_sentences(
-    sentences: Sequence[S],
-    words_of: Callable[[S], Sequence[str]],
+    sentences: Sequence[Any],
+    words_of: Callable[[Any], Sequence[str]],
     tokenizer: Tokenizer,
     max_length: int,
     count: int,
     rng: np.random.Generator,
     where: str,
-) -> Sample[S]:
+) -> Sample:
     """At most `count` sentences, drawn without replacement; those that do not fit are skipped.
 
     Args:
@@ -74,7 +74,7 @@ def draw_sentences(
     Raises:
       UserError: fewer than MIN_SENTENCES sentences fit.
     """
-    kept: list[S] = []
+    kept: list[Any] = []
     rows: list[Row] = []
     skipped, order = 0, rng.permutation(len(sentences))
     for start in range(0, len(order), count):
