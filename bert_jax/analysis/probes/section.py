@@ -1,0 +1,137 @@
+"""The section of the page about probes, and its numbers over checkpoints."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
+from bert_jax.analysis.suite import Result
+from bert_jax.report import Block, Curves, Note, Series, Table
+
+STATE = "hidden state (0: embeddings)"
+TITLES = {"pos": "Parts of speech", "relations": "Dependency relations", "entities": "Entities"}
+Values = Sequence[float | None]
+
+
+def scalars(result: Result) -> Mapping[str, float]:
+    """Numbers to draw over checkpoints."""
+    found: dict[str, float | None] = {}
+    for name, task in result["tasks"].items():
+        title, of_model = TITLES[name], task["model"]
+        best = max(range(result["layers"] + 1), key=lambda state: of_model["accuracy"][state])
+        found[f"{title}: accuracy, best state (%)"] = 100 * of_model["accuracy"][best]
+        found[f"{title}: selectivity of that state (points)"] = 100 * of_model["selectivity"][best]
+        if "f1" in of_model:
+            found[f"{title}: F1, best state (%)"] = 100 * max(of_model["f1"])
+        found[f"{title}: centre of gravity (state)"] = of_model["mix"]["centre_of_gravity"]
+    if result["treebank"] is not None:
+        of_probe = [value for value in result["treebank"]["structure"]["model"]["uuas"] if _is_number(value)]
+        of_heads = [value for layer in result["treebank"]["attention_trees"]["model"] for value in layer]
+        found["UUAS of the structural probe, best state (%)"] = 100 * max(of_probe, default=math.nan)
+        found["UUAS of trees from attention, best head (%)"] = 100 * max(of_heads)
+    return {name: math.nan if value is None else value for name, value in found.items()}
+
+
+def blocks(result: Result) -> tuple[Block, ...]:
+    """Question, figures, tables, and how to read them."""
+    x = tuple(range(result["layers"] + 1))
+    found: list[Block] = [
+        Note(
+            "From which hidden state can a linear probe read parts of speech, dependency relations, entities and "
+            "trees, how much of that does the probe learn by itself, and does the model need it?"
+        ),
+        _sizes("treebank", result["treebank"]),
+        _sizes("entities", result["entities"]),
+    ]
+    for name, task in result["tasks"].items():
+        found += _task_blocks(TITLES[name], task, x)
+    found += _mix_blocks(result["tasks"], x)
+    if result["treebank"] is not None:
+        found += tree_blocks(result["treebank"]["structure"], result["treebank"]["attention_trees"], x)
+        found += erasure_blocks(result["treebank"]["erasure"])
+    found.append(
+        Note(
+            "A probe learns, too: compare it with its control task, in which every word type has a random label, and "
+            "with random weights. State 0 has word and position alone. A label that can be read need not be used by "
+            f"the model. Seed {result['seed']}."
+        )
+    )
+    return tuple(found)
+
+
+def _is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _sizes(folder: str, sizes: dict[str, Any] | None) -> Note:
+    if sizes is None:
+        return Note(f"The data have no folder {folder}/.")
+    return Note(
+        f"{folder}/: probes are fitted on {sizes['train_words']:,} words of {sizes['train_sentences']:,} sentences and "
+        f"scored on {sizes['dev_words']:,} words of {sizes['dev_sentences']:,} others; {sizes['skipped_sentences']:,} "
+        "sentences had too many tokens or a word without one."
+    )
+
+
+def _task_blocks(title: str, task: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+    of_model, random = task["model"], task["random_weights"]
+
+    def constant(name: str, key: str) -> Series:
+        return Series(name, x, (task[key],) * len(x), dashed=True)
+
+    accuracy = (
+        Series("model", x, tuple(of_model["accuracy"])),
+        Series("control task", x, tuple(of_model["control_accuracy"])),
+        Series("random weights", x, tuple(random["accuracy"]), dashed=True),
+        constant("most frequent label", "majority_accuracy"),
+        constant("word's most frequent label", "word_type_accuracy"),
+    )
+    compression = (
+        Series("model", x, tuple(of_model["compression"])),
+        Series("random weights", x, tuple(random["compression"]), dashed=True),
+    )
+    header = ("state", "accuracy", "control", "selectivity", "code (kbit)", "random weights", "random, selectivity")
+    keys = ("accuracy", "control_accuracy", "selectivity", "code_kilobits")
+    columns = [of_model[key] for key in keys] + [random["accuracy"], random["selectivity"]]
+    if "f1" in of_model:
+        header, columns = (*header, "F1", "random, F1"), [*columns, of_model["f1"], random["f1"]]
+    return [
+        Note(
+            f"{title}: {task['labels']} labels, {task['dev_examples']:,} dev examples. "
+            f"{task['labels_that_occur_once']} labels occur once in training; {task['dev_examples_with_unseen_label']} "
+            "dev examples have a label that does not occur there, which counts as an error. "
+            f"{task['dev_share_with_seen_type']:.1%} of the dev examples have a word of the training sentences; in "
+            "the control task, the others can be right by chance only."
+        ),
+        Curves(f"{title}: linear probes", accuracy, STATE, "accuracy"),
+        Curves(f"{title}: description length", compression, STATE, "uniform code / online code"),
+        Table(header, tuple((str(state), *(f"{column[state]:.3f}" for column in columns)) for state in x)),
+    ]
+
+
+def _mix_blocks(tasks: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+    if not tasks:
+        return []
+    mixes = {TITLES[name]: (task["model"]["mix"], task["random_weights"]["mix"]) for name, task in tasks.items()}
+    gains = [Series(title, x, tuple(model["accuracy"])) for title, (model, _) in mixes.items()]
+    gains += [
+        Series(f"{title}, random weights", x, tuple(random["accuracy"]), dashed=True, color=i)
+        for i, (title, (_, random)) in enumerate(mixes.items())
+    ]
+    keys = ("centre_of_gravity", "weights_divergence_bits", "expected_layer", "gain_concentration_bits")
+    rows = [
+        (f"{title}{suffix}", *(f"{one[key]:.2f}" if _is_number(one[key]) else "" for key in keys))
+        for title, pair in mixes.items()
+        for one, suffix in zip(pair, ("", ", random weights"), strict=True)
+    ]
+    weights = tuple(Series(title, x, tuple(model["weights"])) for title, (model, _) in mixes.items())
+    return [
+        Note(
+            "A scalar mix is a weighted mean of hidden states whose weights are learnt with the probe. The gain from "
+            "the mix of states 0 to l - 1 to that of 0 to l shows what state l adds; the expected layer is the mean "
+            "of l by gain. K is the divergence from equal weights (K(s)) or equal gains (K(Delta))."
+        ),
+        Curves("Mixes of the states 0 to l", tuple(gains), "l", "accuracy"),
+        Curves("Weights of the mix of all states", weights, STATE, "softmax weight"),
+        Table(("task", "centre of gravity", "K(s) (bits)", "expected layer", "K(Delta) (bits)"), tuple(rows)),
+    ]

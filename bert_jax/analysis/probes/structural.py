@@ -1,0 +1,223 @@
+"""Structural probes: tree distances and depths as squared norms after a linear map (Hewitt and Manning 2019).
+
+Shapes: r packs of sentences with p word places each, w words, H hidden, k rank.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from bert_jax.analysis.probes import trees
+from bert_jax.array_types import Array, Float, Int, Key
+
+PACKS_PER_BATCH = 8
+LEARNING_RATE = 1e-3
+"""Of Adam, as in the paper's code; decayed linearly to 0."""
+INITIAL_NORM = 4.0
+"""Expected squared norm of a mapped vector before the first step, of the order of depths in a tree."""
+
+
+class Tree(NamedTuple):
+    """What a sentence's probe is fitted to and scored on."""
+
+    heads: tuple[int, ...]
+    """From 1; 0 is the root."""
+    counted: np.ndarray
+    """bool [n]: False at punctuation, which is left out of spanning trees and of roots."""
+
+
+class Packs(NamedTuple):
+    """Sentences packed into rows of equal length."""
+
+    words: np.ndarray
+    """int32 [r, p]: index of each place's word; 0 at empty places."""
+    distances: np.ndarray
+    """float32 [r, p, p]: tree distances."""
+    pair_weights: np.ndarray
+    """float32 [r, p, p]: 1 / n^2 in a sentence of n words, 0 between sentences."""
+    depths: np.ndarray
+    """float32 [r, p]."""
+    word_weights: np.ndarray
+    """float32 [r, p]: 1 / n, 0 at empty places."""
+
+
+class Scores(NamedTuple):
+    """Of both probes of one hidden state."""
+
+    uuas: float
+    """Share of the gold edges between words that are not punctuation, undirected."""
+    distance_spearman: float
+    root_accuracy: float
+    depth_spearman: float
+
+
+def pack(trees_of: Sequence[Tree], starts: Int[np.ndarray, " m"]) -> Packs:
+    """Put sentences into rows as long as the longest one, in their order.
+
+    Args:
+      trees_of: of each sentence.
+      starts: index of each sentence's first word.
+    """
+    places = max(len(tree.heads) for tree in trees_of)
+    rows: list[list[int]] = [[]]
+    used = 0
+    for i, tree in enumerate(trees_of):
+        if used + len(tree.heads) > places:
+            rows.append([])
+            used = 0
+        rows[-1].append(i)
+        used += len(tree.heads)
+    count = -(-len(rows) // PACKS_PER_BATCH) * PACKS_PER_BATCH
+    shapes = ((count, places), (count, places, places), (count, places, places), (count, places), (count, places))
+    packs = Packs(np.zeros(shapes[0], np.int32), *(np.zeros(shape, np.float32) for shape in shapes[1:]))
+    for r, row in enumerate(rows):
+        at = 0
+        for i in row:
+            n = len(trees_of[i].heads)
+            there, distances = slice(at, at + n), trees.tree_distances(trees_of[i].heads)
+            packs.words[r, there] = starts[i] + np.arange(n)
+            packs.distances[r, there, there] = distances
+            packs.pair_weights[r, there, there] = 1 / n**2
+            packs.depths[r, there] = distances[trees_of[i].heads.index(0)]
+            packs.word_weights[r, there] = 1 / n
+            at += n
+    return packs
+
+
+@functools.partial(jax.jit, static_argnames=("rank", "epochs"))
+def fit(
+    vectors: Float[Array, "w H"], packs: Packs, *, rank: int, epochs: int, key: Key[Array, ""]
+) -> Float[Array, "2 H k"]:
+    """The maps of the distance probe and of the depth probe, fitted side by side on the same batches.
+
+    Loss: |squared distance - tree distance| / n^2 summed over a sentence's pairs, and |squared norm - depth| / n summed
+    over its words; mean over the sentences of a batch.
+
+    Args:
+      vectors: of the words.
+      packs: from `pack`.
+      rank: k.
+      epochs: passes over the sentences.
+      key: of the initial maps and of the order.
+    """
+    count = len(packs.words)
+    steps, per_epoch = epochs * count // PACKS_PER_BATCH, count // PACKS_PER_BATCH
+    optimizer = optax.adam(optax.linear_schedule(LEARNING_RATE, 0.0, steps))
+    bound = (3 * INITIAL_NORM / (vectors.shape[1] * rank)) ** 0.5
+    maps = jax.random.uniform(key, (2, vectors.shape[1], rank), minval=-bound, maxval=bound)
+
+    def loss(maps, batch):
+        of_batch = vectors[batch.words]
+        by_distance, by_depth = of_batch @ maps[0], of_batch @ maps[1]
+        distance_loss = batch.pair_weights * jnp.abs(_squared_distances(by_distance) - batch.distances)
+        depth_loss = batch.word_weights * jnp.abs(jnp.square(by_depth).sum(-1) - batch.depths)
+        return (distance_loss.sum() + depth_loss.sum()) / batch.word_weights.sum()
+
+    def step(i, carry):
+        maps, state = carry
+        order = jax.random.permutation(jax.random.fold_in(key, i // per_epoch), count)
+        chosen = jax.lax.dynamic_slice_in_dim(order, (i % per_epoch) * PACKS_PER_BATCH, PACKS_PER_BATCH)
+        batch = jax.tree.map(lambda values: jnp.asarray(values)[chosen], packs)
+        updates, state = optimizer.update(jax.grad(loss)(maps, batch), state)
+        return optax.apply_updates(maps, updates), state
+
+    return jax.lax.fori_loop(0, steps, step, (maps, optimizer.init(maps)))[0]
+
+
+def _squared_distances(mapped: Float[Array, "*rows p k"]) -> Float[Array, "*rows p p"]:
+    norms = jnp.square(mapped).sum(-1)
+    products = mapped @ jnp.swapaxes(mapped, -1, -2)
+    return jnp.maximum(norms[..., :, None] + norms[..., None, :] - 2 * products, 0)
+
+
+@jax.jit
+def _mapped(vectors: Float[Array, "w H"], maps: Float[Array, "2 H k"]) -> Float[Array, "2 w k"]:
+    return vectors @ maps
+
+
+@jax.jit
+def _scaled(train: Float[Array, "w H"], dev: Float[Array, "w H"]) -> tuple[Array, Array]:
+    """Both divided by one number, so that training vectors have variance 1; the space of vectors keeps its form."""
+    scale = 1 / jnp.maximum(jnp.sqrt(jnp.square(train - train.mean(0)).mean()), 1e-6)
+    return train * scale, dev * scale
+
+
+def probe_state(
+    train: Float[Array, "w H"],
+    dev: Float[Array, "w H"],
+    packs: Packs,
+    dev_trees: Sequence[Tree],
+    dev_starts: Int[np.ndarray, " m"],
+    *,
+    rank: int,
+    epochs: int,
+    seed: int,
+) -> Scores:
+    """Fit both probes on one hidden state and score them.
+
+    Args:
+      train: word vectors of the training sentences.
+      dev: of the dev sentences.
+      packs: of the training sentences.
+      dev_trees: of the dev sentences.
+      dev_starts: index of each dev sentence's first word.
+      rank: of the maps, at most H.
+      epochs: passes over the training sentences.
+      seed: of the initial maps and of the order.
+    """
+    train, dev = _scaled(train, dev)
+    maps = fit(train, packs, rank=min(rank, train.shape[1]), epochs=epochs, key=jax.random.key(seed))
+    by_distance, by_depth = np.asarray(_mapped(dev, maps), np.float64)
+    distances, depths = [], []
+    for tree, start in zip(dev_trees, dev_starts, strict=True):
+        there = slice(start, start + len(tree.heads))
+        differences = by_distance[there, None] - by_distance[None, there]
+        distances.append(np.square(differences).sum(-1))
+        depths.append(np.square(by_depth[there]).sum(-1))
+    return score(distances, depths, dev_trees)
+
+
+def score(distances: Sequence[np.ndarray], depths: Sequence[np.ndarray], of: Sequence[Tree]) -> Scores:
+    """Scores of predicted distances and depths (Hewitt and Manning 2019, section 4.1).
+
+    Args:
+      distances: predicted, [n, n] for each sentence; any that grow with the tree distance.
+      depths: predicted, [n] for each sentence.
+      of: gold trees.
+
+    Returns:
+      UUAS over all gold edges without punctuation; Spearman correlations of a word's distances to all words, and of the
+      depths, averaged over a sentence, over those of a length, and over lengths 5 to 50; share of sentences whose
+      least deep word, punctuation aside, is the root.
+    """
+    correct = edges = roots = rooted = 0
+    by_distance, by_depth = [], []
+    for predicted, depth, tree in zip(distances, depths, of, strict=True):
+        found, gold = correct_edges_of(predicted, tree)
+        correct, edges = correct + found, edges + gold
+        root = tree.heads.index(0)
+        if tree.counted[root]:
+            rooted += 1
+            roots += int(np.where(tree.counted, depth, np.inf).argmin() == root)
+        gold_distances = trees.tree_distances(tree.heads)
+        rows = trees.spearman_rows(predicted, gold_distances)
+        by_distance.append(rows.mean() if len(rows) > 1 else float("nan"))
+        by_depth.append(float(trees.spearman_rows(depth, gold_distances[root])))
+    lengths = [len(tree.heads) for tree in of]
+    return Scores(
+        correct / edges if edges else float("nan"),
+        trees.mean_by_length(by_distance, lengths),
+        roots / rooted if rooted else float("nan"),
+        trees.mean_by_length(by_depth, lengths),
+    )
+
+
+def correct_edges_of(distances: np.ndarray, tree: Tree) -> tuple[int, int]:
+    """Correct and gold edges of one sentence."""
+    found, gold = trees.correct_edges(distances, tree.heads, tree.counted)
+    return int(found), gold

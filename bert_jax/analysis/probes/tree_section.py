@@ -1,0 +1,134 @@
+"""The parts of the page about trees and about erasure."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
+
+STATE = "hidden state (0: embeddings)"
+SCORES = {
+    "uuas": "UUAS",
+    "distance_spearman": "distances, Spearman",
+    "root_accuracy": "root accuracy",
+    "depth_spearman": "depths, Spearman",
+}
+
+
+def tree_blocks(structure: dict[str, Any], attention: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+    """Structural probes and trees from attention.
+
+    Args:
+      structure: by row, and of the chain.
+      attention: UUAS of every head by row, and the baselines.
+      x: hidden states.
+    """
+    model, random, chain, control = (
+        structure["model"],
+        structure["random_weights"],
+        structure["chain"],
+        structure["model"]["control"],
+    )
+    figures = []
+    for key in ("uuas", "depth_spearman"):
+        series = (
+            Series("model", x, _floats(model[key])),
+            Series("random weights", x, _floats(random[key]), dashed=True),
+            Series("chain", x, _floats([chain[key]]) * len(x), dashed=True),
+        )
+        figures.append(Curves(f"Structural probe: {SCORES[key]}", series, STATE, SCORES[key]))
+    rows = [
+        (str(state), *(_number(model[key][state]) for key in SCORES), _number(random["uuas"][state])) for state in x
+    ]
+    rows.append(("chain", *(_number(chain[key]) for key in SCORES), ""))
+    return [
+        Note(
+            "The structural probe maps vectors so that squared distances fit distances in the dependency tree, and "
+            "squared norms the depths. UUAS is the share of the gold edges in the minimum spanning tree, without "
+            "punctuation; the chain joins every word to its right neighbour. Control: in trees whose arcs depend on "
+            f"word types only, state {control['state']} has UUAS {_number(control['uuas'])}, the chain "
+            f"{_number(control['chain_uuas'])}."
+        ),
+        *figures,
+        Table(("state", *SCORES.values(), "random weights, UUAS"), tuple(rows)),
+        *_attention_blocks(attention),
+    ]
+
+
+def _attention_blocks(attention: dict[str, Any]) -> list[Block]:
+    model, random = attention["model"], attention["random_weights"]
+    best, layer, head = max((value, i, j) for i, heads in enumerate(model) for j, value in enumerate(heads))
+    return [
+        Heatmap(
+            "Trees from attention: UUAS of every head",
+            tuple(map(tuple, model)),
+            tuple(str(i) for i in range(len(model))),
+            tuple(str(j) for j in range(len(model[0]))),
+            "layer",
+            "head",
+            "UUAS",
+        ),
+        Table(
+            ("trees from attention", "UUAS"),
+            (
+                (f"best head (layer {layer}, head {head})", f"{best:.3f}"),
+                ("random weights, best head", f"{max(map(max, random)):.3f}"),
+                ("chain", f"{attention['chain_uuas']:.3f}"),
+                ("random trees", f"{attention['random_uuas']:.3f}"),
+            ),
+        ),
+        Note(
+            f"{attention['edges']:,} edges. The tree is the maximum spanning tree over the attention between words, "
+            "both directions added. The best head is chosen on the sentences on which it is scored; the best head of "
+            "random weights has the same advantage."
+        ),
+    ]
+
+
+def erasure_blocks(erasure: dict[str, Any]) -> list[Block]:
+    """LEACE: the probe and the model with parts of speech erased from one layer's output.
+
+    Args:
+      erasure: from `erasure.measure`.
+    """
+    x = tuple(range(len(erasure["ranks"])))
+    names = {"none": "nothing erased", "leace": "parts of speech erased", "random": "random subspace erased"}
+    probe = [Series(title, x, tuple(erasure["probe_accuracy"][name])) for name, title in names.items()]
+    probe.append(Series("most frequent label", x, (erasure["majority_accuracy"],) * len(x), dashed=True))
+    ranks = sorted(set(erasure["ranks"]))
+    found: list[Block] = [
+        Note(
+            "Erasure (LEACE) removes from the output of one layer the subspace that a linear probe can use, of rank "
+            f"{' or '.join(map(str, ranks))}, and a random subspace of equal rank for comparison; at every word, in "
+            f"sentences with masked tokens. Fitted on {erasure['fitted_tokens']:,} tokens, scored on "
+            f"{erasure['scored_tokens']:,}."
+        ),
+        Curves("Erasure: linear probe for parts of speech", tuple(probe), "layer", "accuracy"),
+    ]
+    mlm = erasure["mlm"]
+    if mlm is None:
+        return [*found, Note("The model has no MLM head for masked tokens, so what it loses is not measured.")]
+    losses = tuple(Series(title, x, tuple(mlm["loss_nats"][name])) for name, title in names.items())
+    rows = tuple(
+        (
+            str(layer),
+            *(f"{mlm['loss_nats'][name][layer]:.3f}" for name in names),
+            *(f"{mlm['accuracy'][name][layer]:.3f}" for name in names),
+        )
+        for layer in x
+    )
+    header = ("layer", "loss (nats)", "POS erased", "random erased", "accuracy", "POS erased", "random erased")
+    return [
+        *found,
+        Curves("Erasure: loss at masked tokens", losses, "layer", "nats"),
+        Table(header, rows),
+        Note(f"{mlm['masked_tokens']:,} masked tokens."),
+    ]
+
+
+def _floats(values: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(math.nan if value is None else value for value in values)
+
+
+def _number(value: float | None) -> str:
+    return f"{value:.3f}" if value is not None and math.isfinite(value) else ""

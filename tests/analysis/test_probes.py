@@ -1,0 +1,254 @@
+"""Linear probes, control tasks, description length and scalar mixes on planted labels; and the suite."""
+
+import itertools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from bert_jax import report
+from bert_jax.analysis.probes import SUITE, linear, mix, tasks, vectors
+from bert_jax.analysis.probes.probes import ProbesSettings
+from bert_jax.analysis.results import _plain
+from bert_jax.analysis.rows import encode_words
+from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.analysis.treebank import Sentence, read_splits
+from bert_jax.errors import UserError
+from bert_jax.finetune.tagging import TaggedSentence
+from tests.analysis import data_folder
+from tests.analysis.models import LAYERS, small_model, small_tokenizer
+
+SETTINGS = ProbesSettings(
+    train_sentences=30,
+    dev_sentences=12,
+    epochs=2,
+    mix_epochs=2,
+    tree_epochs=2,
+    erasure_sentences=20,
+    erased_sentences=6,
+)
+WORDS = ["river", "mountain", "stone", "wind", "light", "dark"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return epath.Path(data_folder.write(tmp_path_factory.mktemp("probes") / "data"))
+
+
+@pytest.fixture(scope="module")
+def result(data):
+    return SUITE.run(SuiteInputs(small_model(), data, seed=0, progress=False), SETTINGS)
+
+
+def sample_of(sentences):
+    rows = encode_words([one.words for one in sentences], small_tokenizer(), 64)
+    return vectors.Sample(list(sentences), rows, 0, len(sentences))
+
+
+def tagged(count, seed, tags=("N", "N", "N", "V", "A")):
+    rng = np.random.default_rng(seed)
+    return [TaggedSentence(tuple(rng.choice(WORDS, 5)), tuple(rng.choice(tags, 5))) for _ in range(count)]
+
+
+def planted(labels, classes, rng, width=24):
+    """Vectors in which the label is a direction, and nothing else is."""
+    directions = 4 * np.random.default_rng(9).normal(size=(classes, width))
+    return (directions[labels] + rng.normal(size=(len(labels), width))).astype(np.float32)
+
+
+def test_control_labels_depend_on_the_word_type_only():
+    train, dev = tagged(80, 0), tagged(20, 1)
+    task = tasks.entity_task(sample_of(train), sample_of(dev))
+    control = tasks.control_task(task, seed=0)
+    by_type = dict(zip(control.train.types, control.train.labels.tolist(), strict=True))
+    for split in (control.train, control.dev):
+        assert [by_type[word] for word in split.types] == split.labels.tolist()
+    reordered = tasks.control_task(tasks.entity_task(sample_of(train[::-1]), sample_of(dev)), seed=0)
+    assert dict(zip(reordered.train.types, reordered.train.labels.tolist(), strict=True)) == by_type
+    others = [tasks.control_task(task, seed=seed).train.labels for seed in range(1, 6)]
+    assert any((labels != control.train.labels).any() for labels in others)
+
+
+def test_control_labels_have_the_distribution_of_the_labels():
+    types = [f"w{i}" for i in range(4000)]
+    labels = np.random.default_rng(0).choice(3, 4000, p=[0.6, 0.3, 0.1]).astype(np.int32)
+    examples = tasks.Examples(np.arange(4000)[:, None], labels, types)
+    control = tasks.control_task(tasks.LabelTask("t", ("a", "b", "c"), examples, examples), seed=3)
+    shares, expected = (np.bincount(one, minlength=3) / 4000 for one in (control.train.labels, labels))
+    np.testing.assert_allclose(shares, expected, atol=0.03)
+    assert abs(np.corrcoef(control.train.labels, labels)[0, 1]) < 0.05
+
+
+def test_arcs_are_of_the_word_and_its_head_and_labels_may_be_unseen():
+    train = [Sentence(("the", "river", "sings"), ("DET", "NOUN", "VERB"), (2, 3, 0), ("det", "nsubj", "root"))] * 2
+    dev = [Sentence(("wind", "sings"), ("NOUN", "VERB"), (2, 0), ("obl", "root"))]
+    task = tasks.relation_task(sample_of(train), sample_of(dev))
+    assert task.names == ("det", "nsubj", "root")
+    np.testing.assert_array_equal(task.train.words, [[0, 1], [1, 2], [2, 2], [3, 4], [4, 5], [5, 5]])
+    np.testing.assert_array_equal(task.dev.labels, [tasks.UNSEEN, 2])
+    about = tasks.describe(task)
+    assert about["dev_examples_with_unseen_label"] == 1 and about["dev_share_with_seen_type"] == 0.5
+    assert about["labels_that_occur_once"] == 0
+
+
+def test_baselines():
+    train = [TaggedSentence(("river", "river", "river", "wind"), ("N", "N", "V", "V"))] * 2
+    dev = [TaggedSentence(("river", "wind", "stone", "wind"), ("N", "V", "N", "N"))]
+    found = tasks.baselines(tasks.entity_task(sample_of(train), sample_of(dev)))
+    assert found == {"majority_accuracy": 0.75, "word_type_accuracy": 0.75}
+
+
+def test_planted_labels_are_found_and_their_control_task_is_not():
+    rng = np.random.default_rng(0)
+    splits = [sample_of(tagged(count, seed)) for count, seed in ((160, 0), (60, 1))]
+    task = tasks.entity_task(*splits)
+    control = tasks.control_task(task, seed=0)
+    train, dev = (jnp.asarray(planted(one.labels, 3, rng)) for one in (task.train, task.dev))
+    scores = linear.probe_state(train, dev, task, control, epochs=20, penalty=1.0, seed=0)
+    most = max(np.bincount(control.dev.labels)) / len(control.dev.labels)
+    assert scores.accuracy > 0.99 and scores.control_accuracy < most + 0.05
+    bits = scores.code_bits
+    assert linear.uniform_code_bits(len(task.train.labels), 3) > 3 * bits
+    noise = [jnp.asarray(rng.normal(size=x.shape), np.float32) for x in (train, dev)]
+    assert linear.probe_state(*noise, task, control, epochs=20, penalty=1.0, seed=0).code_bits > 3 * bits
+
+
+def test_online_code_is_that_of_a_plain_twin():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 700).astype(np.int32)
+    x, words = jnp.asarray(planted(labels, 3, rng, width=8) * 0.2), jnp.arange(700)[:, None]
+    settings = {"classes": 3, "epochs": 2, "penalty": 1.0, "key": jax.random.key(0)}
+    ends = linear.prefix_ends(700)
+    assert ends[0] == 1 and ends[-1] == 700 and (np.diff(ends) > 0).all()
+    blocks, _ = linear.fit_prefixes(x, words, jnp.asarray(labels), jnp.asarray(ends), **settings)
+    expected = ends[0] * np.log2(3)
+    for end, following in itertools.pairwise(ends.tolist()):
+        _, probe = linear.fit_prefixes(x, words, jnp.asarray(labels), jnp.array([end]), **settings)
+        logits = np.asarray(x, np.float64) @ np.asarray(probe.weights, np.float64) + np.asarray(probe.bias)
+        for i in range(end, following):
+            expected -= np.log2(np.exp(logits[i, labels[i]]) / np.exp(logits[i]).sum())
+    np.testing.assert_allclose(linear.online_code_bits(np.asarray(blocks), int(ends[0]), 3), expected, rtol=1e-5)
+
+
+def test_a_probe_of_a_prefix_sees_the_prefix_only():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 64).astype(np.int32)
+    x, words = jnp.asarray(planted(labels, 3, rng, width=8)), jnp.arange(64)[:, None]
+    settings = {"classes": 3, "epochs": 2, "penalty": 1.0, "key": jax.random.key(0)}
+    changed = np.where(np.arange(64) < 32, labels, 0).astype(np.int32)
+    probes = [linear.fit_prefixes(x, words, jnp.asarray(y), jnp.array([32]), **settings)[1] for y in (labels, changed)]
+    np.testing.assert_array_equal(probes[0].weights, probes[1].weights)
+
+
+def test_mixes_find_the_state_that_has_the_labels():
+    rng = np.random.default_rng(0)
+    task = tasks.entity_task(sample_of(tagged(160, 0)), sample_of(tagged(60, 1)))
+    noise = [[rng.normal(size=(n, 24)).astype(np.float32) for _ in range(4)] for n in (800, 300)]
+    for states, examples in zip(noise, (task.train, task.dev), strict=True):
+        states[2] = 5 * planted(examples.labels, 3, rng) + 7
+    scores = mix.probe_mixes(*([jnp.asarray(x) for x in states] for states in noise), task, epochs=20, seed=0)
+    assert scores.accuracy[1] < 0.7 and min(scores.accuracy[2:]) > 0.99
+    assert np.argmax(scores.weights) == 2 and scores.weights[2] > 0.8
+    np.testing.assert_allclose(sum(scores.weights), 1, rtol=1e-5)
+    assert abs(mix.centre_of_gravity(scores.weights) - 2) < 0.3
+    assert abs(mix.expected_layer(scores.accuracy) - 2) < 0.2
+
+
+def test_a_mix_has_its_own_states_only():
+    weights = np.asarray(mix.mix_weights(jnp.zeros((3, 3))))
+    np.testing.assert_allclose(weights, [[1, 0, 0], [1 / 2, 1 / 2, 0], [1 / 3, 1 / 3, 1 / 3]], rtol=1e-6)
+
+
+def test_expected_layer_and_concentration_are_those_of_published_scores():
+    """Dependencies of BERT-large (Tenney et al. 2019): 5.69 and 1.15; and a twin in plain Python."""
+    scores = [85.6382, 88.1905, 89.0475, 89.7530, 91.5321, 91.8202, 91.7361, 92.0803, 92.2286, 92.4294, 93.1269]
+    scores += [94.0032, 94.6229, 94.9609, 95.3445, 95.2970, 95.5448, 95.4705, 95.4612, 95.6357, 95.5997, 95.6314]
+    scores += [95.5466, 95.4966, 95.5181]
+    assert round(mix.expected_layer(scores), 3) == 5.692 and round(mix.gain_concentration_bits(scores), 3) == 1.150
+    gains = [max(b - a, 0.0) for a, b in itertools.pairwise(scores)]
+    twin = sum(g / sum(gains) * np.log2(g / sum(gains) * len(gains)) for g in gains if g)
+    np.testing.assert_allclose(mix.gain_concentration_bits(scores), twin, rtol=1e-9)
+
+
+def test_scores_without_gain_have_no_expected_layer():
+    assert np.isnan(mix.expected_layer([0.5, 0.4, 0.5])) and np.isnan(mix.gain_concentration_bits([0.5, 0.4]))
+    assert mix.divergence_from_uniform_bits([1, 1, 1, 1]) == 0 and mix.divergence_from_uniform_bits([0, 3]) == 1
+
+
+def test_word_vectors_are_means_of_tokens(data):
+    model, sentences = small_model(), read_splits([data / "treebank" / "small-ud-dev.conllu"])["dev"]
+    rng = np.random.default_rng(0)
+    sample = vectors.draw_sentences(sentences, lambda one: one.words, model.tokenizer, 64, 5, rng, "dev")
+    assert len(sample.rows) == 5 and sample.skipped == 0 and sample.available == len(sentences)
+    found = vectors.word_vectors(model, sample, sample.first(2), description="x")
+    assert len(found.train) == LAYERS + 1 and found.train[0].shape == (sample.lengths.sum(), 32)
+    np.testing.assert_allclose(found.dev[3], found.train[3][: sample.lengths[:2].sum()], atol=1e-6)
+    assert [len(one.words) for one in sample.sentences] == sample.lengths.tolist()
+
+
+def test_sentences_that_do_not_fit_are_counted(data):
+    words = [("river",), ("wind",) * 40, ("\u4e00", "wind"), ("stone", "\u200b"), ("dark", "light")]
+    sentences = [TaggedSentence(one, ("O",) * len(one)) for one in words]
+    rng = np.random.default_rng(0)
+    sample = vectors.draw_sentences(sentences, lambda one: one.words, small_tokenizer(), 16, 9, rng, "train")
+    assert sample.skipped == 5 - len(sample.rows) >= 1
+    assert ("wind",) * 40 not in [one.words for one in sample.sentences]
+    with pytest.raises(UserError, match=r"^train: 0 of 1 sentences have 1 to 14 tokens"):
+        vectors.draw_sentences(sentences[1:2], lambda one: one.words, small_tokenizer(), 16, 9, rng, "train")
+
+
+def test_suite(result):
+    plain = _plain(result, "probes")
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert list(result["tasks"]) == ["pos", "relations", "entities"]
+    for task in result["tasks"].values():
+        for row in ("model", "random_weights"):
+            assert all(len(task[row][key]) == LAYERS + 1 for key in ("accuracy", "selectivity", "code_kilobits"))
+            assert len(task[row]["mix"]["accuracy"]) == LAYERS + 1
+    assert len(result["tasks"]["entities"]["model"]["f1"]) == LAYERS + 1
+    scalars = SUITE.scalars(plain)
+    pos = result["tasks"]["pos"]["model"]["accuracy"]
+    assert scalars["Parts of speech: accuracy, best state (%)"] == 100 * max(pos) and max(pos) > 0.6
+    assert np.isfinite(scalars["UUAS of the structural probe, best state (%)"]) and len(scalars) == 12
+    kinds = [type(block) for block in SUITE.blocks(plain)]
+    assert kinds.count(report.Curves) == 12 and kinds.count(report.Heatmap) == 1
+
+
+def test_entities_alone_and_again(data, result, tmp_path):
+    (tmp_path / "entities").symlink_to(data / "entities")
+    again = SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, progress=False), SETTINGS)
+    assert again["treebank"] is None and again["tasks"] == {"entities": result["tasks"]["entities"]}
+    notes = [block.text for block in SUITE.blocks(again) if isinstance(block, report.Note)]
+    assert any("no folder treebank/" in text for text in notes)
+    assert "UUAS of the structural probe, best state (%)" not in SUITE.scalars(again)
+
+
+TREE = "1\tthe\tthe\tDET\t_\t_\t2\tdet\t_\t_\n2\triver\triver\tNOUN\t_\t_\t0\troot\t_\t_\n\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"treebank/train.conllu": TREE * 3}, "probes need a train split and a dev or test split"),
+        ({"treebank/dev.conllu": TREE * 3}, "probes need a train split and a dev or test split"),
+        ({"treebank/all.conllu": TREE * 3}, "must contain one of train, dev and test"),
+        ({"treebank/train.conllu": "the river\n"}, "train.conllu, line 1: not CoNLL-U"),
+        ({"treebank/train.conllu": TREE.replace("DET", "NOUN") * 3, "treebank/dev.conllu": TREE * 3}, "label 'NOUN'"),
+        ({"treebank/train.conllu": TREE * 3, "treebank/dev.conllu": TREE}, "dev: 1 of 1 sentences have 1 to 62 tokens"),
+        ({"entities/train.conll": "", "entities/dev.conll": ""}, "dev.conll has no sentences"),
+        (
+            {"entities/train.conll": "the O\n\nriver O\n\n", "entities/dev.conll": "a O\n\na O\n"},
+            "label 'O' for entities",
+        ),
+        ({"entities/words.conll": "the O\n"}, "must contain one of train, dev and test"),
+    ],
+)
+def test_bad_data(files, message, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=message):
+        SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, progress=False), SETTINGS)
