@@ -32,9 +32,10 @@ def batch(rows):
 
 
 def pre_norm_model() -> LoadedModel:
-    """Pre-norm with rotary positions and local attention; two of the three layers share parameters."""
+    """Pre-norm with rotary positions and local attention; the layers share their parameters."""
     model = small_model()
-    changes = {"norm_placement": "pre", "positions": "rotary", "attention_window": 2, "parameter_groups": 2}
+    changes = {"norm_placement": "pre", "positions": "rotary", "attention_window": 2, "global_every": 3}
+    changes["parameter_groups"] = 1
     config = dataclasses.replace(model.config, **changes)
     params = jax.jit(lambda key: bert.init(config, key, model.heads))(jax.random.key(0))
     rng = np.random.default_rng(0)
@@ -89,7 +90,7 @@ def test_vectors_and_bias_sum_to_the_layer_norm_of_the_model(batch):
     """The decomposition of the model's own attention block: its parts sum to what the block computes."""
     model, layer = small_model(), 1
     found = capture(model, batch, [PROBABILITIES, flow.VALUE, flow.OUTPUT, "hidden_states"])
-    parameters = jax.tree.map(lambda x: x[layer], model.params["encoder"]["layers"])
+    parameters = jax.tree.map(lambda x: np.asarray(x[layer]), model.params["encoder"]["layers"])
     b, n = 2, int(batch.lengths[2])
     hidden, output = found["hidden_states"][layer, b, :n], found[flow.OUTPUT][layer, b, :n]
     transformed = mixing.transformed_values(found[flow.VALUE][layer, b, :n], parameters["attention_out"]["kernel"])

@@ -81,18 +81,18 @@ def add_residual(vectors: Float[np.ndarray, "n n H"], hidden: Float[np.ndarray, 
 
 
 def normalise_vectors(
-    vectors: Float[np.ndarray, "n n H"],
+    vectors: Float[np.ndarray, "n m H"],
     sums: Float[np.ndarray, "n H"],
     scale: Float[np.ndarray, " H"],
     epsilon: float,
-) -> Float[np.ndarray, "n n H"]:
+) -> Float[np.ndarray, "n m H"]:
     """The part of a LayerNorm's output that comes from each vector (Kobayashi et al. 2021, section 3, equation 9).
 
     LayerNorm is linear once its divisor is known: the parts and LayerNorm's bias sum to its output, if the vectors sum
     to its input.
 
     Args:
-      vectors: by query and source token.
+      vectors: by query and source, which is a token or something else.
       sums: the LayerNorm's input at each query, which gives the divisor.
       scale: of the LayerNorm.
       epsilon: of the LayerNorm.
@@ -101,13 +101,16 @@ def normalise_vectors(
     return (vectors - vectors.mean(-1, keepdims=True)) / deviation * scale
 
 
-def rank_agreement(first: Float[np.ndarray, "*layers n n"], second: Float[np.ndarray, "*layers n n"]) -> np.ndarray:
-    """Spearman correlation of how two measures rank the other tokens of each query, mean over queries, [*layers].
+def rank_agreement(first: Float[np.ndarray, "*a n n"], second: Float[np.ndarray, "*b n n"]) -> np.ndarray:
+    """Spearman correlation of how two measures rank the other tokens of each query, mean over queries.
 
     The query itself is left out. A query for which a measure is constant is left out; NaN if all are.
 
     Args:
-      first, second: contributions; at least 4 tokens.
+      first, second: contributions, of 4 tokens or more; leading axes are broadcast.
+
+    Returns:
+      correlations, of the shape of the leading axes.
     """
     n = first.shape[-1]
     others = ~np.eye(n, dtype=bool)

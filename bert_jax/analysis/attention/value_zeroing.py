@@ -17,6 +17,9 @@ from bert_jax.model.activations import Edit, LayerTap
 from bert_jax.model.layer_plan import layer_plans, parameter_groups
 from bert_jax.model.stack import run_stack
 
+ROUNDING = 1e-12
+"""Smaller distances are rounding, and count as 0: so do all keys that a local layer does not attend to."""
+
 
 def value_zeroing(model: LoadedModel, batch: Batch) -> Float[np.ndarray, "L B S S"]:
     """Entry [l, b, i, j]: cosine distance between a layer's output at i with and without the value vector of token j.
@@ -64,4 +67,5 @@ def _value_zeroing(config, heads, params, batch):
 def _cosine_distance(a: Float[Array, "B S H"], b: Float[Array, "B S H"]) -> Float[Array, "B S"]:
     """1 - cos, as half of the squared distance of the unit vectors, which keeps the digits of small distances."""
     a, b = (x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), 1e-30) for x in (a, b))
-    return jnp.square(a - b).sum(-1) / 2
+    distance = jnp.square(a - b).sum(-1) / 2
+    return jnp.where(distance < ROUNDING, 0, distance)
