@@ -1,0 +1,281 @@
+"""The attention suite: statistics and distances against plain twins, patterns of maps that are built as such, gradients
+against finite differences, and the suite on a small model.
+"""
+
+import dataclasses
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+from scipy.spatial.distance import jensenshannon
+
+from bert_jax import report
+from bert_jax.analysis.attention import SUITE, attention_gradients, clusters, maps, patterns, statistics
+from bert_jax.analysis.attention.attention import AttentionSettings, measure_maps
+from bert_jax.analysis.capture import capture
+from bert_jax.analysis.interventions import Intervention
+from bert_jax.analysis.rows import batches, encode_texts
+from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.config import TaskHead
+from bert_jax.errors import UserError
+from bert_jax.model.heads import Heads
+from tests.analysis import data_folder
+from tests.analysis.models import LAYERS, small_model
+
+HEADS = 2
+SETTINGS = AttentionSettings(
+    texts=8, cluster_texts=4, gradient_texts=3, flow_texts=3, flow_length=12, sentences=12, least_words=5
+)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return data_folder.write(epath.Path(tmp_path_factory.mktemp("data")) / "data")
+
+
+@pytest.fixture(scope="module")
+def pairs():
+    tokenizer = small_model().tokenizer
+    texts = ("the river sings. over the stone", "a quick unfathomable light", "the mountain falls")
+    return maps.halve(encode_texts(texts, tokenizer, 31), tokenizer, 2)
+
+
+def kinds_of(n: int, second: int) -> maps.TokenKinds:
+    """[CLS] text [SEP] text [SEP], the first [SEP] before `second`; token 2 is punctuation."""
+    tokens = np.arange(n)
+    sep = (tokens == second - 1) | (tokens == n - 1)
+    return maps.TokenKinds(tokens == 0, sep, tokens == 2, (tokens >= second).astype(int))
+
+
+def test_halves_and_kinds(pairs):
+    tokenizer = small_model().tokenizer
+    row = pairs[0]
+    assert tokenizer.decode(row.input_ids) == "[CLS] the river sings. [SEP] over the stone [SEP]".replace(".", " .")
+    assert row.token_type_ids.tolist() == [0] * 6 + [1] * 4
+    kinds = maps.token_kinds(row, tokenizer)
+    assert kinds.punctuation.nonzero()[0].tolist() == [4] and kinds.sep.nonzero()[0].tolist() == [5, 9]
+    assert kinds.cls.nonzero()[0].tolist() == [0] and kinds.segments.tolist() == [0] * 6 + [1] * 4
+    pieces = [tokenizer.id_to_token(int(one)) for one in pairs[1].input_ids]
+    assert pieces[pieces.index("[SEP]") + 1] in ("u", "light")  # no half begins inside of a word
+    (without_types,) = maps.halve(encode_texts(["the river"], tokenizer, 31), tokenizer, 1)
+    assert without_types.token_type_ids.tolist() == [0] * 5
+    (short,) = maps.shorten(encode_texts(["the river sings over the stone"], tokenizer, 31), 5)
+    assert tokenizer.decode(short.input_ids) == "[CLS] the river sings [SEP]"
+
+
+def test_maps_are_those_of_each_text(pairs):
+    model, seen = small_model(), []
+    for one in maps.attention_maps(model, pairs):
+        (batch,) = batches([pairs[one.index]], model.tokenizer.pad_id, 32)
+        expected = capture(model, batch, [maps.PROBABILITIES])[maps.PROBABILITIES][:, 0, :, : one.length, : one.length]
+        np.testing.assert_allclose(one.probabilities, expected, atol=1e-6)
+        assert one.probabilities.shape == (LAYERS, HEADS, len(pairs[one.index].input_ids), one.length)
+        seen.append(one.index)
+    assert sorted(seen) == [0, 1, 2]
+
+
+def test_statistics_are_those_of_a_loop():
+    rng, n, kinds = np.random.default_rng(0), 9, kinds_of(9, 5)
+    attention = rng.dirichlet(np.full(n, 0.3), (2, n))
+    found = statistics.attention_statistics(attention, kinds)
+    for head in range(2):
+        a = attention[head]
+        expected = {
+            "self": sum(a[i, i] for i in range(n)) / n,
+            "previous": sum(a[i, i - 1] for i in range(1, n)) / n,
+            "next": sum(a[i, i + 1] for i in range(n - 1)) / n,
+            "cls": sum(a[i, 0] for i in range(n)) / n,
+            "sep": sum(a[i, 4] + a[i, 8] for i in range(n)) / n,
+            "punctuation": sum(a[i, 2] for i in range(n)) / n,
+            "sep_to_sep": sum(a[i, 4] + a[i, 8] for i in (4, 8)) / 2,
+            "other_to_sep": sum(a[i, 4] + a[i, 8] for i in (0, 1, 2, 3, 5, 6, 7)) / 7,
+            "entropy_nats": -sum(p * np.log(p) for p in a.flat) / n,
+            "cls_entropy_nats": -sum(p * np.log(p) for p in a[0]),
+        }
+        assert expected.keys() == found.keys() == {*statistics.SHARES, *statistics.ENTROPIES}
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name][head], value)
+    assert statistics.entropy(np.array([0.0, 1.0, 0.0])) == 0
+    uniform = statistics.attention_statistics(statistics.uniform_attention(n), kinds)
+    np.testing.assert_allclose([uniform["entropy_nats"], uniform["sep"]], [np.log(n), 2 / n], rtol=1e-6)
+
+
+@pytest.mark.parametrize("n", [9, 24, 120])
+def test_patterns_of_built_maps(n):
+    second = n // 2
+    kinds, tokens, rng = kinds_of(n, second), np.arange(n), np.random.default_rng(n)
+    special = np.broadcast_to(kinds.special, (n, n)).astype(float)
+    nearby = (np.abs(tokens[:, None] - tokens) == 1).astype(float)
+    within = (kinds.segments[:, None] == kinds.segments).astype(float)
+    built = {
+        "vertical": special,
+        "diagonal": nearby,
+        "vertical+diagonal": special / special.sum(1, keepdims=True) + nearby / nearby.sum(1, keepdims=True),
+        "block": within,
+        "heterogeneous": rng.dirichlet(np.full(n, 0.5), n),
+    }
+    noise = 0.2 * rng.dirichlet(np.full(n, 2.0), n)
+    stacked = np.stack([0.8 * one / one.sum(1, keepdims=True) + noise for one in built.values()])
+    found = patterns.classify_patterns(stacked, kinds)
+    assert [patterns.PATTERNS[i] for i in found] == list(built)
+    assert patterns.classify_patterns(np.full((n, n), 1 / n), kinds) == patterns.PATTERNS.index("heterogeneous")
+
+
+def test_distances_between_heads():
+    rng, n = np.random.default_rng(0), 7
+    attention = rng.dirichlet(np.full(n, 0.3), (4, n)).astype(np.float32)
+    attention[3] = attention[0]
+    padded = np.pad(attention, ((0, 0), (0, 3), (0, 3)), constant_values=0.5)
+    padded[..., n:] = 0
+    found = np.asarray(clusters.divergence_sums(padded, jax.numpy.int32(n)))
+    expected = [[sum(jensenshannon(a[i], b[i]) ** 2 for i in range(n)) for b in attention] for a in attention]
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert found[0, 3] == 0 < found[0, 1]
+
+
+def test_points_of_a_plane_are_recovered():
+    points = np.random.default_rng(0).normal(size=(6, 2)) * (3, 1)
+    squared = np.square(points[:, None] - points).sum(-1)
+    found, variance = clusters.classical_mds(squared)
+    np.testing.assert_allclose(np.square(found[:, None] - found).sum(-1), squared, atol=1e-10)
+    np.testing.assert_allclose(variance, 1)
+    within, between = clusters.distances_by_layer(np.sqrt(squared), 3)
+    expected = [np.linalg.norm(points[i] - points[j]) for i, j in ((0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5))]
+    np.testing.assert_allclose(within, np.mean(expected))
+    np.testing.assert_allclose(between, np.sqrt(squared)[:3, 3:].mean())
+    assert clusters.classical_mds(np.zeros((3, 3)))[1] == 1 and clusters.distances_by_layer(squared, 1)[0] is None
+
+
+def finite_difference(value, batch, model, layer, head, query, key, step=2e-3):
+    name = f"layers.{layer}.attention.probabilities"
+    found = []
+    for sign in (1, -1):
+        change = [Intervention(name, heads=(head,), positions=(query,), keys=(key,), factor=1.0, add=sign * step)]
+        found.append(value(model, batch, change))
+    return (found[0] - found[1]) / (2 * step)
+
+
+@pytest.mark.parametrize("head", ["mlm", "classification", "regression"])
+def test_gradients_are_finite_differences(pairs, head):
+    """Of the mean over all queries and [SEP] keys of one text, next to a text with more masked tokens."""
+    labels = {"classification": ("a", "b", "c"), "regression": ("a",)}.get(head)
+    heads = Heads() if labels is None else Heads(mlm=False, task=TaskHead("classification", labels, "cls"))
+    model, masked, index = small_model(heads), [np.array([2, 3, 6]), np.array([2])], 1
+    if labels is not None:
+        masked = None
+    rows = pairs[:2]
+    found = attention_gradients.gradients_by_kind(model, rows, masked)
+    found_first = attention_gradients.gradients_by_kind(model, rows[:1], masked and masked[:1])
+    of_text = {kind: 2 * found[kind] - found_first[kind] for kind in found if kind != "punctuation"}
+    (batch,) = batches([rows[index]], model.tokenizer.pad_id, 32)
+    n, tokens = int(batch.lengths[0]), rows[index].input_ids
+    if masked is not None:
+        hidden = batch.input_ids.copy()
+        hidden[0, 2] = model.tokenizer.mask_id
+        batch = batch._replace(input_ids=hidden)
+
+    def loss(model, batch, change):
+        if masked is not None:
+            logits = capture(model, batch, ["mlm_logits"], change)["mlm_logits"][0, 2].astype(np.float64)
+            return np.log(np.exp(logits).sum()) - logits[tokens[2]]
+        logits = capture(model, batch, ["task_logits"], change)["task_logits"][0, 0].astype(np.float64)
+        return logits[0] if head == "regression" else np.log(np.exp(logits).sum()) - logits.max()
+
+    keys = np.flatnonzero(tokens == model.tokenizer.sep_id)
+    layer, one_head = 1, 1
+    expected = [
+        abs(finite_difference(loss, batch, model, layer, one_head, query, key)) for query in range(n) for key in keys
+    ]
+    np.testing.assert_allclose(of_text["sep"][layer, one_head], np.mean(expected), rtol=0.02)
+    assert np.mean(expected) > 1e-4
+
+
+def test_losses_of_heads():
+    tagging = TaskHead("tagging", ("a", "b"), "tokens")
+    assert attention_gradients.loss_name(Heads()) == "masked tokens"
+    assert attention_gradients.loss_name(Heads(mlm=False, task=tagging)) == "prediction"
+    span = TaskHead("span", ("start", "end"), "tokens")
+    assert attention_gradients.loss_name(Heads(mlm=False, task=span)) is None
+    assert attention_gradients.loss_name(Heads(mlm=False, pair=True)) is None
+
+
+def test_gradients_of_tagging_do_not_depend_on_padding(pairs):
+    model = small_model(Heads(mlm=False, task=TaskHead("tagging", ("a", "b"), "tokens")))
+    both = attention_gradients.gradients_by_kind(model, pairs[:2], None)
+    alone = [attention_gradients.gradients_by_kind(model, [row], None) for row in pairs[:2]]
+    np.testing.assert_allclose(both["sep"], (alone[0]["sep"] + alone[1]["sep"]) / 2, rtol=1e-4)
+    assert np.isnan(alone[1]["punctuation"]).all()
+    np.testing.assert_allclose(both["punctuation"], alone[0]["punctuation"], rtol=1e-4)
+
+
+def test_measures_are_means_over_texts(pairs):
+    model = small_model()
+    together, alone = measure_maps(model, pairs, 3), [measure_maps(model, [row], 1) for row in pairs]
+    for name in ("sep", "entropy_nats"):
+        np.testing.assert_allclose(together[name], np.mean([one[name] for one in alone], axis=0), atol=1e-6)
+    assert np.sum(list(together["pattern_texts"].values())) == 3 * LAYERS * HEADS
+    assert (together["cluster_texts"], np.shape(together["head_points"])) == (3, (LAYERS * HEADS, 2))
+
+
+def test_suite(data):
+    inputs = SuiteInputs(small_model(), data, seed=0, progress=False)
+    result = SUITE.run(inputs, SETTINGS)
+    assert SUITE.run(inputs, SETTINGS) == result
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+    text, treebank = result["text"], result["treebank"]
+    assert (text["texts"], text["flow_texts"], text["gradients"]["texts"]) == (8, 3, 3)
+    assert text["statistics"]["model"]["sep"] != text["statistics"]["random_weights"]["sep"]
+    assert (treebank["selection"], treebank["sentences_of_selection"], treebank["sentences_of_scoring"]) == (
+        "dev",
+        12,
+        8,
+    )
+    names = [row["relation"] for row in treebank["relations"]]
+    assert names[-1] == "all" and "punct" not in names and "root" not in names
+    scalars = SUITE.scalars(result)
+    assert scalars["UAS, best head (%)"] == 100 * treebank["relations"][-1]["accuracy"]
+    assert all(np.isfinite(list(scalars.values()))) and len(scalars) == 7
+    kinds = [type(block) for block in SUITE.blocks(result)]
+    assert [kinds.count(kind) for kind in (report.Scatter, report.Heatmap, report.Table)] == [1, 4, 4]
+
+
+@pytest.mark.parametrize(("folder", "other"), [("text", "treebank"), ("treebank", "text")])
+def test_one_folder_is_enough(data, tmp_path, folder, other):
+    shutil.copytree(data / folder, tmp_path / folder)
+    inputs = SuiteInputs(small_model(Heads(mlm=False)), epath.Path(tmp_path), seed=0, progress=False)
+    assert SUITE.obstacle(inputs, SETTINGS) is None
+    result = SUITE.run(inputs, SETTINGS)
+    assert result[other] is None and result[folder] is not None
+    notes = [block.text for block in SUITE.blocks(result) if isinstance(block, report.Note)]
+    assert f"The data have no folder {other}/." in notes and SUITE.scalars(result)
+    if folder == "text":
+        assert result["text"]["gradients"] is None
+        assert any("the model has no MLM head" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"text/a.txt": ""}, "0 of 0 lines have 1 to 61 tokens"),
+        ({"text/a.txt": "the\nriver"}, "all lines of text/ that fit have a single token"),
+        ({"treebank/a-dev.conllu": "1\tthe\t_\tX\t_\t_\t0\troot\t_\t_\n"}, "no relation has 5 words in dev, odd"),
+        ({"treebank/a-dev.conllu": "1\tthe\n"}, "a-dev.conllu, line 1"),
+        ({"treebank/a-dev.conllu": "1\t\u200b\t_\tX\t_\t_\t0\troot\t_\t_\n"}, "no sentence of treebank/"),
+    ],
+)
+def test_data_that_cannot_be_used(files, message, tmp_path):
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(content * 2 if "X" not in content else f"{content}\n{content}")
+    with pytest.raises(UserError, match=message):
+        SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, False), SETTINGS)
+
+
+def test_settings():
+    with pytest.raises(UserError, match=r"attention.flow_length 3: they must be at least 5 and 4"):
+        AttentionSettings(flow_length=3)
+    with pytest.raises(UserError, match=r"attention.mask_share is 0"):
+        dataclasses.replace(SETTINGS, mask_share=0.0)
