@@ -39,7 +39,7 @@ def data(tmp_path_factory):
 @pytest.fixture(scope="module")
 def pairs():
     tokenizer = small_model().tokenizer
-    texts = ("the river sings. over the stone", "a quick unfathomable light", "the mountain falls")
+    texts = ("the river sings. over a dark stone", "a quick unfathomable light", "the mountain falls")
     return maps.halve(encode_texts(texts, tokenizer, 31), tokenizer, 2)
 
 
@@ -53,11 +53,11 @@ def kinds_of(n: int, second: int) -> maps.TokenKinds:
 def test_halves_and_kinds(pairs):
     tokenizer = small_model().tokenizer
     row = pairs[0]
-    assert tokenizer.decode(row.input_ids) == "[CLS] the river sings. [SEP] over the stone [SEP]".replace(".", " .")
-    assert row.token_type_ids.tolist() == [0] * 6 + [1] * 4
+    assert tokenizer.decode(row.input_ids) == "[CLS] the river sings . [SEP] over a dark stone [SEP]"
+    assert row.token_type_ids.tolist() == [0] * 6 + [1] * 5
     kinds = maps.token_kinds(row, tokenizer)
-    assert kinds.punctuation.nonzero()[0].tolist() == [4] and kinds.sep.nonzero()[0].tolist() == [5, 9]
-    assert kinds.cls.nonzero()[0].tolist() == [0] and kinds.segments.tolist() == [0] * 6 + [1] * 4
+    assert kinds.punctuation.nonzero()[0].tolist() == [4] and kinds.sep.nonzero()[0].tolist() == [5, 10]
+    assert kinds.cls.nonzero()[0].tolist() == [0] and kinds.segments.tolist() == [0] * 6 + [1] * 5
     pieces = [tokenizer.id_to_token(int(one)) for one in pairs[1].input_ids]
     assert pieces[pieces.index("[SEP]") + 1] in ("u", "light")  # no half begins inside of a word
     (without_types,) = maps.halve(encode_texts(["the river"], tokenizer, 31), tokenizer, 1)

@@ -33,11 +33,11 @@ class AttentionSettings:
     """How many of the texts give the gradients by attention."""
     mask_share: Rate = 0.15
     """Share of a text's tokens that are masked for these gradients; at least one token is."""
-    flow_texts: Count = 20
+    flow_texts: Count = 16
     """How many of the texts give rollout, norms and value zeroing."""
     flow_length: Count = 32
     """Tokens of these texts, special ones included, to which they are cut; n tokens cost about n forward passes."""
-    sentences: Count = 500
+    sentences: Count = 400
     """Most sentences of treebank/ on which heads are chosen, and most on which they are scored."""
     least_words: Count = 20
     """Words of a relation on either side; rarer relations are left out."""

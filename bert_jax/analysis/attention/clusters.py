@@ -27,7 +27,7 @@ def divergence_sums(attention: Float[Array, "heads S S"], length: Int[Array, ""]
 
     def against_all(one: tuple[Array, Array]) -> Array:
         map_SS, own_one = one
-        return (own + own_one) / 2 - negative_entropy((attention + map_SS) / 2)
+        return (own + own_one) / 2 - negative_entropy((attention + map_SS[None]) / 2)
 
     return jnp.maximum(jax.lax.map(against_all, (attention, own)), 0)
 

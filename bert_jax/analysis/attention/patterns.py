@@ -55,8 +55,8 @@ def classify_patterns(attention: Float[np.ndarray, "*heads n n"], kinds: TokenKi
 
 def _share(attention: np.ndarray, keys: np.ndarray) -> np.ndarray:
     """Mean over the queries of the attention on some keys, bool [n, n]."""
-    return np.einsum("...st,st->...", attention, keys.astype(attention.dtype)) / len(keys)
+    return np.asarray(np.einsum("...st,st->...", attention, keys.astype(attention.dtype)) / len(keys))
 
 
 def _above_uniform(attention: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    return _share(attention, keys) - keys.mean()
+    return np.asarray(_share(attention, keys) - keys.mean())

@@ -37,7 +37,7 @@ def attention_statistics(
     columns = attention.mean(-2)
     of_sep, of_others = (attention[..., rows, :].mean(-2)[..., kinds.sep].sum(-1) for rows in (kinds.sep, ~kinds.sep))
     entropies = entropy(attention)
-    return diagonals | {
+    found = diagonals | {
         "cls": columns[..., kinds.cls].sum(-1),
         "sep": columns[..., kinds.sep].sum(-1),
         "punctuation": columns[..., kinds.punctuation].sum(-1),
@@ -46,11 +46,13 @@ def attention_statistics(
         "entropy_nats": entropies.mean(-1),
         "cls_entropy_nats": entropies[..., 0],
     }
+    return {name: np.asarray(values) for name, values in found.items()}
 
 
 def entropy(probabilities: Float[np.ndarray, "*rows n"]) -> Float[np.ndarray, "*rows"]:
     """Entropy of distributions in nats; 0 log 0 is 0."""
-    return -(probabilities * np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))).sum(-1)
+    terms = probabilities * np.log(np.maximum(probabilities, np.finfo(np.float32).tiny))
+    return np.asarray(-terms.sum(-1))
 
 
 def uniform_attention(n: int) -> Float[np.ndarray, "n n"]:
