@@ -53,7 +53,7 @@ def kinds_of(n: int, second: int) -> maps.TokenKinds:
 def test_halves_and_kinds(pairs):
     tokenizer = small_model().tokenizer
     row = pairs[0]
-    assert tokenizer.decode(row.input_ids) == "[CLS] the river sings . [SEP] over a dark stone [SEP]"
+    assert tokenizer.decode(row.input_ids) == "[CLS] the river sings. [SEP] over a dark stone [SEP]"
     assert row.token_type_ids.tolist() == [0] * 6 + [1] * 5
     kinds = maps.token_kinds(row, tokenizer)
     assert kinds.punctuation.nonzero()[0].tolist() == [4] and kinds.sep.nonzero()[0].tolist() == [5, 10]
@@ -269,7 +269,7 @@ def test_one_folder_is_enough(data, tmp_path, folder, other):
 def test_data_that_cannot_be_used(files, message, tmp_path):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(content * 2 if "X" not in content else f"{content}\n{content}")
+        (tmp_path / name).write_text(f"{content}\n{content}")
     with pytest.raises(UserError, match=message):
         SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, False), SETTINGS)
 
