@@ -30,6 +30,8 @@ class AttentionMaps(NamedTuple):
     """As in the vocabulary, special tokens included."""
     token_types: np.ndarray
     """int32 [T]: 1 at tokens of the second text."""
+    is_boundary: np.ndarray
+    """bool [T]: [CLS] and [SEP]."""
     probabilities: np.ndarray
     """float32 [L, N, S, T], by query and key."""
     value_norms: np.ndarray
@@ -73,6 +75,7 @@ def read_attention(model: LoadedModel, text: str, second: str | None = None) -> 
     return AttentionMaps(
         tuple(model.tokenizer.id_to_token(int(token)) for token in row.input_ids),
         row.token_type_ids,
+        np.isin(row.input_ids, [model.tokenizer.cls_id, model.tokenizer.sep_id]),
         found[_PROBABILITIES][:, 0, :, :total, :total],
         np.sqrt(np.maximum(squares_LNT, 0)),
     )

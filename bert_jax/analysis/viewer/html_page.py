@@ -29,6 +29,7 @@ def render_page(maps: AttentionMaps, title: str, first: tuple[int, int] = (0, 0)
     about = {
         "tokens": svg.labels(maps.tokens),
         "types": maps.token_types.tolist(),
+        "boundary": maps.is_boundary.tolist(),
         "layers": layers,
         "heads": heads,
         "first": first,

@@ -6,6 +6,7 @@ const { tokens, types, drawing } = about;
 const T = tokens.length;
 const SVG = "http://www.w3.org/2000/svg";
 const THUMBNAIL = 64; // largest number of rows of a small image
+const MAX_LINES_TOKENS = 128; // longer texts are first shown as a heatmap
 const FIGURE = 620; // largest width of a heatmap, in CSS pixels, if the text is not longer
 const byId = (id) => document.getElementById(id);
 const squares = Float32Array.from({ length: 256 }, (_, level) => (level / about.levels) ** 2);
@@ -78,9 +79,9 @@ function paint(canvas, size, weights, colors) {
 function buildGrid() {
   const grid = byId("grid");
   grid.style.gridTemplateColumns = `auto repeat(${about.heads}, minmax(24px, 1fr))`;
-  const cells = ["layer ╲ head", ...Array(about.heads).keys()].map((label) => {
+  const cells = ["layer \\ head", ...Array(about.heads).keys()].map((label) => {
     const cell = document.createElement("span");
-    cell.textContent = label === "layer ╲ head" ? "" : label;
+    cell.textContent = label;
     return cell;
   });
   for (let layer = 0; layer < about.layers; layer++) {
@@ -144,14 +145,16 @@ function shown() {
   const side = byId("side").value;
   const [from, to] = byId("parts").value;
   const matches = tokens.map((token) => token.toLowerCase().includes(wanted));
+  const hidden = byId("boundary").checked ? about.boundary : [];
   return (query, key) =>
+    !(hidden[query] || hidden[key]) &&
     (from === undefined || (types[query] === +from && types[key] === +to)) &&
     (!wanted || (side !== "key" && matches[query]) || (side !== "query" && matches[key]));
 }
 
 const leastWeight = () => 10 ** byId("least").value;
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
-const digits = (weight) => (weight >= 0.0995 ? weight.toFixed(2) : weight.toPrecision(2));
+const digits = (weight) => (weight >= 0.0995 ? weight.toFixed(2) : weight < 1e-4 ? "< 0.0001" : weight.toPrecision(2));
 const heading = () => {
   const values = byId("values").value === "norms" ? "norm-weighted attention" : "attention probabilities";
   return `layer ${state.layer}, head ${state.head}: ${values}`;
@@ -272,7 +275,8 @@ function heatmapView(weights, colors) {
   paint(canvas, T, drawn, colors);
   const cell = Math.max(1, Math.min(22, FIGURE / T));
   const named = cell >= drawing.font - 1;
-  const [left, top] = named ? [140, 160] : [50, 66];
+  const longest = Math.max(...tokens.map((token) => token.length));
+  const [left, top] = named ? [24 + 6.5 * longest, 50 + 6.5 * longest] : [50, 66];
   const note = "rows: queries, columns: keys; shade: square root of the weight";
   const svg = startSvg(Math.max(380, left + cell * T + 16), top + cell * T + 16, note);
   const area = { x: left, y: top, width: cell * T, height: cell * T };
@@ -370,7 +374,8 @@ function start() {
     byId(id).addEventListener("change", () => show(+byId("layer").value, +byId("head").value));
   }
   byId("parts-label").hidden = !types.includes(1);
-  for (const id of ["view", "parts", "least", "filter", "side"]) byId(id).addEventListener("input", () => show());
+  byId("view").value = T > MAX_LINES_TOKENS ? "heatmap" : "lines";
+  for (const id of ["view", "parts", "least", "filter", "side", "boundary"]) byId(id).addEventListener("input", () => show());
   byId("values").addEventListener("input", () => Promise.all([show(), drawOverview()]));
   byId("save").addEventListener("click", save);
   document.addEventListener("keydown", onKey);
