@@ -40,7 +40,7 @@ class AnalyseOptions:
     model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
     """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads."""
     data: DirectoryArg | None = None
-    """Directory with the data, each kind in a folder of a fixed name (docs/analysis.md). Needed, unless --view is given."""
+    """Directory with the data, each kind in a folder of a fixed name (docs/analysis.md); only --view needs none."""
     out: DirectoryArg
     """Directory of the results."""
     suites: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ import numpy as np
 
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.rows import batches, encode_texts
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, short_repr
 from bert_jax.inference.loaded_model import LoadedModel
 
 MAX_TOKENS = 512
@@ -53,9 +53,12 @@ def read_attention(model: LoadedModel, text: str, second: str | None = None) -> 
       second: of a pair.
 
     Raises:
-      UserError: a text without tokens, or more than MAX_TOKENS or than the model has positions.
+      UserError: a text that is not Unicode or has no tokens; more than MAX_TOKENS, or than the model has positions.
     """
     limit, sides = min(MAX_TOKENS, model.config.max_positions), [text, *([] if second is None else [second])]
+    for side in sides:
+        if any("\ud800" <= character <= "\udfff" for character in side):
+            raise UserError(f"the text to view is not Unicode text: {short_repr(side)}")
     lengths = [len(model.tokenizer.encode(side, specials=True)) for side in sides]
     if not all(lengths):
         raise UserError(f"the {'second ' if lengths[0] else ''}text to view has no tokens: give another one")

@@ -52,7 +52,7 @@ def lines_svg(maps: AttentionMaps, weights_ST: np.ndarray, title: str, least: fl
     share = weights_ST[queries, keys].sum() / weights_ST.sum()
     more = "" if len(queries) < DRAWING["most_lines"] else ", the largest"
     counted = f"{len(queries):,} weights of at least {least:g}{more}: {100 * share:.1f} % of all attention"
-    _text(svg, 8, 14, "start", LIGHT["text"], title)
+    _text(svg, 8, 14, "start", LIGHT["text"], _xml_text(title))
     _text(svg, 8, 29, "start", LIGHT["grey"], counted)
     lines = ElementTree.SubElement(svg, "g", {"stroke": LIGHT["line"], "stroke-width": "1.5", "class": "lines"})
     for query, key in zip(queries, keys, strict=True):
@@ -78,10 +78,14 @@ def largest(weights_ST: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarra
 
 
 def labels(tokens: Sequence[str]) -> list[str]:
-    """Tokens as they are drawn: long ones cut, and no characters that XML does not allow."""
+    """Tokens as they are drawn: long ones are cut, and characters that XML does not allow are replaced."""
     longest = DRAWING["characters"]
     short = [token if len(token) <= longest else token[: longest - 1] + "…" for token in tokens]
-    return ["".join(c if c.isprintable() else "\ufffd" for c in token) for token in short]
+    return [_xml_text(token) for token in short]
+
+
+def _xml_text(text: str) -> str:
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def _middle(index: int) -> float:
