@@ -4,6 +4,9 @@ import base64
 import dataclasses
 import html.parser
 import json
+import re
+import shutil
+import subprocess
 import xml.etree.ElementTree as ElementTree
 import zlib
 
@@ -23,6 +26,7 @@ from tests.analysis.models import LAYERS, small_model
 
 TEXTS = ("the river sings over a quick stone.", "a dark mountain falls")
 HOSTILE = ("</script><script>alert(1)</script>", "<b>&amp;\"'", "<!--", "\x00\x01\ufffe", "a" * 60)
+CHROMIUM = shutil.which("chromium")
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -251,3 +255,28 @@ def test_a_file_of_the_user_is_kept(tiny_run, tmp_path, capsys):
     assert call(tiny_run, "--view", "stone", "--out", tmp_path) == 2
     assert "is not a page of bert_jax" in capsys.readouterr().err
     assert (tmp_path / "attention.html").read_text() == "mine"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_a_browser_draws_the_same_lines(maps, tmp_path):
+    """The page's script against the SVG writer: tokens, lines and their opacities."""
+    least, page = 10**-1.3, tmp_path / "page.html"  # of the page's slider
+    page.write_text(viewer.render_page(with_tokens(maps, HOSTILE), "A title", (2, 1)))
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=10000", "--dump-dom"]
+    done = subprocess.run([CHROMIUM, *flags, page.as_uri()], capture_output=True, text=True, timeout=120)
+    body = done.stdout
+    assert '<body data-ready="yes">' in body, done.stderr[-2000:]
+    figure = re.search(r'<div id="figure">(<svg.*?</svg>)', body, re.S)[1].replace("&nbsp;", "\u00a0")
+    drawn = ElementTree.fromstring(figure)
+    decoded = decode(attention_maps.encode_weights(maps.probabilities[2, 1]), len(maps.tokens))
+    written = ElementTree.fromstring(viewer.lines_svg(with_tokens(maps, HOSTILE), decoded, "", least))
+    sides = []
+    for root, prefix in ((drawn, ""), (written, SVG)):
+        lines = next(group for group in root.iter(f"{prefix}g") if group.get("class") == "lines")
+        numbers = [[float(line.get(n)) for n in ("x1", "y1", "x2", "y2", "stroke-opacity")] for line in lines]
+        texts = [text.text for text in root.iter(f"{prefix}text")]
+        sides.append((sorted(numbers), texts[2:], texts[1].split(":")[1]))
+    assert len(sides[0][0]) > 10
+    np.testing.assert_allclose(sides[0][0], sides[1][0], atol=2e-3)
+    assert sides[0][1:] == sides[1][1:]

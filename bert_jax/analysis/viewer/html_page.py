@@ -70,6 +70,6 @@ def _rounded(norms: np.ndarray) -> list[float]:
 
 
 def _json_in_html(value: dict) -> Markup:
-    """JSON that cannot end the <script> element it is in: `<` and `&` are escaped."""
+    """JSON that cannot end the <script> element it is in: `<` is escaped."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+    return Markup(text.replace("<", "\\u003c"))
