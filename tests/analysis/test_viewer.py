@@ -208,6 +208,33 @@ def test_a_causal_model_attends_to_earlier_tokens_only():
     assert (np.triu(maps.probabilities, 1) == 0).all() and maps.probabilities[..., 1, 0].max() > 0.1
 
 
+def test_a_model_with_one_token_type_gets_it_for_both_texts():
+    model = small_model()
+    one_type = dataclasses.replace(model.config, type_vocab_size=1)
+
+    def with_types(config, types):
+        params = jax.device_get(model.params)
+        params["encoder"]["embeddings"]["token_type"] = params["encoder"]["embeddings"]["token_type"][types]
+        return LoadedModel(config, model.heads, params, model.tokenizer)
+
+    models = (with_types(one_type, [0]), with_types(model.config, [0, 0]))
+    pairs = [viewer.read_attention(one, *TEXTS) for one in models]
+    np.testing.assert_allclose(pairs[0].probabilities, pairs[1].probabilities, atol=1e-6)
+    assert pairs[0].token_types[-1] == 1
+
+
+def test_pairs_of_roberta_have_two_separators():
+    model = small_model()
+    config = dataclasses.replace(model.config, family="roberta")
+    roberta = LoadedModel(config, model.heads, jax.device_get(model.params), model.tokenizer)
+    maps = viewer.read_attention(roberta, "the stone", "dark")
+    assert maps.tokens == ("[CLS]", "the", "stone", "[SEP]", "[SEP]", "dark", "[SEP]")
+    assert maps.token_types.tolist() == [0, 0, 0, 0, 0, 1, 1]
+    assert len(viewer.read_attention(roberta, "stone " * 30, "dark " * 30).tokens) == 64
+    with pytest.raises(UserError, match="has 65 tokens"):
+        viewer.read_attention(roberta, "stone " * 30, "dark " * 31)
+
+
 def call(*words) -> int:
     return cli.main(["analyse", *map(str, words)])
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.rows import batches, encode_texts
+from bert_jax.convert.families import FAMILIES
 from bert_jax.errors import UserError, short_repr
 from bert_jax.inference.loaded_model import LoadedModel
 
@@ -62,13 +63,18 @@ def read_attention(model: LoadedModel, text: str, second: str | None = None) -> 
     lengths = [len(model.tokenizer.encode(side, specials=True)) for side in sides]
     if not all(lengths):
         raise UserError(f"the {'second ' if lengths[0] else ''}text to view has no tokens: give another one")
-    total = sum(lengths) + 1 + len(sides)
+    separators = FAMILIES[model.config.family].pair_separators
+    total = sum(lengths) + (2 if second is None else 2 + separators)
     if total > limit:
         why = "the viewer shows" if limit == MAX_TOKENS else "the model has positions for"
         raise UserError(f"the text to view has {total} tokens, and {why} at most {limit}: shorten it")
-    (row,) = encode_texts([text], model.tokenizer, limit, None if second is None else [second])
+    seconds = None if second is None else [second]
+    (row,) = encode_texts([text], model.tokenizer, limit, seconds, separators=separators)
     assert row is not None
     (batch,) = batches([row], model.tokenizer.pad_id)
+    # RoBERTa has one token type, for both texts of a pair.
+    types = np.minimum(batch.token_type_ids, max(0, model.config.type_vocab_size - 1))
+    batch = batch._replace(token_type_ids=types)
     found = capture(model, batch, [_PROBABILITIES, _VALUES])
     values_LTND = found[_VALUES][:, 0, :total]
     projection_LNDH = np.asarray(model.params["encoder"]["layers"]["attention_out"]["kernel"], np.float32)
