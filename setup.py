@@ -7,6 +7,7 @@ setup(
     package_data={
         "bert_jax": ["py.typed"],
         "data_prep": ["py.typed"],
+        "bert_jax.analysis.viewer": ["page.html", "viewer.js"],
         "bert_jax.doctor": ["curves/*.json"],
         "bert_jax.launchers": ["*.sh", "*.sbatch", "*.yaml"],
         "bert_jax.report": ["page.html"],

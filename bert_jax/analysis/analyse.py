@@ -13,13 +13,14 @@ from typing import Annotated, Any
 import tyro
 
 from bert_jax import flags
-from bert_jax.analysis import page, results
+from bert_jax.analysis import page, results, viewer
 from bert_jax.analysis.suite import Suite, SuiteInputs
 from bert_jax.analysis.suites import SUITES
 from bert_jax.convert.formats import run as run_format
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.field_validation import Share
 from bert_jax.flags import DirectoryArg
 from bert_jax.inference import loaded_model
 from bert_jax.report.page_file import check_page_file, write_page
@@ -38,8 +39,8 @@ class AnalyseOptions:
 
     model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
     """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads."""
-    data: DirectoryArg
-    """Directory with the data, each kind in a folder of a fixed name (docs/analysis.md)."""
+    data: DirectoryArg | None = None
+    """Directory with the data, each kind in a folder of a fixed name (docs/analysis.md); only --view needs none."""
     out: DirectoryArg
     """Directory of the results."""
     suites: tuple[str, ...] = ()
@@ -48,6 +49,12 @@ class AnalyseOptions:
     """Of a run: `newest`, `all`, or steps as in 250,500,1000. With several, the page has curves over the steps."""
     seed: int = 0
     """Of control tasks, random weights and splits."""
+    view: tuple[str, ...] = ()
+    """A text, or the two texts of a pair: attention.html shows the attention of every head on it."""
+    view_heads: tuple[str, ...] = ()
+    """LAYER.HEAD, as in 3.7: heads that are written as SVG files, too; the page shows the first of them first."""
+    view_least: Share = 0.05
+    """Smallest weight that is a line in these SVG files."""
 
 
 def command_type() -> type:
@@ -73,15 +80,32 @@ def main(argv: Sequence[str]) -> None:
     jax_setup.disable_absent_tpu_backend()
     options = flags.parse(command_type(), argv, "bert-jax analyse")
     chosen = _chosen_suites(options.suites)
+    heads = _heads_to_view(options)
     for path in (options.model, options.data, options.out):
-        check_reachable(path)
-    if not options.data.is_dir():
+        if path is not None:
+            check_reachable(path)
+    if options.data is not None and not options.data.is_dir():
         raise UserError(f"--data {options.data} is not a directory: give the one with the folders of data")
     models = list(_checkpoints(options.model, options.checkpoints))
     with DirectoryLock(options.out) as lock:
         lock.acquire()
-        check_page_file(options.out / PAGE, "--out")
-        _run(options, chosen, models, shlex.join(["bert-jax", "analyse", *argv]))
+        if options.data is not None:
+            check_page_file(options.out / PAGE, "--out")
+        if options.view:
+            _write_views(options, heads, models)
+        if options.data is not None:
+            _run(options, chosen, models, shlex.join(["bert-jax", "analyse", *argv]))
+
+
+def _heads_to_view(options: AnalyseOptions) -> list[tuple[int, int]]:
+    """Layers and heads of --view-heads; UserError if the flags of data and view do not go together."""
+    if options.data is None and (options.suites or not options.view):
+        raise UserError("bert-jax analyse needs --data DIR, or --view TEXT: `bert-jax analyse --help` explains them")
+    if options.view_heads and not options.view:
+        raise UserError("--view-heads: give the text with --view")
+    if len(options.view) > 2:
+        raise UserError(f"--view has {len(options.view)} texts: give one or two, each in quotation marks")
+    return viewer.parse_heads(options.view_heads)
 
 
 def _chosen_suites(names: Sequence[str]) -> list[Suite]:
@@ -112,12 +136,26 @@ def _checkpoints(model: StoredPath, wanted: str) -> Iterator[tuple[int | None, S
         yield step, saved[step]
 
 
+def _directory(out: StoredPath, step: int | None) -> StoredPath:
+    """Of the results of a checkpoint, made if it does not exist."""
+    directory = out if step is None else out / f"{step:08d}"
+    make_directory_if_local(directory)
+    return directory
+
+
+def _write_views(options: Any, heads: list[tuple[int, int]], models: list[tuple[int | None, StoredPath]]) -> None:
+    for step, source in models:
+        title = f"Attention of {options.model}{'' if step is None else f', step {step:,}'}"
+        directory, model = _directory(options.out, step), loaded_model.load(source)
+        for path in viewer.write_view(model, directory, title, options.view, heads, options.view_least):
+            print(f"wrote {path}")
+
+
 def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, StoredPath]], command: str) -> None:
     points, left_out = [], {}
     for step, source in models:
         model = loaded_model.load(source)
-        digest, directory = results.model_sha256(model), options.out if step is None else options.out / f"{step:08d}"
-        make_directory_if_local(directory)
+        digest, directory = results.model_sha256(model), _directory(options.out, step)
         inputs = SuiteInputs(model, options.data, options.seed, progress=True)
         files = {}
         for suite in chosen:

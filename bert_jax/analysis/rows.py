@@ -70,7 +70,12 @@ def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_l
 
 
 def encode_texts(
-    texts: Sequence[str], tokenizer: Tokenizer, max_length: int, second: Sequence[str] | None = None
+    texts: Sequence[str],
+    tokenizer: Tokenizer,
+    max_length: int,
+    second: Sequence[str] | None = None,
+    *,
+    separators: int = 1,
 ) -> list[Row | None]:
     """Rows of texts, or of pairs with the texts of `second`; every token is its own word.
 
@@ -79,6 +84,7 @@ def encode_texts(
       tokenizer: of the model.
       max_length: tokens of a row, special ones included.
       second: second texts, as many; their tokens have type 1.
+      separators: [SEP] between the texts of a pair; RoBERTa has 2 (`convert.families`).
 
     Returns:
       a row per text; None if it has more tokens, or none.
@@ -88,8 +94,9 @@ def encode_texts(
         ids = [np.asarray(tokenizer.encode(side, specials=True), np.int64) for side in sides]
         total = sum(map(len, ids))
         words = np.split(np.arange(total), np.cumsum([len(side) for side in ids])[:-1])
-        fits = total <= max_length - 1 - len(ids) and all(map(len, ids))
-        rows.append(_join(tokenizer, ids, words) if fits else None)
+        specials = 2 if second is None else 2 + separators
+        fits = total <= max_length - specials and all(map(len, ids))
+        rows.append(_join(tokenizer, ids, words, separators) if fits else None)
     return rows
 
 
@@ -141,11 +148,12 @@ def sample_texts(
     return TextSample(texts, rows, skipped, len(lines))
 
 
-def _join(tokenizer: Tokenizer, ids: list[np.ndarray], words: list[np.ndarray]) -> Row:
-    cls, sep = [tokenizer.cls_id], [tokenizer.sep_id]
-    input_ids = np.concatenate([cls, *(np.r_[side, sep] for side in ids)])
-    word_ids = np.concatenate([[-1], *(np.r_[side, [-1]] for side in words)])
-    types = np.repeat(np.arange(len(ids)), [len(side) + 1 + (i == 0) for i, side in enumerate(ids)])
+def _join(tokenizer: Tokenizer, ids: list[np.ndarray], words: list[np.ndarray], separators: int = 1) -> Row:
+    ends = [separators] * (len(ids) - 1) + [1]
+    sides = [np.r_[side, [tokenizer.sep_id] * end] for side, end in zip(ids, ends, strict=True)]
+    input_ids = np.concatenate([[tokenizer.cls_id], *sides])
+    word_ids = np.concatenate([[-1], *(np.r_[side, [-1] * end] for side, end in zip(words, ends, strict=True))])
+    types = np.repeat(np.arange(len(ids)), [len(side) + (i == 0) for i, side in enumerate(sides)])
     return Row(*(x.astype(np.int32) for x in (input_ids, types, word_ids)))
 
 

@@ -50,8 +50,21 @@ def write_page(path: str | os.PathLike, flag: str, sections: Sequence[Section]) 
     Raises:
       UserError: the file cannot be written, or a figure needs matplotlib.
     """
-    content = html.render(sections).encode()
+    write_html(path, flag, html.render(sections))
+
+
+def write_html(path: str | os.PathLike, flag: str, content: str) -> None:
+    """Write a page atomically.
+
+    Args:
+      path: of the page, accepted by `check_page_file`.
+      flag: of the command, for messages.
+      content: of the page, with `html.GENERATOR` in its head.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
     try:
-        write_atomic(epath.Path(path), content)
+        write_atomic(epath.Path(path), content.encode())
     except OSError as error:
         raise UserError(f"{flag} {path}: cannot be written ({error.strerror}); choose another file") from error
