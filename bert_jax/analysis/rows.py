@@ -177,6 +177,43 @@ def _pad(rows: list[Row], indices: np.ndarray, pad_id: int, length: int, size: i
     return Batch(input_ids, types, mask, np.r_[indices, np.full(size - len(rows), -1)].astype(np.int64))
 
 
+def choose_masked(rows: Sequence[Row], special_ids: Sequence[int], share: float, seed: int) -> list[np.ndarray]:
+    """Positions to mask in each row, ascending: round(share * n) of its n ordinary tokens, at least one.
+
+    The choice is a function of the seed, the row's index and the number of its ordinary tokens.
+
+    Args:
+      rows: of texts.
+      special_ids: never masked; a row with nothing else gets no position.
+      share: of the ordinary tokens.
+      seed: of the choice.
+    """
+    chosen = []
+    for index, row in enumerate(rows):
+        ordinary = np.flatnonzero(~np.isin(row.input_ids, special_ids))
+        count = min(len(ordinary), max(1, round(share * len(ordinary))))
+        chosen.append(np.sort(np.random.default_rng([seed, index]).permutation(ordinary)[:count]))
+    return chosen
+
+
+def masked_positions(batch: Batch, masked: Sequence[np.ndarray], most: int) -> tuple[np.ndarray, np.ndarray]:
+    """Masked positions of a batch, int32 [B, most], filled up with a row's first one, and which of them count.
+
+    Args:
+      batch: of rows.
+      masked: positions in each row, at least one, from `choose_masked`.
+      most: largest number of them in a row.
+    """
+    positions = np.zeros((len(batch.indices), most), np.int32)
+    valid = np.zeros(positions.shape, bool)
+    for b, index in enumerate(batch.indices):
+        chosen = masked[index] if index >= 0 else masked[batch.indices[0]]
+        positions[b] = chosen[0]
+        positions[b, : len(chosen)] = chosen
+        valid[b, : len(chosen)] = index >= 0
+    return positions, valid
+
+
 def mean_of_words(row: Row, vectors: np.ndarray) -> np.ndarray:
     """The mean of each word's token vectors, [..., number of words, H].
 

@@ -10,7 +10,7 @@ from etils import epath
 
 from bert_jax import report
 from bert_jax.analysis.lens import SUITE, lens, measures
-from bert_jax.analysis.rows import encode_texts, sample_texts
+from bert_jax.analysis.rows import choose_masked, encode_texts, sample_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
@@ -52,7 +52,7 @@ def idle(model: LoadedModel) -> LoadedModel:
 
 def test_readings_are_those_of_a_forward_pass(rows):
     model = small_model()
-    masked = measures.choose_masked(rows, model.tokenizer.special_ids, 0.3, seed=0)
+    masked = choose_masked(rows, model.tokenizer.special_ids, 0.3, seed=0)
     readings, tokens, row_of_token = lens.read_masked(model, rows, masked)
     assert readings.ranks.shape == (LAYERS + 1, sum(map(len, masked))) and (np.diff(row_of_token) >= 0).all()
     column = 0
@@ -73,7 +73,7 @@ def test_readings_are_those_of_a_forward_pass(rows):
 
 def test_layers_that_do_nothing_read_the_same(rows):
     model = idle(small_model())
-    masked = measures.choose_masked(rows, model.tokenizer.special_ids, 0.3, seed=0)
+    masked = choose_masked(rows, model.tokenizer.special_ids, 0.3, seed=0)
     readings, tokens, _ = lens.read_masked(model, rows, masked)
     for values, tolerance in ((readings.log_likelihoods, 1e-3), (readings.divergences, 1e-4), (readings.top, 0)):
         np.testing.assert_allclose(values, np.broadcast_to(values[-1], values.shape), atol=tolerance)
@@ -104,14 +104,14 @@ def test_unigram():
 
 def test_masks_are_ordinary_tokens_and_depend_on_the_seed(rows):
     tokenizer = small_model().tokenizer
-    masks = [measures.choose_masked(rows, tokenizer.special_ids, 0.3, seed) for seed in (0, 0, 1)]
+    masks = [choose_masked(rows, tokenizer.special_ids, 0.3, seed) for seed in (0, 0, 1)]
     for row, positions in zip(rows, masks[0], strict=True):
         assert len(positions) == max(1, round(0.3 * (len(row.input_ids) - 2)))
         assert not np.isin(row.input_ids[positions], tokenizer.special_ids).any()
     same = [[a.tolist() for a in masks[0]] == [b.tolist() for b in one] for one in masks[1:]]
     assert same == [True, False]
     (unknown,) = encode_texts(["\u4e00"], tokenizer, 8)
-    assert [len(one) for one in measures.choose_masked([unknown], tokenizer.special_ids, 0.3, 0)] == [0]
+    assert [len(one) for one in choose_masked([unknown], tokenizer.special_ids, 0.3, 0)] == [0]
 
 
 def test_suite(data):

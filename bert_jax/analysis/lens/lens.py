@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.analysis.capture import capture
-from bert_jax.analysis.lens.measures import Readings, choose_masked, leads_since, read_logits, unigram_readings
+from bert_jax.analysis.lens.measures import Readings, leads_since, read_logits, unigram_readings
 from bert_jax.analysis.lens.section import blocks, scalars
-from bert_jax.analysis.rows import TOKENS_PER_BATCH, Batch, Row, batches, sample_texts
+from bert_jax.analysis.rows import TOKENS_PER_BATCH, Row, batches, choose_masked, masked_positions, sample_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, Rate, check
@@ -70,7 +70,7 @@ def read_masked(
     found: list[tuple[np.ndarray, ...]] = []
     with progress_bar("lens", len(rows), "text", shown=progress) as bar:
         for batch in batches(rows, tokenizer.pad_id, min(tokens_per_batch, TOKENS_PER_BATCH)):
-            positions, valid = _positions(batch, masked, most[batch.input_ids.shape[1]])
+            positions, valid = masked_positions(batch, masked, most[batch.input_ids.shape[1]])
             hidden = batch.input_ids.copy()
             np.put_along_axis(hidden, positions, tokenizer.mask_id, axis=1)
             logits = capture(model, batch._replace(input_ids=hidden), [STATES], positions=positions)[STATES]
@@ -81,18 +81,6 @@ def read_masked(
     *readings, tokens, indices = (np.concatenate(values, axis=-1) for values in zip(*found, strict=True))
     order = np.argsort(indices, kind="stable")
     return Readings(*(values[:, order] for values in readings)), tokens[order], indices[order]
-
-
-def _positions(batch: Batch, masked: list[np.ndarray], most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Masked positions of a batch, int32 [B, most], filled up with a row's first one, and which of them count."""
-    positions = np.zeros((len(batch.indices), most), np.int32)
-    valid = np.zeros(positions.shape, bool)
-    for b, index in enumerate(batch.indices):
-        chosen = masked[index] if index >= 0 else masked[batch.indices[0]]
-        positions[b] = chosen[0]
-        positions[b, : len(chosen)] = chosen
-        valid[b, : len(chosen)] = index >= 0
-    return positions, valid
 
 
 def summarize(readings: Readings, tokens: np.ndarray) -> dict[str, Any]:

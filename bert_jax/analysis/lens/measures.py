@@ -3,12 +3,10 @@
 Shapes: L1 hidden states, the embeddings first; n masked tokens; V vocabulary.
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.rows import Row
 from bert_jax.array_types import Float, Int
 
 
@@ -23,25 +21,6 @@ class Readings(NamedTuple):
     """int64 [L1, n]: the token with the highest logit, of equal ones the first."""
     divergences: np.ndarray
     """[L1, n]: Kullback-Leibler divergence of this state's distribution from the last one's, KL(last || this), nats."""
-
-
-def choose_masked(rows: Sequence[Row], special_ids: Sequence[int], share: float, seed: int) -> list[np.ndarray]:
-    """Positions to mask in each row, ascending: round(share * n) of its n ordinary tokens, at least one.
-
-    The choice is a function of the seed, the row's index and the number of its ordinary tokens.
-
-    Args:
-      rows: of texts.
-      special_ids: never masked; a row with nothing else gets no position.
-      share: of the ordinary tokens.
-      seed: of the choice.
-    """
-    chosen = []
-    for index, row in enumerate(rows):
-        ordinary = np.flatnonzero(~np.isin(row.input_ids, special_ids))
-        count = min(len(ordinary), max(1, round(share * len(ordinary))))
-        chosen.append(np.sort(np.random.default_rng([seed, index]).permutation(ordinary)[:count]))
-    return chosen
 
 
 def read_logits(logits: Float[np.ndarray, "L1 n V"], tokens: Int[np.ndarray, " n"]) -> Readings:
