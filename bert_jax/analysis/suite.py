@@ -68,6 +68,8 @@ class Suite(NamedTuple):
     """Whether one of the folders is enough."""
     required: tuple[str, ...] = ()
     """Settings that have no default but ""."""
+    unsuited: Callable[[SuiteInputs, Any], str | None] = lambda inputs, settings: None
+    """(inputs, settings) -> why the suite cannot run, for what the fields above do not express; None if it can."""
 
     def obstacle(self, inputs: SuiteInputs, settings: Any) -> str | None:
         """Why the suite cannot run on this model and data with these settings; None if it can."""
@@ -79,4 +81,4 @@ class Suite(NamedTuple):
         missing = [folder for folder in self.folders if not (inputs.data / folder).is_dir()]
         if len(missing) == len(self.folders) or (missing and not self.any_folder):
             return f"{inputs.data} has no folder {' or '.join(missing)}"
-        return None
+        return self.unsuited(inputs, settings)

@@ -171,4 +171,3 @@ def loss_difference(evaluation: Evaluation, unchanged: Evaluation) -> tuple[floa
     residuals = differences - mean * weights
     error = np.sqrt(count / (count - 1) * np.square(residuals).sum()) / total if count > 1 else np.nan
     return float(mean), float(error)
-
