@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -19,15 +18,7 @@ TOKENS_PER_BATCH = 512
 """Rows of a batch are at most this long together: few rows only fill a batch, whose passes are repeated per head."""
 
 
-class TextExamples(NamedTuple):
-    """Texts with masked tokens."""
-
-    examples: Examples
-    masked: int
-    """Number of masked tokens."""
-
-
-def masked_texts(rows: Sequence[Row], tokenizer: Tokenizer, share: float, seed: int) -> TextExamples:
+def masked_texts(rows: Sequence[Row], tokenizer: Tokenizer, share: float, seed: int) -> Examples:
     """Texts in which a share of the ordinary tokens is replaced by the mask token; these are the labels.
 
     Texts without an ordinary token are left out.
@@ -51,7 +42,7 @@ def masked_texts(rows: Sequence[Row], tokenizer: Tokenizer, share: float, seed: 
         inputs = (ids, batch.token_type_ids, batch.attention_mask)
         found.append(ExampleBatch(inputs, positions, labels.astype(np.int32), batch.indices))
     lengths = np.array([len(row.input_ids) for row in rows], np.int64)
-    return TextExamples(Examples("mlm", found, len(rows), lengths, None), sum(map(len, masked)))
+    return Examples("mlm", found, len(rows), lengths, None)
 
 
 def labelled_examples(kind: str, examples: EncodedExamples, indices: np.ndarray, pad_id: int) -> Examples:

@@ -107,6 +107,7 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
         **data.about,
         "importance_examples": data.for_importance.count,
         "examples": data.for_losses.count,
+        "labels": int(unchanged.weights.sum()),
         "normalize_by_layer": settings.normalize_by_layer,
         "loss": unchanged.loss,
         "score": unchanged.score,

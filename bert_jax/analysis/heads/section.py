@@ -59,8 +59,8 @@ def blocks(result: Result) -> tuple[Block, ...]:
 def _about(result: Result) -> str:
     if result["objective"] == "mlm":
         what = (
-            f"Loss of {result['labels']:,} masked tokens in {result['examples']:,} texts ({result['mask_share']:.0%} of "
-            f"the tokens, all replaced by the mask token), importances from {result['importance_examples']:,} other "
+            f"Loss of {result['labels']:,} masked tokens in {result['examples']:,} texts ({result['mask_share']:.0%} "
+            f"of the tokens, all replaced by the mask token), importances from {result['importance_examples']:,} other "
             f"texts; {result['skipped_lines']:,} lines had too many tokens or none"
         )
     else:

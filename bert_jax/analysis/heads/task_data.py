@@ -41,18 +41,17 @@ def read_texts(inputs: SuiteInputs, count: int, max_length: int, mask_share: flo
         masked_texts(rows, tokenizer, mask_share, inputs.seed + i)
         for i, rows in enumerate((sample.rows[:half], sample.rows[half:]))
     ]
-    known = all(part.masked for part in parts)
+    known = all(part.count for part in parts)
     require(known, "heads: too few lines of text/ have a token that the vocabulary knows: give other texts")
     about = {
         "objective": "mlm",
         "metric": "accuracy at masked tokens",
         "mask_share": mask_share,
-        "labels": parts[1].masked,
         "lines": sample.lines,
         "skipped_lines": sample.skipped,
         "best_constant_score": None,
     }
-    return HeadData(parts[0].examples, parts[1].examples, about)
+    return HeadData(*parts, about)
 
 
 def read_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, count: int) -> HeadData:
@@ -70,7 +69,6 @@ def read_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, count: i
     )
     order = np.random.default_rng(inputs.seed).permutation(len(data.train.lengths))[:count]
     pad_id = model.tokenizer.pad_id
-    examples = scored_examples(data, pad_id)
     labels = sum(
         int((batch.labels.reshape(*batch.labels.shape[:2], -1)[..., 0] >= 0).sum()) for batch in examples.batches
     )
@@ -78,12 +76,13 @@ def read_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, count: i
         "objective": task,
         "metric": f"mean of {', '.join(data.main_metrics)} on dev",
         "mask_share": None,
-        "labels": labels,
         "lines": None,
         "skipped_lines": None,
         "best_constant_score": baseline_score(data),
     }
-    return HeadData(labelled_examples(data.kind, data.train, np.sort(order), pad_id), examples, about)
+    return HeadData(
+        labelled_examples(data.kind, data.train, np.sort(order), pad_id), scored_examples(data, pad_id), about
+    )
 
 
 def open_short_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, count: int) -> TaskData:
