@@ -69,9 +69,6 @@ def read_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, count: i
     )
     order = np.random.default_rng(inputs.seed).permutation(len(data.train.lengths))[:count]
     pad_id = model.tokenizer.pad_id
-    labels = sum(
-        int((batch.labels.reshape(*batch.labels.shape[:2], -1)[..., 0] >= 0).sum()) for batch in examples.batches
-    )
     about = {
         "objective": task,
         "metric": f"mean of {', '.join(data.main_metrics)} on dev",
