@@ -158,7 +158,7 @@ def _remove(
         orders = rng.random((settings.random_orders, *shape))
         randoms = [prune(losses, lambda mask, one=one: one, shape, iterative=False, **how) for one in orders]
     curves["random"] = {"removed": randoms[0]["removed"]} | {
-        f"{name}_{kind}": reduce([one[name] for one in randoms], axis=0)
+        f"{name}_{kind}": reduce([one[name] for one in randoms], axis=0).tolist()
         for name in ("loss", "score")
         for kind, reduce in (("mean", np.mean), ("lowest", np.min), ("highest", np.max))
     }

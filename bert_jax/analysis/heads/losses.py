@@ -14,13 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.analysis.capture import analysis_config, compute
-from bert_jax.array_types import Array, Float
+from bert_jax.array_types import Array, Bool, Float
 from bert_jax.finetune.finetuning_task import span_log_likelihoods
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model.activations import Edit
 from bert_jax.model.heads import label_log_likelihoods
 
 CONTEXT = "attention.context"
+HeadMask = Float[np.ndarray, "L N"] | Bool[np.ndarray, "L N"]
 
 
 class ExampleBatch(NamedTuple):
@@ -81,7 +82,7 @@ class Evaluation(NamedTuple):
         return float(self.sums.sum() / self.weights.sum())
 
 
-def evaluate(model: LoadedModel, examples: Examples, mask: Float[np.ndarray, "L N"]) -> Evaluation:
+def evaluate(model: LoadedModel, examples: Examples, mask: HeadMask) -> Evaluation:
     """Losses and score under a head mask, without dropout."""
     factor = _to_factor(mask)
     sums, weights, correct = (np.zeros(examples.count) for _ in range(3))
@@ -99,9 +100,7 @@ def evaluate(model: LoadedModel, examples: Examples, mask: Float[np.ndarray, "L 
     return Evaluation(sums, weights, float(score))
 
 
-def mask_derivatives(
-    model: LoadedModel, examples: Examples, mask: Float[np.ndarray, "L N"]
-) -> Float[np.ndarray, "E L N"]:
+def mask_derivatives(model: LoadedModel, examples: Examples, mask: HeadMask) -> Float[np.ndarray, "E L N"]:
     """Derivatives of each example's loss by a factor of each head's context, at 1, under a head mask.
 
     The loss of an example is the mean over its labels.

@@ -69,7 +69,7 @@ def top_share(importances: Float[np.ndarray, "L N"], share: float = 0.1) -> floa
     return float((ordered[:whole].sum() + rest) / total)
 
 
-def rank_correlation(first: Float[np.ndarray, "L N"], second: Float[np.ndarray, "L N"]) -> float:
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
     """Spearman's correlation of two quantities over heads; NaN if one is constant."""
     ranks = [_ranks(values.ravel()) for values in (first, second)]
     if any(np.ptp(one) == 0 for one in ranks):
