@@ -118,7 +118,7 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
         model = loaded_model.load(source)
         digest, directory = results.model_sha256(model), options.out if step is None else options.out / f"{step:08d}"
         make_directory_if_local(directory)
-        inputs = SuiteInputs(model, options.data, options.seed, progress=True)
+        inputs = SuiteInputs(model, options.data, options.seed, progress=True, source=source)
         files = {}
         for suite in chosen:
             settings = getattr(options, _attribute(suite))

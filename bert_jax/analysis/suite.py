@@ -27,6 +27,8 @@ class SuiteInputs:
     """Of everything random: control tasks, random weights, splits."""
     progress: bool
     """Whether progress bars are shown."""
+    source: StoredPath | None = None
+    """What the model was read from, for suites that write another one; None: it is only in memory."""
 
     def files(self, folder: str, *endings: str) -> list[StoredPath]:
         """The files of a folder of the data with one of the endings, by name.

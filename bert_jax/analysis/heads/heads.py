@@ -16,12 +16,14 @@ from bert_jax.analysis.heads.measures import (
     top_share,
 )
 from bert_jax.analysis.heads.section import blocks, scalars
+from bert_jax.analysis.heads.smaller_model import write_smaller
 from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Rate, Share, check
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.progress import progress_bar
+from bert_jax.storage import to_path
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,11 @@ class HeadsSettings:
     """Random orders of removal, the baseline."""
     rise: NonNegative = 0.1
     """Rise of the loss, as a share of its value, up to which heads count as removable."""
+    prune_to: str = ""
+    """Directory to create with a smaller checkpoint, without the less important heads of every layer. Without it none
+    is written."""
+    keep: Share = 0.5
+    """Share of each layer's heads that the smaller checkpoint keeps, rounded, at least one head."""
     text_columns: tuple[str, ...] = ("text",)
     """As of `bert-jax finetune`."""
     label_column: str = "label"
@@ -85,12 +92,16 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
     """Importances, losses without heads and layers, and losses of pruned models.
 
     Raises:
-      UserError: neither an MLM head nor a task, or texts or task data that cannot be used.
+      UserError: neither an MLM head nor a task, texts or task data that cannot be used, or a directory of the smaller
+        checkpoint that exists or cannot be written.
     """
     reason = unsuited(inputs, settings)
     require(reason is None, f"heads: {reason}")
     model, config = inputs.model, inputs.model.config
     shape = (config.num_layers, config.num_heads)
+    destination = to_path(settings.prune_to) if settings.prune_to else None
+    if destination is not None:  # before minutes of work
+        require(not destination.exists(), f"--heads.prune-to {destination} exists already: choose another directory")
     data = _read(inputs, settings)
     everything = np.ones(shape, bool)
     importances = importance(mask_derivatives(model, data.for_importance, everything))
@@ -122,6 +133,9 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
         "removable_share_random_order": removable_share(
             shares, removed["pruning"]["random"]["loss_mean"], settings.rise
         ),
+        "smaller": None
+        if destination is None
+        else write_smaller(inputs, data.for_losses, importances, settings.keep, destination),
     }
 
 

@@ -41,6 +41,7 @@ def blocks(result: Result) -> tuple[Block, ...]:
         _pruning(result, "loss"),
         _pruning(result, "score"),
         _layers(result),
+        *([] if result["smaller"] is None else _smaller(result)),
         Note(
             f"{result['removable_share']:.0%} of the heads can be removed until the loss rises by "
             f"{result['rise']:.0%}; in random order {result['removable_share_random_order']:.0%}. The most important "
@@ -132,3 +133,33 @@ def _layers(result: Result) -> Table:
     ]
     header = ("layer", "no head: loss", "score", "head kept", "only this head: loss", "score")
     return Table(header, tuple(rows))
+
+
+def _smaller(result: Result) -> list[Block]:
+    """The smaller checkpoint beside the whole model."""
+    smaller, speed = result["smaller"], result["smaller"]["speed"]
+    rows = [
+        (
+            name,
+            str(heads),
+            f"{smaller['parameters'][key]:,}",
+            f"{found['loss']:.4f}",
+            f"{found['score']:.4f}",
+            f"{speed['milliseconds'][key]:.1f}",
+        )
+        for name, key, heads, found in (
+            ("whole model", "whole", result["heads"], result),
+            ("smaller checkpoint", "smaller", len(smaller["kept"][0]), smaller),
+        )
+    ]
+    header = ("", "heads of a layer", "parameters", "loss", "score", "milliseconds of a pass")
+    return [
+        Table(header, tuple(rows)),
+        Note(
+            f"The smaller checkpoint keeps the most important heads of every layer. Its logits differ from those of the "
+            f"model with the same heads masked by at most {smaller['largest_logit_difference']:.1e}; the mask itself "
+            f"changes them by up to {smaller['largest_logit_change_by_mask']:.2g}. Passes of the encoder over "
+            f"{speed['rows']} rows of {speed['tokens_per_row']} tokens on {speed['device']}, in turn, median of "
+            f"{speed['rounds']}: {speed['ratio']:.2f} times as fast."
+        ),
+    ]
