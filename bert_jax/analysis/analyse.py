@@ -156,7 +156,7 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     for step, source in models:
         model = loaded_model.load(source)
         digest, directory = results.model_sha256(model), _directory(options.out, step)
-        inputs = SuiteInputs(model, options.data, options.seed, progress=True)
+        inputs = SuiteInputs(model, options.data, options.seed, progress=True, source=source)
         files = {}
         for suite in chosen:
             settings = getattr(options, _attribute(suite))

@@ -27,6 +27,8 @@ class SuiteInputs:
     """Of everything random: control tasks, random weights, splits."""
     progress: bool
     """Whether progress bars are shown."""
+    source: StoredPath | None = None
+    """What the model was read from, for suites that write another one; None: it is only in memory."""
 
     def files(self, folder: str, *endings: str) -> list[StoredPath]:
         """The files of a folder of the data with one of the endings, by name.
@@ -68,6 +70,8 @@ class Suite(NamedTuple):
     """Whether one of the folders is enough."""
     required: tuple[str, ...] = ()
     """Settings that have no default but ""."""
+    unsuited: Callable[[SuiteInputs, Any], str | None] = lambda inputs, settings: None
+    """(inputs, settings) -> why the suite cannot run, for what the fields above do not express; None if it can."""
 
     def obstacle(self, inputs: SuiteInputs, settings: Any) -> str | None:
         """Why the suite cannot run on this model and data with these settings; None if it can."""
@@ -79,4 +83,4 @@ class Suite(NamedTuple):
         missing = [folder for folder in self.folders if not (inputs.data / folder).is_dir()]
         if len(missing) == len(self.folders) or (missing and not self.any_folder):
             return f"{inputs.data} has no folder {' or '.join(missing)}"
-        return None
+        return self.unsuited(inputs, settings)

@@ -28,7 +28,7 @@ from bert_jax.storage import StoredPath, check_reachable, copy_tree, describe_fu
 
 
 def convert(
-    source: StoredPath,
+    source: StoredPath | SourceModel,
     destination: StoredPath,
     to: str,
     read_options: input_formats.ReadOptions = input_formats.ReadOptions(),  # noqa: B008 (frozen)
@@ -39,7 +39,7 @@ def convert(
     """Write a model in another format, with a model card. The destination appears complete or not at all.
 
     Args:
-      source: a run or a model (formats/input_formats.py).
+      source: a run or a model (formats/input_formats.py), or a model in memory; its `source` is for messages.
       destination: the directory to create.
       to: a name of `OUTPUT_FORMATS`.
       read_options: which parts of the source to read.
@@ -62,21 +62,23 @@ def convert(
     # exists() is False for a broken link, which would block the rename.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
+    in_memory = isinstance(source, SourceModel)
+    shown = source.source if in_memory else source
     with (
         _signals_as_exceptions() as raise_pending,
         _full_disk_as_user_error(destination),
-        input_formats.open_model(source, read_options) as source_model,
+        contextlib.nullcontext(source) if in_memory else input_formats.open_model(source, read_options) as source_model,
         _scratch_directory(destination) as output_directory,
     ):
         if read_options.optimizer_state and source_model.optimizer_state is None:
-            raise UserError(f"{source} has no optimizer moments: convert it with --optimizer-state drop")
+            raise UserError(f"{shown} has no optimizer moments: convert it with --optimizer-state drop")
         OUTPUT_FORMATS[to].write(source_model, output_directory)
         if OUTPUT_FORMATS[to].for_sentence_transformers:
             _write_sentence_embedding(source_model, output_directory, pooling)
         report = _check_parity(source_model, output_directory, to)
         if not report.passed and not force:
             raise UserError(
-                f"{source} and the converted model differ ({report.failures[0]}): nothing is kept; "
+                f"{shown} and the converted model differ ({report.failures[0]}): nothing is kept; "
                 "use --force to keep it"
             )
         if (tokenizer := source_model.loaded_tokenizer) is not None and tokenizer.note:

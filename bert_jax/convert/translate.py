@@ -132,6 +132,12 @@ def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
 
 def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, Any], written: set[str]) -> None:
     """Raise UserError if the written config, read again, is another model, or if a parameter has no tensor."""
+    config = model.config
+    if config.num_heads * config.size_per_head != config.hidden_size:  # e.g. after heads were removed
+        raise UserError(
+            f"model.head_size {config.size_per_head} cannot be written as {family.model_type}, whose heads have "
+            f"hidden_size / num_heads = {config.hidden_size / config.num_heads:g}: use --to bert-jax"
+        )
     again = family.read_config(HuggingFaceConfig(hf_config, "what was written"))
     name = first_architecture_difference(model.config, again)
     if name is not None:

@@ -204,19 +204,7 @@ def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, e
     Raises:
       UserError: as `read_splits`; or a constant prediction has the best score of dev.
     """
-    if task in ("tagging", "squad"):
-        advice = f"which the head of --task {task} does not read: leave the flag out"
-        require(options.cls_norm == "none", f"--cls-norm normalises [CLS], {advice}")
-        require(options.pooling is None, f"--pooling is the vector of an example, {advice}")
-    splits, config, tokenizer = read_splits(task, directory, options), encoder.model.config, encoder.tokenizer
-    separators = FAMILIES[encoder.model.family].pair_separators
-    assert options.max_length is not None
-    if task == "tagging":
-        data: TaskData = TaggingData(splits, tokenizer, options.max_length)
-    elif task == "squad":
-        data = SquadData(splits, tokenizer, options, config.type_vocab_size, separators)
-    else:
-        data = SentenceData(splits, tokenizer, options.max_length, config.type_vocab_size, separators)
+    data = encode_splits(task, read_splits(task, directory, options), options, encoder)
     best = 100.0 if task == "squad" else 1.0
     require(
         baseline_score(data) < best,
@@ -224,6 +212,26 @@ def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, e
         "prediction: give a dev split with several labels",
     )
     return data
+
+
+def encode_splits(task: str, splits: Splits, options: FinetuneOptions, encoder: SourceEncoder) -> TaskData:
+    """Encode the splits of a task, which `read_splits` read, with the tokenizer of a model.
+
+    Raises:
+      UserError: an option that the head of the task does not read.
+    """
+    if task in ("tagging", "squad"):
+        advice = f"which the head of --task {task} does not read: leave the flag out"
+        require(options.cls_norm == "none", f"--cls-norm normalises [CLS], {advice}")
+        require(options.pooling is None, f"--pooling is the vector of an example, {advice}")
+    config, tokenizer = encoder.model.config, encoder.tokenizer
+    separators = FAMILIES[encoder.model.family].pair_separators
+    assert options.max_length is not None
+    if task == "tagging":
+        return TaggingData(splits, tokenizer, options.max_length)
+    if task == "squad":
+        return SquadData(splits, tokenizer, options, config.type_vocab_size, separators)
+    return SentenceData(splits, tokenizer, options.max_length, config.type_vocab_size, separators)
 
 
 def summary_lines(result: FinetuneResult) -> list[str]:

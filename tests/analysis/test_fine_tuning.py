@@ -11,7 +11,8 @@ from etils import epath
 
 import bert_jax
 from bert_jax import report
-from bert_jax.analysis.fine_tuning import SUITE, evaluation, measures, weights
+from bert_jax.analysis import task_evaluation
+from bert_jax.analysis.fine_tuning import SUITE, measures, weights
 from bert_jax.analysis.fine_tuning.fine_tuning import FineTuningSettings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
@@ -166,14 +167,14 @@ def test_losses_are_those_of_fine_tuning(kind):
     expected = sum(one.sum for one in sums) / sum(one.weight for one in sums)
     model = LoadedModel(task.config.model, task.heads, params, small_tokenizer())
     order = list(range(count))[::-1]
-    logits = evaluation.task_logits(model, examples, order)
-    np.testing.assert_allclose(evaluation.task_loss(logits, examples, order, head.kind), expected, rtol=1e-5)
+    logits = task_evaluation.task_logits(model, examples, order)
+    np.testing.assert_allclose(task_evaluation.task_loss(logits, examples, order, head.kind), expected, rtol=1e-5)
 
 
 def test_rows_of_pairs():
     ids, types = np.arange(7, dtype=np.int32), np.array([0, 0, 0, 0, 0, 1, 1], np.int32)
     examples = EncodedExamples(ids, types, np.array([0, 3, 7]), np.zeros(2, np.int32), 0)
-    (row,) = evaluation.rows_of(examples, [1])
+    (row,) = task_evaluation.rows_of(examples, [1])
     assert row.input_ids.tolist() == [3, 4, 5, 6] and row.token_type_ids.tolist() == [0, 0, 1, 1]
 
 

@@ -7,11 +7,11 @@ import numpy as np
 
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.fine_tuning import weights
-from bert_jax.analysis.fine_tuning.evaluation import rows_of, task_logits, task_loss, task_score, with_params
 from bert_jax.analysis.fine_tuning.measures import attention_cosines, linear_cka, mean_cosines, parameter_distances
 from bert_jax.analysis.fine_tuning.section import blocks, scalars
 from bert_jax.analysis.rows import Row, batches
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.task_evaluation import rows_of, task_logits, task_loss, task_score, with_params
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, check
 from bert_jax.finetune.encoding import EncodedExamples

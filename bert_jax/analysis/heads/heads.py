@@ -1,0 +1,182 @@
+"""The suite: importances of heads, losses without them, and pruning curves, for the MLM loss or a task."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from bert_jax.analysis.heads.ablation import leave_one_out, prune, without_layers
+from bert_jax.analysis.heads.losses import Evaluation, evaluate, mask_derivatives
+from bert_jax.analysis.heads.measures import (
+    counts_to_remove,
+    importance,
+    normalize_by_layer,
+    rank_correlation,
+    removable_share,
+    top_share,
+)
+from bert_jax.analysis.heads.section import blocks, scalars
+from bert_jax.analysis.heads.smaller_model import write_smaller
+from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
+from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.errors import require
+from bert_jax.field_validation import Count, NonNegative, Rate, Share, check
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.progress import progress_bar
+from bert_jax.storage import to_path
+
+
+@dataclass(frozen=True)
+class HeadsSettings:
+    """Which loss is measured, on what, and how heads are removed."""
+
+    task: str = ""
+    """Name of the task that MODEL was fine-tuned on, as of `bert-jax finetune --task`; its files are in task/. Without
+    it the loss is that of masked tokens in text/."""
+    examples: Count = 48
+    """Texts, or examples of the task's train split, from which importances are computed; losses have as many other
+    texts, or examples of each dev split."""
+    max_length: Count = 128
+    """Tokens of a text or example, special ones included, at most the model's positions; longer texts are skipped,
+    longer examples of a task are truncated."""
+    mask_share: Rate = 0.15
+    """Share of a text's tokens that are masked, all by the mask token; at least one token is."""
+    normalize_by_layer: bool = True
+    """Divide importances by their L2 norm in the layer before heads are ordered for pruning."""
+    step: Share = 0.1
+    """Share of all heads that is removed at a time."""
+    random_orders: Count = 3
+    """Random orders of removal, the baseline."""
+    rise: NonNegative = 0.1
+    """Rise of the loss, as a share of its value, up to which heads count as removable."""
+    prune_to: str = ""
+    """Directory to create with a smaller checkpoint, without the less important heads of every layer. Without it none
+    is written."""
+    keep: Share = 0.5
+    """Share of each layer's heads that the smaller checkpoint keeps, rounded, at least one head."""
+    text_columns: tuple[str, ...] = ("text",)
+    """As of `bert-jax finetune`."""
+    label_column: str = "label"
+    """As of `bert-jax finetune`."""
+    tag_column: int = -1
+    """As of `bert-jax finetune`."""
+
+    def __post_init__(self) -> None:
+        check(self, "heads.")
+        require(self.mask_share > 0, "heads.mask_share is 0: it must be above 0")
+        require(self.step > 0, "heads.step is 0: it must be above 0")
+
+    def finetune_options(self, positions: int) -> FinetuneOptions:
+        """The options of fine-tuning that read the task, for a model with this many positions."""
+        return FinetuneOptions(
+            text_columns=self.text_columns,
+            label_column=self.label_column,
+            tag_column=self.tag_column,
+            max_length=min(self.max_length, positions),
+        )
+
+
+def unsuited(inputs: SuiteInputs, settings: HeadsSettings) -> str | None:
+    """Why the model or the data do not have what the loss needs."""
+    heads, folder = inputs.model.heads, "task" if settings.task else "text"
+    if settings.task and heads.task is None:
+        return "--heads.task needs a fine-tuned model, and the model has no task head"
+    if not settings.task and not heads.mlm:
+        return "the model has no MLM head: give the task that it was fine-tuned on as --heads.task"
+    if not settings.task and inputs.model.config.direction != "bidirectional":
+        return "a causal model does not predict masked tokens: give a task as --heads.task"
+    return None if (inputs.data / folder).is_dir() else f"{inputs.data} has no folder {folder}"
+
+
+def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
+    """Importances, losses without heads and layers, and losses of pruned models.
+
+    Raises:
+      UserError: neither an MLM head nor a task, texts or task data that cannot be used, or a directory of the smaller
+        checkpoint that exists or cannot be written.
+    """
+    reason = unsuited(inputs, settings)
+    require(reason is None, f"heads: {reason}")
+    model, config = inputs.model, inputs.model.config
+    shape = (config.num_layers, config.num_heads)
+    destination = to_path(settings.prune_to) if settings.prune_to else None
+    if destination is not None:  # before minutes of work
+        require(not destination.exists(), f"--heads.prune-to {destination} exists already: choose another directory")
+    data = _read(inputs, settings)
+    everything = np.ones(shape, bool)
+    importances = importance(mask_derivatives(model, data.for_importance, everything))
+    random = importance(mask_derivatives(inputs.with_random_weights(), data.for_importance, everything))
+    unchanged = evaluate(model, data.for_losses, everything)
+    removed = _remove(inputs, settings, data, importances, unchanged)
+    curve = removed["pruning"]["iterative"]
+    shares = [count / everything.size for count in curve["removed"]]
+    differences = removed["leave_one_out"]["loss_difference"]
+    return {
+        "layers": shape[0],
+        "heads": shape[1],
+        "seed": inputs.seed,
+        **data.about,
+        "importance_examples": data.for_importance.count,
+        "examples": data.for_losses.count,
+        "labels": int(unchanged.weights.sum()),
+        "normalize_by_layer": settings.normalize_by_layer,
+        "loss": unchanged.loss,
+        "score": unchanged.score,
+        "importance": importances,
+        "importance_normalized": normalize_by_layer(importances),
+        "top_tenth_share": top_share(importances),
+        "random_weights_top_tenth_share": top_share(random),
+        "importance_ablation_correlation": rank_correlation(importances, differences),
+        **removed,
+        "rise": settings.rise,
+        "removable_share": removable_share(shares, curve["loss"], settings.rise),
+        "removable_share_random_order": removable_share(
+            shares, removed["pruning"]["random"]["loss_mean"], settings.rise
+        ),
+        "smaller": None
+        if destination is None
+        else write_smaller(inputs, data.for_losses, importances, settings.keep, destination),
+    }
+
+
+def _read(inputs: SuiteInputs, settings: HeadsSettings) -> HeadData:
+    if not settings.task:
+        return read_texts(inputs, settings.examples, settings.max_length, settings.mask_share)
+    options = settings.finetune_options(inputs.model.config.max_positions)
+    return read_task(inputs, settings.task, options, settings.examples)
+
+
+def _remove(
+    inputs: SuiteInputs, settings: HeadsSettings, data: HeadData, importances: np.ndarray, unchanged: Evaluation
+) -> dict[str, Any]:
+    """Losses without heads: one by one, by layer, and growing shares in three kinds of order."""
+    model, shape, rng = inputs.model, importances.shape, np.random.default_rng(inputs.seed)
+
+    def losses(mask: np.ndarray) -> Evaluation:
+        return evaluate(model, data.for_losses, mask)
+
+    def current(mask: np.ndarray) -> np.ndarray:
+        found = importance(mask_derivatives(model, data.for_importance, mask)) * mask
+        return normalize_by_layer(found) if settings.normalize_by_layer else found
+
+    steps = len(counts_to_remove(importances.size, settings.step))
+    total = importances.size + 2 * shape[0] + (2 + settings.random_orders) * steps
+    with progress_bar("heads", total, "pass", shown=inputs.progress) as bar:
+        found: dict[str, Any] = {"leave_one_out": leave_one_out(losses, unchanged, shape, bar)}
+        found["layers_removed"] = without_layers(losses, importances, bar)
+        how = {"step": settings.step, "bar": bar}
+        curves: dict[str, Any] = {
+            name: prune(losses, current, shape, iterative=iterative, **how)
+            for name, iterative in (("iterative", True), ("once", False))
+        }
+        orders = rng.random((settings.random_orders, *shape))
+        randoms = [prune(losses, lambda mask, one=one: one, shape, iterative=False, **how) for one in orders]
+    curves["random"] = {"removed": randoms[0]["removed"]} | {
+        f"{name}_{kind}": reduce([one[name] for one in randoms], axis=0).tolist()
+        for name in ("loss", "score")
+        for kind, reduce in (("mean", np.mean), ("lowest", np.min), ("highest", np.max))
+    }
+    return found | {"pruning": curves}
+
+
+SUITE = Suite("heads", HeadsSettings, ("text", "task"), run, blocks, scalars, any_folder=True, unsuited=unsuited)

@@ -1,0 +1,172 @@
+"""Losses of examples under a head mask, and their derivatives by the mask.
+
+A head mask is a factor of each head's context, what the head sends to the output projection: 1 keeps the head, 0
+removes it (Michel et al. 2019, arXiv:1905.10650, equation 1). Shapes: L layers, N heads, E examples, B rows of a batch,
+M labels of a row, C classes.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.analysis.capture import analysis_config, compute
+from bert_jax.array_types import Array, Bool, Float
+from bert_jax.finetune.finetuning_task import span_log_likelihoods
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.model.activations import Edit
+from bert_jax.model.heads import label_log_likelihoods
+
+CONTEXT = "attention.context"
+HeadMask = Float[np.ndarray, "L N"] | Bool[np.ndarray, "L N"]
+
+
+class ExampleBatch(NamedTuple):
+    """Rows with labels; one example per row."""
+
+    inputs: tuple[np.ndarray, np.ndarray, np.ndarray]
+    """Input ids, token types and attention mask, int32 [B, S]."""
+    positions: np.ndarray | None
+    """int32 [B, M], where the MLM head is applied; None for a task head."""
+    labels: np.ndarray
+    """int32 [B, M], -1 where there is none; of regressions float32 [B, 1], NaN where there is none; of spans
+    int32 [B, 1, 2]."""
+    indices: np.ndarray
+    """int64 [B]: the example of each row; -1 for rows that only fill the batch, which have no label."""
+
+
+class Examples(NamedTuple):
+    """Examples of a loss."""
+
+    kind: str
+    """``mlm``, or the kind of the task head."""
+    batches: list[ExampleBatch]
+    count: int
+    """Number of examples, E."""
+    lengths: np.ndarray
+    """Tokens of each example, int64 [E]."""
+    score: Callable[[list[np.ndarray]], float] | None
+    """From the logits of every example, [1, C] or [tokens, C], to the score of the task; None: the score is the share
+    of labels with the highest logit."""
+
+
+class Losses(NamedTuple):
+    """Of the rows of a batch."""
+
+    sums: Float[Array, " B"]
+    """Sum of the losses of a row's labels: cross-entropies in nats, or squared errors."""
+    weights: Float[Array, " B"]
+    """Number of labels."""
+    correct: Float[Array, " B"]
+    """Number of labels with the highest logit."""
+    logits: Float[Array, "B n C"] | None
+    """Of the task head; None for the MLM head."""
+
+
+class Evaluation(NamedTuple):
+    """The losses of examples under a head mask."""
+
+    sums: np.ndarray
+    """[E], as of `Losses`."""
+    weights: np.ndarray
+    """[E]."""
+    score: float
+    """Of the task, or accuracy at masked tokens."""
+
+    @property
+    def loss(self) -> float:
+        """Mean over all labels."""
+        return float(self.sums.sum() / self.weights.sum())
+
+
+def evaluate(model: LoadedModel, examples: Examples, mask: HeadMask) -> Evaluation:
+    """Losses and score under a head mask, without dropout."""
+    factor = _to_factor(mask)
+    sums, weights, correct = (np.zeros(examples.count) for _ in range(3))
+    logits: list[np.ndarray] = [np.zeros((0, 0))] * examples.count
+    config = _config(model)
+    for batch in examples.batches:
+        found = jax.device_get(_losses(config, model.heads, examples.kind, model.params, _traced(batch), factor))
+        for b, index in enumerate(batch.indices):
+            if index < 0:
+                continue
+            sums[index], weights[index], correct[index] = found.sums[b], found.weights[b], found.correct[b]
+            if found.logits is not None:
+                logits[index] = found.logits[b, : examples.lengths[index]]  # [1, C] stays as it is
+    score = correct.sum() / weights.sum() if examples.score is None else examples.score(logits)
+    return Evaluation(sums, weights, float(score))
+
+
+def mask_derivatives(model: LoadedModel, examples: Examples, mask: HeadMask) -> Float[np.ndarray, "E L N"]:
+    """Derivatives of each example's loss by a factor of each head's context, at 1, under a head mask.
+
+    The loss of an example is the mean over its labels.
+    """
+    factor, config = _to_factor(mask), _config(model)
+    found = np.zeros((examples.count, *mask.shape), np.float32)
+    for batch in examples.batches:
+        by_row = _derivatives(config, model.heads, examples.kind, model.params, _traced(batch), factor)
+        used = batch.indices >= 0
+        found[batch.indices[used]] = np.moveaxis(np.asarray(by_row), 1, 0)[used]
+    return found
+
+
+def _config(model: LoadedModel):
+    return analysis_config(model.config, [CONTEXT])
+
+
+def _to_factor(mask: np.ndarray) -> np.ndarray:
+    return np.asarray(mask, np.float32)[:, None, None, :, None]
+
+
+def _traced(batch: ExampleBatch) -> tuple:
+    return batch.inputs, batch.positions, batch.labels
+
+
+def _forward(config, heads, kind, params, batch, factor) -> Losses:
+    inputs, positions, labels = batch
+    name = "mlm_logits" if kind == "mlm" else "task_logits"
+    logits = compute(config, heads, (), (name,), params, inputs, {CONTEXT: Edit(factor=factor)}, positions)[name]
+    is_regression = jnp.issubdtype(labels.dtype, jnp.floating)
+    first = labels[..., 0] if kind == "span" else labels
+    weights = (~jnp.isnan(first) if is_regression else first >= 0).astype(jnp.float32)
+    if is_regression:
+        losses, correct = jnp.square(logits[..., 0] - jnp.nan_to_num(labels)), jnp.zeros_like(weights)
+    elif kind == "span":
+        cls_positions = jnp.zeros((len(labels), 1), jnp.int32)
+        likelihoods, correct = span_log_likelihoods(logits, inputs[2], cls_positions, labels)
+        losses = -likelihoods
+    else:
+        likelihoods, correct = label_log_likelihoods(logits, jnp.maximum(labels, 0))
+        losses = -likelihoods
+    sums = ((one * weights).sum(1) for one in (losses, jnp.ones_like(weights), correct))
+    return Losses(*sums, None if kind == "mlm" else logits)
+
+
+_losses = functools.partial(jax.jit, static_argnums=(0, 1, 2))(_forward)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _derivatives(config, heads, kind, params, batch, factor) -> Float[Array, "L B N"]:
+    def total(xi):
+        found = _forward(config, heads, kind, params, batch, factor * xi)
+        return (found.sums / jnp.maximum(found.weights, 1)).sum()
+
+    layers, _, _, num_heads, _ = factor.shape
+    return jax.grad(total)(jnp.ones((layers, len(batch[0][0]), 1, num_heads, 1)))[:, :, 0, :, 0]
+
+
+def loss_difference(evaluation: Evaluation, unchanged: Evaluation) -> tuple[float, float]:
+    """How much the loss is above that of the unchanged model, and the standard error over examples.
+
+    The error is that of the ratio of two sums over the same examples (Cochran 1977, section 2.11); NaN for one example.
+    """
+    differences, weights = evaluation.sums - unchanged.sums, unchanged.weights
+    count, total = len(weights), weights.sum()
+    mean = differences.sum() / total
+    residuals = differences - mean * weights
+    error = np.sqrt(count / (count - 1) * np.square(residuals).sum()) / total if count > 1 else np.nan
+    return float(mean), float(error)

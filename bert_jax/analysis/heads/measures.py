@@ -1,0 +1,84 @@
+"""Importance of heads and orders of pruning, on arrays. Shapes: L layers, N heads, E examples."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from bert_jax.array_types import Bool, Float
+
+
+def importance(derivatives: Float[np.ndarray, "E L N"]) -> Float[np.ndarray, "L N"]:
+    """Mean over examples of the absolute derivative of the loss by a head's factor (Michel et al. 2019, equation 2).
+
+    Args:
+      derivatives: of each example's loss.
+    """
+    return np.abs(derivatives.astype(np.float64)).mean(0)
+
+
+def normalize_by_layer(importances: Float[np.ndarray, "L N"]) -> Float[np.ndarray, "L N"]:
+    """Importances divided by their L2 norm in the layer (Michel et al. 2019, section 2.3); a layer of zeros stays."""
+    norms = np.sqrt(np.square(importances).sum(1, keepdims=True))
+    return importances / np.where(norms > 0, norms, 1)
+
+
+def least_important(importances: Float[np.ndarray, "L N"], mask: Bool[np.ndarray, "L N"], count: int) -> np.ndarray:
+    """The mask without the `count` least important of its heads; of equal ones, the lowest layer's first."""
+    order = np.argsort(np.where(mask, importances, np.inf), axis=None, kind="stable")[:count]
+    left = mask.copy()
+    left.flat[order] = False
+    return left
+
+
+def counts_to_remove(heads: int, step: float) -> list[int]:
+    """Numbers of removed heads at shares 0, step, 2 * step ... 1 of all heads, rounded; different ones, ascending."""
+    shares = [*np.arange(0, 1 - 1e-9, step), 1.0]
+    return sorted({round(share * heads) for share in shares})
+
+
+def removable_share(shares: Sequence[float], losses: Sequence[float], rise: float) -> float:
+    """The largest share of heads that can be removed before the loss rises by more than a share of its value.
+
+    Args:
+      shares: removed, ascending from 0.
+      losses: at these shares.
+      rise: allowed, as a share of the loss at 0.
+    """
+    allowed = losses[0] + rise * abs(losses[0])
+    best = 0.0
+    for share, loss in zip(shares, losses, strict=True):
+        if loss > allowed:
+            break
+        best = share
+    return float(best)
+
+
+def top_share(importances: Float[np.ndarray, "L N"], share: float = 0.1) -> float:
+    """The share of the total importance that the most important heads have; `share` if all are equally important.
+
+    Args:
+      importances: not normalised.
+      share: of the heads, at least one; with a fraction of a head at the end.
+    """
+    ordered, count = np.sort(importances, axis=None)[::-1], max(1.0, share * importances.size)
+    total = ordered.sum()
+    if total == 0:
+        return float("nan")
+    whole = int(count)
+    rest = ordered[whole] * (count - whole) if whole < len(ordered) else 0.0
+    return float((ordered[:whole].sum() + rest) / total)
+
+
+def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
+    """Spearman's correlation of two quantities over heads; NaN if one is constant."""
+    ranks = [_ranks(values.ravel()) for values in (first, second)]
+    if any(np.ptp(one) == 0 for one in ranks):
+        return float("nan")
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0; equal values have their mean rank."""
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    return ((ends - counts + ends - 1) / 2)[index]

@@ -1,0 +1,165 @@
+"""The section of the page about heads, and its numbers over checkpoints."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bert_jax.analysis.suite import Result
+from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
+
+SHOWN = 10
+"""Heads in the table of those that matter most."""
+
+
+def scalars(result: Result) -> Mapping[str, float]:
+    """Numbers to draw over checkpoints."""
+    losses, rise = np.array(result["leave_one_out"]["loss"]), result["rise"]
+    return {
+        f"heads that can be removed until the loss rises by {rise:.0%} (%)": 100 * result["removable_share"],
+        "share of the importance in the top tenth of the heads (%)": 100 * result["top_tenth_share"],
+        "loss": result["loss"],
+        "loss without the head that matters most": float(losses.max()),
+        "loss without any head": result["pruning"]["iterative"]["loss"][-1],
+        "rank correlation of importance and leaving one out": result["importance_ablation_correlation"],
+    }
+
+
+def blocks(result: Result) -> tuple[Block, ...]:
+    """Question, figures, tables, and how to read them."""
+    layers, heads = (tuple(map(str, range(result[name]))) for name in ("layers", "heads"))
+    axes = (layers, heads, "layer", "head")
+    by_layer = ", divided by its norm in the layer" if result["normalize_by_layer"] else ""
+    importances = result["importance_normalized" if by_layer else "importance"]
+    differences = result["leave_one_out"]["loss_difference"]
+    return (
+        Note("Which heads does the loss depend on, and how many can be removed?"),
+        Note(_about(result)),
+        Heatmap(f"Importance: mean of |d loss / d factor|{by_layer}", _rows(importances), *axes, "importance"),
+        Heatmap("Loss without one head, less the loss", _rows(differences), *axes, "difference", center=0.0),
+        _most(result),
+        _pruning(result, "loss"),
+        _pruning(result, "score"),
+        _layers(result),
+        *([] if result["smaller"] is None else _smaller(result)),
+        Note(
+            f"{result['removable_share']:.0%} of the heads can be removed until the loss rises by "
+            f"{result['rise']:.0%}; in random order {result['removable_share_random_order']:.0%}. The most important "
+            f"tenth of the heads has {result['top_tenth_share']:.0%} of the importance, with random weights "
+            f"{result['random_weights_top_tenth_share']:.0%}."
+        ),
+        Note(
+            "A head whose removal changes little can still work: another head may do the same (that is why removing "
+            "one is not removing both), or other data may need it. A difference below two standard errors is noise. "
+            "Removing a head sets its context to zero, a value that no head has in training; a rise of the loss can "
+            "come from that alone. No model was trained after the removal."
+        ),
+    )
+
+
+def _about(result: Result) -> str:
+    if result["objective"] == "mlm":
+        what = (
+            f"Loss of {result['labels']:,} masked tokens in {result['examples']:,} texts ({result['mask_share']:.0%} "
+            f"of the tokens, all replaced by the mask token), importances from {result['importance_examples']:,} other "
+            f"texts; {result['skipped_lines']:,} lines had too many tokens or none"
+        )
+    else:
+        what = (
+            f"Task {result['objective']}: loss and score ({result['metric']}) of {result['examples']:,} examples of "
+            f"dev, importances from {result['importance_examples']:,} of train; the best constant prediction has score "
+            f"{result['best_constant_score']:.4f}"
+        )
+    return f"{what}. Loss {result['loss']:.4f}, score {result['score']:.4f} with all heads; seed {result['seed']}."
+
+
+def _rows(values: Any) -> tuple[tuple[float, ...], ...]:
+    return tuple(map(tuple, np.asarray(values).tolist()))
+
+
+def _most(result: Result) -> Table:
+    """The heads without which the loss is highest, by row: layer and head, loss, score, importance."""
+    removed = {name: np.array(values) for name, values in result["leave_one_out"].items()}
+    importances = np.array(result["importance"])
+    ranks = np.empty(importances.size, np.int64)
+    ranks[np.argsort(-importances, axis=None, kind="stable")] = np.arange(1, importances.size + 1)
+    order = np.argsort(-removed["loss_difference"], axis=None, kind="stable")[:SHOWN]
+    rows = [
+        (
+            f"{layer}.{head}",
+            f"{removed['loss_difference'][layer, head]:+.4f}",
+            f"{removed['standard_error'][layer, head]:.4f}",
+            f"{removed['score'][layer, head] - result['score']:+.4f}",
+            str(ranks[layer * result["heads"] + head]),
+        )
+        for layer, head in (divmod(int(index), result["heads"]) for index in order)
+    ]
+    return Table(("layer.head removed", "loss", "standard error", "score", "rank of importance"), tuple(rows))
+
+
+def _pruning(result: Result, name: str) -> Curves:
+    curves = result["pruning"]
+    x = tuple(100 * count / (result["layers"] * result["heads"]) for count in curves["iterative"]["removed"])
+    random = curves["random"]
+    series = [
+        Series("least important first", x, tuple(curves["iterative"][name])),
+        Series("importances computed once", x, tuple(curves["once"][name])),
+        Series(
+            "random order",
+            x,
+            tuple(random[f"{name}_mean"]),
+            tuple(random[f"{name}_lowest"]),
+            tuple(random[f"{name}_highest"]),
+            dashed=True,
+        ),
+    ]
+    if name == "score" and result["best_constant_score"] is not None:
+        series.append(Series("best constant", x, (result["best_constant_score"],) * len(x), dashed=True))
+    title = {"loss": "Loss of pruned models", "score": f"Score of pruned models: {result['metric']}"}[name]
+    return Curves(f"{title} (band: lowest to highest random order)", tuple(series), "heads removed (%)", name)
+
+
+def _layers(result: Result) -> Table:
+    removed, normal = result["layers_removed"], (result["loss"], result["score"])
+    rows = [
+        (
+            str(layer),
+            *(f"{removed['no_head'][name][layer] - value:+.4f}" for name, value in zip(names, normal, strict=True)),
+            str(removed["one_head"]["head"][layer]),
+            *(f"{removed['one_head'][name][layer] - value:+.4f}" for name, value in zip(names, normal, strict=True)),
+        )
+        for names in (("loss", "score"),)
+        for layer in range(result["layers"])
+    ]
+    header = ("layer", "no head: loss", "score", "head kept", "only this head: loss", "score")
+    return Table(header, tuple(rows))
+
+
+def _smaller(result: Result) -> list[Block]:
+    """The smaller checkpoint beside the whole model."""
+    smaller, speed = result["smaller"], result["smaller"]["speed"]
+    rows = [
+        (
+            name,
+            str(heads),
+            f"{smaller['parameters'][key]:,}",
+            f"{found['loss']:.4f}",
+            f"{found['score']:.4f}",
+            f"{speed['milliseconds'][key]:.1f}",
+        )
+        for name, key, heads, found in (
+            ("whole model", "whole", result["heads"], result),
+            ("smaller checkpoint", "smaller", len(smaller["kept"][0]), smaller),
+        )
+    ]
+    header = ("", "heads of a layer", "parameters", "loss", "score", "milliseconds of a pass")
+    return [
+        Table(header, tuple(rows)),
+        Note(
+            f"The smaller checkpoint keeps the most important heads of every layer. Its logits differ from those of the "
+            f"model with the same heads masked by at most {smaller['largest_logit_difference']:.1e}; the mask itself "
+            f"changes them by up to {smaller['largest_logit_change_by_mask']:.2g}. Passes of the encoder over "
+            f"{speed['rows']} rows of {speed['tokens_per_row']} tokens on {speed['device']}, in turn, median of "
+            f"{speed['rounds']}: {speed['ratio']:.2f} times as fast."
+        ),
+    ]

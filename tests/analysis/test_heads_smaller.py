@@ -1,0 +1,136 @@
+"""The smaller checkpoint: logits of the masked model, read again, refused by formats that cannot hold it."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from etils import epath
+
+import bert_jax
+from bert_jax.analysis.capture import capture
+from bert_jax.analysis.heads import SUITE, smaller_model
+from bert_jax.analysis.heads.heads import HeadsSettings
+from bert_jax.analysis.heads.losses import CONTEXT
+from bert_jax.analysis.rows import batches, encode_texts
+from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.config import ModelConfig
+from bert_jax.convert.conversion import convert
+from bert_jax.convert.formats import input_formats
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import NativeModel
+from bert_jax.errors import UserError
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.model import bert
+from bert_jax.model.activations import Edit
+from bert_jax.model.heads import Heads
+from tests.analysis import data_folder
+from tests.analysis.models import small_tokenizer
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+HEADS = Heads(pair=True)
+IMPORTANCES = np.array([[1.0, 4, 3, 2], [9, 1, 8, 2], [1, 2, 3, 4], [5, 6, 1, 1]])
+KEPT = np.array([[1, 2], [0, 2], [2, 3], [0, 1]])
+CONFIGS = {
+    "bert": {},
+    "shared": {"parameter_groups": 2, "embedding_size": 12},
+    "rotary, no biases": {"positions": "rotary", "biases": "none", "norm_placement": "pre", "attention_window": 4},
+}
+
+
+def model_of(changes) -> LoadedModel:
+    tokenizer = small_tokenizer()
+    config = ModelConfig(
+        vocab_size=tokenizer.vocab_size,
+        hidden_size=32,
+        num_layers=4,
+        num_heads=4,
+        intermediate_size=40,
+        max_positions=64,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        **changes,
+    )
+    params, rng = bert.init(config, jax.random.key(0), HEADS), np.random.default_rng(0)
+    params = jax.tree.map(lambda x: np.asarray(x + rng.normal(0, 0.15, x.shape), np.float32), params)
+    return LoadedModel(config, HEADS, params, tokenizer)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """The directory of a model in the native format."""
+    directory, model = tmp_path_factory.mktemp("source"), model_of({})
+    model.tokenizer.save(directory / "tokenizer.json")
+    native = NativeModel("bert", model.config, HEADS, jax.tree.map(np.asarray, model.params))
+    convert(SourceModel("made", "made", native, directory / "tokenizer.json"), directory / "model", "bert-jax")
+    return epath.Path(directory / "model")
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_logits_are_those_of_the_masked_model(kind):
+    model = model_of(CONFIGS[kind])
+    kept = smaller_model.choose_heads(IMPORTANCES, model.config, 2)
+    if kind == "shared":  # sums 10 5 11 4 and 6 8 4 5
+        assert kept.tolist() == [[0, 2], [0, 2], [0, 1], [0, 1]]
+    else:
+        assert kept.tolist() == KEPT.tolist()
+    config, params = smaller_model.remove_heads(model.config, model.params, kept)
+    assert jax.tree.map(np.shape, params) == jax.tree.map(lambda x: x.shape, bert.shapes(config, HEADS))
+    assert (config.num_heads, config.size_per_head) == (2, 8)
+    mask = np.zeros((4, 4), np.float32)
+    np.put_along_axis(mask, kept, 1, axis=1)
+    rows = encode_texts(["the river sings", "a dark mountain falls over the slow stone"], model.tokenizer, 32)
+    (batch,) = batches(rows, model.tokenizer.pad_id, 64)
+    edits = {CONTEXT: Edit(factor=mask[:, None, None, :, None])}
+    smaller = LoadedModel(config, HEADS, params, model.tokenizer)
+    for name in ("mlm_logits", "pair_logits"):
+        masked, whole = (capture(model, batch, [name], edits=one)[name] for one in (edits, None))
+        found = capture(smaller, batch, [name])[name]
+        present = batch.attention_mask > 0 if name == "mlm_logits" else slice(None)
+        np.testing.assert_allclose(found[present], masked[present], atol=1e-5)
+        assert np.abs(whole - masked).max() > 0.1
+
+
+def test_the_suite_writes_a_checkpoint_that_loads(source, tmp_path):
+    data = epath.Path(data_folder.write(tmp_path / "data"))
+    model = bert_jax.load(source)
+    settings = HeadsSettings(examples=3, random_orders=1, step=1.0, prune_to=str(tmp_path / "out"), keep=0.5)
+    inputs = SuiteInputs(model, data, 0, False, source)
+    result = SUITE.run(inputs, settings)
+    found = result["smaller"]
+    loaded = bert_jax.load(tmp_path / "out")
+    assert (loaded.config.num_heads, loaded.config.head_size) == (2, 8)
+    assert found["parameters"]["whole"] - found["parameters"]["smaller"] == 4 * 2 * 8 * (3 * 33 + 32)
+    assert found["parameters"]["smaller"] == sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
+    assert found["largest_logit_difference"] < 1e-5 < 0.1 < found["largest_logit_change_by_mask"]
+    kept = smaller_model.choose_heads(result["importance"], model.config, 2)
+    np.testing.assert_array_equal(found["kept"], kept)
+    expected = smaller_model.remove_heads(model.config, model.params, kept)[1]
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, loaded.params), expected)
+    assert loaded.fill_mask("the [MASK] sings", top=1) and loaded.encode(["a stone"]).shape == (1, 32)
+    assert "heads of every layer were removed" in (tmp_path / "out" / "README.md").read_text()
+    assert len(SUITE.blocks(_plain(result))) == len(SUITE.blocks(_plain(result | {"smaller": None}))) + 2
+    with pytest.raises(UserError, match="exists already"):
+        SUITE.run(inputs, settings)
+
+
+def test_formats_without_a_width_of_heads_refuse_it(source, tmp_path):
+    with input_formats.open_model(source) as opened:
+        config, params = smaller_model.remove_heads(opened.model.config, opened.model.params, KEPT)
+        native = opened.model._replace(config=config, params=params)
+        smaller = dataclasses.replace(opened, model=native)
+        with pytest.raises(UserError, match="model.head_size 8 cannot be written as bert, .* = 16: use --to bert-jax"):
+            convert(smaller, tmp_path / "out", "huggingface")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_in_memory_has_no_source(source, tmp_path):
+    inputs = SuiteInputs(bert_jax.load(source), epath.Path(tmp_path), 0, False)
+    with pytest.raises(UserError, match="was not read from a directory"):
+        smaller_model.write_smaller(inputs, None, IMPORTANCES, 0.5, epath.Path(tmp_path / "x"))
+
+
+def _plain(result):
+    from bert_jax.analysis.results import _plain
+
+    return _plain(result, "heads")
