@@ -111,7 +111,7 @@ def state_moments(states: tuple[Float[Array, "w H"], ...]) -> tuple[Float[Array,
 
 
 def probe_mixes(
-    train: Sequence[Float[Array, "w H"]], dev: Sequence[Float[Array, "w H"]], task: LabelTask, *, epochs: int, seed: int
+    train: Sequence[Float[Array, "w H"]], dev: Sequence[Float[Array, "v H"]], task: LabelTask, *, epochs: int, seed: int
 ) -> MixScores:
     """Probe the mixes of states 0 to l for all l.
 

@@ -142,7 +142,7 @@ def _mapped(vectors: Float[Array, "w H"], maps: Float[Array, "2 H k"]) -> Float[
 
 
 @jax.jit
-def _scaled(train: Float[Array, "w H"], dev: Float[Array, "w H"]) -> tuple[Array, Array]:
+def _scaled(train: Float[Array, "w H"], dev: Float[Array, "v H"]) -> tuple[Array, Array]:
     """Both divided by one number, so that training vectors have variance 1; the space of vectors keeps its form."""
     scale = 1 / jnp.maximum(jnp.sqrt(jnp.square(train - train.mean(0, keepdims=True)).mean()), 1e-6)
     return train * scale, dev * scale
@@ -150,7 +150,7 @@ def _scaled(train: Float[Array, "w H"], dev: Float[Array, "w H"]) -> tuple[Array
 
 def probe_state(
     train: Float[Array, "w H"],
-    dev: Float[Array, "w H"],
+    dev: Float[Array, "v H"],
     packs: Packs,
     dev_trees: Sequence[Tree],
     dev_starts: Int[np.ndarray, " m"],
