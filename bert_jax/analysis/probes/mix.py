@@ -48,9 +48,8 @@ def mix_weights(scalars: Float[Array, "p L1"]) -> Float[Array, "p L1"]:
 def _logits(probes: MixProbes, states: tuple[Array, ...], moments: tuple[Array, Array], words: Array) -> Array:
     """[p, n, C]; moments are means [L1, H] and scales [L1]."""
     means, scales = moments
-    chosen = jnp.stack(
-        [(state[words] - mean) * scale for state, mean, scale in zip(states, means, scales, strict=True)]
-    )
+    chosen = jnp.stack([state[words] for state in states])
+    chosen = (chosen - means[:, None, None]) * scales[:, None, None, None]
     mixed = jnp.einsum("pl,lnkh->pnkh", mix_weights(probes.scalars), chosen)
     flat = mixed.reshape(*mixed.shape[:2], -1)
     return jnp.einsum("pnd,pdc->pnc", flat, probes.weights) + probes.bias[:, None]
