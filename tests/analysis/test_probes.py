@@ -220,7 +220,8 @@ def test_suite(result):
 def test_entities_alone_and_again(data, result, tmp_path):
     (tmp_path / "entities").symlink_to(data / "entities")
     again = SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, progress=False), SETTINGS)
-    assert again["treebank"] is None and again["tasks"] == {"entities": result["tasks"]["entities"]}
+    assert again["treebank"] is None
+    assert _plain(again["tasks"], "") == {"entities": _plain(result["tasks"]["entities"], "")}
     notes = [block.text for block in SUITE.blocks(again) if isinstance(block, report.Note)]
     assert any("no folder treebank/" in text for text in notes)
     assert "UUAS of the structural probe, best state (%)" not in SUITE.scalars(again)
