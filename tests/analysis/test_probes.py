@@ -98,7 +98,7 @@ def test_baselines():
     train = [TaggedSentence(("river", "river", "river", "wind"), ("N", "N", "V", "V"))] * 2
     dev = [TaggedSentence(("river", "wind", "stone", "wind"), ("N", "V", "N", "N"))]
     found = tasks.baselines(tasks.entity_task(sample_of(train), sample_of(dev)))
-    assert found == {"majority_accuracy": 0.75, "word_type_accuracy": 0.75}
+    assert found == {"majority": 0.75, "word_type": 0.75}
 
 
 def test_planted_labels_are_found_and_their_control_task_is_not():
@@ -109,7 +109,7 @@ def test_planted_labels_are_found_and_their_control_task_is_not():
     train, dev = (jnp.asarray(planted(one.labels, 3, rng)) for one in (task.train, task.dev))
     scores = linear.probe_state(train, dev, task, control, epochs=20, penalty=1.0, seed=0)
     most = max(np.bincount(control.dev.labels)) / len(control.dev.labels)
-    assert scores.accuracy > 0.99 and scores.control_accuracy < most + 0.05
+    assert scores.score > 0.99 and scores.control_score < most + 0.05
     bits = scores.code_bits
     assert linear.uniform_code_bits(len(task.train.labels), 3) > 3 * bits
     noise = [jnp.asarray(rng.normal(size=x.shape), np.float32) for x in (train, dev)]
@@ -150,11 +150,11 @@ def test_mixes_find_the_state_that_has_the_labels():
     for states, examples in zip(noise, (task.train, task.dev), strict=True):
         states[2] = 5 * planted(examples.labels, 3, rng) + 7
     scores = mix.probe_mixes(*([jnp.asarray(x) for x in states] for states in noise), task, epochs=20, seed=0)
-    assert scores.accuracy[1] < 0.7 and min(scores.accuracy[2:]) > 0.99
+    assert scores.scores[1] < 0.7 and min(scores.scores[2:]) > 0.99
     assert np.argmax(scores.weights) == 2 and scores.weights[2] > 0.8
     np.testing.assert_allclose(sum(scores.weights), 1, rtol=1e-5)
     assert abs(mix.centre_of_gravity(scores.weights) - 2) < 0.3
-    assert abs(mix.expected_layer(scores.accuracy) - 2) < 0.2
+    assert abs(mix.expected_layer(scores.scores) - 2) < 0.2
 
 
 def test_a_mix_has_its_own_states_only():
@@ -206,11 +206,11 @@ def test_suite(result):
     assert list(result["tasks"]) == ["pos", "relations", "entities"]
     for task in result["tasks"].values():
         for row in ("model", "random_weights"):
-            assert all(len(task[row][key]) == LAYERS + 1 for key in ("accuracy", "selectivity", "code_kilobits"))
-            assert len(task[row]["mix"]["accuracy"]) == LAYERS + 1
-    assert len(result["tasks"]["entities"]["model"]["f1"]) == LAYERS + 1
+            assert all(len(task[row][key]) == LAYERS + 1 for key in ("score", "selectivity", "code_kilobits"))
+            assert len(task[row]["mix"]["score"]) == LAYERS + 1
+    assert len(result["tasks"]["entities"]["model"]["span_f1"]) == LAYERS + 1
     scalars = SUITE.scalars(plain)
-    pos = result["tasks"]["pos"]["model"]["accuracy"]
+    pos = result["tasks"]["pos"]["model"]["score"]
     assert scalars["Parts of speech: accuracy, best state (%)"] == 100 * max(pos) and max(pos) > 0.6
     assert np.isfinite(scalars["UUAS of the structural probe, best state (%)"]) and len(scalars) == 12
     kinds = [type(block) for block in SUITE.blocks(plain)]
@@ -220,7 +220,8 @@ def test_suite(result):
 def test_entities_alone_and_again(data, result, tmp_path):
     (tmp_path / "entities").symlink_to(data / "entities")
     again = SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, progress=False), SETTINGS)
-    assert again["treebank"] is None and again["tasks"] == {"entities": result["tasks"]["entities"]}
+    assert again["treebank"] is None
+    assert _plain(again["tasks"], "") == {"entities": _plain(result["tasks"]["entities"], "")}
     notes = [block.text for block in SUITE.blocks(again) if isinstance(block, report.Note)]
     assert any("no folder treebank/" in text for text in notes)
     assert "UUAS of the structural probe, best state (%)" not in SUITE.scalars(again)

@@ -141,8 +141,8 @@ def planted():
 def test_vectors_built_from_trees_are_recovered_and_the_control_task_is_not(planted):
     settings = {"rank": WIDTH, "epochs": 60, "seed": 0, "description": "x", "progress": False}
     found = by_state.structural_scores(*planted, **settings, with_control=True)
-    assert found["uuas"][0] > 0.99 and found["distance_spearman"][0] > 0.99
-    assert found["root_accuracy"][0] > 0.95 and found["depth_spearman"][0] > 0.95
+    assert found["uuas"][0] > 0.99 and found["distance_spearman"][0] > 0.95
+    assert found["root_accuracy"][0] > 0.95 and found["depth_spearman"][0] > 0.9
     assert found["control"]["state"] == 0 and found["control"]["uuas"] < found["control"]["chain_uuas"]
     assert found["uuas"][1] < 0.5  # noise
 

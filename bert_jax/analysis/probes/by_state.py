@@ -49,14 +49,14 @@ def linear_scores(
             bar.update()
     uniform = uniform_code_bits(len(task.train.labels), len(task.names))
     found = {
-        "accuracy": [one.accuracy for one in scores],
-        "control_accuracy": [one.control_accuracy for one in scores],
-        "selectivity": [one.accuracy - one.control_accuracy for one in scores],
+        "score": [one.score for one in scores],
+        "control_score": [one.control_score for one in scores],
+        "selectivity": [one.score - one.control_score for one in scores],
         "code_kilobits": [one.code_bits / 1000 for one in scores],
         "compression": [uniform / one.code_bits for one in scores],
     }
-    if task.has_spans:
-        found["f1"] = [_span_f1(task, one.predictions, dev) for one in scores]
+    if task.outside is not None:
+        found["span_f1"] = [_span_f1(task, one.predictions, dev) for one in scores]
     return found
 
 
@@ -70,12 +70,12 @@ def mix_summary(vectors: WordVectors, task: LabelTask, *, epochs: int, seed: int
     """Scalar mixes over states 0 to l, where their gains are, and how concentrated; other arguments as above."""
     scores = mix.probe_mixes(vectors.train, vectors.dev, task, epochs=epochs, seed=seed)
     return {
-        "accuracy": scores.accuracy,
+        "score": scores.scores,
         "weights": scores.weights,
         "centre_of_gravity": mix.centre_of_gravity(scores.weights),
         "weights_divergence_bits": mix.divergence_from_uniform_bits(scores.weights),
-        "expected_layer": mix.expected_layer(scores.accuracy),
-        "gain_concentration_bits": mix.gain_concentration_bits(scores.accuracy),
+        "expected_layer": mix.expected_layer(scores.scores),
+        "gain_concentration_bits": mix.gain_concentration_bits(scores.scores),
     }
 
 

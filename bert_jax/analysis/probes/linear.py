@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bert_jax.analysis.probes.tasks import LabelTask
+from bert_jax.analysis.probes.tasks import LabelTask, score
 from bert_jax.analysis.probes.vectors import standardized
 from bert_jax.array_types import Array, Float, Int, Key
 
@@ -39,7 +39,7 @@ def log_probabilities(
 ) -> Float[Array, "n C"]:
     """Log-probabilities of the labels, nats."""
     inputs = vectors[words].reshape(len(words), -1)
-    return jax.nn.log_softmax(inputs @ probe.weights + probe.bias)
+    return jax.nn.log_softmax(inputs @ probe.weights + probe.bias[None])
 
 
 def _fit(vectors, words, labels, count, classes, epochs, penalty, key) -> LinearProbe:
@@ -67,7 +67,7 @@ def _fit(vectors, words, labels, count, classes, epochs, penalty, key) -> Linear
     return jax.lax.fori_loop(0, steps, step, (probe, optimizer.init(probe)))[0]
 
 
-@functools.partial(jax.jit, static_argnames="classes")
+@functools.partial(jax.jit, static_argnames=("classes", "epochs", "penalty"))
 def fit(
     vectors: Float[Array, "w H"],
     words: Int[Array, "n k"],
@@ -92,7 +92,7 @@ def fit(
     return _fit(vectors, words, labels, len(labels), classes, epochs, penalty, key)
 
 
-@functools.partial(jax.jit, static_argnames="classes")
+@functools.partial(jax.jit, static_argnames=("classes", "epochs", "penalty"))
 def fit_prefixes(
     vectors: Float[Array, "w H"],
     words: Int[Array, "n k"],
@@ -160,8 +160,9 @@ class StateScores(NamedTuple):
 
     predictions: np.ndarray
     """int32 [dev examples]."""
-    accuracy: float
-    control_accuracy: float
+    score: float
+    """By `tasks.score`."""
+    control_score: float
     code_bits: float
 
 
@@ -190,8 +191,8 @@ def probe_state(
     predictions = [np.asarray(_predict(one, dev, jnp.asarray(task.dev.words))) for one in (probe, of_control)]
     return StateScores(
         predictions[0],
-        float((predictions[0] == task.dev.labels).mean()),
-        float((predictions[1] == control.dev.labels).mean()),
+        score(task, predictions[0], task.dev.labels),
+        score(control, predictions[1], control.dev.labels),
         online_code_bits(np.asarray(blocks), int(ends[0]), classes),
     )
 

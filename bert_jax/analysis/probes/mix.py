@@ -13,7 +13,7 @@ import numpy as np
 import optax
 
 from bert_jax.analysis.probes.linear import BATCH, CHUNK, LEARNING_RATE, MIN_STEPS
-from bert_jax.analysis.probes.tasks import LabelTask
+from bert_jax.analysis.probes.tasks import LabelTask, score
 from bert_jax.array_types import Array, Float, Int, Key
 
 MIX_RATE_FACTOR = 10.0
@@ -34,8 +34,8 @@ class MixProbes(NamedTuple):
 class MixScores(NamedTuple):
     """Of one task."""
 
-    accuracy: list[float]
-    """Of the mix of states 0 to l, by l."""
+    scores: list[float]
+    """Of the mix of states 0 to l, by l; see `tasks.score`."""
     weights: list[float]
     """Softmax weights of the mix of all states."""
 
@@ -48,15 +48,14 @@ def mix_weights(scalars: Float[Array, "p L1"]) -> Float[Array, "p L1"]:
 def _logits(probes: MixProbes, states: tuple[Array, ...], moments: tuple[Array, Array], words: Array) -> Array:
     """[p, n, C]; moments are means [L1, H] and scales [L1]."""
     means, scales = moments
-    chosen = jnp.stack(
-        [(state[words] - mean) * scale for state, mean, scale in zip(states, means, scales, strict=True)]
-    )
+    chosen = jnp.stack([state[words] for state in states])
+    chosen = (chosen - means[:, None, None]) * scales[:, None, None, None]
     mixed = jnp.einsum("pl,lnkh->pnkh", mix_weights(probes.scalars), chosen)
     flat = mixed.reshape(*mixed.shape[:2], -1)
     return jnp.einsum("pnd,pdc->pnc", flat, probes.weights) + probes.bias[:, None]
 
 
-@functools.partial(jax.jit, static_argnames="classes")
+@functools.partial(jax.jit, static_argnames=("classes", "epochs"))
 def fit(
     states: tuple[Float[Array, "w H"], ...],
     moments: tuple[Float[Array, "L1 H"], Float[Array, " L1"]],
@@ -106,12 +105,12 @@ def state_moments(states: tuple[Float[Array, "w H"], ...]) -> tuple[Float[Array,
     Without it, the states of models whose norms grow with depth would have unequal parts in the mix.
     """
     means = jnp.stack([state.mean(0) for state in states])
-    variances = [jnp.square(state - mean).mean() for state, mean in zip(states, means, strict=True)]
+    variances = [jnp.square(state - mean[None]).mean() for state, mean in zip(states, means, strict=True)]
     return means, 1 / jnp.maximum(jnp.sqrt(jnp.stack(variances)), 1e-6)
 
 
 def probe_mixes(
-    train: Sequence[Float[Array, "w H"]], dev: Sequence[Float[Array, "w H"]], task: LabelTask, *, epochs: int, seed: int
+    train: Sequence[Float[Array, "w H"]], dev: Sequence[Float[Array, "v H"]], task: LabelTask, *, epochs: int, seed: int
 ) -> MixScores:
     """Probe the mixes of states 0 to l for all l.
 
@@ -126,14 +125,14 @@ def probe_mixes(
     settings = {"classes": len(task.names), "epochs": epochs, "key": jax.random.key(seed)}
     examples = jnp.asarray(task.train.words), jnp.asarray(task.train.labels)
     probes = fit(tuple(train), moments, *examples, **settings)
-    correct = np.zeros(len(train), np.int64)
+    predictions = []
     for start in range(0, len(task.dev.labels), CHUNK):
-        words, labels = task.dev.words[start : start + CHUNK], task.dev.labels[start : start + CHUNK]
-        padded = np.pad(words, ((0, CHUNK - len(words)), (0, 0)))
-        predicted = np.asarray(_predict(probes, tuple(dev), moments, padded))[:, : len(labels)]
-        correct += (predicted == labels).sum(1)
+        words = task.dev.words[start : start + CHUNK]
+        padded = jnp.asarray(np.pad(words, ((0, CHUNK - len(words)), (0, 0))))
+        predictions.append(np.asarray(_predict(probes, tuple(dev), moments, padded))[:, : len(words)])
+    scores = [score(task, of_mix, task.dev.labels) for of_mix in np.concatenate(predictions, axis=1)]
     weights = np.asarray(mix_weights(probes.scalars))[-1]
-    return MixScores((correct / len(task.dev.labels)).tolist(), weights.astype(float).tolist())
+    return MixScores(scores, weights.astype(float).tolist())
 
 
 @jax.jit

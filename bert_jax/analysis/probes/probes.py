@@ -1,6 +1,6 @@
 """The suite: probes of every hidden state for parts of speech, dependency relations, entities and trees."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from bert_jax.storage import StoredPath
 
 Task = dict[str, Any]
 """Of one task: sizes and baselines, and the scores of each of ROWS."""
+Models = dict[str, LoadedModel]
+"""By row."""
 ROWS = ("model", "random_weights")
 
 
@@ -62,21 +64,16 @@ def run(inputs: SuiteInputs, settings: ProbesSettings) -> Result:
       UserError: malformed data, a missing split, or too few sentences that fit.
     """
     result: Result = {"layers": inputs.model.config.num_layers, "seed": inputs.seed, "treebank": None, "entities": None}
+    models = {ROWS[0]: inputs.model, ROWS[1]: inputs.with_random_weights()}
     tasks: dict[str, Task] = {}
     if (inputs.data / "treebank").is_dir():
-        result["treebank"] = _treebank(inputs, settings, tasks)
+        result["treebank"] = _treebank(inputs, settings, models, tasks)
     if (inputs.data / "entities").is_dir():
-        result["entities"] = _entities(inputs, settings, tasks)
+        result["entities"] = _entities(inputs, settings, models, tasks)
     return result | {"tasks": tasks}
 
 
-def _rows(inputs: SuiteInputs) -> Iterator[tuple[str, LoadedModel]]:
-    """The model and random weights, one after the other."""
-    yield ROWS[0], inputs.model
-    yield ROWS[1], inputs.with_random_weights()
-
-
-def _treebank(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Task]) -> dict[str, Any]:
+def _treebank(inputs: SuiteInputs, settings: ProbesSettings, models: Models, tasks: dict[str, Task]) -> dict[str, Any]:
     """Everything that reads treebank/; the tasks are added to `tasks`."""
     splits = read_splits(inputs.files("treebank", ".conllu"))
     train, dev = _draw(inputs, settings, splits, "treebank")
@@ -85,7 +82,7 @@ def _treebank(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Ta
     trees = gold_trees(dev)
     structure: dict[str, Any] = {"chain": chain_scores(trees)._asdict()}
     attention: dict[str, Any] = attention_trees.baselines(trees, inputs.seed)
-    for row, model in _rows(inputs):
+    for row, model in models.items():
         vectors = word_vectors(model, train, dev, description=f"vectors, {row}", progress=inputs.progress)
         for name, task in label_tasks.items():
             tasks[name][row] = _label_scores(inputs, settings, vectors, task, dev, f"{name}, {row}")
@@ -126,12 +123,12 @@ def _erasure(
     )
 
 
-def _entities(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Task]) -> dict[str, Any]:
+def _entities(inputs: SuiteInputs, settings: ProbesSettings, models: Models, tasks: dict[str, Task]) -> dict[str, Any]:
     """Everything that reads entities/; the task is added to `tasks`."""
     train, dev = _draw(inputs, settings, _read_entities(inputs.files("entities", "")), "entities")
     task = entity_task(train, dev)
     tasks["entities"] = describe(task)
-    for row, model in _rows(inputs):
+    for row, model in models.items():
         vectors = word_vectors(model, train, dev, description=f"vectors, {row}", progress=inputs.progress)
         tasks["entities"][row] = _label_scores(inputs, settings, vectors, task, dev, f"entities, {row}")
     return _sizes(train, dev)

@@ -18,11 +18,11 @@ def scalars(result: Result) -> Mapping[str, float]:
     found: dict[str, float | None] = {}
     for name, task in result["tasks"].items():
         title, of_model = TITLES[name], task["model"]
-        best = max(range(result["layers"] + 1), key=lambda state: of_model["accuracy"][state])
-        found[f"{title}: accuracy, best state (%)"] = 100 * of_model["accuracy"][best]
+        best = max(range(result["layers"] + 1), key=lambda state: of_model["score"][state])
+        found[f"{title}: {task['metric']}, best state (%)"] = 100 * of_model["score"][best]
         found[f"{title}: selectivity of that state (points)"] = 100 * of_model["selectivity"][best]
-        if "f1" in of_model:
-            found[f"{title}: F1, best state (%)"] = 100 * max(of_model["f1"])
+        if "span_f1" in of_model:
+            found[f"{title}: span F1, best state (%)"] = 100 * max(of_model["span_f1"])
         found[f"{title}: centre of gravity (state)"] = of_model["mix"]["centre_of_gravity"]
     if result["treebank"] is not None:
         of_probe = [value for value in result["treebank"]["structure"]["model"]["uuas"] if _is_number(value)]
@@ -79,22 +79,23 @@ def _task_blocks(title: str, task: dict[str, Any], x: tuple[int, ...]) -> list[B
     def constant(name: str, key: str) -> Series:
         return Series(name, x, (task[key],) * len(x), dashed=True)
 
-    accuracy = (
-        Series("model", x, tuple(of_model["accuracy"])),
-        Series("control task", x, tuple(of_model["control_accuracy"])),
-        Series("random weights", x, tuple(random["accuracy"]), dashed=True),
-        constant("most frequent label", "majority_accuracy"),
-        constant("word's most frequent label", "word_type_accuracy"),
+    scores = (
+        Series("model", x, tuple(of_model["score"])),
+        Series("control task", x, tuple(of_model["control_score"])),
+        Series("random weights", x, tuple(random["score"]), dashed=True),
+        constant("most frequent label", "majority"),
+        constant("word's most frequent label", "word_type"),
     )
     compression = (
         Series("model", x, tuple(of_model["compression"])),
         Series("random weights", x, tuple(random["compression"]), dashed=True),
     )
-    header = ("state", "accuracy", "control", "selectivity", "code (kbit)", "random weights", "random, selectivity")
-    keys = ("accuracy", "control_accuracy", "selectivity", "code_kilobits")
-    columns = [of_model[key] for key in keys] + [random["accuracy"], random["selectivity"]]
-    if "f1" in of_model:
-        header, columns = (*header, "F1", "random, F1"), [*columns, of_model["f1"], random["f1"]]
+    header = ("state", task["metric"], "control", "selectivity", "code (kbit)", "random weights", "random, selectivity")
+    keys = ("score", "control_score", "selectivity", "code_kilobits")
+    columns = [of_model[key] for key in keys] + [random["score"], random["selectivity"]]
+    if "span_f1" in of_model:
+        header = (*header, "span F1", "random, span F1")
+        columns += [of_model["span_f1"], random["span_f1"]]
     return [
         Note(
             f"{title}: {task['labels']} labels, {task['dev_examples']:,} dev examples. "
@@ -103,7 +104,7 @@ def _task_blocks(title: str, task: dict[str, Any], x: tuple[int, ...]) -> list[B
             f"{task['dev_share_with_seen_type']:.1%} of the dev examples have a word of the training sentences; in "
             "the control task, the others can be right by chance only."
         ),
-        Curves(f"{title}: linear probes", accuracy, STATE, "accuracy"),
+        Curves(f"{title}: linear probes", scores, STATE, task["metric"]),
         Curves(f"{title}: description length", compression, STATE, "uniform code / online code"),
         Table(header, tuple((str(state), *(f"{column[state]:.3f}" for column in columns)) for state in x)),
     ]
@@ -113,9 +114,9 @@ def _mix_blocks(tasks: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
     if not tasks:
         return []
     mixes = {TITLES[name]: (task["model"]["mix"], task["random_weights"]["mix"]) for name, task in tasks.items()}
-    gains = [Series(title, x, tuple(model["accuracy"])) for title, (model, _) in mixes.items()]
+    gains = [Series(title, x, tuple(model["score"])) for title, (model, _) in mixes.items()]
     gains += [
-        Series(f"{title}, random weights", x, tuple(random["accuracy"]), dashed=True, color=i)
+        Series(f"{title}, random weights", x, tuple(random["score"]), dashed=True, color=i)
         for i, (title, (_, random)) in enumerate(mixes.items())
     ]
     keys = ("centre_of_gravity", "weights_divergence_bits", "expected_layer", "gain_concentration_bits")
@@ -131,7 +132,7 @@ def _mix_blocks(tasks: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
             "the mix of states 0 to l - 1 to that of 0 to l shows what state l adds; the expected layer is the mean "
             "of l by gain. K is the divergence from equal weights (K(s)) or equal gains (K(Delta))."
         ),
-        Curves("Mixes of the states 0 to l", tuple(gains), "l", "accuracy"),
+        Curves("Mixes of the states 0 to l", tuple(gains), "l", "accuracy or label F1"),
         Curves("Weights of the mix of all states", weights, STATE, "softmax weight"),
         Table(("task", "centre of gravity", "K(s) (bits)", "expected layer", "K(Delta) (bits)"), tuple(rows)),
     ]

@@ -15,6 +15,7 @@ import optax
 from bert_jax.analysis.probes import trees
 from bert_jax.array_types import Array, Float, Int, Key
 
+AnyArray = np.ndarray | Array
 PACKS_PER_BATCH = 8
 LEARNING_RATE = 1e-3
 """Of Adam, as in the paper's code; decayed linearly to 0."""
@@ -32,17 +33,17 @@ class Tree(NamedTuple):
 
 
 class Packs(NamedTuple):
-    """Sentences packed into rows of equal length."""
+    """Sentences packed into rows of equal length; arrays of NumPy or JAX."""
 
-    words: np.ndarray
+    words: AnyArray
     """int32 [r, p]: index of each place's word; 0 at empty places."""
-    distances: np.ndarray
+    distances: AnyArray
     """float32 [r, p, p]: tree distances."""
-    pair_weights: np.ndarray
+    pair_weights: AnyArray
     """float32 [r, p, p]: 1 / n^2 in a sentence of n words, 0 between sentences."""
-    depths: np.ndarray
+    depths: AnyArray
     """float32 [r, p]."""
-    word_weights: np.ndarray
+    word_weights: AnyArray
     """float32 [r, p]: 1 / n, 0 at empty places."""
 
 
@@ -141,15 +142,15 @@ def _mapped(vectors: Float[Array, "w H"], maps: Float[Array, "2 H k"]) -> Float[
 
 
 @jax.jit
-def _scaled(train: Float[Array, "w H"], dev: Float[Array, "w H"]) -> tuple[Array, Array]:
+def _scaled(train: Float[Array, "w H"], dev: Float[Array, "v H"]) -> tuple[Array, Array]:
     """Both divided by one number, so that training vectors have variance 1; the space of vectors keeps its form."""
-    scale = 1 / jnp.maximum(jnp.sqrt(jnp.square(train - train.mean(0)).mean()), 1e-6)
+    scale = 1 / jnp.maximum(jnp.sqrt(jnp.square(train - train.mean(0, keepdims=True)).mean()), 1e-6)
     return train * scale, dev * scale
 
 
 def probe_state(
     train: Float[Array, "w H"],
-    dev: Float[Array, "w H"],
+    dev: Float[Array, "v H"],
     packs: Packs,
     dev_trees: Sequence[Tree],
     dev_starts: Int[np.ndarray, " m"],

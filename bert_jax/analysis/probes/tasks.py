@@ -14,6 +14,9 @@ UNSEEN = -1
 """Label that no training example has; a probe cannot predict it, so it counts as an error."""
 
 
+OUTSIDE = "O"
+
+
 class Examples(NamedTuple):
     """What is labelled, and how."""
 
@@ -33,8 +36,28 @@ class LabelTask(NamedTuple):
     """Labels of the training examples, sorted."""
     train: Examples
     dev: Examples
-    has_spans: bool = False
-    """Whether the labels are tags of spans, such as B-PER and I-PER, so that F1 of spans is defined."""
+    outside: int | None = None
+    """Label of words that are in no span, for tags of spans such as B-PER and O; most words have it. None: no tags of
+    spans."""
+
+    @property
+    def metric(self) -> str:
+        """What `score` computes."""
+        return "accuracy" if self.outside is None else "label F1"
+
+
+def score(task: LabelTask, predictions: np.ndarray, labels: np.ndarray) -> float:
+    """Accuracy; of tags of spans, micro-averaged F1 of all labels but `outside`, because most words have that one.
+
+    Args:
+      task: with the labels' meaning.
+      predictions: int [n].
+      labels: int [n].
+    """
+    if task.outside is None:
+        return float((predictions == labels).mean())
+    expected, found = labels != task.outside, predictions != task.outside
+    return float(2 * (expected & (predictions == labels)).sum() / max(1, expected.sum() + found.sum()))
 
 
 def part_of_speech_task(train: Sample, dev: Sample) -> LabelTask:
@@ -71,7 +94,8 @@ def entity_task(train: Sample, dev: Sample) -> LabelTask:
       UserError: the training sentences have fewer than two tags.
     """
     tags = [[list(one.tags) for one in split.sentences] for split in (train, dev)]
-    return _task("entities", train, dev, tags, [_own(train), _own(dev)])._replace(has_spans=True)
+    task = _task("entities", train, dev, tags, [_own(train), _own(dev)])
+    return task._replace(outside=task.names.index(OUTSIDE) if OUTSIDE in task.names else UNSEEN)
 
 
 def _own(sample: Sample) -> np.ndarray:
@@ -119,7 +143,7 @@ def uniform_of_type(word: str, purpose: str, seed: int) -> float:
 
 
 def baselines(task: LabelTask) -> dict[str, float]:
-    """Dev accuracy without vectors: of the most frequent label, and of each word type's most frequent label."""
+    """Dev scores without vectors: of the most frequent label, and of each word type's most frequent label."""
     majority = int(np.bincount(task.train.labels).argmax())
     counts: dict[str, collections.Counter] = {}
     for word, label in zip(task.train.types, task.train.labels.tolist(), strict=True):
@@ -128,16 +152,17 @@ def baselines(task: LabelTask) -> dict[str, float]:
     best = {word: min(of_type, key=lambda label: (-of_type[label], label)) for word, of_type in counts.items()}
     of_types = np.array([best.get(word, majority) for word in task.dev.types])
     return {
-        "majority_accuracy": float((task.dev.labels == majority).mean()),
-        "word_type_accuracy": float((task.dev.labels == of_types).mean()),
+        "majority": score(task, np.full_like(task.dev.labels, majority), task.dev.labels),
+        "word_type": score(task, of_types, task.dev.labels),
     }
 
 
-def describe(task: LabelTask) -> dict[str, float | int]:
+def describe(task: LabelTask) -> dict[str, float | int | str]:
     """Sizes and special cases of a task, for the result."""
     counts = np.bincount(task.train.labels, minlength=len(task.names))
     seen = set(task.train.types)
     return {
+        "metric": task.metric,
         "labels": len(task.names),
         "train_examples": len(task.train.labels),
         "dev_examples": len(task.dev.labels),

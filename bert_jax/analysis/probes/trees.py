@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Float, Int
+from bert_jax.array_types import Bool, Int
 
 LENGTHS = range(5, 51)
 """Sentence lengths over which Spearman correlations are averaged (Hewitt and Manning 2019, section 4.1)."""
@@ -32,11 +32,11 @@ def tree_depths(heads: Sequence[int]) -> Int[np.ndarray, " n"]:
     return tree_distances(heads)[list(heads).index(0)]
 
 
-def spanning_edges(distances: Float[np.ndarray, "*matrices n n"]) -> Int[np.ndarray, "*matrices e 2"]:
+def spanning_edges(distances: np.ndarray) -> Int[np.ndarray, "*matrices e 2"]:
     """Edges of the minimum spanning tree of each matrix (Prim 1957), from word 0 on; e is n - 1.
 
     Args:
-      distances: symmetric; n at least 1. For a maximum spanning tree, give negative weights.
+      distances: [..., n, n], symmetric; n at least 1. For a maximum spanning tree, give negative weights.
     """
     *matrices, n, _ = distances.shape
     flat = distances.reshape(-1, n, n)
@@ -67,14 +67,14 @@ def gold_edges(heads: Sequence[int], counted: Bool[np.ndarray, " n"]) -> Bool[np
 
 
 def correct_edges(
-    distances: Float[np.ndarray, "*matrices n n"], heads: Sequence[int], counted: Bool[np.ndarray, " n"]
+    distances: np.ndarray, heads: Sequence[int], counted: Bool[np.ndarray, " n"]
 ) -> tuple[Int[np.ndarray, "*matrices"], int]:
     """Undirected gold edges that the minimum spanning tree has, and the number of gold edges.
 
     Words that are not counted are removed before the spanning tree is built.
 
     Args:
-      distances: of the words, symmetric.
+      distances: of the words, [..., n, n], symmetric.
       heads: as in `tree_distances`.
       counted: False at punctuation.
     """
@@ -91,10 +91,13 @@ def chain_distances(n: int) -> Int[np.ndarray, "n n"]:
     return np.abs(np.arange(n)[:, None] - np.arange(n))
 
 
-def spearman_rows(
-    first: Float[np.ndarray, "*rows n"], second: Float[np.ndarray, "*rows n"]
-) -> Float[np.ndarray, "*rows"]:
-    """Spearman's correlation along the last axis, equal values share their mean rank; NaN for constant rows."""
+def spearman_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Spearman's correlation along the last axis, [...]; equal values share their mean rank; NaN for constant rows.
+
+    Args:
+      first: [..., n].
+      second: of the same shape.
+    """
     a, b = (_centred_ranks(np.asarray(values)) for values in (first, second))
     norm = np.sqrt(np.square(a).sum(-1) * np.square(b).sum(-1))
     with np.errstate(invalid="ignore"):

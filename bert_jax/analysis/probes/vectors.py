@@ -138,5 +138,5 @@ def standardized(train: jax.Array, dev: jax.Array) -> tuple[jax.Array, jax.Array
 
 @jax.jit
 def _standardized(train: jax.Array, dev: jax.Array) -> tuple[jax.Array, jax.Array]:
-    mean, scale = train.mean(0), 1 / jnp.maximum(train.std(0), 1e-6)
+    mean, scale = train.mean(0, keepdims=True), 1 / jnp.maximum(train.std(0, keepdims=True), 1e-6)
     return (train - mean) * scale, (dev - mean) * scale

@@ -1,0 +1,141 @@
+"""LEACE: a twin, planted concepts that no linear probe finds afterwards, and erasure inside a model."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from etils import epath
+
+from bert_jax.analysis.capture import analysis_config, capture
+from bert_jax.analysis.probes import erasure
+from bert_jax.analysis.probes.leace import Eraser, fit_leace, random_eraser
+from bert_jax.analysis.probes.linear import fit_and_score
+from bert_jax.analysis.probes.vectors import draw_sentences
+from bert_jax.analysis.rows import batches
+from bert_jax.analysis.treebank import read_splits
+from bert_jax.model import bert
+from bert_jax.model.heads import Heads
+from tests.analysis import data_folder
+from tests.analysis.models import LAYERS, small_model
+
+CLASSES, WIDTH = 4, 12
+PROBE = {"epochs": 20, "penalty": 1.0, "seed": 0}
+
+
+@pytest.fixture(scope="module")
+def concept():
+    """Correlated vectors with a concept in them; balanced labels."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.arange(2000) % CLASSES)
+    vectors = rng.normal(size=(2000, WIDTH)) + 3 * rng.normal(size=(CLASSES, WIDTH))[labels]
+    return (vectors @ rng.normal(size=(WIDTH, WIDTH)) + 5).astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def masked(tmp_path_factory):
+    data = epath.Path(data_folder.write(tmp_path_factory.mktemp("erasure") / "data"))
+    splits, model = read_splits(list((data / "treebank").iterdir())), small_model()
+    found = []
+    for split, count in (("train", 24), ("dev", 6)):
+        rng = np.random.default_rng(0)
+        sample = draw_sentences(splits[split], lambda one: one.words, model.tokenizer, 64, count, rng, split)
+        found.append(erasure.mask(sample, ("ADJ", "ADP", "DET", "NOUN", "VERB"), model, 0.2, 0))
+    return found
+
+
+def test_leace_equals_the_formula_with_inverses(concept):
+    """P = S_xz (S_zx S_xx^-1 S_xz)^+ S_zx S_xx^-1 for an invertible covariance."""
+    vectors, labels = concept
+    x, z = vectors - vectors.mean(0, dtype=np.float64), np.eye(CLASSES)[labels]
+    xx, xz = x.T @ x / len(x), x.T @ (z - z.mean(0)) / len(x)
+    solved = np.linalg.solve(xx, xz)
+    expected = xz @ np.linalg.pinv(xz.T @ solved, rcond=1e-9) @ solved.T
+    found = fit_leace(vectors, labels, CLASSES)
+    np.testing.assert_allclose(found.projection, expected, atol=1e-5)
+    np.testing.assert_allclose(found.projection @ found.projection, found.projection, atol=1e-9)
+    assert found.rank == CLASSES - 1
+
+
+def test_a_linear_probe_is_at_chance_after_leace(concept):
+    vectors, labels = concept
+    leace = fit_leace(vectors, labels, CLASSES)
+    random = random_eraser(vectors, leace.rank, seed=0)
+    scores = [fit_and_score(x, x, labels, labels, CLASSES, **PROBE) for x in (vectors, leace(vectors), random(vectors))]
+    assert scores[0] > 0.95 and scores[2] > 0.8
+    assert abs(scores[1] - 1 / CLASSES) < 0.03
+    erased = leace(vectors).astype(np.float64)
+    means = np.stack([erased[labels == label].mean(0) for label in range(CLASSES)])
+    np.testing.assert_allclose(means - erased.mean(0), 0, atol=1e-4)
+
+
+def test_erased_dimensions_are_few(concept):
+    """What is orthogonal to the concept in the whitened space remains; the mean remains, too."""
+    vectors, labels = concept
+    leace = fit_leace(vectors, labels, CLASSES)
+    np.testing.assert_allclose(leace(vectors).mean(0), vectors.mean(0), atol=1e-3)
+    changes = np.linalg.svd(leace.offsets(vectors).astype(np.float64), compute_uv=False)
+    assert (changes > 1e-3 * changes[0]).sum() == CLASSES - 1
+    random = np.linalg.svd(random_eraser(vectors, 2, seed=0).projection, compute_uv=False)
+    assert (random > 1e-6).sum() == 2
+
+
+def test_vectors_in_a_subspace():
+    rng = np.random.default_rng(0)
+    labels = np.arange(200) % 2
+    vectors = (rng.normal(size=(200, 3)) + labels[:, None]) @ rng.normal(size=(3, 8))
+    erased = fit_leace(vectors, labels, 2)(vectors)
+    np.testing.assert_allclose(erased[labels == 0].mean(0), erased[labels == 1].mean(0), atol=1e-9)
+
+
+def test_masks_and_labels(masked):
+    train, _ = masked
+    model = small_model()
+    for row, positions, originals, labels in zip(*train[:4], strict=True):
+        assert (row.input_ids[positions] == model.tokenizer.mask_id).all() and len(positions) >= 1
+        assert (originals != model.tokenizer.mask_id).all() and (labels[[0, -1]] == -1).all()
+        names = [train.names[label] for label in labels[1:-1] if label >= 0]
+        assert names[0] == "DET" and "VERB" in names
+
+
+def erasers_of(model, masked, change):
+    rng = np.random.default_rng(0)
+    width = model.config.hidden_size
+    found = [Eraser(rng.normal(size=width), change * rng.normal(size=(width, width)), 2) for _ in range(2 * LAYERS)]
+    return list(zip(found[::2], found[1::2], strict=True))
+
+
+def test_an_eraser_of_nothing_changes_nothing(masked):
+    found = erasure.mlm_scores(small_model(), masked[1], erasers_of(small_model(), masked[1], 0.0))
+    for losses in found["loss_nats"].values():
+        np.testing.assert_allclose(losses, found["loss_nats"]["none"][0], rtol=1e-6)
+    assert found["masked_tokens"] == sum(map(len, masked[1].positions))
+
+
+def test_erasure_in_the_last_layer_is_the_head_on_erased_vectors(masked):
+    model, dev = small_model(), masked[1]
+    erasers = erasers_of(model, dev, 0.3)
+    found = erasure.mlm_scores(model, dev, erasers)
+    network = bert.model_from_params(
+        analysis_config(model.config), model.heads, jax.tree.map(jnp.asarray, model.params)
+    )
+    losses = []
+    for row, positions, originals in zip(dev.rows, dev.positions, dev.originals, strict=True):
+        (batch,) = batches([row], model.tokenizer.pad_id, 64)
+        hidden = capture(model, batch, ["hidden_states"])["hidden_states"][-1][:, positions]
+        logits = network.mlm(jnp.asarray(erasers[-1][1](hidden)), network.encoder.embeddings.word[...])[0]
+        log_p = jax.nn.log_softmax(logits[:, : model.tokenizer.vocab_size])
+        losses += (-log_p[np.arange(len(originals)), originals]).tolist()
+    np.testing.assert_allclose(found["loss_nats"]["random"][-1], np.mean(losses), rtol=1e-4)
+    assert len({round(loss, 4) for loss in found["loss_nats"]["random"]}) == LAYERS
+
+
+def test_measured_in_every_layer(masked):
+    found = erasure.measure(small_model(), *masked, progress=False, **PROBE)
+    assert found["ranks"] == [4] * LAYERS and len(found["mlm"]["loss_nats"]["leace"]) == LAYERS
+    assert min(found["probe_accuracy"]["none"]) > max(found["probe_accuracy"]["leace"])
+    assert found["scored_tokens"] == sum((labels >= 0).sum() for labels in masked[1].labels)
+
+
+def test_without_an_mlm_head_only_probes_are_scored(masked):
+    model = small_model(Heads(mlm=False, pair=True))
+    assert erasure.measure(model, *masked, progress=False, **PROBE)["mlm"] is None
