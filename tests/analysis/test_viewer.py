@@ -208,31 +208,48 @@ def test_a_causal_model_attends_to_earlier_tokens_only():
     assert (np.triu(maps.probabilities, 1) == 0).all() and maps.probabilities[..., 1, 0].max() > 0.1
 
 
-def test_a_model_with_one_token_type_gets_it_for_both_texts():
+def changed(change, **config) -> LoadedModel:
+    """The small model with another config, and with parameters that `change` has changed in place."""
     model = small_model()
-    one_type = dataclasses.replace(model.config, type_vocab_size=1)
+    params = jax.device_get(model.params)
+    change(params["encoder"])
+    return LoadedModel(dataclasses.replace(model.config, **config), model.heads, params, model.tokenizer)
 
-    def with_types(config, types):
-        params = jax.device_get(model.params)
-        params["encoder"]["embeddings"]["token_type"] = params["encoder"]["embeddings"]["token_type"][types]
-        return LoadedModel(config, model.heads, params, model.tokenizer)
 
-    models = (with_types(one_type, [0]), with_types(model.config, [0, 0]))
+def test_a_model_with_one_token_type_gets_it_for_both_texts():
+    def choose_types(*types):
+        return lambda params: params["embeddings"].update(token_type=params["embeddings"]["token_type"][list(types)])
+
+    models = (changed(choose_types(0), type_vocab_size=1), changed(choose_types(0, 0)))
     pairs = [viewer.read_attention(one, *TEXTS) for one in models]
     np.testing.assert_allclose(pairs[0].probabilities, pairs[1].probabilities, atol=1e-6)
     assert pairs[0].token_types[-1] == 1
 
 
 def test_pairs_of_roberta_have_two_separators():
-    model = small_model()
-    config = dataclasses.replace(model.config, family="roberta")
-    roberta = LoadedModel(config, model.heads, jax.device_get(model.params), model.tokenizer)
+    def add_positions(params):
+        table = params["embeddings"]["position"]
+        params["embeddings"]["position"] = np.concatenate([table[:2], table])
+
+    roberta = changed(add_positions, position_offset=2)
     maps = viewer.read_attention(roberta, "the stone", "dark")
     assert maps.tokens == ("[CLS]", "the", "stone", "[SEP]", "[SEP]", "dark", "[SEP]")
     assert maps.token_types.tolist() == [0, 0, 0, 0, 0, 1, 1]
-    assert len(viewer.read_attention(roberta, "stone " * 30, "dark " * 30).tokens) == 64
+    sides = ["stone " * 30], roberta.tokenizer, 64
+    rows = [encode_texts(*sides, ["dark " * count], separators=2)[0] for count in (30, 31)]
+    assert len(rows[0].input_ids) == 64 and rows[1] is None
     with pytest.raises(UserError, match="has 65 tokens"):
         viewer.read_attention(roberta, "stone " * 30, "dark " * 31)
+
+
+def test_layers_that_share_parameters():
+    def keep_first_layer(params):
+        params["layers"] = jax.tree.map(lambda leaf: leaf[:1], params["layers"])
+
+    shared, own = changed(keep_first_layer, parameter_groups=1), viewer.read_attention(small_model(), TEXTS[0])
+    maps = viewer.read_attention(shared, TEXTS[0])
+    np.testing.assert_allclose(maps.value_norms[0], own.value_norms[0], rtol=1e-4)
+    assert maps.value_norms.shape == own.value_norms.shape
 
 
 def call(*words) -> int:

@@ -9,11 +9,14 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.analysis.attention.mixing import transformed_values
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.convert.families import FAMILIES
+from bert_jax.convert.translate import infer_model_type
 from bert_jax.errors import UserError, short_repr
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.model.layer_plan import parameter_groups
 
 MAX_TOKENS = 512
 """Of a text, special tokens included."""
@@ -63,7 +66,7 @@ def read_attention(model: LoadedModel, text: str, second: str | None = None) -> 
     lengths = [len(model.tokenizer.encode(side, specials=True)) for side in sides]
     if not all(lengths):
         raise UserError(f"the {'second ' if lengths[0] else ''}text to view has no tokens: give another one")
-    separators = FAMILIES[model.config.family].pair_separators
+    separators = FAMILIES[infer_model_type(model.config, model.heads)].pair_separators
     total = sum(lengths) + (2 if second is None else 2 + separators)
     if total > limit:
         why = "the viewer shows" if limit == MAX_TOKENS else "the model has positions for"
@@ -77,16 +80,17 @@ def read_attention(model: LoadedModel, text: str, second: str | None = None) -> 
     batch = batch._replace(token_type_ids=types)
     found = capture(model, batch, [_PROBABILITIES, _VALUES])
     values_LTND = found[_VALUES][:, 0, :total]
-    projection_LNDH = np.asarray(model.params["encoder"]["layers"]["attention_out"]["kernel"], np.float32)
-    # |v W|^2 = v (W W^T) v^T, so that no [T, N, H] array is needed.
-    gram_LNDD = np.einsum("lndh,lneh->lnde", projection_LNDH, projection_LNDH, optimize=True)
-    squares_LNT = np.einsum("ltnd,lnde,ltne->lnt", values_LTND, gram_LNDD, values_LTND, optimize=True)
+    kernels = model.params["encoder"]["layers"]["attention_out"]["kernel"]
+    norms_LTN = [
+        np.linalg.norm(transformed_values(values_TND, np.asarray(kernels[group], np.float32)), axis=-1)
+        for values_TND, group in zip(values_LTND, parameter_groups(model.config), strict=True)
+    ]
     return AttentionMaps(
         tuple(model.tokenizer.id_to_token(int(token)) for token in row.input_ids),
         row.token_type_ids,
         np.isin(row.input_ids, [model.tokenizer.cls_id, model.tokenizer.sep_id]),
         found[_PROBABILITIES][:, 0, :, :total, :total],
-        np.sqrt(np.maximum(squares_LNT, 0)),
+        np.stack(norms_LTN).swapaxes(1, 2),
     )
 
 
