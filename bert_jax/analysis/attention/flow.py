@@ -35,7 +35,8 @@ class Contributions(NamedTuple):
     def rollouts(self) -> dict[str, np.ndarray]:
         """Of all layers, [n, n], by name, and the attention of the last layer alone.
 
-        The norms are those with residual. They and value zeroing include the residual connection, so only attention gets one added.
+        The norms are those with residual. They and value zeroing include the residual connection, so only attention
+        gets one added.
         """
         return {
             LAST: self.attention[-1],
