@@ -92,6 +92,17 @@ def test_shuffled_attention_is_at_chance():
     assert abs(row["accuracy"] - row["offset_accuracy"]) < 0.06
 
 
+def test_the_best_head_of_the_selection_is_scored():
+    """Not the one that happens to be the best where it is scored."""
+    correct = np.zeros((2, 1, 2, *SHAPE), np.int64)
+    correct[0, 0, 1, 0, 2], correct[0, 0, 0, 1, 1] = 9, 8
+    correct[1, 0, 1, 0, 2], correct[1, 0, 0, 1, 1] = 3, 6
+    offsets, totals = np.zeros((1, len(relations.OFFSETS)), np.int64), np.array([10])
+    (row,) = relations.best_heads(*(relations.Counts(one, offsets, totals) for one in correct), ())
+    assert (row["layer"], row["head"], row["direction"]) == (0, 2, "head to dependent")
+    assert (row["accuracy"], row["accuracy_on_selection"]) == (0.3, 0.9)
+
+
 def test_word_attention_sums_keys_and_averages_queries():
     attention = np.random.default_rng(0).random((2, 7, 7))
     word_ids = np.array([-1, 0, 0, 1, 2, 2, -1])

@@ -35,13 +35,14 @@ class Contributions(NamedTuple):
     def rollouts(self) -> dict[str, np.ndarray]:
         """Of all layers, [n, n], by name, and the attention of the last layer alone.
 
-        Norms with residual and value zeroing include the residual connection, so only attention gets one added.
+        The norms are those with residual. They and value zeroing include the residual connection, so only attention
+        gets one added.
         """
         return {
             LAST: self.attention[-1],
-            "rollout of attention": mixing.rollout(mixing.with_residual(self.attention))[-1],
-            "rollout of norms with residual": mixing.rollout(self.residual_norms)[-1],
-            "rollout of value zeroing": mixing.rollout(self.value_zeroing)[-1],
+            "rollout: attention": mixing.rollout(mixing.with_residual(self.attention))[-1],
+            "rollout: norms": mixing.rollout(self.residual_norms)[-1],
+            "rollout: value zeroing": mixing.rollout(self.value_zeroing)[-1],
         }
 
 
