@@ -20,7 +20,7 @@ from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.storage import StoredPath
 
 Scores = dict[str, np.ndarray]
-"""By name of the score, float64 [pairs, 2]: of the better sentence and of the worse one."""
+"""By name of the score, float64 [rows], or [pairs, 2]: of the better sentence and of the worse one."""
 
 
 class Pair(NamedTuple):
@@ -84,18 +84,16 @@ def run(
     """
     model, pairs = models["model"], read_pairs(files)
     drawn = draw_pairs(pairs, per_uid, seed)
-    sentences = list(dict.fromkeys(sentence for pair in drawn for sentence in (pair.good, pair.bad)))
-    encoded = encode_sentences(sentences, model.tokenizer, model.config.max_positions)
-    row_of = {sentence: row for sentence, row in zip(sentences, encoded, strict=True) if row is not None}
-    kept = [pair for pair in drawn if pair.good in row_of and pair.bad in row_of]
+    kept, rows, index = encode_pairs(drawn, model)
     most = model.config.max_positions - 2
     require(bool(kept), f"minimal_pairs: no pair has 1 to {most} tokens in both sentences: give other pairs")
     scores: Scores = {}
     for name, one in models.items():
-        found = pseudo_log_likelihoods(one, list(row_of.values()), progress=progress)
-        for variant in VARIANTS:
-            scores[variant if name == "model" else f"{name}_{variant}"] = _of_pairs(kept, row_of, found[variant])
-    scores |= baselines(model, kept, row_of)
+        found = pseudo_log_likelihoods(one, rows, progress=progress)
+        prefix = "" if name == "model" else f"{name}_"
+        scores |= {f"{prefix}{variant}": found[variant][index] for variant in VARIANTS}
+    scores |= {name: values[index] for name, values in baselines(model, rows).items()}
+    by_uid = _by_group(scores, [pair.uid for pair in kept])
     return {
         "pairs": len(kept),
         "pairs_in_files": len(pairs),
@@ -103,26 +101,44 @@ def run(
         "skipped_too_long": len(drawn) - len(kept),
         "scores": list(scores),
         "all_pairs": _accuracies(scores, np.arange(len(kept))),
-        "by_uid": (by_uid := _by_group(scores, [pair.uid for pair in kept])),
+        "by_uid": by_uid,
         "mean_of_uids": {name: mean([one[name]["accuracy"] for one in by_uid.values()]) for name in scores},
         "by_phenomenon": _by_group(scores, [pair.phenomenon for pair in kept]),
         "by_field": _by_group(scores, [pair.field for pair in kept]),
     }
 
 
-def baselines(model: LoadedModel, pairs: Sequence[Pair], row_of: Mapping[str, Row]) -> Scores:
-    """Scores that need no context: minus the number of tokens, and the tokens' log-probabilities at a lone mask."""
-    rows, lone = list(row_of.values()), lone_mask_log_probabilities(model).astype(float)
+def encode_pairs(pairs: Sequence[Pair], model: LoadedModel) -> tuple[list[Pair], list[Row], np.ndarray]:
+    """Rows of the sentences of pairs; sentences with the same tokens share a row, so that they tie exactly.
+
+    Returns:
+      the pairs whose sentences both fit the model,
+      the distinct rows, and
+      the rows of the better and of the worse sentence of each kept pair, int64 [pairs, 2].
+    """
+    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    encoded = encode_sentences(sentences, model.tokenizer, model.config.max_positions)
+    kept, numbers, rows, index = [], {}, [], []
+    for pair, good, bad in zip(pairs, encoded[::2], encoded[1::2], strict=True):
+        if good is None or bad is None:
+            continue
+        for row in (good, bad):
+            key = row.input_ids.tobytes()
+            if key not in numbers:
+                numbers[key] = len(rows)
+                rows.append(row)
+            index.append(numbers[key])
+        kept.append(pair)
+    return kept, rows, np.array(index, np.int64).reshape(-1, 2)
+
+
+def baselines(model: LoadedModel, rows: Sequence[Row]) -> Scores:
+    """Scores of rows without context: minus the number of tokens, and the tokens' log-probabilities at a lone mask."""
+    lone = lone_mask_log_probabilities(model).astype(float)
     tokens = np.array([2 - len(row.input_ids) for row in rows], float)
     # fsum, so that sentences with the same words in another order have the same sum.
     sums = np.array([math.fsum(lone[row.input_ids[1:-1]]) for row in rows])
-    found = {"fewer_tokens": tokens, "lone_mask": sums}
-    return {name: _of_pairs(pairs, row_of, values) for name, values in found.items()}
-
-
-def _of_pairs(pairs: Sequence[Pair], row_of: Mapping[str, Row], values: np.ndarray) -> np.ndarray:
-    index = {sentence: i for i, sentence in enumerate(row_of)}
-    return np.array([[values[index[pair.good]], values[index[pair.bad]]] for pair in pairs])
+    return {"fewer_tokens": tokens, "lone_mask": sums}
 
 
 def _accuracies(scores: Scores, chosen: np.ndarray) -> dict[str, Any]:
