@@ -90,7 +90,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         difference = max(float(np.abs(scores - first["bert_jax"][0]).max()) for scores, _ in first.values())
         if not difference < TOLERANCE:
             raise UserError(f"--model {options.model}: scores differ by {difference:.2g} nats from the peer's")
-        samples = harness.interleave({name: lambda side=side: side()[1] for name, side in sides.items()}, options.rounds)
+        samples = harness.interleave(
+            {name: lambda side=side: side()[1] for name, side in sides.items()}, options.rounds
+        )
     return {
         "tokens": int(sum(len(row.input_ids) - 2 for row in encode_sentences(sentences, model.tokenizer, 512) if row)),
         "largest difference (nats)": difference,
