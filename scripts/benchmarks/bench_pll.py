@@ -4,10 +4,10 @@
 
 MODEL is a directory in the format of transformers (`bert-jax convert MODEL DIR`), FILE has one sentence per line.
 Tokenisation is timed, too. minicons (`pip install minicons`) has batches of --peer-batch sentences, padded to the
-longest; it is measured in the given order and, which is faster, with the sentences sorted by length. It runs in its own
-process, because two thread pools in one process busy-wait on each other's cores; only one process works at a time.
-Rounds are interleaved (bert_jax, minicons, minicons sorted, bert_jax, ...), medians are reported; the first round, which
-compiles programs and compares scores, is not timed. Needs torch, transformers and minicons.
+longest; it is measured in the given order and, which is faster, with the sentences sorted by length. It runs in its
+own process, because two thread pools in one process busy-wait on each other's cores; only one process works at a time.
+Rounds are interleaved (bert_jax, minicons, minicons sorted, bert_jax, ...), medians are reported; the first round,
+which compiles programs and compares scores, is not timed. Needs torch, transformers and minicons.
 """
 
 import argparse

@@ -12,7 +12,6 @@ import numpy as np
 from bert_jax.analysis.cloze.lama_files import Fact, common_vocabulary, draw_facts, read_relations
 from bert_jax.analysis.cloze.measures import mean, precision, rank_correlation, ranks, share
 from bert_jax.analysis.cloze.predictions import (
-    MASK,
     encode_masked,
     lone_mask_log_probabilities,
     mask_log_probabilities,
@@ -56,7 +55,7 @@ def select(facts: Sequence[Fact], candidates: np.ndarray, model: LoadedModel) ->
     """The facts that can be scored, and how many were skipped by reason."""
     skipped, queries = Counter(not_one_token=0, not_in_vocabulary=0, too_long=0), []
     for fact, row in zip(facts, encode_masked([fact.text for fact in facts], model), strict=True):
-        token = token_of_word(fact.object, model.tokenizer, begins_text=False)
+        token = token_of_word(fact.object, model.tokenizer)
         index = int(np.searchsorted(candidates, token)) if token is not None else 0
         if row is None:
             skipped["too_long"] += 1
@@ -152,7 +151,7 @@ def measure(queries: Sequence[Query], candidates: np.ndarray, models: Mapping[st
       models: as in `run`.
     """
     gold = np.array([query.gold for query in queries])
-    lone = np.tile(lone_mask_log_probabilities(models["model"])[candidates], (1, 1))
+    lone = np.tile(lone_mask_log_probabilities(models["model"])[candidates], (len(queries), 1))
     found: dict[str, list[Answers]] = {name: [] for name in models}
     variants: dict[str, list[dict[str, np.ndarray]]] = {"negated": [], "misprimed": []}
     for start in range(0, len(queries), CHUNK):
@@ -166,7 +165,7 @@ def measure(queries: Sequence[Query], candidates: np.ndarray, models: Mapping[st
                 variants["misprimed"].append(_misprimed(models[name], chunk, candidates, scores))
     joined = {name: Answers(*map(np.concatenate, zip(*parts, strict=True))) for name, parts in found.items()}
     answers = {name: precisions(one) for name, one in joined.items()}
-    answers["lone_mask"] = precisions(read_answers(np.repeat(lone, len(gold), axis=0), gold))
+    answers["lone_mask"] = precisions(read_answers(lone, gold))
     most = max(Counter(gold.tolist()).values())
     return answers | {
         "most_frequent_object": {"precision_at_1": share(most, len(gold)), "facts": len(gold)},

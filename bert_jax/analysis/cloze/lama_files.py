@@ -3,13 +3,14 @@
 A line has `obj_label` and `sub_label`, and its prompt is the first of
 
 - the template of its relation, from a file relations.jsonl with `relation` (the name of the facts' file, or their
-  `predicate_id`), `template` with [X] and [Y], and maybe `template_negated`; equal pairs of subject and object count once;
+  `predicate_id`), `template` with [X] and [Y], and maybe `template_negated`; equal pairs of subject and object count
+  once;
 - `masked_sentences`, with [MASK] once;
 - the first `masked_sentence` of its `evidences`.
 
-Variants are taken from `masked_negations` or `negated`, and from `masked_misprimed`. Where the data has none, a negation
-has "not" after the first form of be or modal verb, and a misprime is another object of the file and a question mark
-before the sentence, as in "Talk? Birds can [MASK]."
+Variants are taken from `masked_negations` or `negated`, and from `masked_misprimed`. Where the data has none, a
+negation has "not" after the first form of be or modal verb, and a misprime is another object of the file and a question
+mark before the sentence, as in "Talk? Birds can [MASK]."
 """
 
 from collections import Counter
@@ -25,7 +26,8 @@ from bert_jax.finetune.tables import read_text
 from bert_jax.storage import StoredPath
 
 TEMPLATES = "relations.jsonl"
-AUXILIARIES = frozenset("is are was were can could will would may might must should".split())
+AUXILIARIES = ("is", "are", "was", "were", "can", "could", "will", "would", "may", "might", "must", "should")
+REASONS = ("repeated", "mask_not_once", "rejected_by_judges", "too_many_words")
 MAX_WORDS = 100
 """Longer sentences without a template are left out, as in LAMA."""
 
@@ -75,7 +77,7 @@ def read_relations(files: Sequence[StoredPath], seed: int) -> dict[str, Relation
       seed: of the misprimes that are not in the data.
 
     Raises:
-      UserError: an empty or malformed file, a fact without a prompt, or a prompt without [MASK] or with several.
+      UserError: an empty or malformed file, or a fact without a prompt.
     """
     templates = [path for path in files if path.name == TEMPLATES]
     by_relation = _read_templates(templates[0]) if templates else {}
@@ -129,7 +131,7 @@ def _read_templates(path: StoredPath) -> dict[str, Template]:
 
 
 def _read_facts(path: StoredPath, templates: Mapping[str, Template], seed: int) -> Relation:
-    lines, skipped, seen = [], Counter(repeated=0, rejected_by_judges=0, too_many_words=0), set()
+    lines, skipped, seen = [], Counter(dict.fromkeys(REASONS, 0)), set()
     for where, values in read_json_lines(path):
         gold = text_of(values, "obj_label", where)
         template = templates.get(text_of(values, "predicate_id", where, "")) or templates.get(path.stem)
@@ -137,6 +139,8 @@ def _read_facts(path: StoredPath, templates: Mapping[str, Template], seed: int) 
         pair = (text, gold)
         if template is not None and pair in seen:
             skipped["repeated"] += 1
+        elif text.count(MASK) != 1:
+            skipped["mask_not_once"] += 1
         elif _rejected(values):
             skipped["rejected_by_judges"] += 1
         elif template is None and len(text.split()) > MAX_WORDS:
@@ -153,13 +157,10 @@ def _read_facts(path: StoredPath, templates: Mapping[str, Template], seed: int) 
 
 
 def _prompts(values: Mapping[str, Any], template: Template | None, where: str) -> tuple[str, str | None]:
-    """The prompt and the negated prompt of the data, each with one [MASK]."""
+    """The prompt, and the negated prompt of the data if it has one [MASK]."""
     if template is not None:
         subject = text_of(values, "sub_label", where)
-        texts = [
-            None if one is None else one.replace("[X]", subject).replace("[Y]", MASK)
-            for one in (template.text, template.negated)
-        ]
+        text, negated = (one and one.replace("[X]", subject).replace("[Y]", MASK) for one in template)
     else:
         evidences = values.get("evidences")
         first = evidences[0] if isinstance(evidences, list) and evidences else {}
@@ -169,10 +170,7 @@ def _prompts(values: Mapping[str, Any], template: Template | None, where: str) -
         negated = first_text(values, ("masked_negations", "negated"), where)
         message = f"{where}: no prompt: give masked_sentences, evidences, or a template in {TEMPLATES}"
         require(text is not None, message)
-        texts = [text, negated]
-    for one in filter(None, texts):
-        require(one.count(MASK) == 1, f"{where}: '{one[:60]}' has {one.count(MASK)} {MASK}: expected one")
-    return texts[0], texts[1]
+    return text, negated if negated is not None and negated.count(MASK) == 1 else None
 
 
 def _rejected(values: Mapping[str, Any]) -> bool:
