@@ -57,8 +57,8 @@ def blocks(result: Result) -> tuple[Block, ...]:
             shown += part(result[name])
     shown.append(
         Note(
-            "Random weights show what the architecture and the tokenizer give; a mask without context shows which words "
-            "the model prefers anyway. Chance is 50 % where one of two is chosen."
+            "Random weights show what the architecture and the tokenizer give; a mask without context shows which "
+            "words the model prefers anyway. Chance is 50 % where one of two is chosen."
         )
     )
     return tuple(shown)
@@ -96,9 +96,7 @@ def _agreement(found: dict[str, Any]) -> Iterator[Block]:
     yield from _groups("group", groups, tuple(found["scores"]), "sentences")
 
 
-def _groups(
-    title: str, groups: Mapping[str, Any], columns: tuple[str, ...], unit: str, most: int = MAX_ROWS
-) -> Iterator[Block]:
+def _groups(title: str, groups: Mapping[str, Any], columns: tuple[str, ...], unit: str) -> Iterator[Block]:
     """Accuracies by group; ties are those of the first column."""
     rows = [
         (
@@ -110,9 +108,9 @@ def _groups(
         for group, one in groups.items()
     ]
     header = (title, *(f"{NAMES.get(name, name)} (%)" for name in columns), unit, "ties")
-    yield Table(header, tuple(rows[:most]))
-    if len(rows) > most:
-        yield Note(f"{len(rows) - most:,} more groups are in the JSON file.")
+    yield Table(header, tuple(rows[:MAX_ROWS]))
+    if len(rows) > MAX_ROWS:
+        yield Note(f"{len(rows) - MAX_ROWS:,} more groups are in the JSON file.")
 
 
 def _ettinger(found: dict[str, Any]) -> Iterator[Block]:
@@ -159,8 +157,8 @@ def _ettinger(found: dict[str, Any]) -> Iterator[Block]:
 
 def _lama(found: dict[str, Any]) -> Iterator[Block]:
     yield Note(
-        f"Facts: {found['facts']:,} of {found['facts_in_files']:,} ({_reasons(found['skipped'])}); the object is one of "
-        f"{found['candidates']:,} tokens (vocabulary: {found['vocabulary']}). Means are over relations, not over facts."
+        f"Facts: {found['facts']:,} of {found['facts_in_files']:,} ({_reasons(found['skipped'])}); the object is one "
+        f"of {found['candidates']:,} tokens (vocabulary: {found['vocabulary']}). Means are over relations."
     )
     means = found["mean_of_relations"]
     rows = [
@@ -172,31 +170,7 @@ def _lama(found: dict[str, Any]) -> Iterator[Block]:
         for name in ("model", "random_weights", "lone_mask", "most_frequent_object")
     ]
     yield Table(("score", "P@1 (%)", "P@10 (%)", "mean reciprocal rank"), tuple(rows))
-    negated, primed = means["negated"], means["misprimed"]
-    counts = {
-        part: sum(one[part]["facts"] for one in found["by_relation"].values()) for part in ("negated", "misprimed")
-    }
-    yield Table(
-        ("variant", "facts", "P@1 of the object, original (%)", "P@1 of the object, variant (%)", "other"),
-        (
-            (
-                "negated",
-                f"{counts['negated']:,}",
-                _percent(negated["precision_at_1_original"]),
-                _percent(negated["precision_at_1_of_object"]),
-                f"same answer {_percent(negated['same_answer'])} %, rank correlation "
-                f"{_number(negated['rank_correlation'])}",
-            ),
-            (
-                "misprimed",
-                f"{counts['misprimed']:,}",
-                _percent(primed["precision_at_1_original"]),
-                _percent(primed["precision_at_1"]),
-                f"answers the misprime {_percent(primed['answers_the_misprime'])} %",
-            ),
-        ),
-        words=True,
-    )
+    yield _variants(found)
     rows = [
         (
             name,
@@ -209,7 +183,33 @@ def _lama(found: dict[str, Any]) -> Iterator[Block]:
         for name, one in found["by_relation"].items()
     ]
     header = ("relation", "P@1 (%)", "P@10 (%)", "MRR", "random weights, P@1 (%)", "most frequent object, P@1 (%)")
-    yield Table((*header, "facts", "facts with ties"), tuple(rows[:MAX_ROWS]))
+    yield Table((*header, "facts", "facts with ties"), tuple(rows))
+
+
+def _variants(found: dict[str, Any]) -> Table:
+    """What negation and mispriming change."""
+    means = found["mean_of_relations"]
+    negated, primed = means["negated"], means["misprimed"]
+    correlation = _number(negated["rank_correlation"])
+    facts = {part: sum(one[part]["facts"] for one in found["by_relation"].values()) for part in means}
+    rows = (
+        (
+            "negated",
+            f"{facts['negated']:,}",
+            _percent(negated["precision_at_1_original"]),
+            _percent(negated["precision_at_1_of_object"]),
+            f"same answer {_percent(negated['same_answer'])} %, rank correlation {correlation}",
+        ),
+        (
+            "misprimed",
+            f"{facts['misprimed']:,}",
+            _percent(primed["precision_at_1_original"]),
+            _percent(primed["precision_at_1"]),
+            f"answers the misprime {_percent(primed['answers_the_misprime'])} %",
+        ),
+    )
+    header = ("variant", "facts", "P@1 of the object, original (%)", "P@1 of the object, variant (%)", "answers")
+    return Table(header, rows, words=True)
 
 
 def _reasons(skipped: Mapping[str, int]) -> str:
