@@ -55,8 +55,7 @@ def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_l
     Returns:
       a row per sentence; None for a sentence with more tokens, or with a word that has no token.
     """
-    # In byte-level vocabularies the mark of a word's beginning is the space before it.
-    space = " " if tokenizer.settings.get("add_prefix_space") is False else ""
+    space = space_before_words(tokenizer)
     flat, lengths = tokenizer.encode_flat([space + word for sentence in sentences for word in sentence])
     rows, token, word = [], 0, 0
     for sentence in sentences:
@@ -66,6 +65,32 @@ def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_l
         token, word = token + total, word + len(sentence)
         fits = 0 < total <= max_length - 2 and bool((of_words > 0).all())
         rows.append(_join(tokenizer, [ids], [word_ids]) if fits else None)
+    return rows
+
+
+def space_before_words(tokenizer: Tokenizer) -> str:
+    """What makes a word that is encoded alone equal to the same word inside a text: " " or "".
+
+    In byte-level vocabularies the mark of a word's beginning is the space before it.
+    """
+    return " " if tokenizer.settings.get("add_prefix_space") is False else ""
+
+
+def encode_sentences(sentences: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Row | None]:
+    """Rows of running text, with the words of `Tokenizer.encode_with_word_ids`; special tokens in it are plain text.
+
+    Args:
+      sentences: or longer texts.
+      tokenizer: of the model.
+      max_length: tokens of a row, special ones included.
+
+    Returns:
+      a row per sentence; None if it has more tokens, or none.
+    """
+    rows = []
+    for ids, words in tokenizer.encode_with_word_ids(sentences):
+        fits = 0 < len(ids) <= max_length - 2
+        rows.append(_join(tokenizer, [np.array(ids)], [np.array(words)]) if fits else None)
     return rows
 
 

@@ -46,9 +46,9 @@ class ForwardPass(NamedTuple):
     rows: list[list[int]]
 
 
-def row_length(length: int) -> int:
-    """The smallest row length for this many tokens."""
-    step = max(ROW_LENGTH_STEP, 2 ** (length - 1).bit_length() // 8)
+def row_length(length: int, least_step: int = ROW_LENGTH_STEP) -> int:
+    """The smallest row length for this many tokens; all are multiples of `least_step`."""
+    step = max(least_step, 2 ** (length - 1).bit_length() // 8)
     return -(-length // step) * step
 
 

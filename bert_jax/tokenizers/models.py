@@ -51,6 +51,10 @@ class TokenizerModel(abc.ABC):
         """First character and last character + 1 of each id of `encode`."""
 
     @abc.abstractmethod
+    def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Ids of `encode` and for each the index of its word, ascending from 0."""
+
+    @abc.abstractmethod
     def decode(self, ids: list[int]) -> str:
         """Text of ids, special tokens included."""
 
@@ -116,6 +120,11 @@ class TokenizersBackend(TokenizerModel):
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """By the library, in the text before normalization."""
         return self.library.encode(text, add_special_tokens=False).offsets
+
+    def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Words are those of the library's pre-tokenizer; without one, a text is one word."""
+        encodings = self.library.encode_batch(texts, add_special_tokens=False)
+        return [(encoding.ids, encoding.word_ids) for encoding in encodings]
 
     @functools.cached_property
     def _with_specials(self) -> tokenizers.Tokenizer:

@@ -89,6 +89,12 @@ class SentencePieceBackend(TokenizerModel):
         spans = ((origin[piece.begin : piece.end] or origin[piece.begin - 1 : piece.begin]) for piece in pieces)
         return [(ends[span[0]] - len(parts[span[0]]), ends[span[-1]]) if span else (0, 0) for span in spans]
 
+    def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """A word begins at each mark for a space; the first piece of a text begins one in any case."""
+        begins = [piece.startswith(WORD_START) for piece in self.pieces]
+        encoded = self.encode(texts)
+        return [(ids, list(itertools.accumulate((begins[i] for i in ids[1:]), initial=0))[: len(ids)]) for ids in encoded]
+
     def decode(self, ids: list[int]) -> str:
         """Special tokens, which the library omits, are separated by spaces."""
         special = set(self.roles.values())

@@ -129,6 +129,19 @@ class Tokenizer:
         """
         return self.encode(text), np.array(self._model.offsets(text), np.int64).reshape(-1, 2)
 
+    def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Ids of several texts, the same as those of `encode_batch`, and the word of each.
+
+        Words are what the vocabulary's rules split a text into before its pieces are chosen, as in the `word_ids` of
+        transformers: punctuation is a word of its own, and "don't" three words in BERT's vocabularies, two in GPT-2's.
+        In SentencePiece models a word begins at each "▁".
+
+        Returns:
+          for each text its ids, and the index of the word of each id, ascending from 0.
+        """
+        encoded = self._model.encode_with_word_ids(texts)
+        return [(self._as_text[ids].tolist() if ids else [], words) for ids, words in encoded]
+
     @functools.cached_property
     def _fast(self):
         """Compiled WordPiece, or None for other models."""

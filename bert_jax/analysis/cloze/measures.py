@@ -1,0 +1,75 @@
+"""Measures of cloze tests on arrays: preferences, ranks, agreement of two predictions. Ties count half.
+
+Shapes: n items; V candidate tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from bert_jax.array_types import Float, Int
+
+
+def preference(better: Float[np.ndarray, " n"], worse: Float[np.ndarray, " n"]) -> dict[str, Any]:
+    """How often the better of two is preferred.
+
+    Args:
+      better: scores of the sentences or words that should win.
+      worse: scores of the others.
+
+    Returns:
+      accuracy in [0, 1], where a tie counts half (None without items), and the numbers of items and ties.
+    """
+    ties = int((better == worse).sum())
+    wins = int((better > worse).sum())
+    return {"accuracy": share(wins + ties / 2, len(better)), "items": len(better), "ties": ties}
+
+
+def share(count: float, total: int) -> float | None:
+    """count / total; None if the total is 0."""
+    return float(count / total) if total else None
+
+
+def mean(values: list[float | None]) -> float | None:
+    """The mean of the values that are not None; None without one."""
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def ranks(scores: Float[np.ndarray, "n V"], gold: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+    """Ranks of gold candidates, from 1; of tied candidates each has the mean of the ranks that they share.
+
+    Args:
+      scores: of the candidates; higher is better.
+      gold: index of the right candidate.
+
+    Returns:
+      the ranks, float64 [n], and
+      the number of other candidates with the same score, int64 [n].
+    """
+    own = np.take_along_axis(scores, gold[:, None], axis=1)
+    tied = (scores == own).sum(1) - 1
+    return 1 + (scores > own).sum(1) + tied / 2, tied
+
+
+def precision(rank: Float[np.ndarray, " n"], most: int) -> float | None:
+    """Share of ranks of at most `most` (P@most); None without ranks."""
+    return share(int((rank <= most).sum()), len(rank))
+
+
+def rank_correlation(first: Float[np.ndarray, "n V"], second: Float[np.ndarray, "n V"]) -> Float[np.ndarray, " n"]:
+    """Spearman's correlation of two scores of the same candidates, for each item; ties have their mean rank.
+
+    Args:
+      first: scores of the candidates for one prompt.
+      second: for the other prompt.
+
+    Returns:
+      float64; NaN where all candidates of a prompt have the same score.
+    """
+    from scipy.stats import rankdata  # of the extra `analyse`
+
+    centred = [rankdata(scores, axis=1) - (scores.shape[1] + 1) / 2 for scores in (first, second)]
+    norms = np.prod([np.sqrt((one**2).sum(1)) for one in centred], axis=0)
+    with np.errstate(invalid="ignore"):
+        return (centred[0] * centred[1]).sum(1) / norms

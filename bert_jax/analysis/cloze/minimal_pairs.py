@@ -1,0 +1,151 @@
+"""Minimal pairs in the form of BLiMP (Warstadt et al. 2020): the better sentence should have the higher score.
+
+Scores are pseudo-log-likelihoods. Baselines: random weights, the sentence with fewer tokens, and the sum of what the
+model predicts for each token at a mask without context.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.analysis.cloze.files import read_json_lines, text_of
+from bert_jax.analysis.cloze.measures import mean, preference
+from bert_jax.analysis.cloze.pll import VARIANTS, pseudo_log_likelihoods
+from bert_jax.analysis.cloze.predictions import lone_mask_log_probabilities
+from bert_jax.analysis.rows import Row, encode_sentences
+from bert_jax.errors import require
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.storage import StoredPath
+
+Scores = dict[str, np.ndarray]
+"""By name of the score, float64 [rows], or [pairs, 2]: of the better sentence and of the worse one."""
+
+
+class Pair(NamedTuple):
+    """A line of a file."""
+
+    good: str
+    bad: str
+    uid: str
+    """Paradigm; the file's name without its ending where the line has no UID."""
+    phenomenon: str
+    """`linguistics_term`; "" where the line has none."""
+    field: str
+    """E.g. syntax; "" where the line has none."""
+
+
+def read_pairs(files: Sequence[StoredPath]) -> list[Pair]:
+    """The pairs of all files.
+
+    Raises:
+      UserError: a file is empty, or a line is not a JSON object with `sentence_good` and `sentence_bad`.
+    """
+    pairs = []
+    for path in files:
+        for where, values in read_json_lines(path):
+            good, bad = (text_of(values, key, where) for key in ("sentence_good", "sentence_bad"))
+            uid = text_of(values, "UID", where, path.stem)
+            groups = (text_of(values, key, where, "") for key in ("linguistics_term", "field"))
+            pairs.append(Pair(good, bad, uid, *groups))
+    return pairs
+
+
+def draw_pairs(pairs: Sequence[Pair], per_uid: int, seed: int) -> list[Pair]:
+    """At most `per_uid` pairs of each UID, in the order of the files; all with `per_uid` 0."""
+    if per_uid == 0:
+        return list(pairs)
+    by_uid: dict[str, list[int]] = {}
+    for index, pair in enumerate(pairs):
+        by_uid.setdefault(pair.uid, []).append(index)
+    chosen = [
+        index
+        for number, indices in enumerate(by_uid.values())
+        for index in np.random.default_rng([seed, number]).permutation(indices)[:per_uid]
+    ]
+    return [pairs[index] for index in sorted(chosen)]
+
+
+def run(
+    files: Sequence[StoredPath], models: Mapping[str, LoadedModel], per_uid: int, seed: int, progress: bool
+) -> dict[str, Any]:
+    """Accuracy of each score, over UIDs, phenomena and fields.
+
+    Args:
+      files: in BLiMP's form.
+      models: ``model`` and ``random_weights``, with one tokenizer.
+      per_uid: pairs to draw of each UID; 0: all.
+      seed: of the draw.
+      progress: show progress bars.
+
+    Raises:
+      UserError: as `read_pairs`, or no pair fits the model.
+    """
+    model, pairs = models["model"], read_pairs(files)
+    drawn = draw_pairs(pairs, per_uid, seed)
+    kept, rows, index = encode_pairs(drawn, model)
+    most = model.config.max_positions - 2
+    require(bool(kept), f"minimal_pairs: no pair has 1 to {most} tokens in both sentences: give other pairs")
+    scores: Scores = {}
+    for name, one in models.items():
+        found = pseudo_log_likelihoods(one, rows, progress=progress)
+        prefix = "" if name == "model" else f"{name}_"
+        scores |= {f"{prefix}{variant}": found[variant][index] for variant in VARIANTS}
+    scores |= {name: values[index] for name, values in baselines(model, rows).items()}
+    by_uid = _by_group(scores, [pair.uid for pair in kept])
+    return {
+        "pairs": len(kept),
+        "pairs_in_files": len(pairs),
+        "not_drawn": len(pairs) - len(drawn),
+        "skipped_too_long": len(drawn) - len(kept),
+        "scores": list(scores),
+        "all_pairs": _accuracies(scores, np.arange(len(kept))),
+        "by_uid": by_uid,
+        "mean_of_uids": {name: mean([one[name]["accuracy"] for one in by_uid.values()]) for name in scores},
+        "by_phenomenon": _by_group(scores, [pair.phenomenon for pair in kept]),
+        "by_field": _by_group(scores, [pair.field for pair in kept]),
+    }
+
+
+def encode_pairs(pairs: Sequence[Pair], model: LoadedModel) -> tuple[list[Pair], list[Row], np.ndarray]:
+    """Rows of the sentences of pairs; sentences with the same tokens share a row, so that they tie exactly.
+
+    Returns:
+      the pairs whose sentences both fit the model,
+      the distinct rows, and
+      the rows of the better and of the worse sentence of each kept pair, int64 [pairs, 2].
+    """
+    sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
+    encoded = encode_sentences(sentences, model.tokenizer, model.config.max_positions)
+    kept, numbers, rows, index = [], {}, [], []
+    for pair, good, bad in zip(pairs, encoded[::2], encoded[1::2], strict=True):
+        if good is None or bad is None:
+            continue
+        for row in (good, bad):
+            key = row.input_ids.tobytes()
+            if key not in numbers:
+                numbers[key] = len(rows)
+                rows.append(row)
+            index.append(numbers[key])
+        kept.append(pair)
+    return kept, rows, np.array(index, np.int64).reshape(-1, 2)
+
+
+def baselines(model: LoadedModel, rows: Sequence[Row]) -> Scores:
+    """Scores of rows without context: minus the number of tokens, and the tokens' log-probabilities at a lone mask."""
+    lone = lone_mask_log_probabilities(model).astype(float)
+    tokens = np.array([2 - len(row.input_ids) for row in rows], float)
+    # fsum, so that sentences with the same words in another order have the same sum.
+    sums = np.array([math.fsum(lone[row.input_ids[1:-1]]) for row in rows])
+    return {"fewer_tokens": tokens, "lone_mask": sums}
+
+
+def _accuracies(scores: Scores, chosen: np.ndarray) -> dict[str, Any]:
+    return {name: preference(*values[chosen].T) for name, values in scores.items()}
+
+
+def _by_group(scores: Scores, groups: Sequence[str]) -> dict[str, Any]:
+    """Accuracies by group; pairs without one are left out."""
+    names = np.array(groups)
+    return {name: _accuracies(scores, np.flatnonzero(names == name)) for name in dict.fromkeys(groups) if name}

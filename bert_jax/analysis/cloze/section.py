@@ -1,0 +1,225 @@
+"""The section of the page about cloze tests, and their numbers over checkpoints."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from bert_jax.analysis.cloze.pll import VARIANTS
+from bert_jax.analysis.suite import Result
+from bert_jax.report import Block, Note, Table
+
+NAMES = {
+    "original": "PLL, original",
+    "within_word_l2r": "PLL, within-word left-to-right",
+    "whole_word": "PLL, whole-word",
+    "fewer_tokens": "fewer tokens",
+    "lone_mask": "a mask without context",
+    "random_weights": "random weights",
+    "most_frequent_object": "most frequent object",
+    "random_weights_original": "random weights, original",
+    "random_weights_within_word_l2r": "random weights, left-to-right",
+    "random_weights_whole_word": "random weights, whole-word",
+}
+MAX_ROWS = 80
+"""Largest number of groups that a table lists."""
+
+
+def scalars(result: Result) -> Mapping[str, float]:
+    """Numbers to draw over checkpoints: accuracy by test, in percent."""
+    found: dict[str, float | None] = {}
+    if "minimal_pairs" in result:
+        means = result["minimal_pairs"]["mean_of_uids"]
+        found["minimal pairs, left-to-right PLL, mean of UIDs (%)"] = means["within_word_l2r"]
+    if "agreement" in result:
+        found["agreement, all sentences (%)"] = result["agreement"]["all_sentences"]["model"]["accuracy"]
+    for name, one in result.get("ettinger", {}).items():
+        accuracy, sensitivity = (one[part]["model"]["groups"].get("all") for part in ("accuracy", "sensitivity"))
+        groups = one["accuracy"]["model"]["groups"]
+        found[f"{name}, expected word in top 5 (%)"] = groups["all"]["top_5"] if accuracy else None
+        found[f"{name}, completion preferred (%)"] = sensitivity["accuracy"] if sensitivity else None
+    if "lama" in result:
+        found["facts, P@1, mean of relations (%)"] = result["lama"]["mean_of_relations"]["model"]["precision_at_1"]
+    return {name: 100 * value for name, value in found.items() if value is not None}
+
+
+def blocks(result: Result) -> tuple[Block, ...]:
+    """Question, tables, and how to read them."""
+    parts: dict[str, Callable[[dict[str, Any]], Iterator[Block]]] = {
+        "minimal_pairs": _minimal_pairs,
+        "agreement": _agreement,
+        "ettinger": _ettinger,
+        "lama": _lama,
+    }
+    shown: list[Block] = [
+        Note("Which of two sentences, and which word at a mask, does the model prefer? A tie counts half.")
+    ]
+    for name, part in parts.items():
+        if name in result:
+            shown += part(result[name])
+    shown.append(
+        Note(
+            "Random weights show what the architecture and the tokenizer give; a mask without context shows which "
+            "words the model prefers anyway. Chance is 50 % where one of two is chosen."
+        )
+    )
+    return tuple(shown)
+
+
+def _minimal_pairs(found: dict[str, Any]) -> Iterator[Block]:
+    yield Note(
+        f"Minimal pairs: {found['pairs']:,} pairs of {len(found['by_uid']):,} UIDs ({found['pairs_in_files']:,} in the "
+        f"files, {found['not_drawn']:,} not drawn, {found['skipped_too_long']:,} too long). The score of a sentence is "
+        "its pseudo-log-likelihood; accuracy is the share of pairs whose better sentence has the higher score."
+    )
+    rows = [
+        (
+            NAMES[name],
+            _percent(found["mean_of_uids"][name]),
+            _percent(one["accuracy"]),
+            f"{one['items']:,}",
+            f"{one['ties']:,}",
+        )
+        for name, one in found["all_pairs"].items()
+    ]
+    yield Table(("score", "mean of UIDs (%)", "all pairs (%)", "pairs", "ties"), tuple(rows))
+    columns = (*VARIANTS, "fewer_tokens", "lone_mask")
+    for title, key in (("phenomenon", "by_phenomenon"), ("field", "by_field"), ("UID", "by_uid")):
+        if found[key]:
+            yield from _groups(title, found[key], columns, "pairs")
+
+
+def _agreement(found: dict[str, Any]) -> Iterator[Block]:
+    yield Note(
+        f"Agreement: the right form of a masked verb against the wrong one; {found['sentences']:,} of "
+        f"{found['sentences_in_files']:,} sentences ({_reasons(found['skipped'])})."
+    )
+    groups = {"all": found["all_sentences"], **found["by_group"]}
+    yield from _groups("group", groups, tuple(found["scores"]), "sentences")
+
+
+def _groups(title: str, groups: Mapping[str, Any], columns: tuple[str, ...], unit: str) -> Iterator[Block]:
+    """Accuracies by group; ties are those of the first column."""
+    rows = [
+        (
+            group,
+            *(_percent(one[name]["accuracy"]) for name in columns),
+            f"{one[columns[0]]['items']:,}",
+            f"{one[columns[0]]['ties']:,}",
+        )
+        for group, one in groups.items()
+    ]
+    header = (title, *(f"{NAMES.get(name, name)} (%)" for name in columns), unit, "ties")
+    yield Table(header, tuple(rows[:MAX_ROWS]))
+    if len(rows) > MAX_ROWS:
+        yield Note(f"{len(rows) - MAX_ROWS:,} more groups are in the JSON file.")
+
+
+def _ettinger(found: dict[str, Any]) -> Iterator[Block]:
+    yield Note(
+        "Diagnostics of Ettinger (2020): is the expected word among the 1 and the 5 most probable ones, and is the "
+        "completion that people prefer more probable than the others, also by more than 0.01?"
+    )
+    scores = ("model", "random_weights", "lone_mask")
+    rows = [
+        (
+            f"{name}, {group}",
+            *(_percent(one["accuracy"][score]["groups"][group][f"top_{k}"]) for score in scores for k in (1, 5)),
+            f"{values['items']:,}",
+            f"{sum(one['accuracy']['model']['skipped'].values()):,}",
+        )
+        for name, one in found.items()
+        for group, values in one["accuracy"]["model"]["groups"].items()
+    ]
+    header = [f"{NAMES.get(score, score)}, top {k} (%)" for score in scores for k in (1, 5)]
+    yield Table(("contexts", *header, "contexts", "skipped in the file"), tuple(rows))
+    rows = [
+        (
+            f"{name}, {group}",
+            *(_percent(one["sensitivity"][score]["groups"][group]["accuracy"]) for score in scores),
+            _percent(values["accuracy_above_threshold"]),
+            f"{values['items']:,}",
+            f"{values['ties']:,}",
+            f"{sum(one['sensitivity']['model']['skipped'].values()):,}",
+        )
+        for name, one in found.items()
+        for group, values in one["sensitivity"]["model"]["groups"].items()
+    ]
+    header = [f"{NAMES.get(score, score)} (%)" for score in scores]
+    columns = ("completion preferred", *header, "model, by more than 0.01 (%)", "items", "ties", "skipped in the file")
+    yield Table(columns, tuple(rows))
+    for name, one in found.items():
+        correlation = one["sensitivity"]["model"].get("correlation_with_cloze")
+        if correlation is not None:
+            yield Note(
+                f"{name}: the difference in probability between the contexts of an item has a correlation of "
+                f"{correlation:.2f} with the difference in human cloze probability."
+            )
+
+
+def _lama(found: dict[str, Any]) -> Iterator[Block]:
+    yield Note(
+        f"Facts: {found['facts']:,} of {found['facts_in_files']:,} ({_reasons(found['skipped'])}); the object is one "
+        f"of {found['candidates']:,} tokens (vocabulary: {found['vocabulary']}). Means are over relations."
+    )
+    means = found["mean_of_relations"]
+    rows = [
+        (
+            NAMES.get(name, name),
+            *(_percent(means[name].get(key)) for key in ("precision_at_1", "precision_at_10")),
+            _number(means[name].get("mean_reciprocal_rank")),
+        )
+        for name in ("model", "random_weights", "lone_mask", "most_frequent_object")
+    ]
+    yield Table(("score", "P@1 (%)", "P@10 (%)", "mean reciprocal rank"), tuple(rows))
+    yield _variants(found)
+    rows = [
+        (
+            name,
+            *(_percent(one["model"][key]) for key in ("precision_at_1", "precision_at_10")),
+            _number(one["model"]["mean_reciprocal_rank"]),
+            *(_percent(one[part]["precision_at_1"]) for part in ("random_weights", "most_frequent_object")),
+            f"{one['model']['facts']:,}",
+            f"{one['model']['ties']:,}",
+        )
+        for name, one in found["by_relation"].items()
+    ]
+    header = ("relation", "P@1 (%)", "P@10 (%)", "MRR", "random weights, P@1 (%)", "most frequent object, P@1 (%)")
+    yield Table((*header, "facts", "facts with ties"), tuple(rows))
+
+
+def _variants(found: dict[str, Any]) -> Table:
+    """What negation and mispriming change."""
+    means = found["mean_of_relations"]
+    negated, primed = means["negated"], means["misprimed"]
+    correlation = _number(negated["rank_correlation"])
+    facts = {part: sum(one[part]["facts"] for one in found["by_relation"].values()) for part in means}
+    rows = (
+        (
+            "negated",
+            f"{facts['negated']:,}",
+            _percent(negated["precision_at_1_original"]),
+            _percent(negated["precision_at_1_of_object"]),
+            f"same answer {_percent(negated['same_answer'])} %, rank correlation {correlation}",
+        ),
+        (
+            "misprimed",
+            f"{facts['misprimed']:,}",
+            _percent(primed["precision_at_1_original"]),
+            _percent(primed["precision_at_1"]),
+            f"answers the misprime {_percent(primed['answers_the_misprime'])} %",
+        ),
+    )
+    header = ("variant", "facts", "P@1 of the object, original (%)", "P@1 of the object, variant (%)", "answers")
+    return Table(header, rows, words=True)
+
+
+def _reasons(skipped: Mapping[str, int]) -> str:
+    """Counts of what was left out, in words."""
+    return "left out: " + ", ".join(f"{reason.replace('_', ' ')} {count:,}" for reason, count in skipped.items())
+
+
+def _percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
