@@ -33,10 +33,10 @@ class HeadsSettings:
     task: str = ""
     """Name of the task that MODEL was fine-tuned on, as of `bert-jax finetune --task`; its files are in task/. Without
     it the loss is that of masked tokens in text/."""
-    examples: Count = 48
+    examples: Count = 24
     """Texts, or examples of the task's train split, from which importances are computed; losses have as many other
     texts, or examples of each dev split."""
-    max_length: Count = 128
+    max_length: Count = 64
     """Tokens of a text or example, special ones included, at most the model's positions; longer texts are skipped,
     longer examples of a task are truncated."""
     mask_share: Rate = 0.15
@@ -45,7 +45,7 @@ class HeadsSettings:
     """Divide importances by their L2 norm in the layer before heads are ordered for pruning."""
     step: Share = 0.1
     """Share of all heads that is removed at a time."""
-    random_orders: Count = 3
+    random_orders: Count = 2
     """Random orders of removal, the baseline."""
     rise: NonNegative = 0.1
     """Rise of the loss, as a share of its value, up to which heads count as removable."""

@@ -156,8 +156,8 @@ def _smaller(result: Result) -> list[Block]:
     return [
         Table(header, tuple(rows)),
         Note(
-            f"The smaller checkpoint keeps the most important heads of every layer. Its logits differ from those of the "
-            f"model with the same heads masked by at most {smaller['largest_logit_difference']:.1e}; the mask itself "
+            "The smaller checkpoint keeps the most important heads of every layer. Its logits differ from those of the "
+            f"model with the other heads masked by at most {smaller['largest_logit_difference']:.1e}; the mask itself "
             f"changes them by up to {smaller['largest_logit_change_by_mask']:.2g}. Passes of the encoder over "
             f"{speed['rows']} rows of {speed['tokens_per_row']} tokens on {speed['device']}, in turn, median of "
             f"{speed['rounds']}: {speed['ratio']:.2f} times as fast."
