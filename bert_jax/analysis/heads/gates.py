@@ -119,7 +119,7 @@ class GateRun(FinetuneRun):
         super().__init__(*arguments)
 
     def make_config(self, rows: int, steps_per_epoch: int) -> Config:
-        """As of fine-tuning, with a learning rate of the gates; the settings of gates are part of the run's identity."""
+        """As of fine-tuning, with a learning rate of the gates; their settings are part of the run's identity."""
         config = super().make_config(rows, steps_per_epoch)
         (phase,) = config.phases
         scale = self.gate_rate / phase.learning_rate if phase.learning_rate else 0.0
