@@ -14,6 +14,7 @@ import numpy as np
 from bert_jax.config import MeshConfig
 from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.formats import input_formats
+from bert_jax.convert.translate import NativeModel
 from bert_jax.distributed.agreement import is_first
 from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import did_you_mean, require
@@ -177,10 +178,15 @@ def read_source(source: StoredPath) -> SourceEncoder:
         require(tokenizer is not None, f"{source} has no tokenizer: put its tokenizer.json in its directory")
         model = opened.model._replace(params=jax.tree.map(np.array, opened.model.params))
     require(model.config.direction == "bidirectional", f"{source} is a causal model: fine-tuning needs an encoder")
+    return SourceEncoder(model, tokenizer, str(source), native_sha256(model))
+
+
+def native_sha256(model: NativeModel) -> str:
+    """Hex SHA-256 of a model's family, config and parameters."""
     digest = hashlib.sha256(json.dumps([model.family, dataclasses.asdict(model.config)]).encode())
     for name, array in name_leaves(model.params).items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).data)
-    return SourceEncoder(model, tokenizer, str(source), digest.hexdigest())
+    return digest.hexdigest()
 
 
 def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> Splits:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -110,7 +110,7 @@ class FinetuneRun:
         self._seq_len = self._row_length(data.train)
         train = self._rows(data.train)
         row_counts = _row_counts(train.row_counts(options.steps, options.batch_size), mesh)
-        config = self._config(row_counts[-1], train.batches_per_epoch(options.batch_size))
+        config = self.make_config(row_counts[-1], train.batches_per_epoch(options.batch_size))
         self.config = choose_implementation(config, device_kind(mesh))
         evaluated = {
             metric_prefix(name): (self._rows(split.examples), functools.partial(data.metrics, name))
@@ -118,7 +118,7 @@ class FinetuneRun:
             if split.is_scored
         }
         process = jax.process_index(), jax.process_count()
-        self.task = FineTuning(
+        self.task = self.make_task(
             self.config, heads_of(self.config), options.batch_size, train, row_counts, evaluated, process
         )
         self.programs = make_programs(self.task, mesh)
@@ -158,7 +158,8 @@ class FinetuneRun:
             self.data.write_predictions(predictions, logits)
         return result
 
-    def _config(self, rows: int, steps_per_epoch: int) -> Config:
+    def make_config(self, rows: int, steps_per_epoch: int) -> Config:
+        """The config of the run, for batches of this many rows."""
         options, model = self.options, self.encoder.model
         frozen = ENCODER if options.freeze_encoder else ALL_BUT_ADAPTERS if options.adapter_size else ()
         assert options.batch_size is not None and options.max_length is not None
@@ -206,6 +207,10 @@ class FinetuneRun:
         head = FAMILIES[model.family].new_task_head(self.data.kind, self.data.labels)
         reads = options.pooling or head.reads
         return dataclasses.replace(head, reads=reads, mix=options.mix, cls_norm=options.cls_norm)
+
+    def make_task(self, *fields: Any) -> FineTuning:
+        """The task, from its fields."""
+        return FineTuning(*fields)
 
     def initial_params(self) -> InitialParams:
         """Parameters of the source and new ones of the head, on the host.

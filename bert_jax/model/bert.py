@@ -13,6 +13,7 @@ from flax import nnx
 
 from bert_jax.array_types import Array, Bool, Float, Key
 from bert_jax.config import ModelConfig
+from bert_jax.model.activations import Edits
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
@@ -39,14 +40,17 @@ class BertModel(nnx.Module):
         head = self.heads.task
         return head is not None and not head.mix and head.reads in ("cls", "pooled")
 
-    def encode(self, inputs: EncoderInputs, dropout_key: DropoutKey | None = None) -> EncoderOutput:
-        """Encode a batch for `task_features`, with no more than the task head reads."""
+    def encode(
+        self, inputs: EncoderInputs, dropout_key: DropoutKey | None = None, edits: Edits | None = None
+    ) -> EncoderOutput:
+        """Encode a batch for `task_features`, with no more than the task head reads; arguments as of `Encoder`."""
         if self._reads_cls:
             # `task_features` applies the pooler.
-            return self.encoder(inputs, dropout_key=dropout_key, positions=inputs.cls_positions, pool=False)
+            positions = inputs.cls_positions
+            return self.encoder(inputs, dropout_key=dropout_key, edits=edits, positions=positions, pool=False)
         mixes = self.heads.task is not None and self.heads.task.mix
         read_state = functools.partial(self._read_state, inputs) if mixes else None
-        return self.encoder(inputs, dropout_key=dropout_key, read_state=read_state)
+        return self.encoder(inputs, dropout_key=dropout_key, edits=edits, read_state=read_state)
 
     def task_view(self, inputs: EncoderInputs, output: EncoderOutput) -> EncoderOutput:
         """What `encode` returns, from an output with all positions and all hidden states."""

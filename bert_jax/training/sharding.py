@@ -39,7 +39,7 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(embeddings/projection|pooler|transform)/kernel", ("fsdp", None)),
     (r"(pair/dense|task/\w+)/kernel", ()),
     (r"layers/\w+_adapter/(down|up)/kernel", ()),
-    (r"task/(mix/weights|cls_norm/(mean|std|variance))", ()),
+    (r"task/(mix/weights|cls_norm/(mean|std|variance))|gates/log_alpha", ()),
     (r"mlm/bias", ("tensor",)),
     (r"bias|scale", ()),
     (r"count|step|divergence/\w+", ()),

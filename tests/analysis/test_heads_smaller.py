@@ -11,12 +11,12 @@ import bert_jax
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.heads import SUITE, smaller_model
 from bert_jax.analysis.heads.heads import HeadsSettings
-from bert_jax.analysis.heads.losses import CONTEXT
+from bert_jax.analysis.heads.losses import CONTEXT, Examples
 from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import ModelConfig
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import input_formats
+from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
@@ -61,8 +61,9 @@ def source(tmp_path_factory):
     """The directory of a model in the native format."""
     directory, model = tmp_path_factory.mktemp("source"), model_of({})
     model.tokenizer.save(directory / "tokenizer.json")
-    native = NativeModel("bert", model.config, HEADS, jax.tree.map(np.asarray, model.params))
-    convert(SourceModel("made", "made", native, directory / "tokenizer.json"), directory / "model", "bert-jax")
+    made = NativeModel("bert", model.config, HEADS, jax.tree.map(np.asarray, model.params))
+    (directory / "model").mkdir()
+    native.write(SourceModel("made", "made", made, directory / "tokenizer.json"), directory / "model")
     return epath.Path(directory / "model")
 
 
@@ -117,17 +118,17 @@ def test_the_suite_writes_a_checkpoint_that_loads(source, tmp_path):
 def test_formats_without_a_width_of_heads_refuse_it(source, tmp_path):
     with input_formats.open_model(source) as opened:
         config, params = smaller_model.remove_heads(opened.model.config, opened.model.params, KEPT)
-        native = opened.model._replace(config=config, params=params)
-        smaller = dataclasses.replace(opened, model=native)
-        with pytest.raises(UserError, match="model.head_size 8 cannot be written as bert, .* = 16: use --to bert-jax"):
+        smaller = dataclasses.replace(opened, model=opened.model._replace(config=config, params=params))
+        with pytest.raises(UserError, match=r"model.head_size 8 cannot be written as bert, .* = 16: use --to bert-jax"):
             convert(smaller, tmp_path / "out", "huggingface")
     assert not (tmp_path / "out").exists()
 
 
 def test_a_model_in_memory_has_no_source(source, tmp_path):
     inputs = SuiteInputs(bert_jax.load(source), epath.Path(tmp_path), 0, False)
+    nothing = Examples("mlm", [], 0, np.zeros(0, np.int64), None)
     with pytest.raises(UserError, match="was not read from a directory"):
-        smaller_model.write_smaller(inputs, None, IMPORTANCES, 0.5, epath.Path(tmp_path / "x"))
+        smaller_model.write_smaller(inputs, nothing, IMPORTANCES, 0.5, epath.Path(tmp_path / "x"))
 
 
 def _plain(result):

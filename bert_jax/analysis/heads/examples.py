@@ -14,7 +14,7 @@ from bert_jax.finetune.sentence_data import SentenceTask
 from bert_jax.finetune.task_data import TaskData, score
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-TOKENS_PER_BATCH = 512
+TOKENS_PER_BATCH = 256
 """Rows of a batch are at most this long together: few rows only fill a batch, whose passes are repeated per head."""
 
 

@@ -1,11 +1,13 @@
 """The suite: importances of heads, losses without them, and pruning curves, for the MLM loss or a task."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bert_jax.analysis.heads.ablation import leave_one_out, prune, without_layers
+from bert_jax.analysis.heads.gate_training import GateTraining, train_gates
 from bert_jax.analysis.heads.losses import Evaluation, evaluate, mask_derivatives
 from bert_jax.analysis.heads.measures import (
     counts_to_remove,
@@ -20,7 +22,7 @@ from bert_jax.analysis.heads.smaller_model import write_smaller
 from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, NonNegative, Rate, Share, check
+from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.progress import progress_bar
 from bert_jax.storage import to_path
@@ -33,10 +35,10 @@ class HeadsSettings:
     task: str = ""
     """Name of the task that MODEL was fine-tuned on, as of `bert-jax finetune --task`; its files are in task/. Without
     it the loss is that of masked tokens in text/."""
-    examples: Count = 48
+    examples: Count = 24
     """Texts, or examples of the task's train split, from which importances are computed; losses have as many other
     texts, or examples of each dev split."""
-    max_length: Count = 128
+    max_length: Count = 64
     """Tokens of a text or example, special ones included, at most the model's positions; longer texts are skipped,
     longer examples of a task are truncated."""
     mask_share: Rate = 0.15
@@ -45,7 +47,7 @@ class HeadsSettings:
     """Divide importances by their L2 norm in the layer before heads are ordered for pruning."""
     step: Share = 0.1
     """Share of all heads that is removed at a time."""
-    random_orders: Count = 3
+    random_orders: Count = 2
     """Random orders of removal, the baseline."""
     rise: NonNegative = 0.1
     """Rise of the loss, as a share of its value, up to which heads count as removable."""
@@ -54,6 +56,17 @@ class HeadsSettings:
     is written."""
     keep: Share = 0.5
     """Share of each layer's heads that the smaller checkpoint keeps, rounded, at least one head."""
+    gates_to: str = ""
+    """Work directory of a run that trains gates of heads on the task; the same directory continues it. Without it no
+    gates are trained."""
+    gate_penalty: NonNegative = 0.02
+    """Added to the loss for each head, times the probability that its gate is open."""
+    gate_steps: Count = 300
+    """Steps of 16 examples; of 32 from 10,000 training examples on."""
+    gate_rate: Positive = 0.1
+    """Peak learning rate of the gates' log alpha."""
+    weights_rate: NonNegative = 2e-5
+    """Peak learning rate of the model's weights while gates are trained; 0: they are frozen."""
     text_columns: tuple[str, ...] = ("text",)
     """As of `bert-jax finetune`."""
     label_column: str = "label"
@@ -79,6 +92,8 @@ class HeadsSettings:
 def unsuited(inputs: SuiteInputs, settings: HeadsSettings) -> str | None:
     """Why the model or the data do not have what the loss needs."""
     heads, folder = inputs.model.heads, "task" if settings.task else "text"
+    if settings.gates_to and not settings.task:
+        return "--heads.gates-to trains gates on a task: give --heads.task"
     if settings.task and heads.task is None:
         return "--heads.task needs a fine-tuned model, and the model has no task head"
     if not settings.task and not heads.mlm:
@@ -136,7 +151,20 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
         "smaller": None
         if destination is None
         else write_smaller(inputs, data.for_losses, importances, settings.keep, destination),
+        "gates": _train_gates(inputs, settings) if settings.gates_to else None,
     }
+
+
+def _train_gates(inputs: SuiteInputs, settings: HeadsSettings) -> dict[str, Any]:
+    options = dataclasses.replace(
+        settings.finetune_options(inputs.model.config.max_positions),
+        steps=settings.gate_steps,
+        learning_rate=settings.weights_rate,
+        keep_head=True,
+        seed=inputs.seed,
+    )
+    training = GateTraining(settings.task, options, settings.examples, settings.gate_penalty, settings.gate_rate)
+    return train_gates(inputs, training, to_path(settings.gates_to))
 
 
 def _read(inputs: SuiteInputs, settings: HeadsSettings) -> HeadData:

@@ -42,6 +42,7 @@ def blocks(result: Result) -> tuple[Block, ...]:
         _pruning(result, "score"),
         _layers(result),
         *([] if result["smaller"] is None else _smaller(result)),
+        *([] if result["gates"] is None else _gates(result)),
         Note(
             f"{result['removable_share']:.0%} of the heads can be removed until the loss rises by "
             f"{result['rise']:.0%}; in random order {result['removable_share_random_order']:.0%}. The most important "
@@ -156,10 +157,34 @@ def _smaller(result: Result) -> list[Block]:
     return [
         Table(header, tuple(rows)),
         Note(
-            f"The smaller checkpoint keeps the most important heads of every layer. Its logits differ from those of the "
-            f"model with the same heads masked by at most {smaller['largest_logit_difference']:.1e}; the mask itself "
+            "The smaller checkpoint keeps the most important heads of every layer. Its logits differ from those of the "
+            f"model with the other heads masked by at most {smaller['largest_logit_difference']:.1e}; the mask itself "
             f"changes them by up to {smaller['largest_logit_change_by_mask']:.2g}. Passes of the encoder over "
             f"{speed['rows']} rows of {speed['tokens_per_row']} tokens on {speed['device']}, in turn, median of "
             f"{speed['rounds']}: {speed['ratio']:.2f} times as fast."
+        ),
+    ]
+
+
+def _gates(result: Result) -> list[Block]:
+    """Trained gates, and the model under them."""
+    found, shape = result["gates"], (result["layers"], result["heads"])
+    layers, heads = (tuple(map(str, range(size))) for size in shape)
+    names = {
+        "all_open": "all heads",
+        "under_gates": "factors of the gates",
+        "closed_removed": "heads with gate 0 removed",
+        "random_removed": "as many random heads removed (mean)",
+    }
+    rows = [(name, f"{found[key]['loss']:.4f}", f"{found[key]['score']:.4f}") for key, name in names.items()]
+    weights = "with the weights of the model" if found["weights_trained"] else "with frozen weights"
+    return [
+        Heatmap("Gates after training (0: closed)", _rows(found["gates"]), layers, heads, "layer", "head", "gate"),
+        Table(("after the training of gates", "loss", "score"), tuple(rows)),
+        Note(
+            f"Hard-concrete gates, {found['steps']:,} steps {weights}, penalty {found['penalty']:g} per open gate: "
+            f"{found['closed']} of {shape[0] * shape[1]} gates are closed; expected number of open gates "
+            f"{np.sum(found['open_probability']):.1f}. How many close depends on the penalty and on the number of "
+            "steps: compare several penalties."
         ),
     ]

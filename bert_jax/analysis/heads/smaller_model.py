@@ -59,7 +59,7 @@ def remove_heads(config: ModelConfig, params: Params, kept: Int[np.ndarray, "L K
     groups = parameter_groups(config)
     by_group = np.stack([kept[groups.index(group)] for group in range(len(set(groups)))])
 
-    def take(path: str, leaf: np.ndarray) -> np.ndarray:
+    def take(path: str, leaf: Any) -> np.ndarray:
         axis = next((axis for end, axis in HEAD_AXES.items() if path.endswith(f"encoder/layers/{end}")), None)
         if axis is None:
             return np.asarray(leaf)

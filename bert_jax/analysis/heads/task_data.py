@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from bert_jax.analysis.heads.examples import labelled_examples, masked_texts, scored_examples, shorten_held_out
@@ -10,7 +11,7 @@ from bert_jax.analysis.rows import sample_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import require
-from bert_jax.finetune.finetune import encode_splits, read_splits
+from bert_jax.finetune.finetune import encode_splits, native_sha256, read_splits
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
@@ -89,12 +90,8 @@ def open_short_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, co
     return encode_splits(task, splits, options, as_source(inputs.model))
 
 
-def as_source(model: LoadedModel, digest: str = "") -> SourceEncoder:
-    """A loaded model as the source of fine-tuning.
-
-    Args:
-      model: with any heads.
-      digest: hex SHA-256 of the model, where it matters.
-    """
-    family = infer_model_type(model.config, model.heads)
-    return SourceEncoder(NativeModel(family, model.config, model.heads, model.params), model.tokenizer, "MODEL", digest)
+def as_source(model: LoadedModel) -> SourceEncoder:
+    """A loaded model as the source of fine-tuning."""
+    params = jax.tree.map(np.asarray, model.params)
+    native = NativeModel(infer_model_type(model.config, model.heads), model.config, model.heads, params)
+    return SourceEncoder(native, model.tokenizer, "MODEL", native_sha256(native))

@@ -1,0 +1,100 @@
+"""Trains gates on the task in task/, and measures the model under them beside random heads."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from bert_jax.analysis.heads import gates
+from bert_jax.analysis.heads.examples import scored_examples
+from bert_jax.analysis.heads.losses import Evaluation, evaluate
+from bert_jax.analysis.heads.task_data import as_source, open_short_task
+from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.config import MeshConfig
+from bert_jax.errors import UserError
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.storage import StoredPath
+from bert_jax.training.job import newest_params
+from bert_jax.training.programs import Programs
+from bert_jax.training.sharding import make_mesh
+
+RANDOM_SETS = 3
+"""Random sets of heads that are removed beside those whose gates close."""
+
+
+class GateTraining(NamedTuple):
+    """How gates are trained."""
+
+    task: str
+    options: FinetuneOptions
+    """Of fine-tuning; the learning rate is that of the weights, and 0 freezes them."""
+    examples: int
+    """Of each dev split."""
+    penalty: float
+    rate: float
+    """Peak learning rate of log alpha."""
+
+
+def train_gates(inputs: SuiteInputs, training: GateTraining, workdir: StoredPath) -> dict[str, Any]:
+    """Train gates in a work directory, or continue there, and evaluate the model under the gates of evaluation.
+
+    Args:
+      inputs: with a fine-tuned model.
+      training: see `GateTraining`.
+      workdir: of the run.
+
+    Returns:
+      plain values: gates and probabilities, loss and score under the gates, with all gates 1, with every gate that is
+      not 0 set to 1, and without as many random heads, mean of `RANDOM_SETS`.
+
+    Raises:
+      UserError: the directory holds another run, task data that do not fit, or the run was stopped.
+    """
+    model, options = inputs.model, training.options
+    train_weights = options.learning_rate != 0
+    if not train_weights:
+        options = dataclasses.replace(options, learning_rate=training.rate)
+    data = open_short_task(inputs, training.task, options, training.examples)
+    options = options.with_length(model.config, 384 if training.task == "squad" else 128)
+    options = options.with_recipe(len(data.train.lengths))
+    run = gates.GateRun(
+        as_source(model),
+        training.task,
+        data,
+        str(inputs.data / "task"),
+        options,
+        inputs.seed,
+        make_mesh(MeshConfig()),
+        Programs,
+        penalty=training.penalty,
+        gate_rate=training.rate,
+        train_weights=train_weights,
+    )
+    run.check_directories({inputs.seed: workdir})
+    if run.train(workdir) is None:
+        raise UserError(f"the training of gates in {workdir} was stopped and saved: the same command continues it")
+    params = jax.tree.map(np.asarray, newest_params(run.programs, workdir)[0])
+    log_alpha = params.pop("gates")["log_alpha"]
+    trained = LoadedModel(model.config, model.heads, params, model.tokenizer)
+    examples, values = scored_examples(data, model.tokenizer.pad_id), np.asarray(gates.fixed_gates(log_alpha))
+
+    def measured(mask: np.ndarray) -> dict[str, float]:
+        found: Evaluation = evaluate(trained, examples, mask)
+        return {"loss": found.loss, "score": found.score}
+
+    closed, rng = values == 0, np.random.default_rng(inputs.seed)
+    randoms = [measured(~rng.permutation(closed.ravel()).reshape(closed.shape)) for _ in range(RANDOM_SETS)]
+    return {
+        "steps": options.steps,
+        "penalty": training.penalty,
+        "weights_trained": train_weights,
+        "gates": values,
+        "open_probability": np.asarray(gates.open_probabilities(log_alpha)),
+        "closed": int(closed.sum()),
+        "under_gates": measured(values),
+        "closed_removed": measured(~closed),
+        "all_open": measured(np.ones(values.shape)),
+        "random_removed": {name: float(np.mean([one[name] for one in randoms])) for name in ("loss", "score")},
+    }
