@@ -4,6 +4,7 @@ Layers count from 0 in all names and results; hidden state 0 is the output of th
 """
 
 import dataclasses
+import json
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,10 +25,12 @@ from bert_jax.field_validation import Share
 from bert_jax.flags import DirectoryArg
 from bert_jax.inference import loaded_model
 from bert_jax.report.page_file import check_page_file, write_page
-from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local
+from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local, write_atomic
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
 
 PAGE = "report.html"
+CURVES = "curves.json"
+"""With several checkpoints: values by suite, name and step."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,6 +179,9 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
         print(f"{name} was left out: {why}", file=sys.stderr)
     if not shown:
         raise UserError(f"--data {options.data} has no data for any suite: see docs/analysis.md for its folders")
+    if len(points) > 1:
+        curves = page.emergence(shown, points)
+        write_atomic(options.out / CURVES, json.dumps(curves, indent=1, allow_nan=False).encode())
     sections = page.sections(f"Analysis of {options.model}", command, model, shown, points, left_out)
     write_page(options.out / PAGE, "--out", sections)
     for suite in shown:

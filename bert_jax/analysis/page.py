@@ -1,6 +1,7 @@
 """The page of an analysis: what was analysed, a section per suite, and curves over the checkpoints."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.analysis.results import ResultFile
@@ -40,20 +41,30 @@ def sections(
     blocks += [Note(f"{name} was left out: {why}") for name, why in left_out.items()]
     blocks += [_cost_table(suites, newest)]
     about = [Section(suite.name, suite.blocks(newest.files[suite.name]["result"])) for suite in suites]
-    over_time = [Section("over the checkpoints", tuple(emergence(suites, points)))] if len(points) > 1 else []
+    over_time = [Section("over the checkpoints", tuple(_emergence_curves(suites, points)))] if len(points) > 1 else []
     return [Section(title, tuple(blocks), level=1), *over_time, *about]
 
 
-def emergence(suites: Sequence[Suite], points: Sequence[Point]) -> list[Block]:
-    """A figure for each number of each suite, over the steps of the checkpoints."""
-    blocks: list[Block] = []
+def emergence(suites: Sequence[Suite], points: Sequence[Point]) -> dict[str, dict[str, dict[int, float]]]:
+    """Numbers over checkpoints: by suite and name, the value at each step where it is a number."""
+    curves: dict[str, dict[str, dict[int, float]]] = {}
     for suite in suites:
         by_step = [(point.step, suite.scalars(point.files[suite.name]["result"])) for point in points]
-        for name in by_step[-1][1]:
-            x = tuple(float(step) for step, scalars in by_step if name in scalars)
-            y = tuple(float(scalars[name]) for _, scalars in by_step if name in scalars)
-            blocks.append(Curves(f"{suite.name}: {name}", (Series(name, x, y),), "step"))
-    return blocks
+        names = dict.fromkeys(name for _, scalars in by_step for name in scalars)
+        curves[suite.name] = {
+            name: {step: float(one[name]) for step, one in by_step if math.isfinite(one.get(name, math.nan))}
+            for name in names
+        }
+    return curves
+
+
+def _emergence_curves(suites: Sequence[Suite], points: Sequence[Point]) -> Iterator[Block]:
+    """A figure for each number that a checkpoint has."""
+    for suite, curves in emergence(suites, points).items():
+        for name, by_step in curves.items():
+            if by_step:
+                series = Series(name, tuple(map(float, by_step)), tuple(by_step.values()))
+                yield Curves(f"{suite}: {name}", (series,), "step")
 
 
 def _model_table(model: LoadedModel, point: Point) -> Table:

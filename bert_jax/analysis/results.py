@@ -19,6 +19,8 @@ from bert_jax.storage import StoredPath, read_json_as, write_atomic
 from bert_jax.training.param_paths import name_leaves
 
 FORMAT_VERSION = 1
+DIGITS = 6
+"""Significant digits of numbers; the next ones differ between devices."""
 ADVICE = "choose another --out, or remove the file"
 
 
@@ -119,7 +121,7 @@ def _check_same(path: StoredPath, written: Mapping[str, Any], request: Mapping[s
 
 
 def _plain(value: Any, where: str) -> Any:
-    """A result as JSON holds it: NumPy's numbers and arrays become Python's; NaN becomes null."""
+    """A result as JSON holds it: NumPy's numbers and arrays become Python's, with DIGITS; NaN becomes null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(one, f"{where}.{key}") for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -127,7 +129,7 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, np.ndarray | np.generic):
         return _plain(value.tolist(), where)
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None
     assert value is None or isinstance(value, bool | int | str), f"{where}: {type(value)}"
     return value
 

@@ -106,6 +106,8 @@ def test_all_checkpoints_of_a_run(tiny_run, data, tmp_path):
     totals = [json.loads((out / step / "words.json").read_text())["result"]["total"] for step in steps]
     assert len(set(totals)) == len(totals)
     assert "over the checkpoints" in (out / "report.html").read_text()
+    curves = json.loads((out / "curves.json").read_text())["words"]
+    assert curves["sum of weights"] == {str(int(step)): total for step, total in zip(steps, totals, strict=True)}
     assert call(tiny_run, "--data", data, "--out", out, "--checkpoints", str(int(steps[0]))) == 0
     assert len(CALLS) == len(steps)
 
