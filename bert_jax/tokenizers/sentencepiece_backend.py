@@ -93,7 +93,9 @@ class SentencePieceBackend(TokenizerModel):
         """A word begins at each mark for a space; the first piece of a text begins one in any case."""
         begins = [piece.startswith(WORD_START) for piece in self.pieces]
         encoded = self.encode(texts)
-        return [(ids, list(itertools.accumulate((begins[i] for i in ids[1:]), initial=0))[: len(ids)]) for ids in encoded]
+        return [
+            (ids, list(itertools.accumulate((begins[i] for i in ids[1:]), initial=0))[: len(ids)]) for ids in encoded
+        ]
 
     def decode(self, ids: list[int]) -> str:
         """Special tokens, which the library omits, are separated by spaces."""
