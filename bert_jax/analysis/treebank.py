@@ -62,7 +62,7 @@ def read_conllu(path: StoredPath) -> list[Sentence]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 at byte {error.start:,}") from error
-    sentences = []
+    sentences, name = [], str(path)
     for first, lines in _blocks(text.split("\n")):
         tokens = []
         for number, line in enumerate(lines, first):
@@ -71,7 +71,7 @@ def read_conllu(path: StoredPath) -> list[Sentence]:
             except conllu.exceptions.ParseException as error:
                 raise UserError(f"{path}, line {number}: not CoNLL-U: {error}") from error
         if tokens:
-            sentences.append(_to_sentence(tokens, path))
+            sentences.append(_to_sentence(tokens, name))
     require(bool(sentences), f"{path}: the file has no sentence")
     return sentences
 
@@ -86,7 +86,7 @@ def _blocks(lines: Sequence[str]) -> Iterator[tuple[int, list[str]]]:
             start = i + 1
 
 
-def _to_sentence(tokens: Iterable[tuple[int, dict]], path: StoredPath) -> Sentence:
+def _to_sentence(tokens: Iterable[tuple[int, dict]], path: str) -> Sentence:
     """Check and convert the parsed lines (number of the line, fields) of one sentence."""
     rows, line = [], 0
     for line, token in tokens:

@@ -30,6 +30,13 @@ SETTINGS = AttentionSettings(
     texts=8, cluster_texts=4, gradient_texts=3, flow_texts=3, flow_length=12, sentences=12, least_words=5
 )
 
+HEADS_OF_LOSS = {
+    "mlm": Heads(),
+    "classification": Heads(mlm=False, task=TaskHead("classification", ("a", "b", "c"), "cls")),
+    "regression": Heads(mlm=False, task=TaskHead("classification", ("a",), "cls")),
+    "tagging": Heads(mlm=False, task=TaskHead("tagging", ("a", "b"), "tokens")),
+}
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -128,8 +135,8 @@ def test_distances_between_heads():
     rng, n = np.random.default_rng(0), 7
     attention = rng.dirichlet(np.full(n, 0.3), (4, n)).astype(np.float32)
     attention[3] = attention[0]
-    padded = np.pad(attention, ((0, 0), (0, 3), (0, 3)), constant_values=0.5)
-    padded[..., n:] = 0
+    padded = rng.random((4, n + 3, n + 3)).astype(np.float32)
+    padded[:, :n, :n], padded[..., n:] = attention, 0
     found = np.asarray(clusters.divergence_sums(padded, jax.numpy.int32(n)))
     expected = [[sum(jensenshannon(a[i], b[i]) ** 2 for i in range(n)) for b in attention] for a in attention]
     np.testing.assert_allclose(found, expected, atol=1e-5)
@@ -149,61 +156,53 @@ def test_points_of_a_plane_are_recovered():
     assert clusters.classical_mds(np.zeros((3, 3)))[1] == 1 and clusters.distances_by_layer(squared, 1)[0] is None
 
 
-def finite_difference(value, batch, model, layer, head, query, key, step=2e-3):
-    name = f"layers.{layer}.attention.probabilities"
-    found = []
-    for sign in (1, -1):
-        change = [Intervention(name, heads=(head,), positions=(query,), keys=(key,), factor=1.0, add=sign * step)]
-        found.append(value(model, batch, change))
-    return (found[0] - found[1]) / (2 * step)
-
-
-@pytest.mark.parametrize("head", ["mlm", "classification", "regression"])
+@pytest.mark.parametrize("head", ["mlm", "classification", "regression", "tagging"])
 def test_gradients_are_finite_differences(pairs, head):
-    """Of the mean over all queries and [SEP] keys of one text, next to a text with more masked tokens."""
-    labels = {"classification": ("a", "b", "c"), "regression": ("a",)}.get(head)
-    heads = Heads() if labels is None else Heads(mlm=False, task=TaskHead("classification", labels, "cls"))
-    model, masked, index = small_model(heads), [np.array([2, 3, 6]), np.array([2])], 1
-    if labels is not None:
-        masked = None
-    rows = pairs[:2]
-    found = attention_gradients.gradients_by_kind(model, rows, masked)
-    found_first = attention_gradients.gradients_by_kind(model, rows[:1], masked and masked[:1])
-    of_text = {kind: 2 * found[kind] - found_first[kind] for kind in found if kind != "punctuation"}
-    (batch,) = batches([rows[index]], model.tokenizer.pad_id, 32)
-    n, tokens = int(batch.lengths[0]), rows[index].input_ids
-    if masked is not None:
+    """Of a head's mean over all queries and [SEP] keys, in the second of two texts."""
+    model, rows = small_model(HEADS_OF_LOSS[head]), pairs[:2]
+    masked = [np.array([2, 3, 6]), np.array([2, 3])] if head == "mlm" else None
+    both = attention_gradients.gradients_by_kind(model, rows, masked)
+    first = attention_gradients.gradients_by_kind(model, rows[:1], masked and masked[:1])
+    found = (2 * both["sep"] - first["sep"])[1, 1]
+    (batch,) = batches(rows[1:], model.tokenizer.pad_id, 32)
+    n, tokens = int(batch.lengths[0]), rows[1].input_ids
+    if head == "mlm":
         hidden = batch.input_ids.copy()
-        hidden[0, 2] = model.tokenizer.mask_id
+        hidden[0, masked[1]] = model.tokenizer.mask_id
         batch = batch._replace(input_ids=hidden)
 
-    def loss(model, batch, change):
-        if masked is not None:
-            logits = capture(model, batch, ["mlm_logits"], change)["mlm_logits"][0, 2].astype(np.float64)
-            return np.log(np.exp(logits).sum()) - logits[tokens[2]]
-        logits = capture(model, batch, ["task_logits"], change)["task_logits"][0, 0].astype(np.float64)
-        return logits[0] if head == "regression" else np.log(np.exp(logits).sum()) - logits.max()
+    def loss(change):
+        output = "mlm_logits" if head == "mlm" else "task_logits"
+        logits = capture(model, batch, [output], change)[output][0].astype(np.float64)
+        if head == "regression":
+            return logits[0, 0]
+        used = {"mlm": masked and masked[1], "tagging": np.arange(n), "classification": [0]}[head]
+        chosen = tokens[used] if head == "mlm" else logits[used].argmax(-1)
+        losses = np.log(np.exp(logits[used]).sum(-1)) - logits[used, chosen]
+        return losses.mean()
+
+    def derivative(query, key, step=2e-3):
+        place = {"heads": (1,), "positions": (query,), "keys": (key,), "factor": 1.0}
+        name = "layers.1.attention.probabilities"
+        plus, minus = (loss([Intervention(name, **place, add=sign * step)]) for sign in (1, -1))
+        return (plus - minus) / (2 * step)
 
     keys = np.flatnonzero(tokens == model.tokenizer.sep_id)
-    layer, one_head = 1, 1
-    expected = [
-        abs(finite_difference(loss, batch, model, layer, one_head, query, key)) for query in range(n) for key in keys
-    ]
-    np.testing.assert_allclose(of_text["sep"][layer, one_head], np.mean(expected), rtol=0.02)
-    assert np.mean(expected) > 1e-4
+    expected = np.mean([abs(derivative(query, key)) for query in range(n) for key in keys])
+    assert expected > 1e-4
+    np.testing.assert_allclose(found, expected, rtol=0.02)
 
 
 def test_losses_of_heads():
-    tagging = TaskHead("tagging", ("a", "b"), "tokens")
-    assert attention_gradients.loss_name(Heads()) == "masked tokens"
-    assert attention_gradients.loss_name(Heads(mlm=False, task=tagging)) == "prediction"
+    names = {head: attention_gradients.loss_name(heads) for head, heads in HEADS_OF_LOSS.items()}
+    assert names.pop("mlm") == "masked tokens" and set(names.values()) == {"prediction"}
     span = TaskHead("span", ("start", "end"), "tokens")
     assert attention_gradients.loss_name(Heads(mlm=False, task=span)) is None
     assert attention_gradients.loss_name(Heads(mlm=False, pair=True)) is None
 
 
 def test_gradients_of_tagging_do_not_depend_on_padding(pairs):
-    model = small_model(Heads(mlm=False, task=TaskHead("tagging", ("a", "b"), "tokens")))
+    model = small_model(HEADS_OF_LOSS["tagging"])
     both = attention_gradients.gradients_by_kind(model, pairs[:2], None)
     alone = [attention_gradients.gradients_by_kind(model, [row], None) for row in pairs[:2]]
     np.testing.assert_allclose(both["sep"], (alone[0]["sep"] + alone[1]["sep"]) / 2, rtol=1e-4)

@@ -170,7 +170,10 @@ def _gradients(
 def _measure_treebank(
     inputs: SuiteInputs, settings: AttentionSettings, length: int, random: LoadedModel
 ) -> dict[str, Any]:
-    names, parts = selection_and_scoring(read_splits(inputs.files("treebank", ".conllu")))
+    files = inputs.files("treebank", ".conllu")
+    # Sentences of train are needed only if there are no others.
+    splits = read_splits([path for path in files if "train" not in path.name] or files)
+    names, parts = selection_and_scoring(splits)
     drawn, rows, skipped = [], [], 0
     for sentences in parts:
         order = np.random.default_rng(inputs.seed).permutation(len(sentences))[: settings.sentences]
