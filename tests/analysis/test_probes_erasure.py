@@ -130,7 +130,7 @@ def test_erasure_in_the_last_layer_is_the_head_on_erased_vectors(masked):
 
 
 def test_measured_in_every_layer(masked):
-    found = erasure.measure(small_model(), *masked, progress=False, **PROBE)
+    found = erasure.measure(small_model(), *masked, penalty=1.0, seed=0, progress=False)
     assert found["ranks"] == [4] * LAYERS and len(found["mlm"]["loss_nats"]["leace"]) == LAYERS
     assert min(found["probe_accuracy"]["none"]) > max(found["probe_accuracy"]["leace"])
     assert found["scored_tokens"] == sum((labels >= 0).sum() for labels in masked[1].labels)
@@ -138,4 +138,4 @@ def test_measured_in_every_layer(masked):
 
 def test_without_an_mlm_head_only_probes_are_scored(masked):
     model = small_model(Heads(mlm=False, pair=True))
-    assert erasure.measure(model, *masked, progress=False, **PROBE)["mlm"] is None
+    assert erasure.measure(model, *masked, penalty=1.0, seed=0, progress=False)["mlm"] is None

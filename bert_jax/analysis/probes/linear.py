@@ -18,7 +18,7 @@ from bert_jax.array_types import Array, Float, Int, Key
 BATCH = 256
 LEARNING_RATE = 3e-3
 """Of Adam, decayed linearly to 0."""
-MIN_STEPS = 100
+MIN_STEPS = 200
 CHUNK = 1024
 """Examples whose likelihood is computed at once."""
 FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5, 1.0)

@@ -116,7 +116,6 @@ def _erasure(
     return erasure.measure(
         inputs.model,
         *masked,
-        epochs=settings.epochs,
         penalty=settings.penalty,
         seed=inputs.seed,
         progress=inputs.progress,
