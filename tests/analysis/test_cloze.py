@@ -18,9 +18,9 @@ from tests.analysis import data_folder
 from tests.analysis.models import small_model
 from tests.analysis.test_cloze_pll import context_free
 
-CPRAG = "item context_s1 context_s2 expected within_category between_category constraint".split()
-ROLE = "item context expected exp_cloze target tgt_cloze tgt_cloze(strict)".split()
-SIMP = "item context_aff context_neg target_aff target_neg".split()
+CPRAG = ["item", "context_s1", "context_s2", "expected", "within_category", "between_category", "constraint"]
+ROLE = ["item", "context", "expected", "exp_cloze", "target", "tgt_cloze", "tgt_cloze(strict)"]
+SIMP = ["item", "context_aff", "context_neg", "target_aff", "target_neg"]
 
 
 def prefers(**logits: float) -> dict[str, LoadedModel]:
