@@ -89,7 +89,7 @@ def mask_log_probabilities(model: LoadedModel, rows: Sequence[Row]) -> Float[np.
     """
     tokenizer = model.tokenizer
     found = np.zeros((len(rows), tokenizer.vocab_size), np.float32)
-    for shape in plan_shapes(np.array([len(row.input_ids) for row in rows])):
+    for shape in plan_shapes(np.array([len(row.input_ids) for row in rows], np.int64)):
         input_ids, mask = pad_rows([rows[i] for i in shape.indices], shape.length, tokenizer.pad_id)
         positions = (input_ids == tokenizer.mask_id).argmax(1).astype(np.int32)
         within = Shape(shape.length, shape.rows_per_pass, np.arange(len(shape.indices)))
