@@ -34,14 +34,10 @@ def sigmoid(x):
     return 1 / (1 + np.exp(-np.asarray(x, np.float64)))
 
 
-def keys(count):
-    return [DropoutKey(jnp.uint32(seed), jnp.arange(2)) for seed in range(count)]
-
-
 def test_formulas():
     rng = np.random.default_rng(0)
-    log_alpha, uniform = rng.normal(0, 2, (3, 4)).astype(np.float32), rng.random((3, 4)).astype(np.float32)
-    stretched = sigmoid((np.log(uniform) - np.log(1 - uniform) + log_alpha) / 0.33) * 1.2 - 0.1
+    log_alpha, uniform = (jnp.asarray(x, jnp.float32) for x in (rng.normal(0, 2, (3, 4)), rng.random((3, 4))))
+    stretched = sigmoid((np.log(uniform / (1 - uniform)) + log_alpha) / 0.33) * 1.2 - 0.1
     np.testing.assert_allclose(gates.sample_gates(log_alpha, uniform), np.clip(stretched, 0, 1), atol=1e-5)
     np.testing.assert_allclose(gates.fixed_gates(log_alpha), np.clip(sigmoid(log_alpha) * 1.2 - 0.1, 0, 1), atol=1e-6)
     expected = sigmoid(log_alpha - 0.33 * np.log(0.1 / 1.1))
@@ -50,7 +46,8 @@ def test_formulas():
 
 def test_samples_are_open_as_often_as_the_probability_says():
     log_alpha = jnp.array([[-3.0, -1.5], [-0.5, 0.5]])
-    uniform = jnp.stack([gates.uniform_numbers(key, (2, 2)) for key in keys(3000)])
+    seeds = jnp.arange(3000, dtype=jnp.uint32)
+    uniform = jax.vmap(lambda seed: gates.uniform_numbers(DropoutKey(seed, jnp.arange(2)), (2, 2)))(seeds)
     assert uniform.min() > 0 and uniform.max() < 1 and np.ptp(np.asarray(uniform.mean(0))) < 0.05
     share = (jax.vmap(lambda one: gates.sample_gates(log_alpha, one))(uniform) > 0).mean(0)
     np.testing.assert_allclose(share, gates.open_probabilities(log_alpha), atol=0.03)
@@ -65,7 +62,7 @@ def tasks():
     return plain, gates.GatedFineTuning(*fields, penalty=0.5), jax.tree.map(jnp.asarray, batch)
 
 
-@pytest.mark.parametrize("key", [None, keys(1)[0]])
+@pytest.mark.parametrize("key", [None, DropoutKey(jnp.uint32(0), jnp.arange(2))])
 def test_gates_with_large_log_alpha_change_nothing(tasks, key):
     plain, gated, batch = tasks
     params = gated.init_params(jax.random.key(0))

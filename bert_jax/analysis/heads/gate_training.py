@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.analysis.heads import gates
@@ -76,7 +77,7 @@ def train_gates(inputs: SuiteInputs, training: GateTraining, workdir: StoredPath
     if run.train(workdir) is None:
         raise UserError(f"the training of gates in {workdir} was stopped and saved: the same command continues it")
     params = jax.tree.map(np.asarray, newest_params(run.programs, workdir)[0])
-    log_alpha = params.pop("gates")["log_alpha"]
+    log_alpha = jnp.asarray(params.pop("gates")["log_alpha"])
     trained = LoadedModel(model.config, model.heads, params, model.tokenizer)
     examples, values = scored_examples(data, model.tokenizer.pad_id), np.asarray(gates.fixed_gates(log_alpha))
 
