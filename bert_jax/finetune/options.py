@@ -79,6 +79,8 @@ class FinetuneOptions:
     """Number of runs, with consecutive seeds."""
     seed: Annotated[int, Interval("[0, 2147482647]")] = 0
     """First seed: of the head's initialisation, of the order of examples, and of dropout."""
+    keep: Count = 1
+    """Number of newest checkpoints to keep; one is saved after each epoch."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products."""
 
@@ -103,11 +105,11 @@ class FinetuneOptions:
         )
 
     def flags(self) -> tuple[str, ...]:
-        """The flags of `bert-jax finetune` that differ from the defaults, as in ``--epochs 5``, but those of seeds."""
+        """The flags of `bert-jax finetune` that differ from the defaults, but --seed, --seeds and --keep."""
         found = []
         for field in dataclasses.fields(self):
             name, value = field.name.replace("_", "-"), getattr(self, field.name)
-            if value == field.default or name in ("seed", "seeds"):
+            if value == field.default or name in ("seed", "seeds", "keep"):
                 continue
             if isinstance(value, bool):
                 found.append(f"--{name}" if value else f"--no-{name}")

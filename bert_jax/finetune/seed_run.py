@@ -170,7 +170,7 @@ class FinetuneRun:
             data=DataConfig(format="full_sentences"),
             optimizer=options.optimizer_config(),
             phases=(options.phase(rows, self._seq_len, frozen),),
-            checkpoint=CheckpointConfig(every=steps_per_epoch, keep=1),
+            checkpoint=CheckpointConfig(every=steps_per_epoch, keep=options.keep),
             log=LogConfig(every=max(1, steps_per_epoch // 20)),
             evaluation=EvaluationConfig(
                 every=steps_per_epoch, batch_size=max(1, TOKENS_PER_EVALUATION // self._seq_len)

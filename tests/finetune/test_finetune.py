@@ -81,7 +81,7 @@ def test_tokens_and_spans(task, files, metric, least, folder, tiny_run, tmp_path
 
 
 def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_programs):
-    """The same result, metrics and predictions, with shared steps."""
+    """The same result, metrics and predictions, with shared steps, if more checkpoints are kept."""
 
     def kill(count, state):
         if count == 27:
@@ -93,8 +93,9 @@ def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_program
     with pytest.raises(Killed):
         finetune.finetune(*arguments, make_programs=make)
     assert 0 < committed(tmp_path / "run")[0] < 27 and not (tmp_path / "run/results.json").exists()
-    finetune.finetune(*arguments)
+    finetune.finetune(*arguments[:-1], dataclasses.replace(OPTIONS, keep=3))
     assert numbers(tmp_path / "run") == numbers(sst2_run) != []
+    assert len(committed(tmp_path / "run")) == 3 and len(committed(sst2_run)) == 1
     for name in ("results.json", "predictions/dev.jsonl", "predictions/SST-2.tsv"):
         assert (tmp_path / "run" / name).read_bytes() == (sst2_run / name).read_bytes()
 
