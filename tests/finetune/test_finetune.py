@@ -95,7 +95,7 @@ def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_program
     assert 0 < committed(tmp_path / "run")[0] < 27 and not (tmp_path / "run/results.json").exists()
     finetune.finetune(*arguments[:-1], dataclasses.replace(OPTIONS, keep=3))
     assert numbers(tmp_path / "run") == numbers(sst2_run) != []
-    assert len(committed(tmp_path / "run")) == 3 and len(committed(sst2_run)) == 1
+    assert committed(tmp_path / "run")[:3] == [40, 36, 32] and committed(sst2_run)[1] < 36
     for name in ("results.json", "predictions/dev.jsonl", "predictions/SST-2.tsv"):
         assert (tmp_path / "run" / name).read_bytes() == (sst2_run / name).read_bytes()
 
