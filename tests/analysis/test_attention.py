@@ -262,7 +262,10 @@ def test_one_folder_is_enough(data, tmp_path, folder, other):
         ({"text/a.txt": "the\nriver"}, "all lines of text/ that fit have a single token"),
         ({"treebank/a-dev.conllu": "1\tthe\t_\tX\t_\t_\t0\troot\t_\t_\n"}, "no relation has 5 words in dev, odd"),
         ({"treebank/a-dev.conllu": "1\tthe\n"}, "a-dev.conllu, line 1"),
-        ({"treebank/a-dev.conllu": "1\t\u200b\t_\tX\t_\t_\t0\troot\t_\t_\n"}, "no sentence of treebank/"),
+        (
+            {"treebank/a-dev.conllu": "1\t\u200b\t_\tX\t_\t_\t0\troot\t_\t_\n"},
+            "even sentences of treebank/ has no sentence of 1 to 62 tokens",
+        ),
     ],
 )
 def test_data_that_cannot_be_used(files, message, tmp_path):
@@ -271,6 +274,17 @@ def test_data_that_cannot_be_used(files, message, tmp_path):
         (tmp_path / name).write_text(f"{content}\n{content}")
     with pytest.raises(UserError, match=message):
         SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, False), SETTINGS)
+
+
+def test_long_sentences_are_skipped_and_counted(data, tmp_path):
+    shutil.copytree(data / "treebank", tmp_path / "treebank")
+    inputs = SuiteInputs(small_model(), epath.Path(tmp_path), seed=0, progress=False)
+    settings = dataclasses.replace(SETTINGS, max_length=8, sentences=24, least_words=1)
+    found = SUITE.run(inputs, settings)["treebank"]
+    sentences = [*data_folder.phrases(24, 3), *data_folder.phrases(8, 4)]
+    too_long = sum(len(one) > 6 for one in sentences)
+    assert found["skipped_sentences"] == too_long > 0
+    assert found["sentences_of_selection"] + found["sentences_of_scoring"] == len(sentences) - too_long
 
 
 def test_settings():

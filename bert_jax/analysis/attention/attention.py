@@ -183,7 +183,7 @@ def _measure_treebank(
         skipped += sum(row is None for row in encoded)
     require(
         all(rows),
-        f"attention: no sentence of treebank/ ({names[0]} or {names[1]}) has 1 to {length - 2} tokens",
+        f"attention: {names[0]} or {names[1]} of treebank/ has no sentence of 1 to {length - 2} tokens: give more",
     )
     kept, rare = relations.frequent_relations(drawn, settings.least_words)
     require(

@@ -50,24 +50,17 @@ def transformed_values(
     return np.einsum("jnd,ndh->jnh", value, kernel, optimize=True)
 
 
-def head_norms(
-    attention: Float[np.ndarray, "N n n"], transformed: Float[np.ndarray, "n N H"]
-) -> Float[np.ndarray, "N n n"]:
-    """||alpha f(x)|| of each head (Kobayashi et al. 2020, section 3).
-
-    Args:
-      attention: of one layer.
-      transformed: of `transformed_values`.
-    """
-    return attention * np.linalg.norm(transformed, axis=-1).T[:, None, :]
-
-
 def attended_vectors(
     attention: Float[np.ndarray, "N n n"], transformed: Float[np.ndarray, "n N H"]
 ) -> Float[np.ndarray, "n n H"]:
     """What the heads of a layer together send from each token to each query: the sum over heads of alpha f(x).
 
-    Their norms are the norm-weighted attention of a layer (Kobayashi et al. 2020, section 4).
+    Their norms are the norm-weighted attention of a layer (Kobayashi et al. 2020, section 4). With the attention and
+    the values of one head, they are that head's.
+
+    Args:
+      attention: of one layer.
+      transformed: of `transformed_values`.
     """
     return (attention.transpose(2, 1, 0) @ transformed).swapaxes(0, 1)
 
