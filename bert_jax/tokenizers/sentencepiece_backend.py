@@ -91,9 +91,8 @@ class SentencePieceBackend(TokenizerModel):
 
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """A word begins at each mark for a space; the first piece of a text begins one in any case."""
-        begins = [piece.startswith(WORD_START) for piece in self.pieces]
-        encoded = self.encode(texts)
-        return [(ids, list(itertools.accumulate((begins[i] for i in ids[1:]), initial=0))[: len(ids)]) for ids in encoded]
+        begins = np.array([piece.startswith(WORD_START) for piece in self.pieces])
+        return [(ids, np.cumsum(np.r_[0, begins[ids[1:]]])[: len(ids)].tolist()) for ids in self.encode(texts)]
 
     def decode(self, ids: list[int]) -> str:
         """Special tokens, which the library omits, are separated by spaces."""

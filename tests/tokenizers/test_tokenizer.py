@@ -437,7 +437,7 @@ def words(tokenizer, text):
     """The pieces of each word, joined."""
     ((ids, word_ids),) = tokenizer.encode_with_word_ids([text])
     assert ids == tokenizer.encode(text) and len(ids) == len(word_ids)
-    grouped = {word: "" for word in sorted(set(word_ids))}
+    grouped = dict.fromkeys(sorted(set(word_ids)), "")
     assert list(grouped) == list(range(len(grouped)))
     for i, word in zip(ids, word_ids, strict=True):
         grouped[word] += tokenizer.id_to_token(i)
