@@ -54,7 +54,13 @@ ALONE += ["docs/finetuning.md", "docs/scaling.md"]
 ANALYSIS = ["docs/analysis.md"]
 ANALYSIS += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "analysis").glob("*.md"))
 PAGES = [*TRAINING, *TOOLS, *ALONE, *ANALYSIS]
-WITH_PYTHON = ["README.md", "docs/analysis.md", "docs/analysis/viewer.md", "docs/conversion.md"]
+WITH_PYTHON = [
+    "README.md",
+    "docs/analysis.md",
+    "docs/analysis/cloze.md",
+    "docs/analysis/viewer.md",
+    "docs/conversion.md",
+]
 WITH_PYTHON += ["docs/tutorials/other_models.md"]
 """Pages whose Python blocks run after their commands."""
 

@@ -10,12 +10,7 @@ from tests.live import small_models
 
 pytestmark = pytest.mark.slow
 VARIANTS = ("original", "within_word_l2r")
-SENTENCES = [
-    "The river sings over the mountain.",
-    "a crab don't fall, it seems; and the quick-witted stone isn't over there!",
-    "Unbelievably light",
-    "the slow wind runs",
-]
+SENTENCES = ["The river sings.", "a crab don't", "isn't it; so?", "quick-witted stone", "the slow wind runs"]
 
 
 def directory_of(name: str, tmp_path, tiny_export):

@@ -433,6 +433,30 @@ def small_byte_bpe():
     return byte_bpe({n: i for i, n in enumerate(names)}, merges, False, prefix_space=True, origin="test")
 
 
+def words(tokenizer, text):
+    """The pieces of each word, joined."""
+    ((ids, word_ids),) = tokenizer.encode_with_word_ids([text])
+    assert ids == tokenizer.encode(text) and len(ids) == len(word_ids)
+    grouped = dict.fromkeys(sorted(set(word_ids)), "")
+    assert list(grouped) == list(range(len(grouped)))
+    for i, word in zip(ids, word_ids, strict=True):
+        grouped[word] += tokenizer.id_to_token(i)
+    return list(grouped.values())
+
+
+def test_words_of_running_text(model):
+    wordpiece_tokenizer = wordpiece([*SPECIALS, "low", "##er", "don", "'", "t", "!", "[", "]", "mask"], True, "test")
+    assert words(wordpiece_tokenizer, "Lower don't low! x") == ["low##er", "don", "'", "t", "low", "!", "[UNK]"]
+    assert words(wordpiece_tokenizer, "[MASK]") == ["[", "mask", "]"]
+    assert words(small_byte_bpe(), "low lower don't!") == ["Ġlow", "Ġlower", "Ġdon", "'t", "!"]
+    assert words(small_bpe(), "low lower!") == ["▁low", "▁lower", "▁!"]
+    sentencepiece_tokenizer = sentencepiece(model, "test")
+    found = words(sentencepiece_tokenizer, "the river sings")
+    assert len(found) == 3 and all(word.startswith("▁") for word in found)
+    for one in (wordpiece_tokenizer, small_byte_bpe(), sentencepiece_tokenizer):
+        assert one.encode_with_word_ids(["", "low"])[0] == ([], [])
+
+
 def test_bpe_marks_the_words_that_bert_sees():
     tokenizer = small_bpe()
     assert pieces(tokenizer, "Low, lower! low") == "▁low ▁ [UNK] ▁low e r ▁ ! ▁low"
