@@ -117,6 +117,7 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
     destination = to_path(settings.prune_to) if settings.prune_to else None
     if destination is not None:  # before minutes of work
         require(not destination.exists(), f"--heads.prune-to {destination} exists already: choose another directory")
+    gates = _train_gates(inputs, settings) if settings.gates_to else None
     data = _read(inputs, settings)
     everything = np.ones(shape, bool)
     importances = importance(mask_derivatives(model, data.for_importance, everything))
@@ -151,7 +152,7 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
         "smaller": None
         if destination is None
         else write_smaller(inputs, data.for_losses, importances, settings.keep, destination),
-        "gates": _train_gates(inputs, settings) if settings.gates_to else None,
+        "gates": gates,
     }
 
 
