@@ -282,7 +282,8 @@ def test_long_sentences_are_skipped_and_counted(data, tmp_path):
     settings = dataclasses.replace(SETTINGS, max_length=8, sentences=24, least_words=1)
     found = SUITE.run(inputs, settings)["treebank"]
     sentences = [*data_folder.phrases(24, 3), *data_folder.phrases(8, 4)]
-    too_long = sum(len(one) > 6 for one in sentences)
+    tokens = [len(inputs.model.tokenizer.encode(" ".join(word for word, *_ in one))) for one in sentences]
+    too_long = sum(count > 6 for count in tokens)
     assert found["skipped_sentences"] == too_long > 0
     assert found["sentences_of_selection"] + found["sentences_of_scoring"] == len(sentences) - too_long
 
