@@ -133,6 +133,11 @@ def test_online_code_is_that_of_a_plain_twin():
     np.testing.assert_allclose(linear.online_code_bits(np.asarray(blocks), int(ends[0]), 3), expected, rtol=1e-5)
 
 
+def test_the_first_block_has_the_uniform_code():
+    assert linear.online_code_bits(np.log([2.0, 4.0]), first=5, classes=8) == pytest.approx(5 * 3 + 1 + 2)
+    assert linear.uniform_code_bits(5, 8) == 15
+
+
 def test_a_probe_of_a_prefix_sees_the_prefix_only():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 64).astype(np.int32)

@@ -14,6 +14,7 @@ from bert_jax.analysis.probes.vectors import draw_sentences
 from bert_jax.analysis.rows import batches
 from bert_jax.analysis.treebank import read_splits
 from bert_jax.model import bert
+from bert_jax.model.activations import Edit
 from bert_jax.model.heads import Heads
 from tests.analysis import data_folder
 from tests.analysis.models import LAYERS, small_model
@@ -127,6 +128,23 @@ def test_erasure_in_the_last_layer_is_the_head_on_erased_vectors(masked):
         losses += (-log_p[np.arange(len(originals)), originals]).tolist()
     np.testing.assert_allclose(found["loss_nats"]["random"][-1], np.mean(losses), rtol=1e-4)
     assert len({round(loss, 4) for loss in found["loss_nats"]["random"]}) == LAYERS
+
+
+def test_special_tokens_are_not_erased(masked):
+    model, dev = small_model(), masked[1]
+    erasers = erasers_of(model, dev, 0.3)
+    found = erasure.mlm_scores(model, dev, erasers)
+    losses = []
+    for row, positions, originals in zip(dev.rows, dev.positions, dev.originals, strict=True):
+        (batch,) = batches([row], model.tokenizer.pad_id, 64)
+        hidden = capture(model, batch, ["layers.*.hidden"])["layers.*.hidden"]
+        changes = np.zeros_like(hidden)
+        words = np.arange(1, len(row.input_ids) - 1)
+        changes[0, :, words] = erasers[0][0].offsets(hidden[0, :, words])
+        logits = capture(model, batch, ["mlm_logits"], edits={"hidden": Edit(offset=changes)})["mlm_logits"][0]
+        log_p = jax.nn.log_softmax(logits[positions, : model.tokenizer.vocab_size])
+        losses += (-log_p[np.arange(len(originals)), originals]).tolist()
+    np.testing.assert_allclose(found["loss_nats"]["leace"][0], np.mean(losses), rtol=1e-4)
 
 
 def test_measured_in_every_layer(masked):

@@ -84,6 +84,10 @@ def test_punctuation_is_removed_before_the_spanning_tree():
     heads, counted = (2, 0, 2, 3), np.array([True, True, False, True])
     found, gold = trees.correct_edges(trees.tree_distances(heads), heads, counted)
     assert (int(found), gold) == (1, 1)
+    # The way over the punctuation is shorter than the arc.
+    distances = np.array([[0, 1, 1.5], [1, 0, 1], [1.5, 1, 0]])
+    found, gold = trees.correct_edges(distances, (0, 1, 1), np.array([True, False, True]))
+    assert (int(found), gold) == (1, 1)
     assert trees.correct_edges(np.zeros((2, 2)), (0, 1), np.array([True, False]))[1] == 0
 
 

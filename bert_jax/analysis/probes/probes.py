@@ -30,9 +30,9 @@ ROWS = ("model", "random_weights")
 class ProbesSettings:
     """What the probes are fitted and scored on."""
 
-    train_sentences: Count = 1500
+    train_sentences: Count = 1000
     """Sentences of the train split on which probes are fitted, drawn at random."""
-    dev_sentences: Count = 500
+    dev_sentences: Count = 400
     """Sentences of the dev split on which they are scored, drawn at random."""
     max_length: Count = 128
     """Tokens of a sentence, special ones included, at most the model's positions; longer sentences are skipped."""
