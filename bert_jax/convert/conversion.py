@@ -59,15 +59,14 @@ def convert(
     if pooling is not None and not OUTPUT_FORMATS[to].for_sentence_transformers:
         raise UserError(f"--pooling {pooling}: {to} cannot hold a pooling: use --to huggingface")
     check_reachable(destination)
+    shown = source.source if isinstance(source, SourceModel) else source
     # exists() is False for a broken link, which would block the rename.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
-    in_memory = isinstance(source, SourceModel)
-    shown = source.source if in_memory else source
     with (
         _signals_as_exceptions() as raise_pending,
         _full_disk_as_user_error(destination),
-        contextlib.nullcontext(source) if in_memory else input_formats.open_model(source, read_options) as source_model,
+        _open(source, read_options) as source_model,
         _scratch_directory(destination) as output_directory,
     ):
         if read_options.optimizer_state and source_model.optimizer_state is None:
@@ -89,6 +88,13 @@ def convert(
         raise_pending()
         _move_into_place(output_directory, destination, OUTPUT_FORMATS[to].final_file)
     return report
+
+
+def _open(
+    source: StoredPath | SourceModel, read_options: input_formats.ReadOptions
+) -> contextlib.AbstractContextManager[SourceModel]:
+    in_memory = isinstance(source, SourceModel)
+    return contextlib.nullcontext(source) if in_memory else input_formats.open_model(source, read_options)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,10 @@ import numpy as np
 
 from bert_jax.analysis.heads import gates
 from bert_jax.analysis.heads.examples import scored_examples
-from bert_jax.analysis.heads.losses import Evaluation, evaluate
+from bert_jax.analysis.heads.losses import Evaluation, Examples, evaluate
 from bert_jax.analysis.heads.task_data import as_source, open_short_task
 from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.array_types import Array, Float
 from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.finetune.options import FinetuneOptions
@@ -79,20 +80,27 @@ def train_gates(inputs: SuiteInputs, training: GateTraining, workdir: StoredPath
     params = jax.tree.map(np.asarray, newest_params(run.programs, workdir)[0])
     log_alpha = jnp.asarray(params.pop("gates")["log_alpha"])
     trained = LoadedModel(model.config, model.heads, params, model.tokenizer)
-    examples, values = scored_examples(data, model.tokenizer.pad_id), np.asarray(gates.fixed_gates(log_alpha))
-
-    def measured(mask: np.ndarray) -> dict[str, float]:
-        found: Evaluation = evaluate(trained, examples, mask)
-        return {"loss": found.loss, "score": found.score}
-
-    closed, rng = values == 0, np.random.default_rng(inputs.seed)
-    randoms = [measured(~rng.permutation(closed.ravel()).reshape(closed.shape)) for _ in range(RANDOM_SETS)]
     return {
         "steps": options.steps,
         "penalty": training.penalty,
         "weights_trained": train_weights,
-        "gates": values,
+        "gates": np.asarray(gates.fixed_gates(log_alpha)),
         "open_probability": np.asarray(gates.open_probabilities(log_alpha)),
+        **_measure(trained, scored_examples(data, model.tokenizer.pad_id), log_alpha, inputs.seed),
+    }
+
+
+def _measure(model: LoadedModel, examples: Examples, log_alpha: Float[Array, "L N"], seed: int) -> dict[str, Any]:
+    """Number of gates that are 0, and losses and scores with and without the heads."""
+    values, rng = np.asarray(gates.fixed_gates(log_alpha)), np.random.default_rng(seed)
+
+    def measured(mask: np.ndarray) -> dict[str, float]:
+        found: Evaluation = evaluate(model, examples, mask)
+        return {"loss": found.loss, "score": found.score}
+
+    closed = values == 0
+    randoms = [measured(~rng.permutation(closed.ravel()).reshape(closed.shape)) for _ in range(RANDOM_SETS)]
+    return {
         "closed": int(closed.sum()),
         "under_gates": measured(values),
         "closed_removed": measured(~closed),
