@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import tyro
 
@@ -18,7 +18,7 @@ class Compress(Finetune):
     """
 
     compression: Annotated[CompressOptions, tyro.conf.arg(name="")] = field(default_factory=CompressOptions)
-    command: ClassVar[str] = "compress"
+    command = "compress"
 
     def train(self, announce: Callable[[str], None]) -> tuple[dict[str, Any], list[str]] | None:
         """The results as plain values and as lines of a table; None: stopped and saved."""

@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 import tyro
 
@@ -43,7 +43,7 @@ class Finetune:
     cluster: cluster_detection.ClusterConfig = field(default_factory=cluster_detection.ClusterConfig)
     words: Words = ()
 
-    command: ClassVar[str] = "finetune"
+    command = "finetune"
 
     def run(self) -> int:
         """Train one run per seed, and print the scores; returns 75 if a run was saved and must be continued."""
