@@ -66,10 +66,14 @@ class CompressOptions:
         """The student of a teacher, and its loss.
 
         Raises:
-          UserError: the teacher has too few layers, sizes without --start new, a match that is not possible, or a loss
-            without a term.
+          UserError: the student is deeper than the teacher, has other sizes without --start new, a match that is not
+            possible, or a loss without a term.
         """
         depth = len(self.layers) or self.student_layers or max(teacher.num_layers // 2, 1)
+        require(
+            depth <= teacher.num_layers,
+            f"--student-layers {depth}: the teacher has {teacher.num_layers} layers: use at most {teacher.num_layers}",
+        )
         widths = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "intermediate_size")}
         changes = {name: value for name, value in widths.items() if value is not None}
         model = dataclasses.replace(teacher, num_layers=depth, scan_unroll=None, **changes)
@@ -96,7 +100,7 @@ class CompressOptions:
             recipe = recipe._replace(matches=read_matches(self.matches))
         check_matches(recipe.matches, teacher, student)
         require(
-            recipe.matches or recipe.soft_weight or recipe.task_weight,
+            bool(recipe.matches or recipe.soft_weight or recipe.task_weight),
             "--soft-weight 0 and --task-weight 0 without matches leave no loss: give one of them a weight",
         )
         return recipe
