@@ -97,9 +97,8 @@ def test_killed_and_continued(compressed, folder, teacher, tmp_path, tiny_progra
 def test_a_copy_of_the_teacher_has_its_score(folder, teacher, tmp_path):
     """All layers and a learning rate of 0: the share is 1, and the predictions are the teacher's."""
     options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0, seeds=2)
-    result = compress(
-        teacher, "sst2", folder / "sst2", tmp_path / "run", CompressOptions(layers=(0,), recipe="drop"), options
-    )
+    copy = CompressOptions(layers=(0,), recipe="drop")
+    result = compress(teacher, "sst2", folder / "sst2", tmp_path / "run", copy, options)
     values = result.to_dict()
     assert values["share_of_teacher"] == 1.0 and values["standard_deviation"] == 0.0
     assert values["teacher"]["parameters"] == values["student"]["parameters"]
@@ -112,8 +111,8 @@ def test_a_copy_of_the_teacher_has_its_score(folder, teacher, tmp_path):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        ("--task tagging --data tagging", "give a teacher that was fine-tuned on this task"),
-        ("--task sst2 --data sst2 --student-layers 2", "--student-layers 2: the teacher has 1 layers"),
+        ("--task tagging --data tagging --recipe drop", "give a teacher that was fine-tuned on this task"),
+        ("--task sst2 --data sst2 --student-layers 2", "--student-layers 2: the teacher has 1 layers: use at most 1"),
         ("--task sst2 --data sst2 --student-layers 1 --adapter-size 4", "--adapter-size changes the model"),
         ("--task sst2 --data sst2 --student-layers 1 --recipe drop --mix", "--mix changes the model"),
         ("--task sst2 --data nowhere --layers 0 --recipe drop", "is not a directory"),
@@ -127,15 +126,6 @@ def test_refused_in_one_line(words, part, folder, teacher, tmp_path, monkeypatch
 
 
 def test_a_teacher_needs_a_head(folder, tiny_run, tmp_path, capsys):
-    words = [
-        "compress",
-        str(tiny_run),
-        "--task",
-        "sst2",
-        "--data",
-        str(folder / "sst2"),
-        "--workdir",
-        str(tmp_path / "new"),
-    ]
-    assert cli.main(words) == 2
+    words = ["--task", "sst2", "--data", str(folder / "sst2"), "--workdir", str(tmp_path / "new")]
+    assert cli.main(["compress", str(tiny_run), *words]) == 2
     assert "has no head of a task: the teacher must be fine-tuned on the task first" in capsys.readouterr().err
