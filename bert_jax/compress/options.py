@@ -115,4 +115,4 @@ def read_matches(path: str) -> tuple[Match, ...]:
     file = to_path(path)
     require(file.is_file(), f"--matches {path} does not exist or is no file: {ADVICE}")
     values = parse_json(file.read_bytes(), path, ADVICE, list)
-    return from_json(tuple[Match, ...], values, path, ADVICE)
+    return tuple(from_json(Match, value, f"{path}, match {i}", ADVICE) for i, value in enumerate(values))

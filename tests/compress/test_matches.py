@@ -112,9 +112,10 @@ def test_matches_from_a_file(tmp_path):
     assert plan.recipe.matches == read_matches(str(path))
     for content, part in [
         ({}, "not a JSON array"),
-        ([{"teacher_layer": 6}], "field '0.student_layer' is missing"),
-        ([{"teacher_layer": 6, "student_layer": 3, "what": "head", "loss": "mse"}], "0.what is 'head'"),
-        ([{"layer": 6}], "unknown field '0.layer'"),
+        ([{"teacher_layer": 6}], "match 0: field 'student_layer' is missing"),
+        ([{"teacher_layer": 6, "student_layer": 3, "what": "head", "loss": "mse"}], "match 0: what is 'head'"),
+        (["first"], "match 0: the whole is 'first': it must be an object"),
+        ([{"layer": 6}], "match 0: unknown field 'layer'"),
     ]:
         path.write_text(json.dumps(content))
         with pytest.raises(UserError) as error:
