@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.compress.compression_run import CompressionRun
-from bert_jax.compress.options import CompressionPlan, CompressOptions
+from bert_jax.compress.options import NOT_OF_STUDENTS, CompressionPlan, CompressOptions
 from bert_jax.compress.students import check_teacher
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import require
@@ -30,9 +30,6 @@ from bert_jax.storage import StoredPath
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.shared_programs import MakePrograms, share_programs
-
-NOT_OF_STUDENTS = ("freeze_encoder", "adapter_size", "new_layers", "keep_head", "pooling", "mix", "cls_norm")
-"""Options of fine-tuning that change the model: a student has the form of its teacher."""
 
 
 class CompressResult(NamedTuple):

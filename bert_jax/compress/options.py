@@ -12,6 +12,8 @@ from bert_jax.storage import parse_json, to_path
 
 PROJECTION = "to_teacher"
 """Name of the linear map that the matches of a recipe share where the widths differ."""
+NOT_OF_STUDENTS = ("freeze_encoder", "adapter_size", "new_layers", "keep_head", "pooling", "mix", "cls_norm")
+"""Options of fine-tuning that change the model: a student has the form of its teacher."""
 ADVICE = "docs/compression.md has the form of the file"
 
 
