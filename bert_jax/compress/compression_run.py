@@ -13,9 +13,8 @@ from bert_jax.compress.options import CompressionPlan
 from bert_jax.compress.students import student_params
 from bert_jax.config import Config
 from bert_jax.distributed.agreement import is_first
-from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.finetune.initial_params import fit_params
-from bert_jax.finetune.options import FinetuneOptions, changed_flags
+from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SourceEncoder
 from bert_jax.finetune.task_data import TaskData, metric_prefix, score
 from bert_jax.model import bert
@@ -60,8 +59,8 @@ class CompressionRun(FinetuneRun):
         """As of `FinetuneRun`; the teacher is frozen."""
         config = super().make_config(rows, steps_per_epoch)
         assert config.finetune is not None
-        flags = changed_flags(self.options, without=("seed", "seeds", "keep_head"))
-        finetune = dataclasses.replace(config.finetune, flags=(*self._plan_flags, *flags), command="compress")
+        given = (flag for flag in config.finetune.flags if flag != "--keep-head")
+        finetune = dataclasses.replace(config.finetune, flags=(*self._plan_flags, *given), command="compress")
         phases = (dataclasses.replace(config.phases[0], frozen=FROZEN),)
         return dataclasses.replace(config, name=f"compress_{finetune.task}", finetune=finetune, phases=phases)
 
