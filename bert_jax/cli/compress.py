@@ -9,8 +9,8 @@ import tyro
 from bert_jax.cli.finetune import Finetune
 from bert_jax.compress.options import NOT_OF_STUDENTS, CompressOptions
 
-OF_OTHER_TASKS = ("tag_column", "stride", "null_threshold")
-"""Options of tagging and squad."""
+LESS_COMMON = ("tag_column", "stride", "null_threshold", "bias_correction", "keep")
+"""Options of fine-tuning that few compressions need."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class Compress(Finetune):
 
     compression: Annotated[CompressOptions, tyro.conf.arg(name="")] = field(default_factory=CompressOptions)
     command = "compress"
-    rare_flags = tuple(f"--{name.replace('_', '-')}" for name in (*NOT_OF_STUDENTS, *OF_OTHER_TASKS))
+    rare_flags = tuple(f"--{name.replace('_', '-')}" for name in (*NOT_OF_STUDENTS, *LESS_COMMON))
 
     def train(self, announce: Callable[[str], None]) -> tuple[dict[str, Any], list[str]] | None:
         """The results as plain values and as lines of a table; None: stopped and saved."""
