@@ -182,7 +182,9 @@ def parse(kind: type[T], arguments: Sequence[str], prog: str, default: T | None 
 
 
 def _format_help(kind: type, flags: Sequence[Flag], prog: str, show_all: bool) -> str:
-    """Help of a command: all flags, or those of the command itself and the fields in COMMON_FIELDS."""
+    """Help of a command: all flags, or those of the command itself and the fields in COMMON_FIELDS, without the names
+    in an attribute `rare_flags` of the command.
+    """
     width = min(shutil.get_terminal_size().columns, 100)
     positionals = [flag for flag in flags if not flag.names[0].startswith("--")]
     required = [flag.usage for flag in flags if flag.default is tyro.MISSING and flag not in positionals]
@@ -190,8 +192,9 @@ def _format_help(kind: type, flags: Sequence[Flag], prog: str, show_all: bool) -
     lines = textwrap.wrap(usage, width, subsequent_indent="       ", break_long_words=False, break_on_hyphens=False)
     for paragraph in (inspect.getdoc(kind) or "").split("\n\n"):
         lines += ["", *textwrap.wrap(paragraph, width)]
-    common = COMMON_FIELDS.split()
-    listed = [f for f in flags if show_all or not f.section or f.names[0].removeprefix("--") in common]
+    common, rare = COMMON_FIELDS.split(), getattr(kind, "rare_flags", ())
+    shown = [f for f in flags if not f.section or f.names[0].removeprefix("--") in common]
+    listed = flags if show_all else [f for f in shown if f.names[0] not in rare]
     for (section, owner), group in itertools.groupby(listed, key=lambda flag: (flag.section, flag.owner)):
         title = inspect.getdoc(owner).partition("\n\n")[0]
         lines += ["", *([] if owner is kind else textwrap.wrap(f"{section}: {title}" if section else title, width))]

@@ -33,6 +33,7 @@ SMALLER = {
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
     "finetune": "--steps 2 --batch-size 8",
+    "compress": "--steps 2 --batch-size 8",
     "bench": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
     "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 4 --rounds 1",
     "scripts/benchmarks/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",
@@ -48,7 +49,7 @@ TRAINING += ["docs/report.md", "docs/slurm.md"]
 TRAINING += ["docs/stream.md", "docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
 TOOLS = ["docs/doctor.md", "docs/performance.md", "docs/tpu.md"]
 ALONE = ["docs/conversion.md", "docs/kubernetes.md", "docs/object_stores.md", "docs/plan.md", "docs/reference.md"]
-ALONE += ["docs/finetuning.md", "docs/scaling.md"]
+ALONE += ["docs/compression.md", "docs/finetuning.md", "docs/scaling.md"]
 """Pages whose commands need something of their own."""
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
 ANALYSIS = ["docs/analysis.md"]

@@ -3,8 +3,9 @@
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -42,17 +43,19 @@ class Finetune:
     cluster: cluster_detection.ClusterConfig = field(default_factory=cluster_detection.ClusterConfig)
     words: Words = ()
 
+    command = "finetune"
+
     def run(self) -> int:
         """Train one run per seed, and print the scores; returns 75 if a run was saved and must be continued."""
-        names = "model", "task", "data", "workdir"
-        settings = {"options": dataclasses.asdict(self.options), "mesh": dataclasses.asdict(self.mesh)}
-        options = settings | {name: getattr(self, name) for name in names}
-        code = supervisor.supervise_command(["finetune", *self.words], self.cluster, options)
+        skipped = "compilation_cache", "json", "cluster", "words"
+        names = [one.name for one in dataclasses.fields(self) if one.name not in skipped]
+        values = {name: getattr(self, name) for name in names}
+        options = {k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in values.items()}
+        code = supervisor.supervise_command([self.command, *self.words], self.cluster, options)
         if code is not None:
             return code
 
         from bert_jax.distributed import agreement, jax_setup, worker  # jax is loaded only if needed, not for --help
-        from bert_jax.finetune import finetune
 
         jax_setup.prepare_training(self.compilation_cache)
         worker.connect_worker(self.cluster)
@@ -61,19 +64,21 @@ class Finetune:
             if agreement.is_first():
                 print(line, file=sys.stderr, flush=True)
 
-        result = finetune.finetune(
-            self.model,
-            self.task,
-            self.data,
-            self.workdir,
-            self.options,
-            mesh=self.mesh,
-            announce=announce,
-        )
+        result = self.train(announce)
         supervised.announce_exit()
         if result is None:
             announce("stopped and saved; the same command continues")
             return TRY_AGAIN
         if agreement.is_first():
-            print(json.dumps(result.to_dict()) if self.json else "\n".join(finetune.summary_lines(result)))
+            values, lines = result
+            print(json.dumps(values) if self.json else "\n".join(lines))
         return 0
+
+    def train(self, announce: Callable[[str], None]) -> tuple[dict[str, Any], list[str]] | None:
+        """The results as plain values and as lines of a table; None: stopped and saved."""
+        from bert_jax.finetune import finetune
+
+        result = finetune.finetune(
+            self.model, self.task, self.data, self.workdir, self.options, mesh=self.mesh, announce=announce
+        )
+        return None if result is None else (result.to_dict(), finetune.summary_lines(result))

@@ -9,6 +9,7 @@ import tyro
 
 from bert_jax import command_line, flags
 from bert_jax.cli.ablate import Ablate
+from bert_jax.cli.compress import Compress
 from bert_jax.cli.doctor import Doctor
 from bert_jax.cli.finetune import Finetune
 from bert_jax.cli.model import Convert, Evaluate, FillMask
@@ -52,6 +53,7 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "report": Report,
     "convert": Convert,
     "finetune": Finetune,
+    "compress": Compress,
     "analyse": analyse,
     "launch": launch,
     "bench": bench,

@@ -50,11 +50,13 @@ class FinetuneConfig:
     new_layers: CountOrZero = 0
     """Top layers that are initialised at random, together with the pooler (Zhang et al. 2021, section 5)."""
     flags: tuple[str, ...] = ()
-    """The flags of `bert-jax finetune` that differ from its defaults, without those of seeds."""
+    """The flags of the command that differ from its defaults, without those of seeds."""
     data_sha256: str = ""
     """Of the encoded training examples."""
     source_sha256: str = ""
     """Of the model that the run starts from."""
+    command: Literal["finetune", "compress"] = "finetune"
+    """The command of bert-jax that made the run."""
 
     def __post_init__(self) -> None:
         check(self, "finetune.")

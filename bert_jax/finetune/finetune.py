@@ -102,10 +102,38 @@ def finetune(
     options = options.with_length(encoder.model.config, 384 if task == "squad" else 128)
     data = open_task_data(task, data_directory, options, encoder)
     options = options.with_recipe(len(data.train.lengths))
-    for line in _describe(options, data):
+    for line in describe(options, data):
         announce(line)
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
     make_run = functools.partial(FinetuneRun, encoder, task, data, str(data_directory), options, **programs)
+    results = train_runs(make_run, workdir, data, options, announce)
+    if results is None:
+        return None
+    all_results = FinetuneResult(task, baseline_score(data), tuple(results))
+    write_results(workdir, all_results.to_dict())
+    return all_results
+
+
+def train_runs(
+    make_run: Callable[[int], FinetuneRun],
+    workdir: StoredPath,
+    data: TaskData,
+    options: FinetuneOptions,
+    announce: Callable[[str], None],
+) -> list[SeedResult] | None:
+    """Train one run per seed in `workdir`, or continue them; its results are deleted first.
+
+    Args:
+      make_run: the run of a seed.
+      workdir, options, announce: as in `finetune`.
+      data: of the task.
+
+    Returns:
+      the results of all seeds; None: SIGTERM stopped a run, which was saved.
+
+    Raises:
+      UserError: `workdir` holds another run.
+    """
     seeds = range(options.seed, options.seed + options.seeds)
     directories = {seed: workdir if options.seeds == 1 else workdir / f"seed{seed}" for seed in seeds}
     if options.seeds > 1:
@@ -114,15 +142,15 @@ def finetune(
     first.check_directories(directories)
     if is_first():
         (workdir / RESULTS).unlink(missing_ok=True)
-    results = _train_seeds(
+    return _train_seeds(
         first, make_run, directories, lambda one: announce(f"seed {one.seed}: {_format_result(data, one)}")
     )
-    if results is None:
-        return None
-    all_results = FinetuneResult(task, baseline_score(data), tuple(results))
+
+
+def write_results(workdir: StoredPath, results: dict[str, Any]) -> None:
+    """Write ``results.json``; the first process does."""
     if is_first():
-        write_atomic(workdir / RESULTS, (json.dumps(all_results.to_dict(), indent=1) + "\n").encode())
-    return all_results
+        write_atomic(workdir / RESULTS, (json.dumps(results, indent=1) + "\n").encode())
 
 
 def _train_seeds(
@@ -254,7 +282,8 @@ def summary_lines(result: FinetuneResult) -> list[str]:
     return [f"{result.task}: score", *lines]
 
 
-def _describe(options: FinetuneOptions, data: TaskData) -> Iterator[str]:
+def describe(options: FinetuneOptions, data: TaskData) -> Iterator[str]:
+    """Lines about the data and the recipe, whose defaults must be filled in."""
     count = len(data.train.lengths)
     tokens = len(data.train.input_ids)
     held_out = ", ".join(f"{name} {len(split.examples.lengths):,}" for name, split in data.splits.items())

@@ -79,23 +79,24 @@ class FineTuning:
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Number of labels."""
-        return {"task_loss": _has_label(batch["labels"]).sum(dtype=jnp.float32)}
+        return {"task_loss": has_label(batch["labels"]).sum(dtype=jnp.float32)}
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and, for classes, accuracy; with batch normalisation of [CLS], also its new running statistics."""
         logits, statistics = self._logits(params, batch, dropout_key, sum_over_devices)
         one = jnp.ones((), jnp.float32)
         new_values = {f"{CLS_NORM}/{name}": WeightedSum(value, one) for name, value in statistics.items()}
-        return self._sums(logits, batch) | new_values
+        return self.logit_sums(logits, batch) | new_values
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
         """The rows with `logits`, [B, K, C] or [B, S, C], and their sums, without dropout."""
         logits, _ = self._logits(params, batch, None, None)
-        return batch | {"logits": logits}, self._sums(logits, batch)
+        return batch | {"logits": logits}, self.logit_sums(logits, batch)
 
-    def _sums(self, logits: Float[Array, "B n C"], batch: Batch) -> dict[str, WeightedSum]:
+    def logit_sums(self, logits: Float[Array, "B n C"], batch: Batch) -> dict[str, WeightedSum]:
+        """Loss and, for classes, accuracy of logits of the head."""
         labels = batch["labels"]
-        weights = _has_label(labels).astype(jnp.float32)
+        weights = has_label(labels).astype(jnp.float32)
         if self.head.kind == "span":
             likelihood, correct = span_log_likelihoods(logits, batch["segment_ids"], batch["cls_positions"], labels)
         elif len(self.head.labels) == 1:
@@ -191,15 +192,19 @@ def span_log_likelihoods(
       segment_ids, cls_positions: of the batch.
       labels: positions of start and end in their example; negative where there is no example.
     """
-    slots = jnp.arange(1, labels.shape[1] + 1)
-    is_inside_BKS = segment_ids[:, None, :] == slots[None, :, None]
-    logits_BKS2 = jnp.where(is_inside_BKS[..., None], logits[:, None], jnp.finfo(logits.dtype).min)
     positions_BK2 = cls_positions[..., None] + jnp.maximum(labels, 0)
-    likelihood, correct = label_log_likelihoods(jnp.moveaxis(logits_BKS2, -1, 2), positions_BK2)
+    likelihood, correct = label_log_likelihoods(span_logits(logits, segment_ids, labels.shape[1]), positions_BK2)
     return likelihood.mean(-1), correct.prod(-1)
 
 
-def _has_label(labels: Array) -> Array:
+def span_logits(logits: Float[Array, "B S 2"], segment_ids: Int[Array, "B S"], slots: int) -> Float[Array, "B K 2 S"]:
+    """Logits of start and end over the tokens of each packed example; the least number at all other tokens."""
+    is_inside_BKS = segment_ids[:, None, :] == jnp.arange(1, slots + 1)[None, :, None]
+    logits_BKS2 = jnp.where(is_inside_BKS[..., None], logits[:, None], jnp.finfo(logits.dtype).min)
+    return jnp.moveaxis(logits_BKS2, -1, 2)
+
+
+def has_label(labels: Array) -> Array:
     """Whether examples or tokens have a label: NaN and -1 mean that there is none."""
     labels = labels[..., 0] if labels.ndim == 3 else labels
     return ~jnp.isnan(labels) if jnp.issubdtype(labels.dtype, jnp.floating) else labels >= 0

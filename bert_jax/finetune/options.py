@@ -3,8 +3,9 @@
 import dataclasses
 import math
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from bert_jax.config import ModelConfig, OptimizerConfig, Phase
 from bert_jax.errors import require
@@ -14,6 +15,26 @@ SMALL_TASK = 10_000
 """Training sets with fewer examples have the recipe of Mosbach et al. (2021)."""
 TRIANGLE_RATIO = 32
 """Peak divided by the first and last rate of the triangular schedule (Howard and Ruder 2018, section 3.2)."""
+
+
+def changed_flags(options: Any, without: Sequence[str] = ()) -> tuple[str, ...]:
+    """The flags of a dataclass of options that differ from its defaults, as in ``--epochs 5``.
+
+    Args:
+      options: an instance whose fields are flags.
+      without: fields to leave out.
+    """
+    found = []
+    for field in dataclasses.fields(options):
+        name, value = field.name.replace("_", "-"), getattr(options, field.name)
+        if value == field.default or field.name in without:
+            continue
+        if isinstance(value, bool):
+            found.append(f"--{name}" if value else f"--no-{name}")
+        else:
+            words = value if isinstance(value, tuple) else (value,)
+            found.append(shlex.join([f"--{name}", *map(str, words)]))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,17 +127,7 @@ class FinetuneOptions:
 
     def flags(self) -> tuple[str, ...]:
         """The flags of `bert-jax finetune` that differ from the defaults, but --seed, --seeds and --keep."""
-        found = []
-        for field in dataclasses.fields(self):
-            name, value = field.name.replace("_", "-"), getattr(self, field.name)
-            if value == field.default or name in ("seed", "seeds", "keep"):
-                continue
-            if isinstance(value, bool):
-                found.append(f"--{name}" if value else f"--no-{name}")
-            else:
-                words = value if isinstance(value, tuple) else (value,)
-                found.append(shlex.join([f"--{name}", *map(str, words)]))
-        return tuple(found)
+        return changed_flags(self, without=("seed", "seeds", "keep"))
 
     def with_recipe(self, examples: int) -> "FinetuneOptions":
         """The options with all defaults filled in.

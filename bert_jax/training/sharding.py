@@ -37,7 +37,7 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"layers/(up|gate)/bias", (None, "tensor")),
     (r"layers/down/kernel", (None, "tensor", "fsdp")),
     (r"(embeddings/projection|pooler|transform)/kernel", ("fsdp", None)),
-    (r"(pair/dense|task/\w+)/kernel", ()),
+    (r"(pair/dense|task/\w+|projections/\w+)/kernel", ()),
     (r"layers/\w+_adapter/(down|up)/kernel", ()),
     (r"task/(mix/weights|cls_norm/(mean|std|variance))|gates/log_alpha", ()),
     (r"mlm/bias", ("tensor",)),

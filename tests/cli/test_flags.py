@@ -134,6 +134,7 @@ ARGUMENTS = {
     "evaluate": ["run", "--corpus", "corpus"],
     "fill-mask": ["run", "a [MASK]"],
     "finetune": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
+    "compress": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
     "report": ["run"],
     "convert": ["run", "new"],
 }

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from tests.finetune import task_files
-from tests.pages import ROOT, TOOLS, load_script, run_page
+from tests.pages import ROOT, SMALL_RUN, TOOLS, code_of, load_script, run, run_page, shrink
 
 pytestmark = pytest.mark.slow
 
@@ -61,6 +61,17 @@ def test_commands_on_fine_tuning(folder, monkeypatch, quick_compilation):
         lines = [f"{' '.join(row)},{i % 3 + 1}" for i, row in enumerate(task_files.sentences(1, 12))]
         (folder / "reviews" / f"{split}.csv").write_text("\n".join(["review,stars", *lines]))
     run_page("docs/finetuning.md", folder, monkeypatch)
+
+
+def test_commands_on_compression(folder, monkeypatch, quick_compilation):
+    """The teacher has six layers; the matches are those of the page."""
+    task_files.write_glue(folder / "sst2", "sst2")
+    (folder / "matches.json").write_text(code_of("docs/compression.md", "json"))
+    monkeypatch.chdir(folder)
+    six_layers = SMALL_RUN.replace("--model.num-layers 1", "--model.num-layers 6").split()
+    run(["bert-jax", "pretrain", "bert_tiny", "--corpus", "corpus", "--workdir", "runs/six", *six_layers])
+    run(shrink("bert-jax finetune runs/six --task sst2 --data sst2 --workdir runs/sst2"))
+    run_page("docs/compression.md", folder, monkeypatch)
 
 
 def test_commands_on_the_reference_run(tmp_path, monkeypatch):

@@ -72,9 +72,9 @@ def make_programs(task: FineTuning, devices: int = 1) -> Programs:
     return Programs(task, make_mesh(task.config.mesh, jax.devices()[:devices]))
 
 
-def take_step(programs: Programs, state: Any, rate: float = 0.01) -> tuple[Any, dict[str, float]]:
-    """A step on the first batch; `state` must not be used again."""
-    batch = put_rows(first_batch(programs.task), programs.mesh, ROWS)
+def take_step(programs: Programs, state: Any, rate: float = 0.01, rows: Any = None) -> tuple[Any, dict[str, float]]:
+    """A step on `rows`, by default those of the first batch; `state` must not be used again."""
+    batch = put_rows(first_batch(programs.task) if rows is None else rows, programs.mesh, ROWS)
     state, metrics = programs.train_step(0, 1)(
         state, batch, put_step_scalars(rate, 1, programs.task.config.seed, programs.mesh)
     )

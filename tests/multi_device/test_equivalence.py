@@ -138,6 +138,17 @@ def test_batch_normalisation_spans_devices(outcome, name):
     assert np.abs(np.subtract(control["variance"], one["variance"])).max() > 1e-3
 
 
+@pytest.mark.parametrize("name", ["data8", "cube"])
+def test_distillation_agrees_with_one_device(outcome, name):
+    """Every term is a mean over all devices, and the teacher is sharded like the student."""
+    one, other = (outcome["distilled"][case] for case in ("one", name))
+    assert one["teacher_shard"] == [4, 16, 24]
+    assert other["teacher_shard"] == ([4, 8, 12] if name == "cube" else [4, 16, 24])
+    assert other["gradient_distance"] <= 1e-5
+    np.testing.assert_allclose(other["losses"], one["losses"], rtol=1e-4)
+    assert one["losses"][1] != one["losses"][0]
+
+
 def test_encode_splits_its_rows_over_all_devices(outcome):
     encoded = outcome["encoded"]
     assert all(len(rows) == 8 and len(set(rows)) == 1 for rows in encoded["rows"]) and encoded["rows"]

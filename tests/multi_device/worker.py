@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax.compress.matches import RECIPES
 from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
 from bert_jax.finetune import finetuning_task
 from bert_jax.inference import loaded_model
@@ -26,6 +27,7 @@ from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import make_mesh, put_rows, sum_over_devices
+from tests.compress.distillation import make_distillation, make_state
 from tests.finetune import tiny_task
 from tests.finetune.tiny_task import with_cls_norm
 from tests.multi_device.exchanges import compile_naive
@@ -213,6 +215,26 @@ def batch_normalised() -> dict:
     return results
 
 
+def distilled() -> dict:
+    """Two steps with a teacher and a map on one device and on eight."""
+    narrow = dataclasses.replace(tiny_task.MODEL, hidden_size=8)
+    recipe, results, moments = RECIPES["tinybert"](4, 2, "to_teacher"), {}, {}
+    for name, sizes in {"one": (1, 1, 1), "data8": (8, 1, 1), "cube": (2, 2, 2)}.items():
+        task = make_distillation(recipe, narrow, mesh=MeshConfig(*sizes))
+        programs, state = make_state(task, math.prod(sizes))
+        kernel = state.params["teacher"]["encoder"]["layers"]["up"]["kernel"]
+        losses = []
+        for step in range(2):
+            state, metrics = tiny_task.take_step(programs, state, 3e-3, tiny_task.first_batch(task.student))
+            losses.append([metrics[one] for one in ("loss", "soft_loss", "scores_1_0_mse", "hidden_4_2_mse")])
+            if step == 0:
+                moments[name] = tiny_task.arrays(state.optimizer.mu)
+        distance = relative_distance(moments["one"], moments[name])
+        shard = list(kernel.sharding.shard_shape(kernel.shape))
+        results[name] = {"losses": losses, "gradient_distance": distance, "teacher_shard": shard}
+    return results
+
+
 def relative_distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     """|a - b| / |a| over all arrays together."""
     difference = sum(float(np.square(a[name] - b[name], dtype=np.float64).sum()) for name in a)
@@ -232,7 +254,7 @@ def main() -> None:
     # Results are equal up to rounding, and compilation takes half the time; the HLO of these programs is not read.
     jax.config.update("jax_disable_most_optimizations", True)
     others = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
-    others["batch_normalised"] = batch_normalised()
+    others |= {"batch_normalised": batch_normalised(), "distilled": distilled()}
     json.dump({"cases": results, "controls": controls, **others}, sys.stdout)
 
 

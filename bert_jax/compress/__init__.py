@@ -1,0 +1,1 @@
+"""Smaller models from larger ones: distillation on the data of a task."""

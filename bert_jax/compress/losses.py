@@ -1,0 +1,109 @@
+"""Losses between a student and its teacher, as functions on arrays.
+
+Every loss is a `WeightedSum`: the weighted sum over its items (examples, tokens, or pairs of tokens) and the sum of
+the weights. The mean over the items with weight 1 is sum / weight. An item of weight 0, such as padding, counts
+neither in the sum nor in the weight, and has no gradient.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from bert_jax.array_types import Array, Float, Int
+from bert_jax.objectives.losses import WeightedSum
+
+NORM_FLOOR = 1e-12
+"""Smallest norm that a vector is divided by, as in torch.nn.functional.normalize."""
+
+
+def soft_targets(
+    student: Float[Array, "*items C"],
+    teacher: Float[Array, "*items C"],
+    weights: Float[Array, "*items"],
+    temperature: float,
+) -> WeightedSum:
+    """Divergence of the student's distribution from the teacher's (Hinton et al. 2015, section 2).
+
+    KL(softmax(teacher / T) || softmax(student / T)) times T^2, which keeps the size of gradients when T changes. The
+    sum is over classes and the mean over items: torch's "batchmean". PKD's code divides by the number of classes, too.
+
+    Args:
+      student: logits.
+      teacher: logits.
+      weights: of the items.
+      temperature: T.
+    """
+    student, teacher = (jax.nn.log_softmax(x.astype(jnp.float32) / temperature) for x in (student, teacher))
+    return _weighted((jnp.exp(teacher) * (teacher - student)).sum(-1) * temperature**2, weights)
+
+
+def mse(
+    student: Float[Array, "*items H"], teacher: Float[Array, "*items H"], weights: Float[Array, "*items"]
+) -> WeightedSum:
+    """Squared difference, mean over the width H (TinyBERT, Jiao et al. 2020, equations 8 and 9)."""
+    return _weighted(jnp.square(student.astype(jnp.float32) - teacher.astype(jnp.float32)).mean(-1), weights)
+
+
+def normalised_mse(
+    student: Float[Array, "*items H"], teacher: Float[Array, "*items H"], weights: Float[Array, "*items"]
+) -> WeightedSum:
+    """`mse` of the vectors divided by their 2-norms (PKD, Sun et al. 2019, equation 7).
+
+    The mean over the width is that of PKD's code; the paper's equation has the sum.
+    """
+    return mse(_normalised(student), _normalised(teacher), weights)
+
+
+def cosine(
+    student: Float[Array, "*items H"], teacher: Float[Array, "*items H"], weights: Float[Array, "*items"]
+) -> WeightedSum:
+    """1 minus the cosine of the two vectors (DistilBERT, Sanh et al. 2019, section 2)."""
+    return _weighted(1.0 - (_normalised(student) * _normalised(teacher)).sum(-1), weights)
+
+
+def attention_scores_mse(
+    student: Float[Array, "B N S S"], teacher: Float[Array, "B N S S"], pair_weights: Float[Array, "B S S"]
+) -> WeightedSum:
+    """Squared difference of attention scores before softmax, mean over heads (TinyBERT, equation 7).
+
+    Items are pairs of query and key. TinyBERT's code counts pairs with padding as 0, here they are excluded.
+
+    Args:
+      student: scores, scaled and not masked.
+      teacher: the same.
+      pair_weights: `same_example`.
+    """
+    return mse(*(jnp.moveaxis(x, 1, -1) for x in (student, teacher)), pair_weights)
+
+
+def similarity_mse(
+    student: Float[Array, "B S H"], teacher: Float[Array, "B S G"], pair_weights: Float[Array, "B S S"]
+) -> WeightedSum:
+    """Squared difference of similarity matrices (TextBrewer, Yang et al. 2020; `mmd` in its code).
+
+    The similarity of two tokens is the product of their hidden states divided by the width, so the widths of student
+    and teacher can differ. Items are pairs of tokens.
+    """
+    similarities = (_similarities(x)[..., None] for x in (student, teacher))
+    return mse(*similarities, pair_weights)
+
+
+def same_example(segment_ids: Int[Array, "B S"]) -> Float[Array, "B S S"]:
+    """1.0 for pairs of tokens of the same packed example, 0.0 for all others and for padding."""
+    is_same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids[:, :, None] > 0)
+    return is_same.astype(jnp.float32)
+
+
+def _weighted(losses: Float[Array, "*items"], weights: Float[Array, "*items"]) -> WeightedSum:
+    return WeightedSum(jnp.where(weights > 0, losses * weights, 0.0).sum(), weights.sum())
+
+
+def _normalised(x: Float[Array, "*items H"]) -> Float[Array, "*items H"]:
+    """Vectors of norm 1, float32. The square is bounded before the root, whose gradient at 0 is not finite."""
+    x = x.astype(jnp.float32)
+    squares = jnp.square(x).sum(-1, keepdims=True)
+    return x / jnp.sqrt(jnp.maximum(squares, NORM_FLOOR**2))
+
+
+def _similarities(x: Float[Array, "B S H"]) -> Float[Array, "B S S"]:
+    x = x.astype(jnp.float32)
+    return jnp.einsum("bsh,bth->bst", x, x) / x.shape[-1]

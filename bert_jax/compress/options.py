@@ -1,0 +1,120 @@
+"""Options of `bert-jax compress`: the student, and what it learns from the teacher."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+from bert_jax.compress.matches import RECIPES, Match, Recipe, RecipeName, Start, check_matches, choose_layers
+from bert_jax.config import ModelConfig
+from bert_jax.errors import require
+from bert_jax.field_validation import CountOrZero, Interval, Layers, NonNegative, Size, check, from_json
+from bert_jax.storage import parse_json, to_path
+
+PROJECTION = "to_teacher"
+"""Name of the linear map that the matches of a recipe share where the widths differ."""
+NOT_OF_STUDENTS = ("freeze_encoder", "adapter_size", "new_layers", "keep_head", "pooling", "mix", "cls_norm")
+"""Options of fine-tuning that change the model: a student has the form of its teacher."""
+ADVICE = "docs/compression.md has the form of the file"
+
+
+class CompressionPlan(NamedTuple):
+    """The student, and what it learns from the teacher."""
+
+    model: ModelConfig
+    """Of the student."""
+    layers: tuple[int, ...]
+    """The teacher's layers that it begins with; empty: all its parameters are new."""
+    recipe: Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressOptions:
+    """The student, and what it learns. None: the default of the recipe."""
+
+    recipe: RecipeName = "pkd-skip"
+    """What the student imitates of the teacher (docs/compression.md)."""
+    student_layers: Layers | None = None
+    """Depth of the student. Default: half of the teacher's."""
+    start: Start | None = None
+    """Which of the teacher's layers the student begins with: evenly spread ones, the first, the last; or new: all its
+    parameters are initialised at random."""
+    layers: tuple[CountOrZero, ...] = ()
+    """The teacher's layers that the student begins with, from 0, bottom first, instead of --student-layers and
+    --start."""
+    hidden_size: Size | None = None
+    """Width of a student with --start new. Default: the teacher's."""
+    num_heads: Size | None = None
+    """Attention heads of a student with --start new. Default: the teacher's."""
+    intermediate_size: Size | None = None
+    """Width of the feed-forward layers of a student with --start new. Default: the teacher's."""
+    matches: str | None = None
+    """JSON file with a list of matches that replace those of the recipe (docs/compression.md)."""
+    temperature: Annotated[float, Interval("(0, 1000]")] | None = None
+    """T: logits are divided by it for soft targets."""
+    soft_weight: NonNegative | None = None
+    """Weight of the soft targets in the loss."""
+    task_weight: NonNegative | None = None
+    """Weight of the loss on the labels."""
+
+    def __post_init__(self) -> None:
+        check(self, "--")
+        others = [name for name in ("student_layers", "start") if getattr(self, name) is not None]
+        require(
+            not (self.layers and others),
+            f"--layers and --{'-'.join(others[:1]).replace('_', '-')} exclude each other: give one of them",
+        )
+
+    def plan(self, teacher: ModelConfig) -> CompressionPlan:
+        """The student of a teacher, and its loss.
+
+        Raises:
+          UserError: the student is deeper than the teacher, has other sizes without --start new, a match that is not
+            possible, or a loss without a term.
+        """
+        depth = len(self.layers) or self.student_layers or max(teacher.num_layers // 2, 1)
+        require(
+            depth <= teacher.num_layers,
+            f"--student-layers {depth}: the teacher has {teacher.num_layers} layers: use at most {teacher.num_layers}",
+        )
+        widths = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "intermediate_size")}
+        changes = {name: value for name, value in widths.items() if value is not None}
+        model = dataclasses.replace(teacher, num_layers=depth, scan_unroll=None, **changes)
+        recipe = self._recipe(teacher, model)
+        layers = self.layers or choose_layers(recipe.start, teacher.num_layers, depth)
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
+        require(
+            not (layers and changes), f"{given}: only a new student can have other sizes than the teacher: --start new"
+        )
+        missing = [layer for layer in layers if layer >= teacher.num_layers]
+        require(
+            not missing,
+            f"--layers {' '.join(map(str, layers))}: the teacher's layers are 0 to {teacher.num_layers - 1}",
+        )
+        return CompressionPlan(model, layers, recipe)
+
+    def _recipe(self, teacher: ModelConfig, student: ModelConfig) -> Recipe:
+        project = PROJECTION if teacher.hidden_size != student.hidden_size else None
+        recipe = RECIPES[self.recipe](teacher.num_layers, student.num_layers, project)
+        names = "temperature", "soft_weight", "task_weight", "start"
+        changes = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        recipe = recipe._replace(**changes)
+        if self.matches is not None:
+            recipe = recipe._replace(matches=read_matches(self.matches))
+        check_matches(recipe.matches, teacher, student)
+        require(
+            bool(recipe.matches or recipe.soft_weight or recipe.task_weight),
+            "--soft-weight 0 and --task-weight 0 without matches leave no loss: give one of them a weight",
+        )
+        return recipe
+
+
+def read_matches(path: str) -> tuple[Match, ...]:
+    """Read a JSON list of matches.
+
+    Raises:
+      UserError: there is no such file, or it is not a list of matches.
+    """
+    file = to_path(path)
+    require(file.is_file(), f"--matches {path} does not exist or is no file: {ADVICE}")
+    values = parse_json(file.read_bytes(), path, ADVICE, list)
+    return tuple(from_json(Match, value, f"{path}, match {i}", ADVICE) for i, value in enumerate(values))
