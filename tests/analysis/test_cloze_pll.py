@@ -126,7 +126,7 @@ def test_minimal_pairs_of_a_model_without_context(tmp_path):
 def test_pairs_are_drawn_by_uid(tmp_path):
     pairs = [{"sentence_good": f"a {i}", "sentence_bad": "b", "UID": "x" if i < 9 else "y"} for i in range(12)]
     read = minimal_pairs.read_pairs(write_pairs(tmp_path / "p.jsonl", pairs))
-    drawn = [minimal_pairs.draw_pairs(read, 4, seed) for seed in (0, 0, 1)]
+    drawn = [minimal_pairs.draw_pairs(read, 9, seed) for seed in (0, 0, 1)]
     assert drawn[0] == drawn[1] != drawn[2] and [pair.uid for pair in drawn[0]] == ["x"] * 4 + ["y"] * 3
     assert minimal_pairs.draw_pairs(read, 0, 0) == read
 

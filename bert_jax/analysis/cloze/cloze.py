@@ -17,9 +17,9 @@ FOLDERS = ("minimal_pairs", "agreement", "ettinger", "lama")
 class ClozeSettings:
     """How much of the data is read."""
 
-    pairs_per_uid: CountOrZero = 50
-    """Minimal pairs of each UID, drawn at random; 0: all. BLiMP has 67 UIDs with 1,000 pairs."""
-    facts_per_relation: CountOrZero = 100
+    pairs: CountOrZero = 600
+    """Minimal pairs, the same number of each UID, drawn at random; 0: all. BLiMP has 67 UIDs with 1,000 pairs."""
+    facts_per_relation: CountOrZero = 50
     """Facts of each file of lama/, drawn at random; 0: all."""
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ def run(inputs: SuiteInputs, settings: ClozeSettings) -> Result:
     for folder in present:
         files = inputs.files(folder, ".tsv" if folder in ("agreement", "ettinger") else ".jsonl")
         if folder == "minimal_pairs":
-            found = minimal_pairs.run(files, models, settings.pairs_per_uid, inputs.seed, inputs.progress)
+            found = minimal_pairs.run(files, models, settings.pairs, inputs.seed, inputs.progress)
         elif folder == "agreement":
             found = agreement.run(files, models, inputs.progress)
         elif folder == "ettinger":

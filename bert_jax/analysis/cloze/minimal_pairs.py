@@ -52,13 +52,14 @@ def read_pairs(files: Sequence[StoredPath]) -> list[Pair]:
     return pairs
 
 
-def draw_pairs(pairs: Sequence[Pair], per_uid: int, seed: int) -> list[Pair]:
-    """At most `per_uid` pairs of each UID, in the order of the files; all with `per_uid` 0."""
-    if per_uid == 0:
+def draw_pairs(pairs: Sequence[Pair], count: int, seed: int) -> list[Pair]:
+    """At most count / UIDs pairs of each UID, at least one, in the order of the files; all with `count` 0."""
+    if count == 0:
         return list(pairs)
     by_uid: dict[str, list[int]] = {}
     for index, pair in enumerate(pairs):
         by_uid.setdefault(pair.uid, []).append(index)
+    per_uid = max(1, count // max(1, len(by_uid)))
     chosen = [
         index
         for number, indices in enumerate(by_uid.values())
@@ -68,14 +69,14 @@ def draw_pairs(pairs: Sequence[Pair], per_uid: int, seed: int) -> list[Pair]:
 
 
 def run(
-    files: Sequence[StoredPath], models: Mapping[str, LoadedModel], per_uid: int, seed: int, progress: bool
+    files: Sequence[StoredPath], models: Mapping[str, LoadedModel], count: int, seed: int, progress: bool
 ) -> dict[str, Any]:
     """Accuracy of each score, over UIDs, phenomena and fields.
 
     Args:
       files: in BLiMP's form.
       models: ``model`` and ``random_weights``, with one tokenizer.
-      per_uid: pairs to draw of each UID; 0: all.
+      count: pairs to draw, the same number of each UID; 0: all.
       seed: of the draw.
       progress: show progress bars.
 
@@ -83,7 +84,7 @@ def run(
       UserError: as `read_pairs`, or no pair fits the model.
     """
     model, pairs = models["model"], read_pairs(files)
-    drawn = draw_pairs(pairs, per_uid, seed)
+    drawn = draw_pairs(pairs, count, seed)
     kept, rows, index = encode_pairs(drawn, model)
     most = model.config.max_positions - 2
     require(bool(kept), f"minimal_pairs: no pair has 1 to {most} tokens in both sentences: give other pairs")
