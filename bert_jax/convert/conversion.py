@@ -59,7 +59,6 @@ def convert(
     if pooling is not None and not OUTPUT_FORMATS[to].for_sentence_transformers:
         raise UserError(f"--pooling {pooling}: {to} cannot hold a pooling: use --to huggingface")
     check_reachable(destination)
-    shown = source.source if isinstance(source, SourceModel) else source
     # exists() is False for a broken link, which would block the rename.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{destination} exists already: choose another destination, or remove it")
@@ -70,14 +69,14 @@ def convert(
         _scratch_directory(destination) as output_directory,
     ):
         if read_options.optimizer_state and source_model.optimizer_state is None:
-            raise UserError(f"{shown} has no optimizer moments: convert it with --optimizer-state drop")
+            raise UserError(f"{source} has no optimizer moments: convert it with --optimizer-state drop")
         OUTPUT_FORMATS[to].write(source_model, output_directory)
         if OUTPUT_FORMATS[to].for_sentence_transformers:
             _write_sentence_embedding(source_model, output_directory, pooling)
         report = _check_parity(source_model, output_directory, to)
         if not report.passed and not force:
             raise UserError(
-                f"{shown} and the converted model differ ({report.failures[0]}): nothing is kept; "
+                f"{source} and the converted model differ ({report.failures[0]}): nothing is kept; "
                 "use --force to keep it"
             )
         if (tokenizer := source_model.loaded_tokenizer) is not None and tokenizer.note:

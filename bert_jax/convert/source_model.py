@@ -35,6 +35,9 @@ class SourceModel:
     notes: tuple[str, ...] = ()
     """Sentences for the model card."""
 
+    def __str__(self) -> str:
+        return self.source
+
     @functools.cached_property
     def loaded_tokenizer(self) -> Tokenizer | None:
         """The tokenizer, read once; None: the source has no tokenizer."""
