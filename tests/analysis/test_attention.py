@@ -260,7 +260,10 @@ def test_one_folder_is_enough(data, tmp_path, folder, other):
     [
         ({"text/a.txt": ""}, "0 of 0 lines have 1 to 61 tokens"),
         ({"text/a.txt": "the\nriver"}, "all lines of text/ that fit have a single token"),
-        ({"treebank/a-dev.conllu": "1\tthe\t_\tX\t_\t_\t0\troot\t_\t_\n"}, "no relation has 5 words in dev, odd"),
+        (
+            {"treebank/a-dev.conllu": "1\tthe\t_\tX\t_\t_\t0\troot\t_\t_\n"},
+            "dev, odd sentences or dev, even sentences of treebank/ has no word with a head",
+        ),
         ({"treebank/a-dev.conllu": "1\tthe\n"}, "a-dev.conllu, line 1"),
         (
             {"treebank/a-dev.conllu": "1\t\u200b\t_\tX\t_\t_\t0\troot\t_\t_\n"},
@@ -286,6 +289,17 @@ def test_long_sentences_are_skipped_and_counted(data, tmp_path):
     too_long = sum(count > 6 for count in tokens)
     assert found["skipped_sentences"] == too_long > 0
     assert found["sentences_of_selection"] + found["sentences_of_scoring"] == len(sentences) - too_long
+
+
+def test_rare_relations_count_together(data, tmp_path):
+    shutil.copytree(data / "treebank", tmp_path / "treebank")
+    inputs = SuiteInputs(small_model(), epath.Path(tmp_path), seed=0, progress=False)
+    result = SUITE.run(inputs, dataclasses.replace(SETTINGS, least_words=1000))
+    assert [row["relation"] for row in result["treebank"]["relations"]] == ["all"]
+    assert result["treebank"]["rare_relations"] == 5
+    scalars = SUITE.scalars(result)
+    assert np.isnan(scalars["best head less best offset, mean of relations (points)"])
+    assert np.isfinite(scalars["UAS, best head (%)"]) and SUITE.blocks(result)
 
 
 def test_settings():

@@ -56,7 +56,7 @@ def run(inputs: SuiteInputs, settings: AttentionSettings) -> Result:
     """Both parts; a folder that is not there is left out.
 
     Raises:
-      UserError: no line or sentence that fits, a malformed treebank, or one without a frequent relation.
+      UserError: no line or sentence that fits, a malformed treebank, or one without words that count.
     """
     config = inputs.model.config
     length = min(settings.max_length, config.max_positions)
@@ -187,9 +187,8 @@ def _measure_treebank(
     )
     kept, rare = relations.frequent_relations(drawn, settings.least_words)
     require(
-        bool(kept),
-        f"attention: no relation has {settings.least_words} words in {names[0]} and in {names[1]}: give more "
-        "sentences, or lower --attention.least-words",
+        all(any(relations.scored_words(sentence).any() for sentence in part) for part in drawn),
+        f"attention: {names[0]} or {names[1]} of treebank/ has no word with a head that is no punctuation: give more",
     )
     tables = []
     for model in (inputs.model, random):

@@ -39,7 +39,7 @@ def scalars(result: Result) -> Mapping[str, float]:
         by_relation = {row["relation"]: row for row in treebank["relations"]}
         overall = by_relation.pop(ALL)
         gains = [row["accuracy"] - row["offset_accuracy"] for row in by_relation.values()]
-        found["best head less best offset, mean of relations (points)"] = 100 * float(np.mean(gains))
+        found["best head less best offset, mean of relations (points)"] = 100 * float(np.mean(gains or [math.nan]))
         found["UAS, best head (%)"] = 100 * overall["accuracy"]
     return found
 
