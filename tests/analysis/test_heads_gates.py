@@ -109,6 +109,7 @@ def test_the_penalty_closes_gates_of_frozen_weights(inputs, tmp_path):
         train(inputs, tmp_path / "run", 1.0, 0.0)
 
 
+@pytest.mark.slow
 def test_without_penalty_weights_are_trained_and_gates_stay_open(inputs, tmp_path):
     found = train(inputs, tmp_path / "run", 0.0, 1e-3)
     assert found["closed"] == 0 and found["weights_trained"]
@@ -117,6 +118,7 @@ def test_without_penalty_weights_are_trained_and_gates_stay_open(inputs, tmp_pat
         assert not np.array_equal(before["encoder/layers/up/kernel"], after["encoder/layers/up/kernel"])
 
 
+@pytest.mark.slow
 def test_the_suite_trains_gates(inputs, tmp_path):
     settings = HeadsSettings(
         task="sst2", examples=4, random_orders=1, step=1.0, gates_to=str(tmp_path / "run"), gate_steps=2

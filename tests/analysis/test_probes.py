@@ -222,6 +222,7 @@ def test_suite(result):
     assert kinds.count(report.Curves) == 12 and kinds.count(report.Heatmap) == 1
 
 
+@pytest.mark.slow
 def test_entities_alone_and_again(data, result, tmp_path):
     (tmp_path / "entities").symlink_to(data / "entities")
     again = SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, progress=False), SETTINGS)

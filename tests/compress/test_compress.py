@@ -72,6 +72,7 @@ def test_the_export_is_the_student_alone(compressed, tmp_path):
     assert sum(leaf.size for leaf in leaves.values()) == results["student"]["parameters"]
 
 
+@pytest.mark.slow
 def test_killed_and_continued(compressed, folder, teacher, tmp_path, tiny_programs):
     """The same result, metrics and predictions; afterwards other settings need another directory."""
 
@@ -94,6 +95,7 @@ def test_killed_and_continued(compressed, folder, teacher, tmp_path, tiny_progra
         compress(*arguments, other, OPTIONS)
 
 
+@pytest.mark.slow
 def test_a_copy_of_the_teacher_has_its_score(folder, teacher, tmp_path):
     """All layers and a learning rate of 0: the share is 1, and the predictions are the teacher's."""
     options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0, seeds=2)
