@@ -38,10 +38,19 @@ def read_splits(files: Sequence[StoredPath]) -> dict[str, list[Sentence]]:
     """
     splits: dict[str, list[Sentence]] = {}
     for path in files:
-        names = [split for split in SPLITS if split in path.name]
-        require(len(names) == 1, f"{path}: the name of a treebank file must contain one of train, dev and test")
-        splits.setdefault(names[0], []).extend(read_conllu(path))
+        splits.setdefault(split_of(path), []).extend(read_conllu(path))
     return splits
+
+
+def split_of(path: StoredPath) -> str:
+    """The split that the name of a file tells.
+
+    Raises:
+      UserError: the name tells none, or two.
+    """
+    names = [split for split in SPLITS if split in path.name]
+    require(len(names) == 1, f"{path}: the name of the file must contain one of train, dev and test")
+    return names[0]
 
 
 def read_conllu(path: StoredPath) -> list[Sentence]:

@@ -152,9 +152,7 @@ def _label_scores(
 def _read_entities(files: Sequence[StoredPath]) -> dict[str, list[TaggedSentence]]:
     splits: dict[str, list[TaggedSentence]] = {}
     for path in files:
-        names = [split for split in SPLITS if split in path.name]
-        require(len(names) == 1, f"{path}: the name of a file of entities must contain one of train, dev and test")
-        splits.setdefault(names[0], []).extend(read_conll(path))
+        splits.setdefault(split_of(path), []).extend(read_conll(path))
     return splits
 
 
