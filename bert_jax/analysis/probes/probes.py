@@ -12,7 +12,7 @@ from bert_jax.analysis.probes.section import blocks, scalars
 from bert_jax.analysis.probes.tasks import LabelTask, describe, entity_task, part_of_speech_task, relation_task
 from bert_jax.analysis.probes.vectors import Sample, WordVectors, draw_sentences, word_vectors
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
-from bert_jax.analysis.treebank import Sentence, read_splits, split_of
+from bert_jax.analysis.treebank import read_splits, split_of
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Rate, check
 from bert_jax.finetune.tagging import TaggedSentence, read_conll
