@@ -33,7 +33,7 @@ SMALLER = {
     "tokenizer": "--vocab-size 120",
     "build": "--workers 1 --validation-fraction 0.2",
     "finetune": "--steps 2 --batch-size 8",
-    "compress": "--steps 2 --batch-size 8",
+    "compress distil": "--steps 2 --batch-size 8",
     "bench": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
     "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 4 --rounds 1",
     "scripts/benchmarks/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",
@@ -42,14 +42,15 @@ SMALLER = {
     "scripts/benchmarks/trace_step.py": "--presets bert_tiny --seq-len 16",
     "scripts/benchmarks/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
 }
-"""Flags that replace those of a command, by its second word."""
+"""Flags that replace those of a command, by its second word, or its second and third."""
 
 TRAINING = ["README.md", "docs/ablation.md", "docs/large_batch.md", "docs/pods.md", "docs/pretrain.md"]
 TRAINING += ["docs/report.md", "docs/slurm.md"]
 TRAINING += ["docs/stream.md", "docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
 TOOLS = ["docs/doctor.md", "docs/performance.md", "docs/tpu.md"]
 ALONE = ["docs/conversion.md", "docs/kubernetes.md", "docs/object_stores.md", "docs/plan.md", "docs/reference.md"]
-ALONE += ["docs/compression.md", "docs/finetuning.md", "docs/scaling.md"]
+ALONE += ["docs/finetuning.md", "docs/scaling.md"]
+ALONE += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "compression").glob("*.md"))
 """Pages whose commands need something of their own."""
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
 ANALYSIS = ["docs/analysis.md"]
@@ -85,7 +86,7 @@ def commands_of(page: str) -> list[str]:
 def shrink(line: str) -> list[str]:
     """The words of a command, with flags that make it small in place of its own."""
     words = shlex.split(line)
-    smaller = shlex.split(SMALLER.get(words[1], ""))
+    smaller = shlex.split(SMALLER.get(words[1], SMALLER.get(" ".join(words[1:3]), "")))
     if words[0] == "bert-jax" and words[1] in ("pretrain", "plan") and words[2] in TWO_PHASES:
         smaller += shlex.split(SECOND_PHASE)
     given = {flag for flag in smaller if flag.startswith("--")}

@@ -187,7 +187,7 @@ def test_storage_errors_are_told_from_bugs(monkeypatch, capfd):
     error.__cause__ = LostError("connection closed")
     for one in (LostError("connection closed"), error):
         assert "the object store cannot be reached (" in storage.describe_error(one)
-        monkeypatch.setitem(cli.COMMANDS, "evaluate", lambda _, one=one: (_ for _ in ()).throw(one))
+        monkeypatch.setitem(cli.PARSED, "evaluate", lambda _, one=one: (_ for _ in ()).throw(one))
         assert cli.main(["evaluate"]) == TRY_AGAIN
         assert "the same command continues where this one stopped" in capfd.readouterr().err
     assert storage.describe_error(OSError("a disk")) is None and storage.describe_error(ValueError()) is None

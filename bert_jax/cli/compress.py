@@ -1,4 +1,4 @@
-"""The command ``bert-jax compress``."""
+"""The commands ``bert-jax compress distil`` and so on."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ LESS_COMMON = ("tag_column", "stride", "null_threshold", "bias_correction", "kee
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compress(Finetune):
+class Distil(Finetune):
     """Train a smaller student of a fine-tuned model on the data of its task; the same command continues a stopped run.
 
     MODEL is the teacher. The recipes are layer dropping and those of DistilBERT, PKD, TinyBERT and TextBrewer.
     """
 
     compression: Annotated[CompressOptions, tyro.conf.arg(name="")] = field(default_factory=CompressOptions)
-    command = "compress"
+    command = "compress distil"
     rare_flags = tuple(f"--{name.replace('_', '-')}" for name in (*NOT_OF_STUDENTS, *LESS_COMMON))
 
     def train(self, announce: Callable[[str], None]) -> tuple[dict[str, Any], list[str]] | None:
@@ -39,3 +39,7 @@ class Compress(Finetune):
             announce=announce,
         )
         return None if result is None else (result.to_dict(), result.summary_lines())
+
+
+COMMANDS: dict[str, type] = {"distil": Distil}
+"""By the word after ``bert-jax compress``."""

@@ -51,7 +51,7 @@ class Finetune:
         names = [one.name for one in dataclasses.fields(self) if one.name not in skipped]
         values = {name: getattr(self, name) for name in names}
         options = {k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in values.items()}
-        code = supervisor.supervise_command([self.command, *self.words], self.cluster, options)
+        code = supervisor.supervise_command([*self.command.split(), *self.words], self.cluster, options)
         if code is not None:
             return code
 

@@ -9,7 +9,7 @@ import tyro
 
 from bert_jax import command_line, flags
 from bert_jax.cli.ablate import Ablate
-from bert_jax.cli.compress import Compress
+from bert_jax.cli.compress import COMMANDS as COMPRESS_COMMANDS
 from bert_jax.cli.doctor import Doctor
 from bert_jax.cli.finetune import Finetune
 from bert_jax.cli.model import Convert, Evaluate, FillMask
@@ -42,6 +42,15 @@ def analyse(argv: Sequence[str]) -> None:
     run_suites(argv)
 
 
+def compress(argv: Sequence[str]) -> int | None:
+    """Make a smaller or faster model of a large one: distillation and more, each a command of its own."""
+
+    def call(name: str, words: list[str]) -> int | None:
+        return _call(f"compress {name}", words)
+
+    return command_line.dispatch("bert-jax compress", COMPRESS_COMMANDS, call, argv)
+
+
 COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "pretrain": Pretrain,
     "doctor": Doctor,
@@ -53,12 +62,14 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "report": Report,
     "convert": Convert,
     "finetune": Finetune,
-    "compress": Compress,
+    "compress": compress,
     "analyse": analyse,
     "launch": launch,
     "bench": bench,
 }
 """By name: a dataclass of the arguments with a method `run`, or a function that gets the arguments as typed."""
+PARSED = COMMANDS | {f"compress {name}": kind for name, kind in COMPRESS_COMMANDS.items()}
+"""COMMANDS and the commands of commands."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -85,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _call(name: str, words: list[str]) -> int | None:
-    command = COMMANDS[name]
+    command = PARSED[name]
     return parse(name, words).run() if isinstance(command, type) else command(words)
 
 
@@ -96,7 +107,7 @@ def parse(name: str, words: Sequence[str]) -> object:
       UserError: there is no such config, or an argument is wrong.
       SystemExit: after ``--help``.
     """
-    command = COMMANDS[name]
+    command = PARSED[name]
     fields = {field.name: field for field in dataclasses.fields(command)}
     if "config" not in fields:
         parsed = flags.parse(command, words, f"bert-jax {name}")

@@ -60,7 +60,7 @@ class CompressionRun(FinetuneRun):
         config = super().make_config(rows, steps_per_epoch)
         assert config.finetune is not None
         given = (flag for flag in config.finetune.flags if flag != "--keep-head")
-        finetune = dataclasses.replace(config.finetune, flags=(*self._plan_flags, *given), command="compress")
+        finetune = dataclasses.replace(config.finetune, flags=(*self._plan_flags, *given), command="compress distil")
         phases = (dataclasses.replace(config.phases[0], frozen=FROZEN),)
         return dataclasses.replace(config, name=f"compress_{finetune.task}", finetune=finetune, phases=phases)
 

@@ -1,4 +1,4 @@
-"""Options of `bert-jax compress`: the student, and what it learns from the teacher."""
+"""Options of `bert-jax compress distil`: the student, and what it learns from the teacher."""
 
 import dataclasses
 from dataclasses import dataclass

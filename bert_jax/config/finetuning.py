@@ -55,7 +55,7 @@ class FinetuneConfig:
     """Of the encoded training examples."""
     source_sha256: str = ""
     """Of the model that the run starts from."""
-    command: Literal["finetune", "compress"] = "finetune"
+    command: Literal["finetune", "compress distil"] = "finetune"
     """The command of bert-jax that made the run."""
 
     def __post_init__(self) -> None:

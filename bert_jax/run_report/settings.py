@@ -92,7 +92,7 @@ def _finetune_command(run: Run) -> list[Command | Note]:
     task = run.config.finetune
     options = [["--task", task.task], *(["--data", path] for path in run.file["corpus_paths"])]
     options += [*map(shlex.split, task.flags), ["--seed", str(run.config.seed)], ["--workdir", _other_directory(run)]]
-    return [Command(_joined(["bert-jax", task.command, str(run.config.start.source)], options))]
+    return [Command(_joined(["bert-jax", *task.command.split(), str(run.config.start.source)], options))]
 
 
 def _other_directory(run: Run) -> str:

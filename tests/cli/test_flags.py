@@ -134,7 +134,7 @@ ARGUMENTS = {
     "evaluate": ["run", "--corpus", "corpus"],
     "fill-mask": ["run", "a [MASK]"],
     "finetune": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
-    "compress": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
+    "compress distil": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
     "report": ["run"],
     "convert": ["run", "new"],
 }
@@ -179,9 +179,9 @@ def test_overview_and_version(program, capsys):
 
 def test_help(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    for program, commands in (("bert-jax", cli.COMMANDS), ("bert-data", data_cli.COMMANDS)):
+    for program, commands in (("bert-jax", cli.PARSED), ("bert-data", data_cli.COMMANDS)):
         for command in commands:
-            assert PROGRAMS[program]([command, "--help"]) == 0
+            assert PROGRAMS[program]([*command.split(), "--help"]) == 0
             shown = capsys.readouterr().out
             assert shown.startswith(f"usage: {program} {command} ") and shown.count("\n  --") < 35
             assert command == "launch" or max(map(len, shown.splitlines())) <= 80
@@ -251,7 +251,7 @@ def test_ctrl_c_is_one_line(monkeypatch, capsys):
     def interrupt(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setitem(cli.COMMANDS, "schedule", interrupt)
+    monkeypatch.setitem(cli.PARSED, "schedule", interrupt)
     assert cli.main(["schedule", "bert_tiny"]) == 130
     assert capsys.readouterr().err == "stopped\n"
 

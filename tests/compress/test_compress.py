@@ -122,12 +122,12 @@ def test_a_copy_of_the_teacher_has_its_score(folder, teacher, tmp_path):
 )
 def test_refused_in_one_line(words, part, folder, teacher, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(folder)
-    assert cli.main(["compress", str(teacher), "--workdir", str(tmp_path / "new"), *words.split()]) == 2
+    assert cli.main(["compress", "distil", str(teacher), "--workdir", str(tmp_path / "new"), *words.split()]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("error")]
     assert part in line and not (tmp_path / "new").exists()
 
 
 def test_a_teacher_needs_a_head(folder, tiny_run, tmp_path, capsys):
     words = ["--task", "sst2", "--data", str(folder / "sst2"), "--workdir", str(tmp_path / "new")]
-    assert cli.main(["compress", str(tiny_run), *words]) == 2
+    assert cli.main(["compress", "distil", str(tiny_run), *words]) == 2
     assert "has no head of a task: the teacher must be fine-tuned on the task first" in capsys.readouterr().err

@@ -63,15 +63,15 @@ def test_commands_on_fine_tuning(folder, monkeypatch, quick_compilation):
     run_page("docs/finetuning.md", folder, monkeypatch)
 
 
-def test_commands_on_compression(folder, monkeypatch, quick_compilation):
+def test_commands_on_distillation(folder, monkeypatch, quick_compilation):
     """The teacher has six layers; the matches are those of the page."""
     task_files.write_glue(folder / "sst2", "sst2")
-    (folder / "matches.json").write_text(code_of("docs/compression.md", "json"))
+    (folder / "matches.json").write_text(code_of("docs/compression/distillation.md", "json"))
     monkeypatch.chdir(folder)
     six_layers = SMALL_RUN.replace("--model.num-layers 1", "--model.num-layers 6").split()
     run(["bert-jax", "pretrain", "bert_tiny", "--corpus", "corpus", "--workdir", "runs/six", *six_layers])
     run(shrink("bert-jax finetune runs/six --task sst2 --data sst2 --workdir runs/sst2"))
-    run_page("docs/compression.md", folder, monkeypatch)
+    run_page("docs/compression/distillation.md", folder, monkeypatch)
 
 
 def test_commands_on_the_reference_run(tmp_path, monkeypatch):
