@@ -10,14 +10,16 @@ from bert_jax.cli.finetune import Finetune
 from bert_jax.compress.options import NOT_OF_STUDENTS, CompressOptions
 
 LESS_COMMON = ("tag_column", "stride", "null_threshold", "bias_correction", "keep")
-"""Options of fine-tuning that few compressions need."""
+LESS_COMMON += ("replace_rate", "replace_schedule", "replace_share")
+"""Options that few compressions need."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Distil(Finetune):
     """Train a smaller student of a fine-tuned model on the data of its task; the same command continues a stopped run.
 
-    MODEL is the teacher. The recipes are layer dropping and those of DistilBERT, PKD, TinyBERT and TextBrewer.
+    MODEL is the teacher. The recipes are layer dropping and those of DistilBERT, PKD, TinyBERT, TextBrewer and
+    BERT-of-Theseus.
     """
 
     compression: Annotated[CompressOptions, tyro.conf.arg(name="")] = field(default_factory=CompressOptions)

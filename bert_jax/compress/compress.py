@@ -143,7 +143,11 @@ def _describe_student(plan: CompressionPlan) -> str:
     if recipe.soft_weight:
         loss.append(f"{recipe.soft_weight:g} x soft targets of temperature {recipe.temperature:g}")
     loss += [f"{match.weight:g} x {match.name}" for match in recipe.matches]
-    return f"student: {model.num_layers} layers of width {model.hidden_size} from {begins}; loss: {' + '.join(loss)}"
+    line = f"student: {model.num_layers} layers of width {model.hidden_size} from {begins}; loss: {' + '.join(loss)}"
+    if (replacement := recipe.replacement) is None:
+        return line
+    rate = f"{replacement.rate:g}{' rising to 1' if replacement.schedule == 'linear' else ''}"
+    return f"{line}; layers replaced with probability {rate} in the first {replacement.share:.0%} of the steps"
 
 
 def _num_parameters(model: ModelConfig, heads: Heads) -> int:

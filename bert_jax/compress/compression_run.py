@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.compress.distil_task import FROZEN, Distillation
+from bert_jax.compress.distil_task import FROZEN, FROZEN_IN_THESEUS, Distillation
 from bert_jax.compress.options import CompressionPlan
 from bert_jax.compress.students import student_params
 from bert_jax.config import Config
@@ -56,12 +56,13 @@ class CompressionRun(FinetuneRun):
         super().__init__(student, task, data, data_path, options, seed, mesh, make_programs)
 
     def make_config(self, rows: int, steps_per_epoch: int) -> Config:
-        """As of `FinetuneRun`; the teacher is frozen."""
+        """As of `FinetuneRun`; the teacher is frozen, with replacement all but the student's layers."""
         config = super().make_config(rows, steps_per_epoch)
         assert config.finetune is not None
         given = (flag for flag in config.finetune.flags if flag != "--keep-head")
         finetune = dataclasses.replace(config.finetune, flags=(*self._plan_flags, *given), command="compress distil")
-        phases = (dataclasses.replace(config.phases[0], frozen=FROZEN),)
+        frozen = FROZEN if self._plan.recipe.replacement is None else FROZEN_IN_THESEUS
+        phases = (dataclasses.replace(config.phases[0], frozen=frozen),)
         return dataclasses.replace(config, name=f"compress_{finetune.task}", finetune=finetune, phases=phases)
 
     def make_task(self, *fields: Any) -> Distillation:
@@ -108,5 +109,7 @@ class CompressionRun(FinetuneRun):
 
 
 def _plain(plan: CompressionPlan) -> dict[str, Any]:
+    replacement = plan.recipe.replacement
     recipe = plan.recipe._asdict() | {"matches": [dataclasses.asdict(match) for match in plan.recipe.matches]}
+    recipe["replacement"] = replacement and dataclasses.asdict(replacement)
     return {"model": dataclasses.asdict(plan.model), "layers": plan.layers, "recipe": recipe}

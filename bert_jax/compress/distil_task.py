@@ -7,6 +7,7 @@ checkpoint as any fine-tuned model.
 
 import dataclasses
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.array_types import Array, Float, Key, UInt32
+from bert_jax.array_types import Array, Bool, Float, Key, UInt32
 from bert_jax.compress import losses
 from bert_jax.compress.matches import Match, Recipe
+from bert_jax.compress.theseus import applied_layers, draw_replaced, mixed_stack
 from bert_jax.config import Config, ModelConfig, TaskHead
 from bert_jax.data.cursor import Cursor
 from bert_jax.finetune.example_rows import ExampleRows
@@ -36,6 +38,10 @@ TEACHER, PROJECTIONS = "teacher", "projections"
 """Parts of the tree of parameters that are not the student's."""
 FROZEN = (rf"{TEACHER}/.*",)
 """For `Phase.frozen`."""
+FROZEN_IN_THESEUS = (*FROZEN, r"encoder/(?!layers/).*", r"task/.*")
+"""The same with replaced layers: only the student's layers are trained."""
+REPLACED = "replaced"
+"""Array of a batch: whether each module is replaced in this step, int32 [B, M], the same in all rows."""
 SCORES = "attention.scores"
 WEIGHTED = "weighted_"
 """Prefix of a term of the loss: a quantity times its weight. Metrics without it are not multiplied."""
@@ -117,8 +123,13 @@ class Distillation:
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and accuracy of the labels, loss of the soft targets and of every match; and the terms of the loss."""
         weights = self._term_weights
-        output, logits = self._forward(self.config.model, student_of(params), batch, dropout_key)
+        if self.recipe.replacement is None:
+            output, logits = self._forward(self.config.model, student_of(params), batch, dropout_key)
+        else:
+            output, logits = self._mixed_forward(params, batch, dropout_key)
         sums = self.student.logit_sums(logits, batch)
+        if self.recipe.replacement is not None:
+            sums["replaced_share"] = WeightedSum(batch[REPLACED].mean(dtype=jnp.float32), jnp.ones((), jnp.float32))
         if weights.keys() - {"task_loss"}:
             teacher, teacher_logits = self._forward(self.teacher_model, params[TEACHER], batch, None)
             sums["soft_loss"] = self._soft_loss(logits, teacher_logits, batch)
@@ -130,8 +141,23 @@ class Distillation:
         }
         return sums | terms
 
+    def _mixed_forward(
+        self, params: Params, batch: Batch, dropout_key: DropoutKey | None
+    ) -> tuple[EncoderOutput, Float[Array, "B n C"]]:
+        """`_forward` of the student with those layers of the teacher that are not replaced in this step."""
+        depth = self.teacher_model.num_layers
+        model = dataclasses.replace(self.config.model, num_layers=depth + self.config.model.num_layers)
+        applied = applied_layers(batch[REPLACED][0] > 0, depth)
+        mixed = mixed_stack(params[TEACHER], student_of(params))
+        return self._forward(model, mixed, batch, dropout_key, applied)
+
     def _forward(
-        self, model_config: ModelConfig, params: Params, batch: Batch, dropout_key: DropoutKey | None
+        self,
+        model_config: ModelConfig,
+        params: Params,
+        batch: Batch,
+        dropout_key: DropoutKey | None,
+        applied: Bool[Array, " L"] | None = None,
     ) -> tuple[EncoderOutput, Float[Array, "B n C"]]:
         """Output of an encoder, with what the matches read, and the logits of its head."""
         model = bert.model_from_params(model_config, self.student.heads, params)
@@ -139,6 +165,9 @@ class Distillation:
         if self.recipe.matches:
             sites = (SCORES,) if any(match.what == "scores" for match in self.recipe.matches) else ()
             output = model.encoder(inputs, dropout_key=dropout_key, hidden_states=True, activations=sites, pool=False)
+            read = model.task_view(inputs, output)
+        elif applied is not None:
+            output = model.encoder(inputs, dropout_key=dropout_key, pool=False, applied=applied)
             read = model.task_view(inputs, output)
         else:
             output = read = model.encode(inputs, dropout_key)
@@ -163,11 +192,21 @@ class Distillation:
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding."""
-        return self.student.blank_row()
+        return self._with_replaced(self.student.blank_row(), 0)
 
     def batches(self, cursor: Cursor) -> "Generator[HostBatch, None, None]":
-        """The batches of the student's task."""
-        return self.student.batches(cursor)
+        """The batches of the student's task, with the modules that are replaced."""
+        with closing(self.student.batches(cursor)) as batches:
+            for step, batch in enumerate(batches, cursor.step):
+                yield batch._replace(rows=self._with_replaced(batch.rows, step))
+
+    def _with_replaced(self, rows: dict[str, np.ndarray], step: int) -> dict[str, np.ndarray]:
+        """The rows of a step, with the draw of its modules if the recipe has replacement."""
+        if self.recipe.replacement is None:
+            return rows
+        rate = self.recipe.replacement.rate_at(step, self.config.total_steps)
+        replaced = draw_replaced(self.config.seed, step, rate, self.config.model.num_layers)
+        return rows | {REPLACED: np.tile(replaced.astype(np.int32), (len(rows["row"]), 1))}
 
     def evaluate(self, score: Score, batch_size: int) -> dict[str, float]:
         """Metrics of the student on all held-out splits."""
@@ -178,8 +217,13 @@ class Distillation:
         return self.student.predict(rows_of_split, score, batch_size)
 
     def step_flops(self, step: int) -> float:
-        """FLOPs of the student's step and, if the loss has a teacher, of its forward pass."""
+        """FLOPs of the student's step and, if the loss has a teacher, of its forward pass; with replacement of the
+        expected step of the mixed model.
+        """
         flops = self.student.step_flops(step)
+        if self.recipe.replacement is not None:
+            rate = self.recipe.replacement.rate_at(step, self.config.total_steps)
+            flops *= rate + (1 - rate) * self.teacher_model.num_layers / self.config.model.num_layers
         if not self._term_weights.keys() - {"task_loss"}:
             return flops
         rows, seq_len = self.student.row_counts[0], self.config.phases[0].seq_len

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import require
-from bert_jax.field_validation import CountOrZero, NonNegative, Positive, check
+from bert_jax.field_validation import CountOrZero, NonNegative, Positive, Share, check
 
 What = Literal["hidden", "cls", "scores"]
 Loss = Literal["mse", "normalised_mse", "cosine", "similarity"]
@@ -21,6 +21,8 @@ LOSSES_OF: dict[What, tuple[Loss, ...]] = {
     "scores": ("mse",),
 }
 """The losses that each activation has."""
+Schedule = Literal["linear", "constant"]
+"""How the probability of a replacement changes (`Replacement`)."""
 Start = Literal["spread", "first", "last", "new"]
 """Which of the teacher's layers a student begins with (`choose_layers`); new: random initialisation."""
 
@@ -50,6 +52,28 @@ class Match:
         return f"{self.what}_{self.teacher_layer}_{self.student_layer}_{self.loss}"
 
 
+@dataclass(frozen=True)
+class Replacement:
+    """The probability that a module is replaced; after a share of the run it is 1: the student trains alone."""
+
+    rate: Share = 0.3
+    """Probability b in the first step."""
+    schedule: Schedule = "linear"
+    """linear: min(1, k t + b) in step t, with the k that reaches 1 at the end of the share; constant: b."""
+    share: Share = 0.5
+    """Share of the run's steps in which modules are replaced at random."""
+
+    def __post_init__(self) -> None:
+        check(self, "replacement.")
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """The probability in a step, counted from 0, of a run of `steps`."""
+        end = round(self.share * steps)
+        if step >= end:
+            return 1.0
+        return self.rate if self.schedule == "constant" else min(1.0, self.rate + (1 - self.rate) * step / end)
+
+
 class Recipe(NamedTuple):
     """The loss of a distillation, and how its student begins."""
 
@@ -62,6 +86,8 @@ class Recipe(NamedTuple):
     task_weight: NonNegative
     """Weight of the loss on the labels."""
     start: Start
+    replacement: Replacement | None = None
+    """Replace layers of the teacher by those of the student at random; None: train the student alone."""
 
 
 def layer_dropping(teacher: int, student: int, project: str | None) -> Recipe:
@@ -122,7 +148,12 @@ def similarity(teacher: int, student: int, project: str | None) -> Recipe:
     return Recipe((*hidden, *similarities), 8.0, 1.0, 0.0, "spread")
 
 
-RecipeName = Literal["drop", "distilbert", "pkd-skip", "pkd-last", "tinybert", "similarity"]
+def theseus(teacher: int, student: int, project: str | None) -> Recipe:
+    """Layers of the teacher are replaced at random, the loss is that of the labels (Xu et al. 2020)."""
+    return Recipe((), 1.0, 0.0, 1.0, "first", Replacement())
+
+
+RecipeName = Literal["drop", "distilbert", "pkd-skip", "pkd-last", "tinybert", "similarity", "theseus"]
 RECIPES: dict[RecipeName, Callable[[int, int, str | None], Recipe]] = {
     "drop": layer_dropping,
     "distilbert": distilbert,
@@ -130,6 +161,7 @@ RECIPES: dict[RecipeName, Callable[[int, int, str | None], Recipe]] = {
     "pkd-last": pkd_last,
     "tinybert": tinybert,
     "similarity": similarity,
+    "theseus": theseus,
 }
 """By name: functions of the depths of teacher and student, and of the name of the map, None without one."""
 

@@ -4,10 +4,21 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
-from bert_jax.compress.matches import RECIPES, Match, Recipe, RecipeName, Start, check_matches, choose_layers
+from bert_jax.compress.matches import (
+    RECIPES,
+    Match,
+    Recipe,
+    RecipeName,
+    Replacement,
+    Schedule,
+    Start,
+    check_matches,
+    choose_layers,
+)
 from bert_jax.config import ModelConfig
 from bert_jax.errors import require
-from bert_jax.field_validation import CountOrZero, Interval, Layers, NonNegative, Size, check, from_json
+from bert_jax.field_validation import CountOrZero, Interval, Layers, NonNegative, Share, Size, check, from_json
+from bert_jax.model.layer_plan import layer_plans
 from bert_jax.storage import parse_json, to_path
 
 PROJECTION = "to_teacher"
@@ -55,6 +66,13 @@ class CompressOptions:
     """Weight of the soft targets in the loss."""
     task_weight: NonNegative | None = None
     """Weight of the loss on the labels."""
+    replace_rate: Share | None = None
+    """For theseus: probability that a layer of the student replaces its group of layers of the teacher in the first
+    step. Default: 0.3."""
+    replace_schedule: Schedule | None = None
+    """For theseus: whether the probability rises linearly to 1 (default), or is constant."""
+    replace_share: Share | None = None
+    """For theseus: share of the steps with replacement at random; afterwards the student trains alone. Default: 0.5."""
 
     def __post_init__(self) -> None:
         check(self, "--")
@@ -100,12 +118,35 @@ class CompressOptions:
         recipe = recipe._replace(**changes)
         if self.matches is not None:
             recipe = recipe._replace(matches=read_matches(self.matches))
+        recipe = recipe._replace(replacement=self._replacement(recipe, teacher))
         check_matches(recipe.matches, teacher, student)
         require(
             bool(recipe.matches or recipe.soft_weight or recipe.task_weight),
             "--soft-weight 0 and --task-weight 0 without matches leave no loss: give one of them a weight",
         )
         return recipe
+
+    def _replacement(self, recipe: Recipe, teacher: ModelConfig) -> Replacement | None:
+        """The recipe's replacement with the options' values."""
+        names = ("rate", "schedule", "share")
+        changes = {name: value for name in names if (value := getattr(self, f"replace_{name}")) is not None}
+        if recipe.replacement is None:
+            require(
+                not changes,
+                f"--replace-{next(iter(changes), '')} belongs to --recipe theseus: leave it out, or give that recipe",
+            )
+            return None
+        require(not recipe.matches, "--recipe theseus trains a mixed model, which has no matches: leave --matches out")
+        require(
+            recipe.start != "new",
+            "--recipe theseus trains layers only, embeddings and head are the teacher's: --start new is not possible",
+        )
+        require(
+            len(set(layer_plans(teacher))) == 1,
+            "--recipe theseus replaces layers by layers of the same kind, and the teacher's first layer differs from "
+            "the others (pre-norm): use another recipe",
+        )
+        return dataclasses.replace(recipe.replacement, **changes)
 
 
 def read_matches(path: str) -> tuple[Match, ...]:

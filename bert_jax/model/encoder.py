@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from bert_jax.array_types import Array, Float, Int, Key
+from bert_jax.array_types import Array, Bool, Float, Int, Key
 from bert_jax.config import ModelConfig
 from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.model.activations import Edits, LayerTap
@@ -245,6 +245,7 @@ class Encoder(nnx.Module):
         read_state: Callable[[Float[Array, "B S H"]], Float[Array, "B n H"]] | None = None,
         positions: Int[Array, "B n"] | None = None,
         pool: bool = True,
+        applied: Bool[Array, " L"] | None = None,
     ) -> EncoderOutput:
         """Encode a batch.
 
@@ -262,6 +263,7 @@ class Encoder(nnx.Module):
             with `hidden_states`, `activations` or `read_state`, which read the last layer everywhere, and only with
             edits that broadcast over positions.
           pool: whether to apply the pooler, if there is one.
+          applied: layers that are computed, the others return their input; not with `positions` or `activations`.
 
         Raises:
           UserError: scores or probabilities of attention, with an implementation that has none.
@@ -272,10 +274,13 @@ class Encoder(nnx.Module):
 
         embedded = self.embeddings(inputs, inputs_embeds, dropout_key and dropout_key.fold_in(EMBEDDING_SITE))
         assert positions is None or not (hidden_states or activations or read_state)
+        assert applied is None or (positions is None and not activations)
         pool, read = pool and self.pooler is not None, positions
         if positions is not None and pool:
             read = jnp.concatenate([positions, inputs.cls_positions], axis=1)
-        hidden, kept, recorded = self._run_layers(embedded, inputs, dropout_key, edits, keep, activations, read)
+        hidden, kept, recorded = self._run_layers(
+            embedded, inputs, dropout_key, (edits, applied), keep, activations, read
+        )
         if self.final_norm is not None:
             hidden = self.final_norm(hidden)
             kept = jax.tree.map(lambda states, last: states.at[-1].set(last), kept, keep(hidden))
@@ -293,19 +298,24 @@ class Encoder(nnx.Module):
         """tanh of a projection of [CLS] vectors; only with a pooler."""
         return jnp.tanh(self.pooler(cls))
 
-    def _run_layers(self, hidden, inputs, dropout_key, edits, keep, sites, read):
-        """Apply all layers, the last one at the positions `read`, if they are few.
+    def _run_layers(self, hidden, inputs, dropout_key, by_layer, keep, sites, read):
+        """Apply all layers, the last one at the positions `read`, if they are few. `by_layer` are (edits, applied).
 
         Returns (hidden at `read`, keep(hidden) of the layers [L ...], their activations at the sites [L ...]).
         """
         graph, stacked = nnx.split(self.layers)
         plans, groups = layer_plans(self.config), parameter_groups(self.config)
 
-        def apply_layer(hidden, parameters, layer, plan, layer_edits, positions=None):
+        def apply_layer(hidden, parameters, layer, plan, of_layer, positions=None):
             block = nnx.merge(graph, parameters)
             layer_key = dropout_key and dropout_key.fold_in(layer + 1)
+            layer_edits, is_applied = of_layer
             tap = LayerTap(sites, layer_edits)
-            hidden = block(hidden, plan, inputs, layer_key, tap, positions)
+
+            def run(hidden):
+                return block(hidden, plan, inputs, layer_key, tap, positions)
+
+            hidden = run(hidden) if is_applied is None else jax.lax.cond(is_applied, run, lambda x: x, hidden)
             return hidden, (keep(hidden), tap.recorded)
 
         if self.config.remat != "none":
@@ -315,12 +325,12 @@ class Encoder(nnx.Module):
         is_split = read is not None and count_last_layer_positions(len(plans), read.shape[1], length) < length
         whole = len(plans) - is_split
         hidden, (kept, recorded) = run_stack(
-            apply_layer, hidden, stacked, plans[:whole], groups[:whole], edits, self.config.scan_unroll
+            apply_layer, hidden, stacked, plans[:whole], groups[:whole], by_layer, self.config.scan_unroll
         )
         if is_split:
             parameters = jax.tree.map(lambda x: x[groups[-1]], stacked)
-            layer_edits = jax.tree.map(lambda x: x[-1], edits)
-            hidden, _ = apply_layer(hidden, parameters, jnp.int32(whole), plans[-1], layer_edits, read)
+            of_layer = jax.tree.map(lambda x: x[-1], by_layer)
+            hidden, _ = apply_layer(hidden, parameters, jnp.int32(whole), plans[-1], of_layer, read)
         elif read is not None:
             hidden = gather_positions(hidden, read)
         return hidden, kept, recorded

@@ -5,7 +5,7 @@ import dataclasses
 import jax
 import numpy as np
 
-from bert_jax.compress.distil_task import FROZEN, Distillation
+from bert_jax.compress.distil_task import FROZEN, FROZEN_IN_THESEUS, Distillation
 from bert_jax.compress.matches import RECIPES, Recipe
 from bert_jax.config import MeshConfig, TaskHead
 from bert_jax.model import bert
@@ -15,7 +15,6 @@ from bert_jax.training.state import InitialParams
 from tests.finetune.tiny_task import HEAD, MODEL, make_task
 
 TEACHER = dataclasses.replace(MODEL, num_layers=4)
-EVERY_RECIPE = [*RECIPES]
 
 
 def recipe_of(name: str, teacher=TEACHER, student=MODEL) -> Recipe:
@@ -24,7 +23,8 @@ def recipe_of(name: str, teacher=TEACHER, student=MODEL) -> Recipe:
 
 def make_distillation(recipe: Recipe, student=MODEL, head: TaskHead = HEAD, mesh: MeshConfig | None = None):
     """The task; its student has two layers."""
-    return Distillation(make_task(head, student, mesh, frozen=FROZEN), TEACHER, recipe)
+    frozen = FROZEN if recipe.replacement is None else FROZEN_IN_THESEUS
+    return Distillation(make_task(head, student, mesh, frozen=frozen), TEACHER, recipe)
 
 
 def initial_params(task: Distillation, student=None) -> dict:

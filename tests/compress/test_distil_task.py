@@ -16,7 +16,6 @@ from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.training.param_paths import name_leaves
 from tests.compress.distillation import (
-    EVERY_RECIPE,
     TEACHER,
     initial_params,
     make_distillation,
@@ -41,7 +40,7 @@ def means(task, params, batch):
     return {name: float(one.sum / one.weight) for name, one in sums.items()}
 
 
-@pytest.mark.parametrize("name", [name for name in EVERY_RECIPE if name != "drop"])
+@pytest.mark.parametrize("name", [name for name in RECIPES if recipe_of(name).soft_weight])
 def test_a_student_with_all_layers_has_no_loss(name):
     """The student has the teacher's weights, so all terms but that of the labels are 0; with other weights they are
     not."""

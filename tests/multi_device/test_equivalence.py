@@ -149,6 +149,14 @@ def test_distillation_agrees_with_one_device(outcome, name):
     assert one["losses"][1] != one["losses"][0]
 
 
+@pytest.mark.parametrize("name", ["data8", "cube"])
+def test_replaced_modules_agree_with_one_device(outcome, name):
+    """Layers that are not applied in a step, with their collectives, are skipped on all devices."""
+    one, other = (outcome["replaced"][case] for case in ("one", name))
+    assert one["share"] == other["share"] == 0.5 and other["gradient_distance"] <= 1e-5
+    np.testing.assert_allclose(other["loss"], one["loss"], rtol=1e-5)
+
+
 def test_encode_splits_its_rows_over_all_devices(outcome):
     encoded = outcome["encoded"]
     assert all(len(rows) == 8 and len(set(rows)) == 1 for rows in encoded["rows"]) and encoded["rows"]

@@ -235,6 +235,22 @@ def distilled() -> dict:
     return results
 
 
+def replaced() -> dict:
+    """A step with one of two modules replaced, with dropout, on one device and on eight."""
+    dropout = dataclasses.replace(tiny_task.MODEL, hidden_dropout=0.1, attention_dropout=0.1)
+    results, moments = {}, {}
+    for name, sizes in {"one": (1, 1, 1), "data8": (8, 1, 1), "cube": (2, 2, 2)}.items():
+        task = make_distillation(RECIPES["theseus"](4, 2, None), dropout, mesh=MeshConfig(*sizes))
+        programs, state = make_state(task, math.prod(sizes))
+        rows = tiny_task.first_batch(task.student)
+        rows |= {"replaced": np.tile(np.array([1, 0], np.int32), (len(rows["row"]), 1))}
+        state, metrics = tiny_task.take_step(programs, state, 3e-3, rows)
+        moments[name] = tiny_task.arrays(state.optimizer.mu)
+        distance = relative_distance(moments["one"], moments[name])
+        results[name] = {"loss": metrics["loss"], "share": metrics["replaced_share"], "gradient_distance": distance}
+    return results
+
+
 def relative_distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     """|a - b| / |a| over all arrays together."""
     difference = sum(float(np.square(a[name] - b[name], dtype=np.float64).sum()) for name in a)
@@ -254,7 +270,7 @@ def main() -> None:
     # Results are equal up to rounding, and compilation takes half the time; the HLO of these programs is not read.
     jax.config.update("jax_disable_most_optimizations", True)
     others = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
-    others |= {"batch_normalised": batch_normalised(), "distilled": distilled()}
+    others |= {"batch_normalised": batch_normalised(), "distilled": distilled(), "replaced": replaced()}
     json.dump({"cases": results, "controls": controls, **others}, sys.stdout)
 
 
