@@ -105,8 +105,18 @@ class Convert:
     fairseq or NVIDIA. The format is detected (docs/conversion.md)."""
     destination: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="DESTINATION")]
     """Directory to create; it must not exist."""
-    to: Literal["huggingface", "pytorch", "tensorflow1", "bert-jax", "stablehlo"] = "huggingface"
-    """Format to write."""
+    to: Literal[
+        "huggingface",
+        "pytorch",
+        "tensorflow1",
+        "bert-jax",
+        "stablehlo",
+        "onnx",
+        "onnx-int8",
+        "openvino",
+        "openvino-int8",
+    ] = "huggingface"
+    """Format to write; the last five are for serving (docs/compression/serving.md)."""
     optimizer_state: Literal["drop", "keep"] = "drop"
     """Whether to keep the optimizer's moments; the formats bert-jax and tensorflow1 can store them."""
     drop: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")] = ()

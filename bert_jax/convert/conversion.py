@@ -15,7 +15,15 @@ from etils import epath
 
 from bert_jax import __version__
 from bert_jax.convert import sentence_transformers, tokenizer_check
-from bert_jax.convert.formats import huggingface, input_formats, native, stablehlo, tensorflow1
+from bert_jax.convert.formats import (
+    huggingface,
+    input_formats,
+    native,
+    onnx_files,
+    openvino_files,
+    stablehlo,
+    tensorflow1,
+)
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.model_card import CARD, format_model_card
@@ -206,16 +214,17 @@ def _move_into_place(output_directory: Path, destination: StoredPath, final_file
 def _check_parity(source_model: SourceModel, output_directory: Path, to: str) -> parity_report.ParityReport:
     """Compare the source in a reference library with the written model in JAX; parameters must be equal bit for bit.
 
-    The forward passes show that both sides interpret the tensors alike; they read only some embedding rows. A model
+    Formats for serving are opened by their runtime instead. The forward passes show that both sides interpret the
+    tensors alike; they read only some embedding rows. A model
     that transformers does not have, e.g. with adapters, is compared with itself before it was written.
     """
     inputs, reference, library = _run_source(source_model)
+    output_format, problems = OUTPUT_FORMATS[to], ()
     agreement = tokenizer_check.compare_written_tokenizer(
-        source_model, output_directory, OUTPUT_FORMATS[to].for_transformers
+        source_model, output_directory, output_format.for_transformers
     )
-    problems = ()
-    if to == "stablehlo":  # returns only the last hidden state
-        outputs = stablehlo.run(output_directory, source_model.model, inputs)
+    if output_format.run is not None:  # programs return the last hidden state at most
+        outputs = output_format.run(output_directory, source_model.model, inputs)
         reference = {name: values for name, values in reference.items() if name in outputs or name.endswith("logits")}
     else:
         with input_formats.open_model(
@@ -224,8 +233,15 @@ def _check_parity(source_model: SourceModel, output_directory: Path, to: str) ->
             outputs = jax_forward.run(written.model, inputs)
             problems = parity_report.bitwise_differences(source_model, written)
     report = parity_report.compare_outputs(
-        outputs, reference, inputs.attention_mask_BS, library=library, tokenizer=agreement
+        outputs,
+        reference,
+        inputs.attention_mask_BS,
+        library=library,
+        tokenizer=agreement,
+        compare=output_format.compare,
     )
+    if not report.differences:
+        problems = "no output could be compared", *problems
     return dataclasses.replace(report, problems=(*report.problems, *problems))
 
 
@@ -259,5 +275,9 @@ OUTPUT_FORMATS = {
     "tensorflow1": tensorflow1.OUTPUT,
     "bert-jax": native.OUTPUT,
     "stablehlo": stablehlo.OUTPUT,
+    "onnx": onnx_files.OUTPUT,
+    "onnx-int8": onnx_files.INT8_OUTPUT,
+    "openvino": openvino_files.OUTPUT,
+    "openvino-int8": openvino_files.INT8_OUTPUT,
 }
 """By the name that --to takes."""

@@ -22,6 +22,10 @@ LIBRARIES = {
     "tensorflow1": "tensorflow",
     "bert-jax": "bert_jax",
     "stablehlo": "jax",
+    "onnx": "onnxruntime",
+    "onnx-int8": "onnxruntime",
+    "openvino": "openvino",
+    "openvino-int8": "openvino",
 }
 """By output format: the library that loads it (`library_name` of the card)."""
 PIPELINES = {
@@ -48,9 +52,25 @@ model = jax.export.deserialize(Path("{name}/model.stablehlo").read_bytes())
 outputs = model.call(load_file("{name}/params.safetensors"), input_ids, token_type_ids, attention_mask)""",
 }
 USAGE_EXAMPLES["pytorch"] = USAGE_EXAMPLES["huggingface"]
+USAGE_EXAMPLES["onnx"] = USAGE_EXAMPLES["onnx-int8"] = """import onnxruntime
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("{name}/tokenizer.json")
+session = onnxruntime.InferenceSession("{name}/onnx/model.onnx")
+ids = [tokenizer.encode("A text.").ids]
+arrays = {{"input_ids": ids, "attention_mask": [[1] * len(ids[0])], "token_type_ids": [[0] * len(ids[0])]}}
+outputs = session.run(None, {{port.name: arrays[port.name] for port in session.get_inputs()}})"""
+USAGE_EXAMPLES["openvino"] = USAGE_EXAMPLES["openvino-int8"] = """import openvino
+from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("{name}/tokenizer.json")
+model = openvino.Core().compile_model("{name}/openvino/openvino_model.xml", "CPU")
+ids = [tokenizer.encode("A text.").ids]
+arrays = {{"input_ids": ids, "attention_mask": [[1] * len(ids[0])], "token_type_ids": [[0] * len(ids[0])]}}
+outputs = model({{port.any_name: arrays[port.any_name] for port in model.inputs}})"""
 SENTENCE_EXAMPLE = """from sentence_transformers import SentenceTransformer
 
-vectors = SentenceTransformer("{name}").encode(["A text.", "Another one."])"""
+vectors = SentenceTransformer("{name}"{backend}).encode(["A text.", "Another one."])"""
 SERVING_PACKAGES = (
     "jax, flatbuffers (which jax does not install) and safetensors: pip install jax flatbuffers safetensors"
 )
@@ -111,7 +131,10 @@ def format_model_card(
         elif pipeline in ("fill-mask", *PIPELINES.values()):
             example = PIPELINE_EXAMPLE
     if example:
-        lines += ["", "```python", example.format(name=name, pipeline=pipeline, masked=masked), "```"]
+        engine = LIBRARIES[to].removesuffix("runtime")
+        backend = f', backend="{engine}"' if engine in ("onnx", "openvino") else ""
+        filled = example.format(name=name, pipeline=pipeline, masked=masked, backend=backend)
+        lines += ["", "```python", filled, "```"]
     if to == "stablehlo":
         lines += ["", f"This needs {SERVING_PACKAGES}."]
     head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"

@@ -42,7 +42,7 @@ def test_a_right_conversion_passes():
     assert {part.name for part in report.differences} == {*layers, "mlm logits", "pair logits", "pooled vector"}
     assert [part.name for part in report.differences[:4]] == layers
     assert report.tokens == INPUTS.attention_mask_BS.sum() and report.rows == len(INPUTS.input_ids_BS)
-    assert 0 < max(part.largest for part in report.differences) < 2e-5
+    assert 0 < max(part.value for part in report.differences) < 2e-5
     assert all(part.limit >= parity_report.LIMIT for part in report.differences)
     lines = report.lines()
     assert lines[0].startswith(f"parity with numpy, {report.rows} rows of {report.tokens} tokens")
@@ -100,7 +100,7 @@ def test_large_values_may_differ_by_more(size, passes):
     report = judge({"layer 1": state + np.float32(1e-3)}, {"layer 1": state})
     assert report.passed is passes
     (layer,) = report.differences
-    assert layer.limit == pytest.approx(1e-4 * max(1, size)) and layer.largest == pytest.approx(1e-3, rel=0.1)
+    assert layer.limit == pytest.approx(1e-4 * max(1, size)) and layer.value == pytest.approx(1e-3, rel=0.1)
 
 
 @pytest.mark.parametrize("name", ["layer 1", "task logits"])

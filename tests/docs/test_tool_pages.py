@@ -77,3 +77,8 @@ def test_commands_on_distillation(folder, monkeypatch, quick_compilation):
 def test_commands_on_the_reference_run(tmp_path, monkeypatch):
     """As written: their figures are compared with fixed ones."""
     run_page("docs/reference.md", tmp_path, monkeypatch, words_of=shlex.split)
+
+
+def test_commands_on_serving(folder, tiny_export, monkeypatch, quick_compilation):
+    shutil.copytree(tiny_export, folder / "my_bert")
+    run_page("docs/compression/serving.md", folder, monkeypatch)

@@ -18,7 +18,7 @@ from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.formats.tensor_files import PICKLE, open_tensors
 from bert_jax.errors import UserError
-from tests.convert.support_matrix import FAMILIES, FORMATS, SUPPORT, supported
+from tests.convert.support_matrix import FAMILIES, FORMATS, SERVING, SUPPORT, supported
 from tests.convert.test_nvidia import mlperf_name
 from tests.live import small_models
 
@@ -195,7 +195,7 @@ def impossible(family: str, format: str, saved, place: Path) -> tuple[Path, str]
     return place / "model.pt", "model.pt"
 
 
-NOT_IN = [cell for cell in SUPPORT if cell not in supported("in") and cell[1] != "stablehlo"]
+NOT_IN = [cell for cell in SUPPORT if cell not in supported("in") and cell[1] not in SERVING]
 
 
 @pytest.mark.parametrize(("family", "format"), NOT_IN, ids=lambda part: part)
@@ -204,9 +204,9 @@ def test_not_in(family, format, saved, tmp_path):
     refused(source, tmp_path / "out", "bert-jax", word)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_a_program_for_serving_is_no_source(family, written, tmp_path):
-    refused(written(family, "stablehlo")[0], tmp_path / "out", "bert-jax", "is not a run or a model")
+@pytest.mark.parametrize(("family", "format"), [cell for cell in supported("out") if cell[1] in SERVING])
+def test_a_program_for_serving_is_no_source(family, format, written, tmp_path):
+    refused(written(family, format)[0], tmp_path / "out", "bert-jax", "is not a run or a model")
 
 
 NOT_OUT = [cell for cell in SUPPORT if cell not in supported("out") and cell[1] in conversion.OUTPUT_FORMATS]

@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from bert_jax.convert.families.family import HuggingFaceConfig
 from bert_jax.convert.families.hf_config_validation import validate_hf_config
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.hf_model import HuggingFaceModel
+from bert_jax.convert.parity.parity_report import Comparison, largest_difference
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import BUFFERS, LazyStateDict, lazy_row_slice, to_lazy_tensors
-from bert_jax.convert.translate import find_family, from_huggingface
+from bert_jax.convert.translate import NativeModel, find_family, from_huggingface
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -54,6 +56,11 @@ class OutputFormat(NamedTuple):
     """Whether transformers loads it, tokenizer included."""
     for_sentence_transformers: bool = False
     """Whether it includes the files of sentence-transformers."""
+    run: Callable[[Path, NativeModel, ForwardInputs], ForwardOutputs] | None = None
+    """Opens what was written in the runtime that serves it, and runs a batch; some outputs may be missing. None:
+    bert_jax reads the format."""
+    compare: Comparison = largest_difference
+    """How the parity report compares outputs."""
 
 
 def refuse_drop_and_trim(source: StoredPath, options: ReadOptions) -> None:

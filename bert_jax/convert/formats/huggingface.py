@@ -52,7 +52,7 @@ def _writer(save: Callable[[Path, Mapping[str, np.ndarray]], None], name: str) -
     """A writer of config, weights (with `save`, in a file `name`) and tokenizer."""
 
     def write(source_model: SourceModel, directory: Path) -> None:
-        hf_model = _hf_model(source_model)
+        hf_model = hf_model_to_write(source_model)
         (directory / CONFIG).write_text(json.dumps(hf_model.config, indent=2) + "\n")
         save(directory / name, hf_model.tensors)
         tokenizer_check.write_hf_tokenizer(source_model, directory)
@@ -60,8 +60,12 @@ def _writer(save: Callable[[Path, Mapping[str, np.ndarray]], None], name: str) -
     return write
 
 
-def _hf_model(source_model: SourceModel) -> HuggingFaceModel:
-    """The model with the names of transformers, and with the buffers and config fields of the source."""
+def hf_model_to_write(source_model: SourceModel) -> HuggingFaceModel:
+    """The model with the names of transformers, and with the buffers and config fields of the source.
+
+    Raises:
+      UserError: the model has a setting or a head that its family does not have.
+    """
     hf_model = strip_base_prefix(to_huggingface(source_model.model, source_model.source))
     heads = source_model.model.heads
     kept_names = (

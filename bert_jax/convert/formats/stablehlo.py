@@ -71,4 +71,4 @@ def run(directory: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOu
     return jax_forward.name_outputs(model, program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs))
 
 
-OUTPUT = OutputFormat(write, PROGRAM)
+OUTPUT = OutputFormat(write, PROGRAM, run=run)

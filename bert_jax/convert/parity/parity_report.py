@@ -4,6 +4,7 @@ Shapes in names: B rows, S positions.
 """
 
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,6 +20,15 @@ from bert_jax.training.param_paths import name_leaves
 LIMIT = 1e-4
 """Largest difference of values whose root mean square is at most 1. Float32 has about 7 digits; 24 layers of sums lose
 two of them. For larger values, the limit is multiplied by their root mean square."""
+RELATIVE_LIMIT = 0.5
+"""Root mean square of the difference of an int8 model, relative to that of the values. On the published MiniLM of 6
+layers it is 0.17 with inputs that are quantised per batch, and 0.06 per group (docs/LOG.md); logits near 0 have more,
+another model has about 1.4."""
+MEASURES = {
+    "largest": "largest difference",
+    "relative": "root mean square of the difference / of the values",
+}
+"""What the report gives of a layer or head, and its name in the table."""
 
 
 class TokenizerAgreement(NamedTuple):
@@ -38,15 +48,22 @@ class Difference(NamedTuple):
 
     name: str
     """Name in the report, e.g. "layer 3"."""
-    largest: float
-    """Largest absolute difference at real tokens; NaN if either side has a value anywhere that is not finite."""
+    value: float
+    """At real tokens: the largest absolute difference, or another of MEASURES; NaN if either side has a value anywhere
+    that is not finite."""
     limit: float
-    """Upper bound of `largest`."""
+    """Upper bound of `value`."""
+    measure: str = "largest"
+    """One of MEASURES."""
 
     @property
     def passed(self) -> bool:
         """Whether the difference is within its limit; NaN is not."""
-        return self.largest <= self.limit
+        return self.value <= self.limit
+
+
+Comparison = Callable[[str, np.ndarray, np.ndarray, np.ndarray], Difference]
+"""(name, actual, expected, real_BS): the difference of one layer or head."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +86,7 @@ class ParityReport:
     def failures(self) -> tuple[str, ...]:
         """Reasons why the report fails, one line each, bottom layer first; empty if it passes."""
         above = [
-            f"{part.name} differs by {_number(part.largest)}, the limit is {_number(part.limit)}"
+            f"{part.name} differs by {_number(part.value)}, the limit is {_number(part.limit)}"
             for part in self.differences
             if not part.passed
         ]
@@ -85,12 +102,11 @@ class ParityReport:
     def lines(self) -> list[str]:
         """The report as a table, one string per line."""
         width = max((len(part.name) for part in self.differences), default=0)
-        report_lines = [
-            f"parity with {self.library}, {self.rows} rows of {self.tokens} tokens: largest difference (limit)"
-        ]
+        measure = MEASURES[self.differences[0].measure if self.differences else "largest"]
+        report_lines = [f"parity with {self.library}, {self.rows} rows of {self.tokens} tokens: {measure} (limit)"]
         for part in self.differences:
             verdict = "" if part.passed else "  <- FAILS"
-            report_lines.append(f"  {part.name:<{width}}  {_number(part.largest)} ({_number(part.limit)}){verdict}")
+            report_lines.append(f"  {part.name:<{width}}  {_number(part.value)} ({_number(part.limit)}){verdict}")
         if self.tokenizer:
             equal, total, first, library = self.tokenizer
             different = f", first not {first!r}" if first else ""
@@ -100,13 +116,13 @@ class ParityReport:
 
     def to_dict(self) -> dict[str, Any]:
         """The report with JSON types only; a difference that is not finite is None."""
-        finite = {part.name: part.largest if math.isfinite(part.largest) else None for part in self.differences}
+        finite = {part.name: part.value if math.isfinite(part.value) else None for part in self.differences}
         return {
             "library": self.library,
             "rows": self.rows,
             "tokens": self.tokens,
             "differences": {
-                part.name: {"largest": finite[part.name], "limit": part.limit} for part in self.differences
+                part.name: {part.measure: finite[part.name], "limit": part.limit} for part in self.differences
             },
             "tokenizer": self.tokenizer._asdict() if self.tokenizer else None,
             "failures": list(self.failures),
@@ -125,6 +141,43 @@ def reference_forward(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> tupl
     return numpy_forward.run(hf_model, inputs), "numpy"
 
 
+def largest_difference(name: str, actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray) -> Difference:
+    """The largest difference of arrays of the same shape; those with three axes are [B, S, ...], and have padding."""
+    if not _finite(actual, expected):
+        return Difference(name, math.nan, LIMIT)
+    largest, squares, count = 0.0, 0.0, 0
+    for difference, expected_row in _real_differences(actual, expected, real_BS):
+        largest = max(largest, float(np.abs(difference).max()))
+        squares, count = squares + float((expected_row**2).sum()), count + expected_row.size
+    return Difference(name, largest, LIMIT * max(1.0, math.sqrt(squares / count)))
+
+
+def relative_difference(name: str, actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray) -> Difference:
+    """The root mean square of the difference over that of the values, for models in 8 bits; arrays as above."""
+    if not _finite(actual, expected):
+        return Difference(name, math.nan, RELATIVE_LIMIT, "relative")
+    errors, squares = 0.0, 0.0
+    for difference, expected_row in _real_differences(actual, expected, real_BS):
+        errors, squares = errors + float((difference**2).sum()), squares + float((expected_row**2).sum())
+    value = math.sqrt(errors / squares) if squares else math.inf
+    return Difference(name, value, RELATIVE_LIMIT, "relative")
+
+
+def _real_differences(
+    actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Difference and expected values at the real tokens, float64, by row: all logits at once need much memory."""
+    for row, (actual_row, expected_row) in enumerate(zip(actual, expected, strict=True)):
+        if actual.ndim == 3:
+            actual_row, expected_row = actual_row[real_BS[row]], expected_row[real_BS[row]]
+        expected_row = expected_row.astype(np.float64)
+        yield actual_row - expected_row, expected_row
+
+
+def _finite(*arrays: np.ndarray) -> bool:
+    return all(np.isfinite(row).all() for array in arrays for row in array)
+
+
 def compare_outputs(
     outputs: ForwardOutputs,
     reference: ForwardOutputs,
@@ -132,6 +185,7 @@ def compare_outputs(
     *,
     library: str,
     tokenizer: TokenizerAgreement | None = None,
+    compare: Comparison = largest_difference,
 ) -> ParityReport:
     """Compare two forward passes of the same batch.
 
@@ -142,6 +196,7 @@ def compare_outputs(
       attention_mask_BS: padded positions are not compared, but a value there that is not finite is an error.
       library: name of the reference library.
       tokenizer: agreement of the tokenizers, if they were compared.
+      compare: `largest_difference` or `relative_difference`.
     """
     real_BS = np.asarray(attention_mask_BS) > 0
     differences, problems = [], []
@@ -149,28 +204,13 @@ def compare_outputs(
         if name in outputs and name in reference:
             actual, expected = outputs[name], reference[name]
             if actual.shape == expected.shape:
-                differences.append(_difference(name, actual, expected, real_BS))
+                differences.append(compare(name, actual, expected, real_BS))
             else:
                 problems.append(f"{name}: shape {list(actual.shape)}, the reference has {list(expected.shape)}")
         elif name != "pooled vector":
             problems.append(f"only {'the converted' if name in outputs else 'the reference'} model has '{name}'")
     tokens = int(real_BS.sum())
     return ParityReport(library, len(real_BS), tokens, tuple(differences), tokenizer, tuple(problems))
-
-
-def _difference(name: str, actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray) -> Difference:
-    """The difference of arrays of the same shape; those with three axes are [B, S, ...], and have padding."""
-    largest, squares, count = 0.0, 0.0, 0
-    # By row, because all logits in float64 need much memory.
-    for row, (actual_row, expected_row) in enumerate(zip(actual, expected, strict=True)):
-        if not (np.isfinite(actual_row).all() and np.isfinite(expected_row).all()):
-            return Difference(name, math.nan, LIMIT)
-        if actual.ndim == 3:
-            actual_row, expected_row = actual_row[real_BS[row]], expected_row[real_BS[row]]
-        expected_row = expected_row.astype(np.float64)
-        largest = max(largest, float(np.abs(actual_row - expected_row).max()))
-        squares, count = squares + float((expected_row**2).sum()), count + expected_row.size
-    return Difference(name, largest, LIMIT * max(1.0, math.sqrt(squares / count)))
 
 
 def bitwise_differences(before: SourceModel, after: SourceModel) -> tuple[str, ...]:

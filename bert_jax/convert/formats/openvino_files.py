@@ -1,0 +1,98 @@
+"""A directory for OpenVINO: ``openvino/openvino_model.xml`` and ``.bin`` with the files of transformers beside them.
+
+These are the places where optimum-intel and sentence-transformers (backend="openvino") look. The graph is that of
+onnx_model.py, read by OpenVINO.
+"""
+
+import functools
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from bert_jax.convert.formats import huggingface, onnx_files
+from bert_jax.convert.formats.format import OutputFormat
+from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
+from bert_jax.convert.parity.parity_report import relative_difference
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import NativeModel
+from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath
+
+if TYPE_CHECKING:
+    import openvino
+
+MODEL = "openvino/openvino_model.xml"
+EXTRA = "openvino"
+GROUP_SIZE = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+INT8_GROUP = 128
+"""Consecutive inputs of a product that share a scale. On the published MiniLM, groups of 32 gave 0.047 relative error
+and 118 ms, of 128 0.060 and 93 ms, of 384 (whole rows) 0.080 and 89 ms (docs/LOG.md)."""
+
+
+def import_without_telemetry() -> ModuleType:
+    """The package openvino, which otherwise reports its import to Google Analytics from a forked process.
+
+    A fork can block for ever in a process with jax's threads. Without `openvino_telemetry`, openvino takes a stub.
+    """
+    if "openvino" not in sys.modules:
+        sys.modules.setdefault("openvino_telemetry", None)
+    import openvino
+
+    return openvino
+
+
+def _write(source_model: SourceModel, directory: Path, graph: str) -> None:
+    onnx_files.require_packages("OpenVINO", EXTRA, "openvino", "onnx")
+    openvino = import_without_telemetry()
+    proto = onnx_files.build(source_model, graph)
+    model = openvino.Core().read_model(proto.SerializeToString())
+    if graph != "FloatGraph":  # where optimum-intel and the CPU plugin look for it
+        model.set_rt_info(str(INT8_GROUP), ["runtime_options", GROUP_SIZE])
+    (directory / MODEL).parent.mkdir()
+    openvino.save_model(model, directory / MODEL, compress_to_fp16=False)
+    onnx_files.write_files_beside(source_model, directory)
+
+
+def compile_model(directory: StoredPath, threads: int | None = None) -> "openvino.CompiledModel":
+    """The graph of a directory, compiled for the CPU with float32 where it is not int8.
+
+    Args:
+      directory: with MODEL.
+      threads: for one call; None: the runtime's choice.
+
+    Raises:
+      UserError: the package is missing, or the runtime refuses the file.
+    """
+    onnx_files.require_packages("OpenVINO", EXTRA, "openvino")
+    openvino = import_without_telemetry()
+    # Without the hint, CPUs that have bfloat16 would use it.
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+    if threads is not None:
+        settings["INFERENCE_NUM_THREADS"] = threads
+    try:
+        return openvino.Core().compile_model(str(directory / MODEL), "CPU", settings)
+    except RuntimeError as error:
+        raise UserError(f"OpenVINO cannot read {directory / MODEL}: {' '.join(str(error).split())[:200]}") from error
+
+
+def run(directory: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
+    """Run a batch in OpenVINO."""
+    from bert_jax.convert.formats import onnx_model
+
+    compiled = compile_model(directory)
+    try:
+        results = compiled(onnx_files.feeds([port.any_name for port in compiled.inputs], inputs))
+    except RuntimeError as error:
+        raise UserError(f"OpenVINO cannot run {directory / MODEL}: {' '.join(str(error).split())[:200]}") from error
+    return onnx_model.name_outputs(model, {port.any_name: results[port] for port in compiled.outputs})
+
+
+OUTPUT = OutputFormat(
+    functools.partial(_write, graph="FloatGraph"),
+    huggingface.CONFIG,
+    for_transformers=True,
+    for_sentence_transformers=True,
+    run=run,
+)
+INT8_OUTPUT = OUTPUT._replace(write=functools.partial(_write, graph="CompressedGraph"), compare=relative_difference)

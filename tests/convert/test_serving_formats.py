@@ -1,0 +1,310 @@
+"""ONNX and OpenVINO files: every family and head in their runtimes, int8 beside its definition, and `convert`."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.config import ModelConfig
+from bert_jax.config.finetuning import TaskHead
+from bert_jax.convert.conversion import convert
+from bert_jax.convert.formats import input_formats, onnx_files, openvino_files
+from bert_jax.convert.forward_types import ForwardInputs
+from bert_jax.convert.parity import jax_forward, parity_report
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import NativeModel, from_huggingface
+from bert_jax.errors import UserError, install_command
+from bert_jax.model import bert
+from bert_jax.model.heads import Heads
+from bert_jax.training.param_paths import map_with_paths
+from tests.convert.test_numpy_forward import GOLDENS, golden_model
+from tests.golden import make_families
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from bert_jax.convert.formats import onnx_graph, onnx_model  # noqa: E402 (need the package)
+
+pytestmark = pytest.mark.usefixtures("only_numpy", "quick_compilation")
+
+CASES = [
+    case
+    for case in GOLDENS
+    if not case.startswith("ModernBert") and not (case.startswith(("Albert", "Electra")) and case.endswith(" 1"))
+]
+SMALL = {"vocab_size": 60, "hidden_size": 32, "num_layers": 2, "num_heads": 4, "intermediate_size": 48}
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+
+
+def needs_openvino() -> None:
+    """Skip without openvino; importing it here would switch its telemetry on."""
+    if importlib.util.find_spec("openvino") is None:
+        pytest.skip("openvino is not installed")
+
+
+def in_onnxruntime(model: NativeModel, inputs: ForwardInputs, graph: type = onnx_graph.FloatGraph):
+    """Outputs of a graph by their names in the parity report."""
+    proto = onnx_model.build(model, graph)
+    onnx.checker.check_model(proto, full_check=True)
+    options = onnxruntime.SessionOptions()
+    # At higher levels, ONNX Runtime rounds the inputs of products with weights in 8 bits, too.
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    outputs = session.run(None, onnx_files.feeds([x.name for x in session.get_inputs()], inputs))
+    names = [x.name for x in session.get_outputs()]
+    for port, value in zip(session.get_outputs(), outputs, strict=True):  # the shapes that the file promises
+        assert all(isinstance(a, str) or a == b for a, b in zip(port.shape, value.shape, strict=True))
+    return onnx_model.name_outputs(model, dict(zip(names, outputs, strict=True)))
+
+
+def random_model(seed: int = 0, heads: Heads | None = None, family: str = "bert", **changes) -> NativeModel:
+    config = ModelConfig(**SMALL | {"max_positions": 24} | NO_DROPOUT | changes)
+    heads = heads or Heads(mlm=False)
+    rng = np.random.default_rng(seed)
+
+    def draw(path: str, leaf) -> np.ndarray:
+        middle = 1.0 if path.endswith(("scale", "std", "variance")) else 0.0
+        return (middle + 0.2 * rng.standard_normal(leaf.shape)).astype(np.float32)
+
+    return NativeModel(family, config, heads, map_with_paths(draw, bert.shapes(config, heads)))
+
+
+def batch(model: NativeModel, rows: int = 3, length: int = 11, seed: int = 1) -> ForwardInputs:
+    rng = np.random.default_rng(seed)
+    mask = (np.arange(length)[None] < np.linspace(length, 2, rows).astype(int)[:, None]).astype(np.int32)
+    types = rng.integers(0, max(1, model.config.type_vocab_size), (rows, length)).astype(np.int32)
+    return ForwardInputs(rng.integers(0, model.config.vocab_size, (rows, length)).astype(np.int32), types, mask)
+
+
+def compared(outputs, reference, inputs: ForwardInputs, compare=parity_report.largest_difference):
+    reference = {name: values for name, values in reference.items() if name in outputs or name.endswith("logits")}
+    return parity_report.compare_outputs(outputs, reference, inputs.attention_mask_BS, library="", compare=compare)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_family_and_head_in_onnxruntime(case):
+    """Recorded outputs of transformers."""
+    golden, hf_model = GOLDENS[case], golden_model(case)
+    model = from_huggingface(hf_model)
+    outputs = in_onnxruntime(model, golden["inputs"])
+    expected = {make_families.PARTS.get(part, part): values for part, values in golden["values"].items()}
+    last = f"layer {model.config.num_layers}"
+    assert outputs.keys() >= {name for name in expected if name.endswith("logits")}
+    assert (last in outputs) == ("ForSequenceClassification" not in case)
+    for name in outputs.keys() & expected.keys():
+        found = make_families.sampled(outputs[name], golden["inputs"].attention_mask_BS)
+        bound = 1e-4 * max(1, np.abs(expected[name]).max())
+        np.testing.assert_allclose(found, expected[name], rtol=0, atol=bound, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "task"),
+    [
+        ({"head_size": 4}, None),  # as after pruning
+        ({"adapter_size": 6}, None),
+        ({"feed_forward": "gated", "biases": "none"}, None),
+        ({"parameter_groups": 1, "embedding_size": 16}, None),
+        ({"type_vocab_size": 1, "position_offset": 2, "activation": "gelu_tanh"}, None),
+        ({}, TaskHead("classification", ("a", "b", "c"), "mean", "gelu", norm=True)),
+        ({}, TaskHead("classification", ("a", "b"), "pooled", mix=True)),
+        ({}, TaskHead("tagging", ("a", "b"), "tokens", "relu", mix=True)),
+        *(({}, TaskHead("classification", ("a", "b"), "cls", cls_norm=k)) for k in ("standardise", "batch", "layer")),
+        ({}, TaskHead("classification", ("score",), "pooled", cls_norm="centre")),
+    ],
+)
+def test_settings_that_transformers_lacks(changes, task):
+    model = random_model(heads=Heads(mlm=False, task=task), **changes)
+    inputs = batch(model)
+    outputs, reference = in_onnxruntime(model, inputs), jax_forward.run(model, inputs)
+    assert outputs and compared(outputs, reference, inputs).passed
+    other = jax_forward.run(random_model(1, model.heads, **changes), inputs)
+    assert not compared(outputs, other, inputs).passed
+
+
+def test_batch_and_length_are_free_and_padding_changes_nothing():
+    model = random_model()
+    inputs = batch(model, rows=4, length=24)
+    outputs = in_onnxruntime(model, inputs)["layer 2"]
+    for row, length in ((0, 24), (3, 2)):
+        alone = ForwardInputs(*(array[row : row + 1, :length] for array in inputs))
+        np.testing.assert_allclose(in_onnxruntime(model, alone)["layer 2"][0], outputs[row, :length], atol=1e-5)
+
+
+def test_two_separate_heads_together():
+    model = random_model(heads=Heads(mlm=True, pair=True))
+    inputs = batch(model)
+    outputs = in_onnxruntime(model, inputs)
+    assert set(outputs) == {"layer 2", "mlm logits", "pair logits"}
+    assert compared(outputs, jax_forward.run(model, inputs), inputs).passed
+
+
+def dequantised(model: NativeModel) -> NativeModel:
+    """The same model with weights that were rounded to 8 bits, by a definition of its own."""
+
+    def round_to(path: str, leaf: np.ndarray) -> np.ndarray:
+        if path == "encoder/embeddings/word":
+            axes = (1,)
+        elif path.endswith("kernel"):
+            stacked = path.startswith("encoder/layers")
+            inputs = 2 if path.endswith("attention_out/kernel") else 1
+            axes = tuple(range(stacked, stacked + inputs))
+        else:
+            return leaf
+        scale = np.abs(leaf).max(axes, keepdims=True).astype(np.float64) / 127
+        return (np.round(leaf / scale) * scale).astype(np.float32)
+
+    return model._replace(params=map_with_paths(round_to, model.params))
+
+
+@pytest.mark.parametrize("family", ["bert", "albert"])
+def test_weights_in_8_bits(family):
+    """The graph for OpenVINO is the model with rounded weights, tied decoder included."""
+    changes = {"parameter_groups": 1, "embedding_size": 16} if family == "albert" else {}
+    model = random_model(heads=Heads(mlm=True, pair=True), family=family, **changes)
+    inputs = batch(model)
+    outputs = in_onnxruntime(model, inputs, onnx_graph.CompressedGraph)
+    assert compared(outputs, jax_forward.run(dequantised(model), inputs), inputs).passed
+    assert not compared(outputs, jax_forward.run(model, inputs), inputs).passed
+
+
+def test_a_product_of_integers():
+    """One dense layer, by the definition of DynamicQuantizeLinear."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(1, 2, (3, 5, 16)).astype(np.float32)
+    kernel = rng.normal(0, 0.1, (16, 7)).astype(np.float32)
+    graph = onnx_graph.Int8Graph({})
+    product = graph.multiply("x", "kernel", kernel)
+    ports = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
+        for name, shape in (("x", x.shape), (product, (3, 5, 7)))
+    ]
+    made = onnx.helper.make_graph(graph.nodes, "one", ports[:1], ports[1:], list(graph.constants.values()))
+    proto = onnx.helper.make_model(
+        made, opset_imports=[onnx.helper.make_opsetid("", onnx_model.OPSET)], ir_version=onnx_model.IR_VERSION
+    )
+    found = onnxruntime.InferenceSession(proto.SerializeToString()).run(None, {"x": x})[0]
+
+    step = (max(x.max(), 0) - min(x.min(), 0)) / 255
+    zero = np.clip(np.rint(-min(x.min(), 0) / step), 0, 255)
+    integers = np.clip(np.rint(x / step) + zero, 0, 255) - zero
+    scale = np.abs(kernel).max(0) / 127
+    expected = integers @ np.rint(kernel / scale) * step * scale
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+    assert 1e-3 < np.abs(found - x @ kernel).max() < 0.1
+
+
+@pytest.mark.parametrize("graph", ["Int8Graph", "CompressedGraph"])
+def test_size(graph):
+    model = random_model(hidden_size=256, intermediate_size=1024, vocab_size=3000)
+    ratio = onnx_model.build(model, getattr(onnx_graph, graph)).ByteSize() / onnx_model.build(model).ByteSize()
+    assert 0.25 < ratio < 0.27
+
+
+def test_int8_is_that_of_onnxruntimes_own_tool(tmp_path):
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    model = random_model(num_layers=1)
+    inputs = batch(model)
+    onnx.save(onnx_model.build(model), tmp_path / "float.onnx")
+    quantize_dynamic(tmp_path / "float.onnx", tmp_path / "int8.onnx", per_channel=True, weight_type=QuantType.QInt8)
+    session = onnxruntime.InferenceSession(tmp_path / "int8.onnx")
+    tool = session.run(None, onnx_files.feeds([x.name for x in session.get_inputs()], inputs))[0]
+    exact = in_onnxruntime(model, inputs)["layer 1"]
+    found = in_onnxruntime(model, inputs, onnx_graph.Int8Graph)["layer 1"]
+    real_BS = inputs.attention_mask_BS > 0
+    errors = [
+        parity_report.relative_difference("", one, exact, real_BS).value for one in (found, tool)
+    ]  # the tool also rounds position embeddings
+    assert 0.002 < errors[0] < 1.1 * errors[1] < 0.1, errors
+
+
+@pytest.mark.parametrize("to", ["onnx", "onnx-int8", "openvino", "openvino-int8"])
+def test_convert(to, tiny_run, tmp_path):
+    if to.startswith("openvino"):
+        needs_openvino()
+    directory = tmp_path / "served"
+    report = convert(tiny_run, directory, to, pooling="mean")
+    file = directory / (openvino_files if to.startswith("openvino") else onnx_files).MODEL
+    assert report.passed and file.is_file() and report.tokenizer.equal == report.tokenizer.total
+    compared_parts = {part.name: part for part in report.differences}
+    assert set(compared_parts) == {"layer 1", "mlm logits", "pair logits"}
+    assert {part.measure for part in report.differences} == {"relative" if "int8" in to else "largest"}
+    if "int8" in to:  # int8 is there: it differs, and the file is small
+        assert max(part.value for part in report.differences) > 1e-3
+        convert(tiny_run, tmp_path / "float", to.removesuffix("-int8"))
+        sizes = [
+            sum(f.stat().st_size for f in (p / file.parent.name).iterdir()) for p in (directory, tmp_path / "float")
+        ]
+        assert sizes[0] < 0.65 * sizes[1]  # of a model this small, norms and names are a large part
+        assert not sys.modules.get("openvino_telemetry")
+    names = {path.name for path in directory.iterdir()}
+    assert names >= {"config.json", "tokenizer.json", "vocab.txt", "README.md", "modules.json", file.parent.name}
+    config = json.loads((directory / "config.json").read_text())
+    assert config["architectures"] == ["BertForPreTraining"] and config["vocab_size"] > 90
+    card = (directory / "README.md").read_text()
+    assert f'backend="{file.parent.name}"' in card and "parity: passed" in card
+
+
+def test_outputs_of_another_model_fail(tiny_run, tmp_path, monkeypatch):
+    """The runtime's outputs are compared, in both measures; nothing is left."""
+    original = onnx_model.build
+
+    def build(model, graph):
+        changed = jax.tree.map(lambda leaf: np.asarray(leaf)[..., ::-1].copy(), model.params)
+        return original(model._replace(params=changed), graph)
+
+    monkeypatch.setattr(onnx_model, "build", build)
+    for to in ("onnx", "onnx-int8"):
+        with pytest.raises(UserError, match=r"and the converted model differ \(layer 1 differs by"):
+            convert(tiny_run, tmp_path / "served", to)
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"positions": "rotary"}, {"norm_placement": "pre"}, {"attention_window": 4}, {"direction": "causal"}],
+)
+def test_what_the_graph_lacks(changes):
+    (name, value), *_ = changes.items()
+    with pytest.raises(UserError, match=rf"not of models with model\.{name} {value}: use --to stablehlo"):
+        onnx_model.build(random_model(**changes))
+
+
+@pytest.mark.parametrize(("to", "package"), [("onnx", "onnxruntime"), ("openvino", "openvino"), ("onnx-int8", "onnx")])
+def test_a_missing_package(to, package, tiny_run, tmp_path, monkeypatch):
+    find_spec, extra = onnx_files.importlib.util.find_spec, to.partition("-")[0]
+    monkeypatch.setattr(
+        onnx_files.importlib.util, "find_spec", lambda name, *rest: None if name == package else find_spec(name, *rest)
+    )
+    with pytest.raises(UserError, match=re.escape(f"needs the package {package}: {install_command(extra)}")):
+        convert(tiny_run, tmp_path / "served", to)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_that_is_too_large(tiny_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_files, "LARGEST_BYTES", 10_000)
+    with pytest.raises(UserError, match=r"its graph has .* GiB, an ONNX file at most .*: use an int8 format"):
+        convert(tiny_run, tmp_path / "served", "onnx")
+
+
+def test_a_damaged_file(tmp_path):
+    (tmp_path / "onnx").mkdir()
+    (tmp_path / onnx_files.MODEL).write_bytes(b"no graph")
+    with pytest.raises(UserError, match="ONNX Runtime cannot read"):
+        onnx_files.open_session(tmp_path)
+
+
+def test_a_model_that_transformers_lacks_is_converted(tiny_run, tmp_path):
+    """With adapters: config.json is written, the reference is bert_jax."""
+    with input_formats.open_model(tiny_run) as source_model:
+        config = dataclasses.replace(source_model.model.config, adapter_size=4)
+        model = random_model(**{name: getattr(config, name) for name in SMALL}, adapter_size=4)
+        changed = SourceModel("run", str(tiny_run), model, source_model.tokenizer_path)
+    report = convert(changed, tmp_path / "served", "onnx")
+    assert report.passed and "transformers has no such model" in report.library
+    assert json.loads((tmp_path / "served/config.json").read_text())["model_type"] == "bert"
