@@ -9,7 +9,7 @@ written in lower case.
 """
 
 try:
-    from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+    from jaxtyping import Array, Bool, Float, Int, Int8, Key, UInt32
 except ModuleNotFoundError:
     from jax import Array
 
@@ -19,6 +19,6 @@ except ModuleNotFoundError:
         def __class_getitem__(cls, item: object) -> type:
             return Array
 
-    Bool = Float = Int = Key = UInt32 = _Unchecked
+    Bool = Float = Int = Int8 = Key = UInt32 = _Unchecked
 
-__all__ = ["Array", "Bool", "Float", "Int", "Key", "UInt32"]
+__all__ = ["Array", "Bool", "Float", "Int", "Int8", "Key", "UInt32"]

@@ -114,7 +114,8 @@ def analysis_config(
     touched = [*names, *(edits or {})]
     needs_reference = any(name.endswith(site) for name in touched for site in REFERENCE_SITES)
     attention = "reference" if needs_reference else "deferred" if jax.default_backend() == "cpu" else "xla"
-    plain = {"compute_dtype": "float32", "dense_dtype": "compute", "remat": "none", "attention": attention}
+    plain = {"compute_dtype": "float32", "remat": "none", "attention": attention}
+    plain["dense_dtype"] = config.inference_dense_dtype
     return dataclasses.replace(config, **plain, attention_dropout=0.0, hidden_dropout=0.0)
 
 
@@ -224,7 +225,7 @@ def _normalised_states(model: bert.BertModel, states: Float[Array, "L1 B S H"]) 
 def _mlm_logits(model: bert.BertModel, hidden: Float[Array, "B S H"], positions: Array | None) -> Float[Array, "B n V"]:
     if positions is not None:
         hidden = gather_positions(hidden, jnp.asarray(positions))
-    return model.mlm(hidden, model.encoder.embeddings.word[...])
+    return model.mlm(hidden, model.encoder.embeddings.decoder_table())
 
 
 _run = functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))(compute)

@@ -178,9 +178,9 @@ def flags(add: Callable[..., Any]) -> None:
     add("--remat", type=listed(one_of("none", "dots", "full")), default=["none"], help="none, dots or full")
     add(
         "--dense-dtype",
-        type=listed(one_of("compute", "float8")),
+        type=listed(one_of("compute", "float8", "int8")),
         default=["compute"],
-        help="operands of dense layers: compute, float8",
+        help="operands of dense layers: compute, float8, int8",
     )
     add(
         "--rows",

@@ -66,9 +66,9 @@ class CompressionRun(FinetuneRun):
         return dataclasses.replace(config, name=f"compress_{finetune.task}", finetune=finetune, phases=phases)
 
     def make_task(self, *fields: Any) -> Distillation:
-        """The task with the teacher."""
-        task = super().make_task(*fields)
-        teacher = dataclasses.replace(task.config, model=self.options.model_config(self._teacher.model.config))
+        """The task with the teacher, which is in int8 only if it was before."""
+        task, options = super().make_task(*fields), dataclasses.replace(self.options, dense_dtype=None)
+        teacher = dataclasses.replace(task.config, model=options.model_config(self._teacher.model.config))
         chosen = choose_implementation(teacher, device_kind(self._mesh)).model
         return Distillation(task, chosen, self._plan.recipe)
 

@@ -99,10 +99,11 @@ class ModelConfig:
     (training/implementation.py)."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products. Parameters, norms, softmax and losses are always float32."""
-    dense_dtype: Literal["compute", "float8"] = "compute"
-    """Type of the operands of the dense layers of every encoder layer, forward and backward: compute_dtype, or 8-bit
-    floats, each array scaled by its largest value (Micikevicius et al. 2022). For GPUs that have them; CPUs emulate
-    them."""
+    dense_dtype: Literal["compute", "float8", "int8"] = "compute"
+    """Type of the operands of dense layers: compute_dtype; or `float8`, in the encoder's layers, forward and backward,
+    8-bit floats, each array scaled by its largest value (Micikevicius et al. 2022), for GPUs that have them, while CPUs
+    emulate them; or `int8`, forward, 8-bit integers with a scale per output channel and per token, in all dense layers
+    but the heads' output layers, and in the embedding tables (Zafrir et al. 2019; model/int8.py)."""
     remat: Literal["none", "dots", "full"] = "none"
     """What the backward pass recomputes: nothing, everything but matrix products, or whole layers."""
     scan_unroll: Layers | None = None
@@ -151,6 +152,11 @@ class ModelConfig:
     def embedding_width(self) -> int:
         """Width of the embedding tables."""
         return self.embedding_size or self.hidden_size
+
+    @property
+    def inference_dense_dtype(self) -> Literal["compute", "int8"]:
+        """Type of the operands of dense layers outside training: `float8` speeds up training, `int8` is the model."""
+        return "int8" if self.dense_dtype == "int8" else "compute"
 
 
 @dataclass(frozen=True)

@@ -104,6 +104,9 @@ class FinetuneOptions:
     """Number of newest checkpoints to keep; one is saved after each epoch."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products."""
+    dense_dtype: Literal["compute", "int8"] | None = None
+    """`int8` trains with dense layers and embedding tables rounded to 8-bit integers (Zafrir et al. 2019). Default:
+    int8 if MODEL is in int8 already, else compute, which is --compute-dtype."""
 
     def __post_init__(self) -> None:
         check(self, "--")
@@ -173,7 +176,7 @@ class FinetuneOptions:
         changes = {
             "attention": "reference",
             "compute_dtype": self.compute_dtype,
-            "dense_dtype": "compute",
+            "dense_dtype": self.dense_dtype or model.inference_dense_dtype,
             "adapter_size": self.adapter_size,
             "scan_unroll": None,
         }

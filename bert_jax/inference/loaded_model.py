@@ -301,8 +301,8 @@ def _chunks(texts: Any) -> Iterator[list[str]]:
 def _inference_config(config: ModelConfig) -> ModelConfig:
     """The config without dropout, with the fastest attention for inference (docs/LOG.md), on any device."""
     attention = "deferred" if jax.default_backend() == "cpu" else config.attention
-    changes = {"attention": attention, "dense_dtype": "compute", "attention_dropout": 0.0, "hidden_dropout": 0.0}
-    return dataclasses.replace(config, **changes)
+    dense = {"dense_dtype": config.inference_dense_dtype}
+    return dataclasses.replace(config, attention=attention, **dense, attention_dropout=0.0, hidden_dropout=0.0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -311,7 +311,7 @@ def _mlm_probabilities(
 ) -> jax.Array:
     model = bert.model_from_params(config, heads, params)
     hidden = model.encoder(whole_rows(input_ids, jnp.zeros_like(input_ids), mask)).hidden
-    return jax.nn.softmax(model.mlm(hidden, model.encoder.embeddings.word[...]), axis=-1)
+    return jax.nn.softmax(model.mlm(hidden, model.encoder.embeddings.decoder_table()), axis=-1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))

@@ -4,6 +4,7 @@ Only `init` and `model_from_params` convert between nested dicts of arrays, whic
 modules.
 """
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -15,9 +16,9 @@ from bert_jax.array_types import Array, Bool, Float, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import Edits
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
-from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
+from bert_jax.model.encoder import Embeddings, Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
-from bert_jax.model.layers import DropoutKey, gather_positions
+from bert_jax.model.layers import Dense, DropoutKey, gather_positions
 
 Params = dict[str, Any]
 
@@ -119,6 +120,23 @@ def init(config: ModelConfig, key: Key[Array, ""], heads: Heads) -> Params:
 def shapes(config: ModelConfig, heads: Heads) -> Params:
     """The tree that `init` returns, with `jax.ShapeDtypeStruct` leaves."""
     return jax.eval_shape(lambda: init(config, jax.random.key(0), heads))
+
+
+def int8_axes(config: ModelConfig, heads: Heads) -> dict[str, tuple[int, ...]]:
+    """By path, the parameters that `model.dense_dtype int8` rounds, and the axes along which elements share a scale.
+
+    Kernels have a scale per layer and output channel, tables one per row. The layers say themselves what they round.
+    """
+    axes: dict[str, tuple[int, ...]] = {}
+    model = nnx.eval_shape(lambda: BertModel(dataclasses.replace(config, dense_dtype="int8"), heads, jax.random.key(0)))
+    for path, module in nnx.iter_graph(model):
+        if isinstance(module, Dense) and module.dtype == "int8":
+            first = 1 if "layers" in path else 0  # stacked on axis 0
+            axes["/".join((*map(str, path), "kernel"))] = tuple(range(first, first + module.num_inputs))
+        elif isinstance(module, Embeddings):
+            tables = (name for name in ("word", "position", "token_type") if getattr(module, name) is not None)
+            axes |= {"/".join((*map(str, path), name)): (1,) for name in tables}
+    return axes
 
 
 def model_from_params(config: ModelConfig, heads: Heads, params: Params) -> BertModel:

@@ -12,6 +12,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.model.activations import Edits, LayerTap
 from bert_jax.model.attention import apply_rotary_embedding, attend
+from bert_jax.model.int8 import round_rows
 from bert_jax.model.layer_plan import (
     LayerPlan,
     NormPlacement,
@@ -28,6 +29,7 @@ from bert_jax.model.layers import (
     Selection,
     dropout,
     gather_positions,
+    outer_dense_dtype,
     truncated_normal,
 )
 from bert_jax.model.stack import run_stack
@@ -80,7 +82,9 @@ class Embeddings(nnx.Module):
         self.norm = LayerNorm(width, config.norm_epsilon, config.biases)
         inputs, outputs = (width,), (config.hidden_size,)
         factorised = config.embedding_size is not None
-        self.projection = Dense(inputs, outputs, init, projection, config.biases) if factorised else None
+        dense = (config.biases, outer_dense_dtype(config.dense_dtype))
+        self.projection = Dense(inputs, outputs, init, projection, *dense) if factorised else None
+        self.rounds = config.dense_dtype == "int8"
         self.position_offset = config.position_offset
         self.dropout = config.hidden_dropout
         self.dtype = jnp.dtype(config.compute_dtype)
@@ -91,17 +95,24 @@ class Embeddings(nnx.Module):
         """Embed a batch; `inputs_embeds` replaces the word embeddings."""
         # Ids are checked on the host (data/row_reader.py); "clip" prevents a NaN fill in XLA.
         if inputs_embeds is None:
-            inputs_embeds = jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip")
+            inputs_embeds = self._round(jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip"))
         total = inputs_embeds.astype(jnp.float32)
         if self.position is not None:
             rows = inputs.position_ids + self.position_offset
-            total += jnp.take(self.position[...], rows, axis=0, mode="clip")
+            total += self._round(jnp.take(self.position[...], rows, axis=0, mode="clip"))
         if self.token_type is not None:
             # A product with one-hot rows, because the gradient of a gather would scatter-add B x S rows onto two.
             types = jax.nn.one_hot(inputs.token_type_ids, self.token_type.shape[0], dtype=jnp.float32)
-            total += types @ self.token_type[...]
+            total += types @ self._round(self.token_type[...])
         embedded = dropout(self.norm(total).astype(self.dtype), self.dropout, dropout_key)
         return embedded if self.projection is None else self.projection(embedded)
+
+    def decoder_table(self) -> Float[Array, "V E"]:
+        """The word embeddings as the tied decoder of the MLM head multiplies them: rounded as in the lookup."""
+        return self._round(self.word[...])
+
+    def _round(self, rows: Float[Array, "*rows E"]) -> Float[Array, "*rows E"]:
+        return round_rows(rows) if self.rounds else rows
 
 
 class Block(nnx.Module):
@@ -206,7 +217,11 @@ class Block(nnx.Module):
 
 def _adapter(config: ModelConfig, key: Key[Array, ""], site: int) -> Adapter | None:
     size = config.adapter_size
-    return None if size is None else Adapter(config.hidden_size, size, jax.random.fold_in(key, site))
+    return (
+        None
+        if size is None
+        else Adapter(config.hidden_size, size, jax.random.fold_in(key, site), outer_dense_dtype(config.dense_dtype))
+    )
 
 
 REMAT_POLICIES = {
@@ -230,7 +245,8 @@ class Encoder(nnx.Module):
         final_norm = config.norm_placement == "pre"
         self.final_norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases) if final_norm else None
         init = truncated_normal(config.initializer_range)
-        self.pooler = Dense(width, width, init, pooler_key, config.biases) if pooler else None
+        dense = (config.biases, outer_dense_dtype(config.dense_dtype))
+        self.pooler = Dense(width, width, init, pooler_key, *dense) if pooler else None
         self.config = config
 
     def __call__(

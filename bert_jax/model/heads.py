@@ -10,7 +10,7 @@ from flax import nnx
 from bert_jax.array_types import Array, Bool, Float, Int, Key
 from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.model.cls_norm import ClsNorm, Statistics, SumOverDevices
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, truncated_normal
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, outer_dense_dtype, truncated_normal
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class MlmHead(nnx.Module):
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""], activation: str | None = None):
         inputs, outputs = (config.hidden_size,), (config.embedding_width,)
-        self.transform = Dense(inputs, outputs, truncated_normal(config.initializer_range), key, config.biases)
+        init, dense = truncated_normal(config.initializer_range), (config.biases, outer_dense_dtype(config.dense_dtype))
+        self.transform = Dense(inputs, outputs, init, key, *dense)
         self.norm = LayerNorm(config.embedding_width, config.norm_epsilon, config.biases)
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         self.activation = activation or config.activation
@@ -104,7 +105,8 @@ class TaskHeadModule(nnx.Module):
     def __init__(self, config: ModelConfig, head: TaskHead, key: Key[Array, ""]):
         dense, output = jax.random.split(key)
         width, init = (config.hidden_size,), truncated_normal(config.initializer_range)
-        self.dense = None if head.activation == "none" else Dense(width, width, init, dense, config.biases)
+        types = (config.biases, outer_dense_dtype(config.dense_dtype))
+        self.dense = None if head.activation == "none" else Dense(width, width, init, dense, *types)
         self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases) if head.norm else None
         self.output = Dense(width, (len(head.labels),), init, output)
         self.activation = head.activation

@@ -11,6 +11,7 @@ from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, UInt32
 from bert_jax.model.float8 import float8_product
+from bert_jax.model.int8 import int8_product
 
 
 @jax.custom_jvp
@@ -154,8 +155,13 @@ def gather_positions(
 
 Biases = Literal["all", "none"]
 """The values of `ModelConfig.biases`."""
-DenseType = Literal["compute", "float8"]
+DenseType = Literal["compute", "float8", "int8"]
 """The values of `ModelConfig.dense_dtype`."""
+
+
+def outer_dense_dtype(dtype: DenseType) -> DenseType:
+    """The type of the hidden dense layers outside the blocks, and of adapters: 8-bit floats are for the blocks only."""
+    return "int8" if dtype == "int8" else "compute"
 
 
 def _bias(shape: tuple[int, ...], biases: Biases) -> nnx.Param | None:
@@ -170,7 +176,7 @@ def _add_bias(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array,
 class Dense(nnx.Module):
     """x @ kernel + bias over the last axes of x, as many as `inputs` has, in the type of x; no bias with "none".
 
-    With the type "float8", the product has operands of 8-bit floats; with "compute", of the type of x.
+    With the types "float8" and "int8", the product has operands of 8 bits; with "compute", of the type of x.
     """
 
     def __init__(
@@ -206,6 +212,8 @@ class Dense(nnx.Module):
     def _product(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         if self.dtype == "float8":
             return float8_product(x, kernel, self.num_inputs)
+        if self.dtype == "int8":
+            return int8_product(x, kernel, self.num_inputs)
         return jnp.tensordot(x, kernel.astype(x.dtype), axes=self.num_inputs)
 
 
@@ -215,10 +223,10 @@ class Adapter(nnx.Module):
     Nearly the identity at first: the weights have a standard deviation of 1e-3 (google-research/adapter-bert).
     """
 
-    def __init__(self, width: int, size: int, key: Array):
+    def __init__(self, width: int, size: int, key: Array, dtype: DenseType = "compute"):
         down, up = jax.random.split(key)
-        self.down = Dense((width,), (size,), truncated_normal(1e-3), down)
-        self.up = Dense((size,), (width,), truncated_normal(1e-3), up)
+        self.down = Dense((width,), (size,), truncated_normal(1e-3), down, dtype=dtype)
+        self.up = Dense((size,), (width,), truncated_normal(1e-3), up, dtype=dtype)
 
     def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
         """Apply the bottleneck and its residual connection."""

@@ -47,7 +47,7 @@ class Objective(NamedTuple):
 
 def mlm_head_sums(name: str, model: BertModel, output: EncoderOutput, batch: Batch) -> dict[str, WeightedSum]:
     """Loss and accuracy of the MLM head over the targets, whose positions are those of the output."""
-    logits = model.mlm(output.hidden, model.encoder.embeddings.word[...])
+    logits = model.mlm(output.hidden, model.encoder.embeddings.decoder_table())
     return classification(name, logits, batch["target_labels"], batch["target_weights"])
 
 

@@ -19,6 +19,7 @@ All assumptions of the model:
   all-gather or reduce-scatter of V bytes over n devices sends (n - 1)/n V from each device, an all-reduce twice that.
   Between slices, only the part of a device after the reduce-scatter crosses the network.
 - With `model.dense_dtype float8`, finding the largest values and rounding cost nothing, as if fused (not measured).
+- With `model.dense_dtype int8`, products take the time of those in the compute type (on accelerators not measured).
 - Recomputed layers (`model.remat`) cost their products again; the additional memory traffic is assumed to equal that
   of storing them ("dots" was no slower than "none" on a CPU, see docs/LOG.md).
 - Reading rows, dispatch, checkpoints, evaluation and failures cost nothing; all devices are equally fast.

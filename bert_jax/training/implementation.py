@@ -74,7 +74,7 @@ def check_devices(model: ModelConfig, tensor: int, device_kind: str) -> None:
     """
     chip = chip_of(device_kind)
     require(
-        model.dense_dtype == "compute" or chip is None or chip.float8_share > 0,
+        model.dense_dtype != "float8" or chip is None or chip.float8_share > 0,
         f"model.dense_dtype '{model.dense_dtype}' needs products of 8-bit floats, which a {device_kind} does not have "
         f"({', '.join(name for name, one in CHIPS.items() if one.float8_share)} have): set model.dense_dtype compute",
     )

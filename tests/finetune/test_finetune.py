@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from etils import epath
 
+import bert_jax
+from bert_jax.analysis import task_evaluation
 from bert_jax.cli import main as cli
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
@@ -18,6 +20,7 @@ from bert_jax.finetune import finetune, glue
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.task_data import score
 from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.run_directory.workdir import read_config
 from tests.finetune import task_files
 from tests.runs import Killed, committed, numbers
 
@@ -200,6 +203,36 @@ def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+def test_training_in_int8(sst2_run, folder, tmp_path):
+    """It changes logits and gradients a little; a model that was trained so stays so, unless a flag says otherwise."""
+    options = dataclasses.replace(OPTIONS, steps=2, keep_head=True, learning_rate=1e-3)
+    results = {}
+    for name, source, dense_dtype in (
+        ("float", sst2_run, None),
+        ("int8", sst2_run, "int8"),
+        ("again", tmp_path / "int8", None),
+        ("back", tmp_path / "int8", "compute"),
+    ):
+        finetune.finetune(
+            source, "sst2", folder / "sst2", tmp_path / name, dataclasses.replace(options, dense_dtype=dense_dtype)
+        )
+        lines = (tmp_path / name / "predictions/dev.jsonl").read_text().splitlines()
+        results[name] = np.array([json.loads(line)["logits"] for line in lines])
+    with_int8 = {name for name in results if bert_jax.load(tmp_path / name).config.dense_dtype == "int8"}
+    assert with_int8 == {"int8", "again"}
+    assert 1e-5 < np.abs(results["int8"] - results["float"]).max() < 0.2 * np.abs(results["float"]).max()
+    assert "--dense-dtype int8" in read_config(tmp_path / "int8").finetune.flags
+    logits = task_evaluation.task_logits(bert_jax.load(tmp_path / "int8"), *_dev(folder, tmp_path / "int8"))
+    np.testing.assert_allclose(np.concatenate(logits), results["int8"], rtol=0, atol=1e-4)
+
+
+def _dev(folder, source):
+    options = FinetuneOptions().with_length(bert_jax.load(source).config, 64)
+    data = finetune.open_task_data("sst2", folder / "sst2", options, finetune.read_source(source))
+    examples = data.splits["dev"].examples
+    return examples, range(len(examples.lengths))
+
+
 @pytest.mark.parametrize("name", task_files.GLUE_NAMES)
 def test_files_of_glue(name, tiny_run, tmp_path):
     """Every task opens its published files; perfect logits have the best score, and test predictions their form."""
@@ -250,6 +283,7 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task sst2 --steps 3 --epochs 2", "--steps and --epochs exclude each other"),
         ("--task sst2 --new-layers 2", "--new-layers 2: the source has 1 layer"),
         ("--task sst2 --adapter-size 100000000", "--adapter-size is 100000000: it must be a whole number in"),
+        ("--task sst2 --dense-dtype int4", "--dense-dtype is 'int4': it must be one of compute, int8"),
         ("--task sst2 --keep-head", "--keep-head: .* has no head of a task"),
         ("--task sst2 --freeze-encoder --new-layers 1", "--freeze-encoder and --new-layers exclude each other"),
         ("--task classification --data nulls", "train.jsonl:2: the label is not a string or finite number"),

@@ -76,6 +76,14 @@ def test_trust_ratios_span_devices(cases):
     assert abs(reference["losses"][-1] - cases["one"]["losses"][-1]) > 1e-2, "the optimizers should differ"
 
 
+def test_scales_of_int8_span_devices(cases):
+    """Kernels and inputs of products are split along the axes that share a scale."""
+    reference, other = cases["one, int8"], cases["cube/8, int8"]
+    assert other["up_shard"] == [2, 64, 128] and other["gradient_distance"] <= 1e-5
+    np.testing.assert_allclose(other["losses"], reference["losses"], rtol=2e-4)
+    assert "s8[" in other["hlo"] and "s8[" not in cases["cube/8"]["hlo"]
+
+
 def test_a_partial_batch_is_split_over_devices(outcome):
     """Each of 8 devices has its 3 of 24 rows, in order, followed by padding: no text, no example, no label."""
     shards = outcome["ramp"]["shards"]

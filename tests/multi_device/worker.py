@@ -36,7 +36,7 @@ VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 20
 ACCUMULATION, RAMP_ROWS = 8, 24
 PHASE = Phase(steps=100, seq_len=SEQ_LEN, batch_size=ROWS, warmup_steps=0)
 CASES = {
-    # name: (data, fsdp, tensor, accumulation, optimizer)
+    # name: (data, fsdp, tensor, accumulation, optimizer[, dense_dtype])
     "one": (1, 1, 1, 1, "adamw"),
     "data8": (8, 1, 1, 1, "adamw"),
     "data8/8": (8, 1, 1, ACCUMULATION, "adamw"),
@@ -45,6 +45,8 @@ CASES = {
     "cube/8": (2, 2, 2, ACCUMULATION, "adamw"),
     "one, lamb": (1, 1, 1, 1, "lamb"),
     "cube/8, lamb": (2, 2, 2, ACCUMULATION, "lamb"),
+    "one, int8": (1, 1, 1, 1, "adamw", "int8"),
+    "cube/8, int8": (2, 2, 2, ACCUMULATION, "adamw", "int8"),
 }
 
 
@@ -74,8 +76,8 @@ def rows_of_step(step: int) -> dict[str, np.ndarray]:
     }
 
 
-def make_task(mesh: MeshConfig, optimizer: str = "adamw", **phase: int) -> Pretraining:
-    model = families.bert(num_layers=2, hidden_size=128, vocab_size=VOCAB)
+def make_task(mesh: MeshConfig, optimizer: str = "adamw", dense_dtype: str = "compute", **phase: int) -> Pretraining:
+    model = families.bert(num_layers=2, hidden_size=128, vocab_size=VOCAB, dense_dtype=dense_dtype)
     config = Config(
         name="equivalence",
         model=dataclasses.replace(model, intermediate_size=256, max_positions=SEQ_LEN),
@@ -87,8 +89,10 @@ def make_task(mesh: MeshConfig, optimizer: str = "adamw", **phase: int) -> Pretr
     return Pretraining(config, Vocabulary(VOCAB, 4, (0, 1, 2, 3, 4)))
 
 
-def run(data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str) -> tuple[dict, dict[str, np.ndarray]]:
-    task = make_task(MeshConfig(data, fsdp, tensor), optimizer)
+def run(
+    data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str, dense_dtype: str = "compute"
+) -> tuple[dict, dict[str, np.ndarray]]:
+    task = make_task(MeshConfig(data, fsdp, tensor), optimizer, dense_dtype)
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
     programs, inputs = Programs(task, mesh), put_step_scalars(3e-3, 1, task.config.seed, mesh)
     state, compiled = programs.init_state(), programs.train_step(0, accumulation)
@@ -261,7 +265,7 @@ def main() -> None:
     results, moments = {}, {}
     for name, case in CASES.items():
         results[name], moments[name] = run(*case)
-        reference = "one, lamb" if case[-1] == "lamb" else "one"
+        reference = f"one, {case[-1]}" if case[-1] in ("lamb", "int8") else "one"
         results[name]["gradient_distance"] = relative_distance(moments[reference], moments[name])
     controls = {
         f"{name}/{parts}": naive(*sizes, parts)

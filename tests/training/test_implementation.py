@@ -1,5 +1,6 @@
 """What is chosen for the devices, and that every refusal names the setting."""
 
+import dataclasses
 from contextlib import nullcontext
 
 import jax
@@ -75,6 +76,7 @@ def test_products_of_8_bit_floats(kind, refused):
     model = choose_implementation(config(dense_dtype="float8"), kind).model
     with pytest.raises(UserError, match=f"{kind}.*set model.dense_dtype compute") if refused else nullcontext():
         check_devices(model, 1, kind)
+    check_devices(dataclasses.replace(model, dense_dtype="int8"), 1, kind)
 
 
 def test_kernels_that_do_not_fit_on_the_chip_are_named():

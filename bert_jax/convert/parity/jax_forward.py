@@ -66,7 +66,7 @@ def forward(
         if output.pooled is not None:
             outputs["pooled"] = output.pooled[:, 0]
         if model.mlm is not None:
-            outputs["mlm"] = model.mlm(output.hidden, model.encoder.embeddings.word[...])
+            outputs["mlm"] = model.mlm(output.hidden, model.encoder.embeddings.decoder_table())
         if model.pair is not None:
             outputs["pair"] = model.pair(output.pooled)[:, 0]
         if heads.task is not None:  # in the shape of transformers, for rows with one example each
