@@ -135,6 +135,7 @@ ARGUMENTS = {
     "fill-mask": ["run", "a [MASK]"],
     "finetune": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
     "compress distil": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
+    "compress quantise": ["run", "--out", "new"],
     "report": ["run"],
     "convert": ["run", "new"],
 }

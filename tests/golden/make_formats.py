@@ -1,4 +1,4 @@
-"""Makes tests/golden/formats/: a model and a run's work directory in each released format.
+"""Makes tests/golden/formats/: a model, the same in 8-bit integers, and a run's work directory in each released format.
 
 Files of a released format are never regenerated: users have such files. When a released format changes, raise its
 version and add the output of this script under the new number. A format that was never released is replaced.
@@ -9,6 +9,7 @@ Run it as a module, from the root:
 The run is one step of two layers, 8 wide, on a dozen tokens.
 """
 
+import dataclasses
 import hashlib
 import json
 import shutil
@@ -58,7 +59,8 @@ def build_corpus(directory: Path) -> Path:
 
 
 def main(directory: Path) -> None:
-    """Write both, and the digests of their parameters."""
+    """Write all, and the digests of their parameters."""
+    from bert_jax.compress.quantise import round_model
     from bert_jax.convert.conversion import convert
     from bert_jax.convert.formats import input_formats, native
     from bert_jax.data.mixture import CorpusWeight
@@ -82,9 +84,15 @@ def main(directory: Path) -> None:
     success.write_text(success.read_text().replace(f"{run.absolute()}/", ""))
     checkpoint.write_commit(save, checkpoint.own_checksums(save))
     model = directory / f"model-{native.FORMAT_VERSION}"
-    convert(kept, model, "bert-jax", input_formats.ReadOptions(optimizer_state=True))
-    with input_formats.open_model(kept) as source_model:
-        sums = {path.name: digest(source_model.model.params) for path in (kept, model)}
+    with_moments = input_formats.ReadOptions(optimizer_state=True)
+    convert(kept, model, "bert-jax", with_moments)
+    with input_formats.open_model(model, with_moments) as source_model:
+        rounded = dataclasses.replace(round_model(source_model), optimizer_state=source_model.optimizer_state)
+        convert(rounded, in_int8 := directory / f"{model.name}-int8", "bert-jax", with_moments)
+    sums = {}
+    for path, of in ((kept, kept), (model, kept), (in_int8, in_int8)):
+        with input_formats.open_model(of) as source_model:
+            sums[path.name] = digest(source_model.model.params)
     (directory / "digests.json").write_text(json.dumps(sums, indent=1) + "\n")
     shutil.rmtree(scratch)
 

@@ -18,7 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
-TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 """Safetensors' name of a dtype -> numpy's."""
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -80,26 +80,30 @@ def read_index(index: Path) -> dict[str, str]:
     return weight_map
 
 
-def open_safetensors(path: Path) -> LazyStateDict:
+def open_safetensors(path: Path, types: tuple[str, ...] = WEIGHT_TYPES) -> LazyStateDict:
     """The tensors of one file.
 
+    Args:
+      path: of the file.
+      types: that a tensor may have, by numpy's names.
+
     Raises:
-      UserError: the file is damaged; on access: a tensor's dtype is not one of weights.
+      UserError: the file is damaged; on access: a tensor has another type.
     """
     try:
         # The file stays open as long as a reader of one of its tensors exists.
         file = safetensors.safe_open(path, framework="numpy")
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path}: truncated or damaged: fetch it again ({' '.join(str(error).split())})") from error
-    return LazyStateDict({name: _stored(file, name, path) for name in file.keys()})  # noqa: SIM118 (not a dict)
+    return LazyStateDict({name: _stored(file, name, path, types) for name in file.keys()})  # noqa: SIM118 (not a dict)
 
 
-def _stored(file: safetensors.safe_open, name: str, path: Path) -> LazyTensor:
+def _stored(file: safetensors.safe_open, name: str, path: Path, types: tuple[str, ...]) -> LazyTensor:
     header = file.get_slice(name)
     dtype = TYPES.get(header.get_dtype(), header.get_dtype())
 
     def read() -> np.ndarray:
-        if dtype not in WEIGHT_TYPES and not name.endswith(BUFFERS):
+        if dtype not in types and not name.endswith(BUFFERS):
             raise UserError(weight_dtype_message(path, name, dtype))
         return file.get_tensor(name)
 
