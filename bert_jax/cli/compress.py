@@ -13,7 +13,7 @@ from bert_jax.compress.options import NOT_OF_STUDENTS, CompressOptions
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.flags import DirectoryArg
 
-LESS_COMMON = ("tag_column", "stride", "null_threshold", "bias_correction", "keep")
+LESS_COMMON = ("tag_column", "stride", "null_threshold", "bias_correction", "keep", "dense_dtype")
 LESS_COMMON += ("replace_rate", "replace_schedule", "replace_share")
 """Options that few compressions need."""
 
