@@ -56,20 +56,40 @@ class ModelConfig:
     embedding_size: Size | None = None
     """Width of the embedding tables and of the MLM head's decoder, with a projection to hidden_size after the
     embeddings (ALBERT; Lan et al. 2020, section 3.1). None: hidden_size, and no projection."""
+    embeddings: Literal["tokens", "trigrams"] = "tokens"
+    """What the projection to hidden_size reads. `tokens`: the normalised sum of the embeddings of a token (ALBERT).
+    `trigrams`: the word embeddings of the previous, this and the next token of an example, side by side; position and
+    type embeddings have width hidden_size and are added after it. The MLM head's decoder then has hidden_size columns:
+    the word embeddings and columns of its own (MobileBERT; Sun et al. 2020, section 3.2)."""
+    bottleneck_size: Size | None = None
+    """Width inside a layer, between projections from and to hidden_size with a residual connection around all of it
+    (MobileBERT: 128 of 512; its teacher IB-BERT: 1024 of 512; Sun et al. 2020, section 3.1). None: hidden_size, and no
+    projections."""
+    bottleneck_attention: Literal["shared", "bottleneck", "input"] = "shared"
+    """What attention in a bottleneck reads. `shared`: query and key a second projection of the layer's input, value the
+    input itself (MobileBERT). `bottleneck`: all three the projection that the layer's residual connections begin with
+    (MobileBERT-tiny). `input`: all three the layer's input (IB-BERT)."""
     activation: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     """Activation of the feed-forward layer and the MLM head. `gelu` is the exact (erf) form, as in published BERTs."""
     feed_forward: Literal["plain", "gated"] = "plain"
     """activation(x W) V, or (activation(x G) * x W) V, the elementwise product with a second projection as wide as
     the first (GEGLU with `gelu`; Shazeer 2020)."""
+    feed_forward_networks: Annotated[int, Interval("[1, 8]")] = 1
+    """Feed-forward networks of a layer, one after the other, each with its residual connection and norm (MobileBERT has
+    4). Dropout applies to the last one."""
     biases: Literal["all", "none"] = "all"
     """`all`: dense layers and LayerNorms have a bias (BERT). `none`: only the output layers have one, the decoder over
     the vocabulary and the pair head (ModernBERT; Warner et al. 2024)."""
+    norm: Literal["layer", "none"] = "layer"
+    """LayerNorm, or only its scale and bias (the NoNorm of MobileBERT; Sun et al. 2020, section 3.4) in embeddings and
+    layers. The MLM head always has LayerNorm."""
     norm_epsilon: NonNegative = 1e-12
     """Added to the variance in every LayerNorm."""
     initializer_range: NonNegative = 0.02
     """Standard deviation of the normal distribution, truncated at two deviations, that initialises all weights."""
     hidden_dropout: Rate = 0.1
-    """Dropout rate on embeddings and on the output of each sub-layer."""
+    """Dropout rate on embeddings and on the output of each sub-layer; with bottleneck_size on embeddings and on the
+    projection to hidden_size."""
     attention_dropout: Rate = 0.1
     """Dropout rate on attention probabilities; `deferred`, `xla` and `cudnn` attention do not support it."""
     positions: Literal["learned", "rotary"] = "learned"
@@ -112,11 +132,13 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check(self, "model.")
+        width = "hidden_size" if self.bottleneck_size is None else "bottleneck_size"
         require(
-            self.head_size is not None or self.hidden_size % self.num_heads == 0,
-            f"model.hidden_size {self.hidden_size} is not divisible by model.num_heads {self.num_heads}: "
+            self.head_size is not None or self.layer_width % self.num_heads == 0,
+            f"model.{width} {self.layer_width} is not divisible by model.num_heads {self.num_heads}: "
             "change one of them, or set model.head_size",
         )
+        self._check_layers()
         require(
             self.positions == "learned" or self.size_per_head % 2 == 0,
             f"model.positions 'rotary' needs an even head size, not {self.size_per_head}: set model.head_size",
@@ -131,9 +153,9 @@ class ModelConfig:
             f"model.attention '{self.attention}' has no kernels for heads of size {self.size_per_head}, only for "
             f"{', '.join(map(str, KERNEL_HEAD_SIZES))}: set model.attention reference",
         )
-        width = self.num_heads * self.size_per_head
+        all_heads = self.num_heads * self.size_per_head
         require(
-            self.attention != "pallas_tpu" or width < TPU_ATTENTION_BLOCK or width % TPU_ATTENTION_BLOCK == 0,
+            self.attention != "pallas_tpu" or all_heads < TPU_ATTENTION_BLOCK or all_heads % TPU_ATTENTION_BLOCK == 0,
             f"model.attention 'pallas_tpu' has no kernels for {self.num_heads} heads of size {self.size_per_head}: "
             f"their product must be a multiple of {TPU_ATTENTION_BLOCK}; set model.attention reference",
         )
@@ -143,20 +165,47 @@ class ModelConfig:
             f"model.parameter_groups {groups} does not divide model.num_layers {self.num_layers}",
         )
 
+    def _check_layers(self) -> None:
+        """The combinations of MobileBERT's settings with others."""
+        require(
+            self.bottleneck_size is None or self.norm_placement == "post",
+            "model.bottleneck_size needs model.norm_placement 'post'",
+        )
+        require(
+            self.embeddings == "tokens" or (self.embedding_size or self.hidden_size) < self.hidden_size,
+            "model.embeddings 'trigrams' needs a model.embedding_size below model.hidden_size "
+            f"{self.hidden_size}, not {self.embedding_size}",
+        )
+        require(
+            self.embeddings == "tokens" or self.direction == "bidirectional",
+            "model.embeddings 'trigrams' show each token the next one, which a causal model predicts: set "
+            "model.embeddings 'tokens' or model.direction 'bidirectional'",
+        )
+
     @property
     def size_per_head(self) -> int:
         """Width of one attention head."""
-        return self.head_size or self.hidden_size // self.num_heads
+        return self.head_size or self.layer_width // self.num_heads
+
+    @property
+    def layer_width(self) -> int:
+        """Width inside a layer."""
+        return self.bottleneck_size or self.hidden_size
 
     @property
     def embedding_width(self) -> int:
-        """Width of the embedding tables."""
+        """Width of the word embedding table, and of the other tables unless `embeddings` is `trigrams`."""
         return self.embedding_size or self.hidden_size
 
     @property
     def inference_dense_dtype(self) -> Literal["compute", "int8"]:
         """Type of the operands of dense layers outside training: `float8` speeds up training, `int8` is the model."""
         return "int8" if self.dense_dtype == "int8" else "compute"
+
+    @property
+    def decoder_width(self) -> int:
+        """Width of the MLM head's decoder."""
+        return self.hidden_size if self.embeddings == "trigrams" else self.embedding_width
 
 
 @dataclass(frozen=True)

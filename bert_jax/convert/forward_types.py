@@ -11,7 +11,7 @@ import numpy as np
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError
 
-ENCODER_PREFIXES = {name: f"{name}." for name in ("bert", "roberta", "albert", "distilbert", "electra")}
+ENCODER_PREFIXES = {name: f"{name}." for name in ("bert", "roberta", "albert", "distilbert", "electra", "mobilebert")}
 ENCODER_PREFIXES |= {"modernbert": "model."}
 """By family: prefix of the encoder's tensor names in a model with heads."""
 MODEL_TYPE_ALIASES = {"xlm-roberta": "roberta", "camembert": "roberta"}
@@ -72,10 +72,13 @@ MLM_HEADS = {
     "albert": MlmHead("predictions.dense", "predictions.LayerNorm", "predictions.decoder"),
     "distilbert": MlmHead("vocab_transform", "vocab_layer_norm", "vocab_projector"),
     "electra": MlmHead("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
+    "mobilebert": MlmHead(
+        "cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.decoder"
+    ),
     "modernbert": MlmHead("head.dense", "head.norm", "decoder"),
 }
 """By family; ModernBERT's classifiers have the same dense layer and norm."""
-PAIR_HEADS = {"bert": "cls.seq_relationship", "albert": "sop_classifier.classifier"}
+PAIR_HEADS = dict.fromkeys(("bert", "mobilebert"), "cls.seq_relationship") | {"albert": "sop_classifier.classifier"}
 _TASK_TENSORS = {
     "qa_outputs.weight": SPAN,
     "discriminator_predictions.dense.weight": REPLACED,
@@ -116,7 +119,7 @@ def heads_of(hf_model: HuggingFaceModel) -> HeadsPresent:
 
 
 def _classifier_kind(hf_model: HuggingFaceModel, family: str, names: set[str]) -> str:
-    """Kind of a plain `classifier`: in BERT and ALBERT of the pooled vector or of tokens, in ModernBERT any kind."""
+    """Kind of a plain `classifier`: in ModernBERT any; in BERT, ALBERT, MobileBERT of the pooled vector or tokens."""
     architecture = next(iter(hf_model.config.get("architectures") or ()), "")
     for task in TASK_CLASSES:
         if architecture.endswith(task):

@@ -23,7 +23,7 @@ MAY_DIFFER = (
     *COMPUTE_FIELDS,
 )
 """Fields of `ModelConfig` on which no parameter depends, or only its first or last axis."""
-VOCABULARY_PARAMS = ("encoder/embeddings/word", "mlm/bias")
+VOCABULARY_PARAMS = ("encoder/embeddings/word", "mlm/bias", "mlm/extra_columns")
 """Parameters that `start.embeddings new` initializes: those with a row for each token id."""
 
 

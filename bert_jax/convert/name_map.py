@@ -25,7 +25,7 @@ class Layout(enum.Enum):
     """How a parameter becomes a tensor of transformers; the value is the number of the parameter's input axes."""
 
     VECTOR = None
-    """Flattened; also embedding tables, whose two axes are the same on both sides."""
+    """A bias, flattened; also scales, and embedding tables, whose two axes are the same on both sides."""
     KERNEL = 1
     MERGING = 2
     """The kernel that joins the attention heads: its inputs are [heads, head_size]."""
@@ -83,7 +83,7 @@ def _hf_shape(shape: tuple[int, ...], entry: Entry) -> tuple[int, ...]:
     if entry.kind is not Layout.VECTOR:
         inputs = entry.kind.value
         return math.prod(shape[inputs:]), math.prod(shape[:inputs])
-    return shape if entry.part is None else (math.prod(shape),)
+    return (math.prod(shape),) if entry.param_path.endswith("/bias") else shape
 
 
 def to_hf_tensors(entries: Iterable[Entry], params: Params) -> dict[str, np.ndarray]:

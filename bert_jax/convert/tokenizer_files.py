@@ -16,7 +16,12 @@ NAMES = (
 )
 """Tokenizer files of Hugging Face directories and of the releases of GPT-2, RoBERTa and ALBERT."""
 CLASSES = {
-    "WordPiece": {"bert": "BertTokenizer", "distilbert": "DistilBertTokenizer", "electra": "ElectraTokenizer"},
+    "WordPiece": {
+        "bert": "BertTokenizer",
+        "distilbert": "DistilBertTokenizer",
+        "electra": "ElectraTokenizer",
+        "mobilebert": "MobileBertTokenizer",
+    },
     "byte-level BPE": {"roberta": "RobertaTokenizer"},
     "SentencePiece unigram": {"albert": "AlbertTokenizer"},
 }

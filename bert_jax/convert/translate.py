@@ -133,10 +133,11 @@ def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
 def _check_round_trip(model: NativeModel, family: Family, hf_config: dict[str, Any], written: set[str]) -> None:
     """Raise UserError if the written config, read again, is another model, or if a parameter has no tensor."""
     config = model.config
-    if config.num_heads * config.size_per_head != config.hidden_size:  # e.g. after heads were removed
+    if config.num_heads * config.size_per_head != config.layer_width:  # e.g. after heads were removed
+        width = "hidden_size" if config.bottleneck_size is None else "bottleneck_size"
         raise UserError(
             f"model.head_size {config.size_per_head} cannot be written as {family.model_type}, whose heads have "
-            f"hidden_size / num_heads = {config.hidden_size / config.num_heads:g}: use --to bert-jax"
+            f"{width} / num_heads = {config.layer_width / config.num_heads:g}: use --to bert-jax"
         )
     again = family.read_config(HuggingFaceConfig(hf_config, "what was written"))
     name = first_architecture_difference(model.config, again)
@@ -184,11 +185,15 @@ def _effective_value(config: ModelConfig, name: str) -> Any:
         return None
     if name == "rotary_base" and config.positions != "rotary":
         return None
+    if name == "bottleneck_attention" and config.bottleneck_size is None:
+        return None
     return getattr(config, name)
 
 
 def infer_model_type(config: ModelConfig, heads: Heads) -> str:
     """The family of transformers that a model trained by bert_jax belongs to, from its distinctive settings."""
+    if config.embeddings == "trigrams" or config.bottleneck_size is not None:
+        return "mobilebert"
     if config.positions == "rotary":
         return "modernbert"
     if config.parameter_groups is not None:

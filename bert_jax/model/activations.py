@@ -14,16 +14,17 @@ SITES = {
     "attention.scores": "B N S T",
     "attention.probabilities": "B N S T",
     "attention.context": "B S N D",
-    "attention.output": "B S H",
+    "attention.output": "B S C",
     "feed_forward.activations": "B S F",
-    "feed_forward.output": "B S H",
+    "feed_forward.output": "B S C",
     "hidden": "B S H",
 }
 """Axes of the activations of one layer, in the order of computation.
 
 query and key are after rotary embedding; scores are scaled and not yet masked; probabilities are before dropout;
 context is what a head sends to the output projection; the two outputs are before dropout and the residual connection;
-hidden is what the layer returns.
+hidden is what the layer returns. C is the width inside a layer, H unless the layer has a bottleneck. The sites of the
+feed-forward are those of the last of several networks.
 """
 REFERENCE_SITES = ("attention.scores", "attention.probabilities")
 """Only the `reference` attention computes these."""

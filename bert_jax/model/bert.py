@@ -16,7 +16,8 @@ from bert_jax.array_types import Array, Bool, Float, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import Edits
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
-from bert_jax.model.encoder import Embeddings, Encoder, EncoderInputs, EncoderOutput
+from bert_jax.model.embeddings import Embeddings
+from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
 from bert_jax.model.layers import Dense, DropoutKey, gather_positions
 
@@ -136,6 +137,8 @@ def int8_axes(config: ModelConfig, heads: Heads) -> dict[str, tuple[int, ...]]:
         elif isinstance(module, Embeddings):
             tables = (name for name in ("word", "position", "token_type") if getattr(module, name) is not None)
             axes |= {"/".join((*map(str, path), name)): (1,) for name in tables}
+        elif isinstance(module, MlmHead) and module.extra_columns is not None:
+            axes["/".join((*map(str, path), "extra_columns"))] = (1,)
     return axes
 
 

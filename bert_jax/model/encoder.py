@@ -1,4 +1,4 @@
-"""The encoder: embeddings, a block, a stack of blocks, a pooler."""
+"""The encoder: embeddings, a stack of blocks, a pooler."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -9,44 +9,12 @@ from flax import nnx
 
 from bert_jax.array_types import Array, Bool, Float, Int, Key
 from bert_jax.config import ModelConfig
-from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.model.activations import Edits, LayerTap
-from bert_jax.model.attention import apply_rotary_embedding, attend
-from bert_jax.model.int8 import round_rows
-from bert_jax.model.layer_plan import (
-    LayerPlan,
-    NormPlacement,
-    count_last_layer_positions,
-    layer_plans,
-    parameter_groups,
-)
-from bert_jax.model.layers import (
-    ACTIVATIONS,
-    Adapter,
-    Dense,
-    DropoutKey,
-    LayerNorm,
-    Selection,
-    dropout,
-    gather_positions,
-    outer_dense_dtype,
-    truncated_normal,
-)
+from bert_jax.model.block import EMBEDDING_SITE, Block
+from bert_jax.model.embeddings import Embeddings, EncoderInputs
+from bert_jax.model.layer_plan import count_last_layer_positions, layer_plans, parameter_groups
+from bert_jax.model.layers import Dense, DropoutKey, gather_positions, make_norm, outer_dense_dtype, truncated_normal
 from bert_jax.model.stack import run_stack
-
-EMBEDDING_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FEED_FORWARD_SITE = range(4)
-
-
-class EncoderInputs(NamedTuple):
-    """Inputs of the encoder; the names are those of a batch."""
-
-    input_ids: Int[Array, "B S"]
-    token_type_ids: Int[Array, "B S"]
-    segment_ids: Int[Array, "B S"]
-    """Index of the packed example that a token belongs to, from 1; 0 is padding."""
-    position_ids: Int[Array, "B S"]
-    cls_positions: Int[Array, "B K"]
-    """Position of the [CLS] of each packed example."""
 
 
 class EncoderOutput(NamedTuple):
@@ -62,166 +30,6 @@ class EncoderOutput(NamedTuple):
     """By site, of all layers: those that were requested."""
     readouts: Float[Array, "L1 B n H"] | None = None
     """What `read_state` returns for every hidden state."""
-
-
-class Embeddings(nnx.Module):
-    """Sum of word, position and token-type embeddings, normalised (Devlin et al. 2019, figure 2).
-
-    Tables narrower than the layers are projected to the hidden size after dropout (google-research/albert modeling.py).
-    """
-
-    def __init__(self, config: ModelConfig, key: Key[Array, ""]):
-        init = truncated_normal(config.initializer_range)
-        word, position, token_type, projection = jax.random.split(key, 4)
-        width = config.embedding_width
-        self.word = nnx.Param(init(word, (config.vocab_size, width)))
-        shape = (config.position_offset + config.max_positions, width)
-        self.position = nnx.Param(init(position, shape)) if config.positions == "learned" else None
-        types = config.type_vocab_size
-        self.token_type = nnx.Param(init(token_type, (types, width))) if types else None
-        self.norm = LayerNorm(width, config.norm_epsilon, config.biases)
-        inputs, outputs = (width,), (config.hidden_size,)
-        factorised = config.embedding_size is not None
-        dense = (config.biases, outer_dense_dtype(config.dense_dtype))
-        self.projection = Dense(inputs, outputs, init, projection, *dense) if factorised else None
-        self.rounds = config.dense_dtype == "int8"
-        self.position_offset = config.position_offset
-        self.dropout = config.hidden_dropout
-        self.dtype = jnp.dtype(config.compute_dtype)
-
-    def __call__(
-        self, inputs: EncoderInputs, inputs_embeds: Float[Array, "B S E"] | None, dropout_key: DropoutKey | None
-    ) -> Float[Array, "B S H"]:
-        """Embed a batch; `inputs_embeds` replaces the word embeddings."""
-        # Ids are checked on the host (data/row_reader.py); "clip" prevents a NaN fill in XLA.
-        if inputs_embeds is None:
-            inputs_embeds = self._round(jnp.take(self.word[...], inputs.input_ids, axis=0, mode="clip"))
-        total = inputs_embeds.astype(jnp.float32)
-        if self.position is not None:
-            rows = inputs.position_ids + self.position_offset
-            total += self._round(jnp.take(self.position[...], rows, axis=0, mode="clip"))
-        if self.token_type is not None:
-            # A product with one-hot rows, because the gradient of a gather would scatter-add B x S rows onto two.
-            types = jax.nn.one_hot(inputs.token_type_ids, self.token_type.shape[0], dtype=jnp.float32)
-            total += types @ self._round(self.token_type[...])
-        embedded = dropout(self.norm(total).astype(self.dtype), self.dropout, dropout_key)
-        return embedded if self.projection is None else self.projection(embedded)
-
-    def decoder_table(self) -> Float[Array, "V E"]:
-        """The word embeddings as the tied decoder of the MLM head multiplies them: rounded as in the lookup."""
-        return self._round(self.word[...])
-
-    def _round(self, rows: Float[Array, "*rows E"]) -> Float[Array, "*rows E"]:
-        return round_rows(rows) if self.rounds else rows
-
-
-class Block(nnx.Module):
-    """Self-attention and feed-forward, each with a residual connection (Vaswani et al. 2017, section 3.1)."""
-
-    def __init__(self, config: ModelConfig, key: Key[Array, ""]):
-        init = truncated_normal(config.initializer_range)
-        qkv, attention_out, up, down, gate = jax.random.split(key, 5)
-        heads, dense = (config.num_heads, config.size_per_head), (config.biases, config.dense_dtype)
-        hidden, intermediate = (config.hidden_size,), (config.intermediate_size,)
-        # Query, key and value are one kernel; LAMB and the converters treat its axis of 3 as three tensors.
-        self.qkv = Dense(hidden, (3, *heads), init, qkv, *dense)
-        self.attention_out = Dense(heads, hidden, init, attention_out, *dense)
-        self.attention_norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases)
-        self.gate = Dense(hidden, intermediate, init, gate, *dense) if config.feed_forward == "gated" else None
-        self.up = Dense(hidden, intermediate, init, up, *dense)
-        self.down = Dense(intermediate, hidden, init, down, *dense)
-        self.feed_forward_norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases)
-        self.attention_adapter = _adapter(config, key, 5)
-        self.feed_forward_adapter = _adapter(config, key, 6)
-        self.config = config
-
-    def __call__(
-        self,
-        hidden: Float[Array, "B S H"],
-        plan: LayerPlan,
-        inputs: EncoderInputs,
-        dropout_key: DropoutKey | None,
-        tap: LayerTap,
-        positions: Int[Array, "B Q"] | None = None,
-    ) -> Float[Array, "B Q H"]:
-        """Apply one layer according to its plan; `tap` sees its activations.
-
-        With `positions`, only the outputs at these positions are computed; without, Q = S.
-        """
-        rate = self.config.hidden_dropout
-        attention_input = self.attention_norm(hidden) if plan.norm_placement is NormPlacement.PRE else hidden
-        attended = tap("attention.output", self._attend(attention_input, plan, inputs, dropout_key, tap, positions))
-        selection = None
-        if positions is not None:
-            selection, hidden = Selection(1, positions, hidden.shape[1]), gather_positions(hidden, positions)
-        attended = dropout(attended, rate, dropout_key and dropout_key.fold_in(ATTENTION_OUT_SITE), selection)
-        hidden = hidden + (attended if self.attention_adapter is None else self.attention_adapter(attended))
-        if plan.norm_placement is NormPlacement.POST:
-            hidden = self.attention_norm(hidden)
-
-        feed_forward_input = hidden if plan.norm_placement is NormPlacement.POST else self.feed_forward_norm(hidden)
-        output = tap("feed_forward.output", self._feed_forward(feed_forward_input, tap))
-        output = dropout(output, rate, dropout_key and dropout_key.fold_in(FEED_FORWARD_SITE), selection)
-        hidden = hidden + (output if self.feed_forward_adapter is None else self.feed_forward_adapter(output))
-        if plan.norm_placement is NormPlacement.POST:
-            hidden = self.feed_forward_norm(hidden)
-        return tap("hidden", hidden)
-
-    def _feed_forward(self, hidden: Float[Array, "B Q H"], tap: LayerTap) -> Float[Array, "B Q H"]:
-        activate, up_BQF = ACTIVATIONS[self.config.activation], self.up(hidden)
-        activated_BQF = activate(up_BQF) if self.gate is None else activate(self.gate(hidden)) * up_BQF
-        return self.down(tap("feed_forward.activations", activated_BQF))
-
-    def _attend(
-        self,
-        hidden: Float[Array, "B S H"],
-        plan: LayerPlan,
-        inputs: EncoderInputs,
-        dropout_key: DropoutKey | None,
-        tap: LayerTap,
-        positions: Int[Array, "B Q"] | None,
-    ) -> Float[Array, "B Q H"]:
-        # Fused attention needs whole rows, so it computes all queries; its outputs are gathered.
-        query_positions = None if self.config.attention in FUSED_ATTENTION else positions
-        query_ids = inputs.position_ids
-        if query_positions is not None:
-            queries, query_ids = (gather_positions(x, query_positions) for x in (hidden, query_ids))
-            query, key, value = self.qkv.separate_products((queries, hidden, hidden))
-        elif self.config.attention == "deferred":  # the implementation for CPUs
-            query, key, value = self.qkv.separate_products((hidden,) * 3)
-        else:
-            query, key, value = jnp.moveaxis(self.qkv(hidden), 2, 0)
-        if plan.rotary_base is not None:
-            query = apply_rotary_embedding(query, query_ids, plan.rotary_base)
-            key = apply_rotary_embedding(key, inputs.position_ids, plan.rotary_base)
-        query, key = tap("attention.query", query), tap("attention.key", key)
-        value = tap("attention.value", value)
-        after = 0 if self.config.direction == "causal" else plan.window
-        context_BQND = attend(
-            self.config.attention,
-            query,
-            key,
-            value,
-            inputs.segment_ids,
-            query_positions=query_positions,
-            before=plan.window,
-            after=after,
-            dropout_rate=self.config.attention_dropout,
-            dropout_key=dropout_key and dropout_key.fold_in(ATTENTION_SITE),
-            tap=tap,
-        )
-        if positions is not None and query_positions is None:
-            context_BQND = gather_positions(context_BQND, positions)
-        return self.attention_out(tap("attention.context", context_BQND))
-
-
-def _adapter(config: ModelConfig, key: Key[Array, ""], site: int) -> Adapter | None:
-    size = config.adapter_size
-    return (
-        None
-        if size is None
-        else Adapter(config.hidden_size, size, jax.random.fold_in(key, site), outer_dense_dtype(config.dense_dtype))
-    )
 
 
 REMAT_POLICIES = {
@@ -243,7 +51,7 @@ class Encoder(nnx.Module):
         self.layers = nnx.vmap(lambda key: Block(config, key))(jax.random.split(layers, groups))
         width = (config.hidden_size,)
         final_norm = config.norm_placement == "pre"
-        self.final_norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases) if final_norm else None
+        self.final_norm = make_norm(config, config.hidden_size) if final_norm else None
         init = truncated_normal(config.initializer_range)
         dense = (config.biases, outer_dense_dtype(config.dense_dtype))
         self.pooler = Dense(width, width, init, pooler_key, *dense) if pooler else None

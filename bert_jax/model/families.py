@@ -74,3 +74,47 @@ def modern(
         hidden_dropout=0.0,
         attention_dropout=0.0,
     )
+
+
+def mobilebert(*, num_layers: int = 24, vocab_size: int = 30522, **changes: Any) -> ModelConfig:
+    """MobileBERT: layers of width 128 in a residual stream of width 512 (Sun et al. 2020, table 1; 25 million
+    parameters; google-research/mobilebert uncased_L-24_H-128_B-512_A-4_F-4_OPT.json).
+
+    Args:
+      num_layers: number of layers.
+      vocab_size: rows of the embedding table.
+      **changes: other fields of ModelConfig.
+    """
+    shape = {
+        "num_heads": 4,
+        "intermediate_size": 512,
+        "embedding_size": 128,
+        "embeddings": "trigrams",
+        "bottleneck_size": 128,
+        "feed_forward_networks": 4,
+        "activation": "relu",
+        "norm": "none",
+        "hidden_dropout": 0.0,
+    }
+    return bert(num_layers, 512, vocab_size=vocab_size, **shape | changes)
+
+
+def ib_bert(*, num_layers: int = 24, vocab_size: int = 30522, **changes: Any) -> ModelConfig:
+    """IB-BERT, the teacher of MobileBERT: layers of width 1024 in a residual stream of width 512 (Sun et al. 2020,
+    table 1; google-research/mobilebert uncased_L-24_H-1024_B-512_A-4.json).
+
+    Args:
+      num_layers: number of layers.
+      vocab_size: rows of the embedding table.
+      **changes: other fields of ModelConfig.
+    """
+    shape = {
+        "num_heads": 4,
+        "intermediate_size": 4096,
+        "embedding_size": 128,
+        "embeddings": "trigrams",
+        "bottleneck_size": 1024,
+        "bottleneck_attention": "input",
+        "activation": "gelu_tanh",
+    }
+    return bert(num_layers, 512, vocab_size=vocab_size, **shape | changes)

@@ -6,8 +6,53 @@ although the train step computes the last one only where it is read. Frozen para
 their gradients are not computed; task heads are not counted.
 """
 
+from typing import NamedTuple
+
 from bert_jax.config import ModelConfig
 from bert_jax.model.layer_plan import layer_plans
+
+
+class LayerWeights(NamedTuple):
+    """Weights of the dense layers of one encoder layer, without biases and adapters; two FLOPs each per position."""
+
+    enter: int
+    """Projections into a bottleneck."""
+    keys_and_values: int
+    others: int
+    """Queries, output of the attention, feed-forward."""
+    leave: int
+    """Projection out of a bottleneck."""
+
+
+def layer_weights(model: ModelConfig, heads: int | None = None, intermediate: int | None = None) -> LayerWeights:
+    """The weights of a layer.
+
+    Args:
+      model: shapes.
+      heads: width of all attention heads of one device; None: of the model.
+      intermediate: width of a feed-forward layer of one device; None: of the model.
+    """
+    outside, inside = model.hidden_size, model.layer_width
+    heads = model.num_heads * model.size_per_head if heads is None else heads
+    intermediate = model.intermediate_size if intermediate is None else intermediate
+    products = 3 if model.feed_forward == "gated" else 2
+    others = inside * (heads + products * model.feed_forward_networks * intermediate)
+    if model.bottleneck_size is None:
+        return LayerWeights(0, 2 * inside * heads, inside * heads + others, 0)
+    query, value = {
+        "shared": (inside, outside),
+        "bottleneck": (inside, inside),
+        "input": (outside, outside),
+    }[model.bottleneck_attention]
+    projections = 2 if model.bottleneck_attention == "shared" else 1
+    through = outside * inside
+    return LayerWeights(projections * through, (query + value) * heads, query * heads + others, through)
+
+
+def projection_weights(model: ModelConfig) -> int:
+    """Weights of the projection of the embeddings to the hidden size."""
+    tokens = 3 if model.embeddings == "trigrams" else 1
+    return 0 if model.embedding_size is None else tokens * model.embedding_width * model.hidden_size
 
 
 def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: int) -> float:
@@ -19,10 +64,9 @@ def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: 
       seq_len: tokens per row, padding included.
       predictions: positions per row that the MLM head predicts.
     """
-    width, heads, tables = model.hidden_size, model.num_heads * model.size_per_head, model.embedding_width
-    products = 3 if model.feed_forward == "gated" else 2
-    adapters = 4 * (model.adapter_size or 0)  # two per layer, of two products each
-    linear = 2 * width * (4 * heads + products * model.intermediate_size + adapters)
+    heads = model.num_heads * model.size_per_head
+    adapters = 4 * model.layer_width * (model.adapter_size or 0)  # two per layer, of two products each
+    linear = 2 * (sum(layer_weights(model)) + adapters)
     # A local layer is counted with the keys of its window. A causal layer without a window is counted with all keys,
     # as in PaLM, although half of them are masked.
     sides = 1 if model.direction == "causal" else 2
@@ -30,7 +74,6 @@ def pretraining_flops(model: ModelConfig, rows: int, seq_len: int, predictions: 
         seq_len if plan.window is None else min(seq_len, sides * plan.window + 1) for plan in layer_plans(model)
     ]
     attention = sum(4 * heads * keys for keys in keys_per_query)
-    projection = 0 if model.embedding_size is None else 2 * tables * width
-    per_token = projection + model.num_layers * linear + attention
-    head = 2 * tables * (width + model.vocab_size)
+    per_token = 2 * projection_weights(model) + model.num_layers * linear + attention
+    head = 2 * model.decoder_width * (model.hidden_size + model.vocab_size)
     return 3.0 * rows * (seq_len * per_token + predictions * head)

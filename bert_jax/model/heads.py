@@ -10,6 +10,7 @@ from flax import nnx
 from bert_jax.array_types import Array, Bool, Float, Int, Key
 from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.model.cls_norm import ClsNorm, Statistics, SumOverDevices
+from bert_jax.model.int8 import round_rows
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, outer_dense_dtype, truncated_normal
 
 
@@ -34,20 +35,27 @@ class Heads:
 class MlmHead(nnx.Module):
     """Dense, activation, LayerNorm; the decoder is the word embedding table plus a bias (BERT's modeling code).
 
-    The output of the dense layer has the width of the table (ALBERT). The decoder has a bias for every value of
+    The output of the dense layer has the width of the table (ALBERT); with trigram embeddings it has the hidden size,
+    and the decoder columns beyond the table, `extra_columns` (MobileBERT). The decoder has a bias for every value of
     `model.biases`, as in ModernBERT.
     """
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""], activation: str | None = None):
-        inputs, outputs = (config.hidden_size,), (config.embedding_width,)
         init, dense = truncated_normal(config.initializer_range), (config.biases, outer_dense_dtype(config.dense_dtype))
-        self.transform = Dense(inputs, outputs, init, key, *dense)
-        self.norm = LayerNorm(config.embedding_width, config.norm_epsilon, config.biases)
+        width = config.decoder_width
+        self.transform = Dense((config.hidden_size,), (width,), init, key, *dense)
+        self.norm = LayerNorm(width, config.norm_epsilon, config.biases)
+        extra = (config.vocab_size, width - config.embedding_width)
+        self.extra_columns = nnx.Param(init(jax.random.fold_in(key, 1), extra)) if extra[1] else None
+        self.rounds = config.dense_dtype == "int8"
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         self.activation = activation or config.activation
 
     def __call__(self, hidden: Float[Array, "B M H"], table: Float[Array, "V E"]) -> Float[Array, "B M V"]:
         """Logits in float32; `table` is that of the word embeddings, to which the decoder is tied."""
+        if self.extra_columns is not None:
+            extra = self.extra_columns[...]
+            table = jnp.concatenate([table, round_rows(extra) if self.rounds else extra], axis=1)
         return decode(self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias[...])
 
 

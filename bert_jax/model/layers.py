@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, UInt32
+from bert_jax.config import ModelConfig
 from bert_jax.model.float8 import float8_product
 from bert_jax.model.int8 import int8_product
 
@@ -244,6 +245,29 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
         """Normalise; the result has the type of x."""
         return _normalise(x, self.scale[...], None if self.bias is None else self.bias[...], self.epsilon)
+
+
+class NoNorm(nnx.Module):
+    """The scale and bias of a LayerNorm without statistics; float32 inside (Sun et al. 2020, section 3.4)."""
+
+    def __init__(self, size: int, biases: Biases = "all"):
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+        self.bias = _bias((size,), biases)
+
+    def __call__(self, x: Float[Array, "*rows H"]) -> Float[Array, "*rows H"]:
+        """Scale and shift; the result has the type of x."""
+        last_axis = (*(1,) * (x.ndim - 1), -1)
+        scaled = x.astype(jnp.float32) * self.scale[...].reshape(last_axis)
+        if self.bias is not None:
+            scaled += self.bias[...].reshape(last_axis)
+        return scaled.astype(x.dtype)
+
+
+def make_norm(config: ModelConfig, size: int) -> LayerNorm | NoNorm:
+    """The norm of embeddings and layers, of vectors of this size."""
+    if config.norm == "none":
+        return NoNorm(size, config.biases)
+    return LayerNorm(size, config.norm_epsilon, config.biases)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

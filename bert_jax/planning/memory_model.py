@@ -3,7 +3,7 @@
 | kind | bytes |
 |---|---|
 | parameters, moments | 4, and 4 for each of the optimizer's moments, per parameter in the device's shard |
-| gradients | 4 per gathered or replicated parameter, and 4 more per element of the word table, which is used for lookup and decoding; with several micro-batches, 4 more per parameter for the sum; with fsdp, 4 more per parameter in the device's shard for the reduce-scatter |
+| gradients | 4 per gathered or replicated parameter, and 4 more per element of the word table, which is used for lookup and decoding, with other columns of the decoder; with several micro-batches, 4 more per parameter for the sum; with fsdp, 4 more per parameter in the device's shard for the reduce-scatter |
 | gathered | 4 per parameter that is gathered over fsdp, for the whole step |
 | casts | in bfloat16: 2 per parameter for the copy that matrix products read, and 2 per layer parameter for gradients before the cast to float32; in float32: 4 per kernel of the layers, which a scan over all but the last copies |
 | activations | saved by each layer for the backward pass, by `model.remat`, times layers; the last one computes only keys and values at positions that are not read |
@@ -17,7 +17,8 @@ The model ignores activations of adapters, fragmentation, padding to tiles and r
 from bert_jax.chips import MEMORY_SHARE, Sizes
 from bert_jax.config import Config
 from bert_jax.config.sections import FUSED_ATTENTION
-from bert_jax.planning.workload import Workload, even_shard_size, workload
+from bert_jax.model.flops import layer_weights
+from bert_jax.planning.workload import Workload, entry_widths, even_shard_size, norm_widths, workload
 from bert_jax.training.optimizers import describe
 
 LAYER_WORKING_SHARE = 0.75
@@ -34,18 +35,20 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
     model, parameters, width = work.model, work.parameters, work.model.hidden_size
     is_bfloat16 = work.bytes_per_activation == 2
     over_fsdp, several = sizes.fsdp > 1, accumulation > 1
-    table = even_shard_size(model.vocab_size, sizes.tensor) * model.embedding_width
+    table = even_shard_size(model.vocab_size, sizes.tensor) * model.decoder_width
     layers_stored = model.parameter_groups or model.num_layers
-    kernels = layers_stored * width * (4 * work.inner + (1 + work.up_projections) * work.wide)
+    kernels = layers_stored * sum(layer_weights(model, work.inner, work.wide))
     layer = _layer_bytes(work)
-    products = 3 * work.inner + 2 * width + work.up_projections * work.wide  # outputs, which remat "dots" saves
+    # Outputs, which remat "dots" saves: as wide as the inputs of the norms, query, key and value, and feed-forward.
+    products = 3 * work.inner + sum(norm_widths(model)) + model.feed_forward_networks * work.up_projections * work.wide
     saved = {
         "none": layer,
         "dots": work.tokens * (width + products) * work.bytes_per_activation,
         "full": work.tokens * width * work.bytes_per_activation,
     }[model.remat]
     # The last layer saves its input everywhere, and computes keys and values from it.
-    kept = width if model.remat == "full" else width + 2 * work.inner
+    entries = 2 * sum(entry_widths(model))
+    kept = width if model.remat == "full" else width + entries + 2 * work.inner
     everywhere = (1 - work.last_layer_share) * work.tokens * kept * work.bytes_per_activation
     # A scan over the other layers copies their kernels; in bfloat16, that copy is the cast.
     is_copied = work.last_layer_share < 1 and not is_bfloat16
@@ -78,12 +81,18 @@ def fewest_micro_batches_that_fit(config: Config, phase: int, sizes: Sizes, avai
 def _layer_bytes(work: Workload) -> int:
     """Bytes that one layer saves for its backward pass without remat, in a micro-batch on one device.
 
-    In the compute type: the layer's input, query, key and value, context, input of the feed-forward layer, and input
-    and output of its activation function, input of both norms. Attention: probabilities in float32, and after dropout
-    in the compute type. Dropouts: their masks, one byte per element.
+    In the compute type: the layer's input, query, key and value, context, input of each feed-forward network, and input
+    and output of its activation function, input of all norms; with a bottleneck also what its projections return and
+    read. Attention: probabilities in float32, and after dropout in the compute type. Dropouts: their masks, one byte
+    per element.
     """
-    model, size, hidden = work.model, work.bytes_per_activation, work.tokens * work.model.hidden_size
-    activations = size * (2 * hidden + work.tokens * (4 * work.inner + (1 + work.up_projections) * work.wide))
-    norms, masks = 2 * size * hidden, 2 * hidden * (model.hidden_dropout > 0)
+    model, size, width = work.model, work.bytes_per_activation, work.model.hidden_size
+    networks = model.feed_forward_networks
+    read = width + networks * model.layer_width + sum(entry_widths(model))
+    dropped = 2 * width
+    if model.bottleneck_size is not None:
+        read, dropped = read + model.layer_width, width
+    activations = read + 4 * work.inner + networks * (1 + work.up_projections) * work.wide + sum(norm_widths(model))
+    activations, masks = size * work.tokens * activations, work.tokens * dropped * (model.hidden_dropout > 0)
     scores = 0 if model.attention in FUSED_ATTENTION else work.scores * (4 + size + (model.attention_dropout > 0))
-    return activations + norms + masks + scores
+    return activations + masks + scores

@@ -33,7 +33,8 @@ from typing import Literal, NamedTuple
 from bert_jax.chips import Chip, Sizes
 from bert_jax.config import Config, ModelConfig
 from bert_jax.config.sections import FUSED_ATTENTION
-from bert_jax.planning.workload import Workload, even_shard_size, workload
+from bert_jax.model.flops import layer_weights, projection_weights
+from bert_jax.planning.workload import Workload, even_shard_size, norm_widths, workload
 from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
 
@@ -135,23 +136,24 @@ def program_flops(work: Workload) -> float:
     values everywhere, but all else only at positions that are read.
     """
     model, tensor = work.model, work.sizes.tensor
-    width, tables = model.hidden_size, model.embedding_width
-    adapters = 8 * width * (model.adapter_size or 0)  # every device of the tensor axis computes all of it
+    adapters = 8 * model.layer_width * (model.adapter_size or 0)  # every device of the tensor axis computes all of it
     attention = 4 * model.num_heads * model.size_per_head * work.seq_len / tensor
     attention_passes = 3 if model.remat == "none" else 4
     layers = work.computed_layers * work.tokens * (_passes(model) * adapters + attention_passes * attention)
-    projection = 0 if model.embedding_size is None else 2 * tables * width
-    head = work.rows * work.predictions * 2 * tables * (width + even_shard_size(model.vocab_size, tensor))
+    projection = 2 * projection_weights(model)
+    outputs = model.hidden_size + even_shard_size(model.vocab_size, tensor)
+    head = work.rows * work.predictions * 2 * model.decoder_width * outputs
     return dense_flops(work) + work.micro_batches * (layers + 3 * (head + work.tokens * projection))
 
 
 def dense_flops(work: Workload) -> float:
     """Those of `program_flops` in the dense layers of the encoder layers, without adapters."""
-    model, tensor = work.model, work.sizes.tensor
-    width, heads = model.hidden_size, model.num_heads * model.size_per_head
-    layer = 2 * width * (4 * heads + (1 + work.up_projections) * model.intermediate_size) / tensor
-    keys_and_values = (1 - work.last_layer_share) * 4 * width * heads / tensor
-    return work.micro_batches * work.tokens * _passes(model) * (work.computed_layers * layer + keys_and_values)
+    weights, tensor = layer_weights(work.model), work.sizes.tensor
+    # Bottleneck projections are not split over tensor; those into it are computed everywhere, as keys and values are.
+    layer = 2 * (weights.enter + weights.leave) + 2 * (weights.keys_and_values + weights.others) / tensor
+    everywhere = 2 * weights.enter + 2 * weights.keys_and_values / tensor
+    layers = work.computed_layers * layer + (1 - work.last_layer_share) * everywhere
+    return work.micro_batches * work.tokens * _passes(work.model) * layers
 
 
 def _passes(model: ModelConfig) -> int:
@@ -164,8 +166,9 @@ def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, f
     model, parameters = work.model, work.parameters
     micro, layers = work.micro_batches, work.micro_batches * work.computed_layers
     dropout_ops = HASH_OPS * (2 if model.remat == "full" else 1)
-    hidden = layers * work.tokens * model.hidden_size
-    wide = layers * work.tokens * model.intermediate_size / work.sizes.tensor
+    # The accesses are counted for the two norms of a plain layer.
+    hidden = layers * work.tokens * sum(norm_widths(model)) / 2
+    wide = layers * work.tokens * model.feed_forward_networks * model.intermediate_size / work.sizes.tensor
     scores = 0 if model.attention in FUSED_ATTENTION else layers * work.scores
     logits = micro * work.logits
     hidden_ops = hidden * 2 * (NORM_OPS + dropout_ops * (model.hidden_dropout > 0))
@@ -189,10 +192,12 @@ def expected_bytes_sent(work: Workload) -> BytesSent:
     inside = sizes.data // sizes.slices
     copied = parameters.whole - parameters.gathered
     per_device = 4 * (parameters.gathered / sizes.fsdp + copied)
-    layers = ALL_REDUCES[model.remat] * model.num_layers * work.tokens * model.hidden_size * work.bytes_per_activation
+    sub_layers = (1 + model.feed_forward_networks) / 2  # relative to attention and one feed-forward network
+    width = model.layer_width * work.bytes_per_activation
+    layers = ALL_REDUCES[model.remat] * sub_layers * model.num_layers * work.tokens * width
     # A split table: each device looks up its own rows, and the sum over devices is the embedding of every token; the
     # backward pass of the decoded positions does the same.
-    tables = 4 * model.embedding_width * (work.tokens + work.rows * work.predictions)
+    tables = 4 * (model.embedding_width * work.tokens + model.decoder_width * work.rows * work.predictions)
     table_is_split = even_shard_size(model.vocab_size, sizes.tensor) < model.vocab_size
     return {
         "data": 2 * _remote_share(inside) * per_device,

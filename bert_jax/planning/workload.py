@@ -75,6 +75,19 @@ def even_shard_size(size: int, devices: int) -> int:
     return size // devices if size % devices == 0 else size
 
 
+def entry_widths(model: ModelConfig) -> list[int]:
+    """Widths of the projections of a layer's input into its bottleneck."""
+    if model.bottleneck_size is None:
+        return []
+    return [model.bottleneck_size] * (2 if model.bottleneck_attention == "shared" else 1)
+
+
+def norm_widths(model: ModelConfig) -> list[int]:
+    """Widths of the norms of a layer."""
+    inside = [model.layer_width] * (1 + model.feed_forward_networks)
+    return inside if model.bottleneck_size is None else [*entry_widths(model), *inside, model.hidden_size]
+
+
 def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Workload:
     """Workload of each device in a step of a phase at its full batch size.
 

@@ -52,6 +52,7 @@ _CLASS_OF_MODEL_TYPE = {
     "bert": "BertTokenizer",
     "distilbert": "DistilBertTokenizer",
     "electra": "ElectraTokenizer",
+    "mobilebert": "MobileBertTokenizer",
     "roberta": "RobertaTokenizer",
     "albert": "AlbertTokenizer",
     "xlm-roberta": "XLMRobertaTokenizer",

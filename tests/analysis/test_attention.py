@@ -21,6 +21,8 @@ from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
 from bert_jax.errors import UserError
+from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from tests.analysis import data_folder
 from tests.analysis.models import LAYERS, small_model
@@ -48,6 +50,15 @@ def pairs():
     tokenizer = small_model().tokenizer
     texts = ("the river sings. over a dark stone", "a quick unfathomable light", "the mountain falls")
     return maps.halve(encode_texts(texts, tokenizer, 31), tokenizer, 2)
+
+
+def test_only_plain_layers(data):
+    model = small_model()
+    mobile = dataclasses.replace(model.config, bottleneck_size=16, norm="none")
+    params = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), bert.shapes(mobile, model.heads))
+    with pytest.raises(UserError, match=r"model\.bottleneck_size 16 and model\.norm none: leave the"):
+        mobile_model = LoadedModel(mobile, model.heads, params, model.tokenizer)
+        SUITE.run(SuiteInputs(mobile_model, data, seed=0, progress=False), SETTINGS)
 
 
 def kinds_of(n: int, second: int) -> maps.TokenKinds:

@@ -34,6 +34,7 @@ KEPT = np.array([[1, 2], [0, 2], [2, 3], [0, 1]])
 CONFIGS = {
     "bert": {},
     "shared": {"parameter_groups": 2, "embedding_size": 12},
+    "bottleneck": {"bottleneck_size": 16, "head_size": 8, "feed_forward_networks": 2},
     "rotary, no biases": {"positions": "rotary", "biases": "none", "norm_placement": "pre", "attention_window": 4},
 }
 

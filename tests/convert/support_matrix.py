@@ -1,16 +1,20 @@
 """Which family can be read from and written to which format, as in docs/conversion.md; tested by test_matrix.py."""
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "distilbert", "electra", "modernbert")
+FAMILIES += ("mobilebert",)
 SERVING = ("stablehlo", "onnx", "onnx-int8", "openvino", "openvino-int8")
 """Formats that are written only."""
 FORMATS = ("huggingface", "pytorch", "tensorflow1", "flax", "fairseq", "nvidia", "bert-jax", *SERVING)
 _EXCEPTIONS = {
     "tensorflow1": dict.fromkeys(FAMILIES, "none") | {"bert": "both", "albert": "both"},
-    "flax": dict.fromkeys(FAMILIES, "in") | {"modernbert": "none", "camembert": "none"},
+    "flax": dict.fromkeys(FAMILIES, "in") | dict.fromkeys(("modernbert", "camembert", "mobilebert"), "none"),
     "fairseq": dict.fromkeys(FAMILIES, "none") | {"roberta": "in"},
     "nvidia": dict.fromkeys(FAMILIES, "none") | {"bert": "in"},
     "stablehlo": dict.fromkeys(FAMILIES, "out"),
-    **{format: dict.fromkeys(FAMILIES, "out") | {"modernbert": "none"} for format in SERVING[1:]},
+    **{
+        format: dict.fromkeys(FAMILIES, "out") | dict.fromkeys(("modernbert", "mobilebert"), "none")
+        for format in SERVING[1:]
+    },
 }
 SUPPORT = {
     (family, format): _EXCEPTIONS.get(format, {}).get(family, "both") for format in FORMATS for family in FAMILIES

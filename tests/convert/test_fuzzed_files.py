@@ -50,10 +50,10 @@ VALUES = st.one_of(
     st.recursive(st.integers() | st.floats() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=4)),
 ).map(copy.deepcopy)  # they are changed in place
 NAMES = (
-    *(*HfConfig.__annotations__, "rope_parameters"),
+    *(*HfConfig.__annotations__, "rope_parameters", "classifier_activation"),
     *("do_lower_case", "tokenizer_class", "mask_token", "added_tokens_decoder", "weight_map", "metadata", "dtype"),
 )
-TYPES = ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra", "modernbert")
+TYPES = ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra", "modernbert", "mobilebert")
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I8", "U8", "BOOL", "F8_E4M3", "C64", "F4", "X")
 
 

@@ -37,7 +37,7 @@ def golden_model(case: str, **changes) -> HuggingFaceModel:
 
 
 def test_goldens_are_of_every_family_and_head():
-    assert len(GOLDENS) == 2 * len(make_families.CLASSES) == 68
+    assert len(GOLDENS) == 2 * len(make_families.CLASSES) == 82
     assert {re.match("(.*?)(For|Model )", case)[1] for case in GOLDENS} == {*make_families.SETTINGS}
     assert all(np.std(values) > 0.02 for golden in GOLDENS.values() for values in golden["values"].values())
 
@@ -130,7 +130,7 @@ def test_causal_models(family):
     assert np.abs(after[last] - before[last]).max() > 1e-3
 
 
-@pytest.mark.parametrize("family", ["albert", "distilbert", "electra", "modernbert"])
+@pytest.mark.parametrize("family", ["albert", "distilbert", "electra", "mobilebert", "modernbert"])
 def test_no_decoders_in_other_families(family):
     """Theirs would look both ways in spite of the setting."""
     case = next(case for case, golden in GOLDENS.items() if golden["config"]["model_type"] == family)

@@ -22,6 +22,10 @@ NAMES = {
     ),
     "distilbert": ("distilbert.embeddings.word_embeddings.weight", "vocab_projector.weight", "vocab_projector.bias"),
     "electra": ("electra.embeddings.word_embeddings.weight", "generator_lm_head.weight", "generator_lm_head.bias"),
+    "mobilebert": (
+        *("mobilebert.embeddings.word_embeddings.weight", "cls.predictions.decoder.weight"),
+        *("cls.predictions.bias", "cls.predictions.decoder.bias"),
+    ),
     "modernbert": ("model.embeddings.tok_embeddings.weight", "decoder.weight", "decoder.bias"),
     "bert, encoder alone": ("embeddings.word_embeddings.weight",),
 }
@@ -50,3 +54,15 @@ def test_cut(family, size):
         kept = size if name in NAMES[family] else 13
         np.testing.assert_array_equal(cut.tensors[name], array[:kept])
         assert cut.tensors.lazy_tensors[name].shape == cut.tensors[name].shape
+
+
+def test_cut_columns():
+    """MobileBERT's further columns of the decoder have a column for each token."""
+    table, columns = np.zeros((13, 4)), np.random.default_rng(0).normal(size=(3, 13))
+    names = "mobilebert.embeddings.word_embeddings.weight", "cls.predictions.dense.weight"
+    hf_model = HuggingFaceModel(
+        {"model_type": "mobilebert", "vocab_size": 13}, dict(zip(names, (table, columns), strict=True)), "there"
+    )
+    cut = trim_vocabulary(hf_model, 10)
+    np.testing.assert_array_equal(cut.tensors[names[1]], columns[:, :10])
+    assert cut.tensors.lazy_tensors[names[1]].shape == (3, 10) and cut.tensors[names[0]].shape == (10, 4)

@@ -46,6 +46,13 @@ SETTINGS = {
     ),
     "DistilBert": (DISTIL, DISTIL | {"dim": 64, "n_layers": 2, "activation": "relu"}),
     "Electra": (BERT | {"embedding_size": 16}, WIDE | {"embedding_size": 64, "hidden_act": "silu"}),
+    "MobileBert": (
+        BERT | {"embedding_size": 12, "intra_bottleneck_size": 16, "num_feedforward_networks": 3},
+        WIDE
+        | {"embedding_size": 8, "intra_bottleneck_size": 24, "use_bottleneck_attention": True, "hidden_act": "gelu"}
+        | {"normalization_type": "layer_norm", "layer_norm_eps": 1e-5, "num_feedforward_networks": 2}
+        | {"key_query_shared_bottleneck": False},
+    ),
     "ModernBert": (
         MODERN | {"global_rope_theta": 400.0, "local_rope_theta": 20.0, "classifier_pooling": "mean"},
         MODERN | {"rope_parameters": ROTARY, "layer_types": KINDS, "classifier_activation": "silu"} | BIASED,
@@ -54,6 +61,7 @@ SETTINGS = {
 """Two sizes per family."""
 TASKS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
 MORE = ("BertForPreTraining", "BertForNextSentencePrediction", "AlbertForPreTraining", "ElectraForPreTraining")
+MORE += ("MobileBertForPreTraining", "MobileBertForNextSentencePrediction")
 CLASSES = (*(family + task for family in SETTINGS for task in TASKS), *MORE)
 
 
@@ -90,7 +98,27 @@ def form_of(model) -> HuggingFaceModel:
 
 
 def direct(model, inputs: ForwardInputs) -> dict[str, np.ndarray]:
-    """ "layer 0", "layer 1", ..., and the logits and pooled vectors of the transformers class."""
+    """ "layer 0", "layer 1", ..., and the logits and pooled vectors of the transformers class.
+
+    MobileBERT gets each text alone, because its result depends on padding; padded positions are 0.
+    """
+    if model.config.model_type != "mobilebert":
+        return direct_batch(model, inputs)
+    lengths = inputs.attention_mask_BS.sum(1)
+    alone = [ForwardInputs(*(array[i : i + 1, :n] for array in inputs)) for i, n in enumerate(lengths)]
+    rows = [direct_batch(model, row) for row in alone]
+    joined = {}
+    for part, first in rows[0].items():
+        has_positions = first.ndim == 3
+        shape = inputs.input_ids_BS.shape if has_positions else (len(rows),)
+        joined[part] = np.zeros(shape + first.shape[len(shape) :], np.float32)
+        for i, row in enumerate(rows):
+            joined[part][(i, slice(0, lengths[i])) if has_positions else i] = row[part][0]
+    return joined
+
+
+def direct_batch(model, inputs: ForwardInputs) -> dict[str, np.ndarray]:
+    """The same of one padded batch."""
     import torch
 
     arguments = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
@@ -102,7 +130,7 @@ def direct(model, inputs: ForwardInputs) -> dict[str, np.ndarray]:
     name = type(model).__name__
     if name.endswith("QuestionAnswering"):
         logits = {"task": torch.stack([output.start_logits, output.end_logits], -1)}
-    elif name == "BertForPreTraining":
+    elif name in ("BertForPreTraining", "MobileBertForPreTraining"):
         logits = {"mlm": output.prediction_logits, "pair": output.seq_relationship_logits}
     elif name == "AlbertForPreTraining":
         logits = {"mlm": output.prediction_logits, "pair": output.sop_logits}

@@ -19,6 +19,7 @@ CLASSES = {
     "distilbert": "DistilBertForMaskedLM",
     "electra": "ElectraForPreTraining",
     "modernbert": "ModernBertForMaskedLM",
+    "mobilebert": "MobileBertForPreTraining",
 }
 
 
@@ -60,7 +61,7 @@ def save(family: str, directory: Path, scratch: Path) -> object:
     tokenizer = KINDS.get(family, wordpiece)(scratch)
     first, last = tokenizer.cls_id, tokenizer.sep_id
     ids = {"pad_token_id": tokenizer.pad_id}
-    if family not in ("bert", "distilbert", "electra"):
+    if family not in ("bert", "distilbert", "electra", "mobilebert"):
         ids |= {"bos_token_id": first, "cls_token_id": first, "eos_token_id": last, "sep_token_id": last}
     # Two more rows than tokens, as padded vocabularies have them.
     model = make_families.make(CLASSES[family], 0, vocab_size=tokenizer.vocab_size + 2, **ids)

@@ -56,9 +56,15 @@ def run(inputs: SuiteInputs, settings: AttentionSettings) -> Result:
     """Both parts; a folder that is not there is left out.
 
     Raises:
-      UserError: no line or sentence that fits, a malformed treebank, or one without words that count.
+      UserError: no line or sentence that fits, a malformed treebank, or one without words that count; a model with
+        bottlenecks or without LayerNorm.
     """
     config = inputs.model.config
+    require(
+        config.bottleneck_size is None and config.norm == "layer",
+        "attention: this suite measures norms around the residual connection and LayerNorm of plain layers, and the "
+        f"model has model.bottleneck_size {config.bottleneck_size} and model.norm {config.norm}: leave the suite out",
+    )
     length = min(settings.max_length, config.max_positions)
     result: Result = {"layers": config.num_layers, "heads": config.num_heads, "seed": inputs.seed}
     random = inputs.with_random_weights()

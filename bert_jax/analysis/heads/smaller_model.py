@@ -36,6 +36,7 @@ ROUNDS = 7
 TOLERANCE = 1e-3
 """Of the logits, relative to the largest one: float32 sums in another order; a wrong head differs by more."""
 HEAD_AXES = {"qkv/kernel": 3, "qkv/bias": 2, "attention_out/kernel": 1}
+HEAD_AXES |= {"query_key/kernel": 3, "query_key/bias": 2, "value/kernel": 2, "value/bias": 1}
 """The axis over heads of the parameters of the layers that have one."""
 
 

@@ -7,11 +7,12 @@ from bert_jax.convert.families.albert import ALBERT
 from bert_jax.convert.families.bert import BERT
 from bert_jax.convert.families.distilbert import DISTILBERT
 from bert_jax.convert.families.electra import ELECTRA
+from bert_jax.convert.families.mobilebert import MOBILEBERT
 from bert_jax.convert.families.modernbert import MODERNBERT
 from bert_jax.convert.families.roberta import CAMEMBERT, ROBERTA, XLM_ROBERTA
 
 FAMILIES = {
     family.model_type: family
-    for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, DISTILBERT, ELECTRA, MODERNBERT)
+    for family in (BERT, ROBERTA, XLM_ROBERTA, CAMEMBERT, ALBERT, DISTILBERT, ELECTRA, MODERNBERT, MOBILEBERT)
 }
 """By model_type."""

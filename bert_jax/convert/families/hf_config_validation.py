@@ -10,7 +10,7 @@ from bert_jax.field_validation import Interval, Share
 _KINDS = (
     (int, "vocab_size hidden_size num_hidden_layers num_attention_heads intermediate_size type_vocab_size"),
     (int, "max_position_embeddings embedding_size num_hidden_groups inner_group_num dim n_layers n_heads"),
-    (int, "hidden_dim global_attn_every_n_layers"),
+    (int, "hidden_dim global_attn_every_n_layers intra_bottleneck_size num_feedforward_networks"),
     (int | None, "pad_token_id bos_token_id cls_token_id sep_token_id mask_token_id decoder_start_token_id"),
     (list[int] | int | None, "eos_token_id"),
     (Annotated[int, Interval("[0, 1e9]")], "local_attention"),
@@ -19,9 +19,10 @@ _KINDS = (
     (Annotated[float, Interval("[0, 100]")], "initializer_range"),
     (Annotated[float, Interval("[1, 1e12]")], "global_rope_theta local_rope_theta"),
     (str, "model_type hidden_act activation hidden_activation position_embedding_type"),
-    (str, "classifier_activation classifier_pooling"),
+    (str, "classifier_pooling normalization_type"),
     (bool, "is_decoder tie_word_embeddings sinusoidal_pos_embds"),
     (bool, "norm_bias attention_bias mlp_bias classifier_bias decoder_bias"),
+    (bool, "trigram_input use_bottleneck use_bottleneck_attention key_query_shared_bottleneck"),
     (list[str], "architectures layer_types"),
     (dict, "id2label"),
 )
@@ -35,6 +36,15 @@ class _Rotary(TypedDict, total=False):
 
 class _ModernBert(TypedDict, total=False):
     rope_parameters: dict[str, _Rotary | None]
+    classifier_activation: str
+
+
+class _MobileBert(TypedDict, total=False):
+    classifier_activation: bool
+
+
+_OF_FAMILY = {"modernbert": _ModernBert, "mobilebert": _MobileBert}
+"""By model_type: fields that have another type or no meaning in other families."""
 
 
 def validate_hf_config(config: dict[str, Any], source: str) -> dict[str, Any]:
@@ -47,7 +57,7 @@ def validate_hf_config(config: dict[str, Any], source: str) -> dict[str, Any]:
     # A padding id of null means no padding token in ModernBERT, and the default in the other families.
     modern = model_type == "modernbert"
     kept = {name: v for name, v in config.items() if v is not None or (modern and "_token_id" in name)}
-    for kind in (HfConfig, _ModernBert) if modern else (HfConfig,):
+    for kind in (HfConfig, *(_OF_FAMILY[name] for name in [model_type] if name in _OF_FAMILY)):
         field_validation.from_json(kind, kept, f"{source}, config")
     pad, size = kept.get("pad_token_id"), kept.get("vocab_size")
     # transformers counts negative ids from the end.

@@ -13,7 +13,7 @@ from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity.parity_report import Comparison, largest_difference
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.tensors import BUFFERS, LazyStateDict, lazy_row_slice, to_lazy_tensors
+from bert_jax.convert.tensors import BUFFERS, LazyStateDict, lazy_row_slice, lazy_transpose, to_lazy_tensors
 from bert_jax.convert.translate import NativeModel, find_family, from_huggingface
 from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath
@@ -149,5 +149,8 @@ def trim_vocabulary(hf_model: HuggingFaceModel, vocab_size: int) -> HuggingFaceM
         len(rows) <= 1, f"{hf_model.source}: tables of the vocabulary have different numbers of rows: {sorted(rows)}"
     )
     kept = {name: lazy_row_slice(tensors[name], 0, vocab_size) for name in tables & tensors.keys()}
+    # MobileBERT's further columns of the decoder are stored with a column for each token.
+    columns = {entry.hf_name for entry in family.names if entry.param_path == "mlm/extra_columns"} & tensors.keys()
+    kept |= {name: lazy_transpose(lazy_row_slice(lazy_transpose(tensors[name]), 0, vocab_size)) for name in columns}
     config = hf_model.config | {"vocab_size": vocab_size}
     return dataclasses.replace(hf_model, config=config, tensors=LazyStateDict(tensors | kept))

@@ -64,6 +64,10 @@ def _refuse_unsupported(config: ModelConfig) -> None:
         "norm_placement": "post",
         "attention_window": None,
         "direction": "bidirectional",
+        "embeddings": "tokens",
+        "bottleneck_size": None,
+        "feed_forward_networks": 1,
+        "norm": "layer",
     }
     for name, value in supported.items():
         if getattr(config, name) != value:

@@ -6,7 +6,7 @@ float32 forward pass. The reader of the source has checked names, shapes and set
 transformers 5.23, models/*/modeling_*.py.
 
 Shapes in names: B rows, S positions, T keys, H hidden, E width of the embedding tables, N heads, D head size,
-F feed-forward, V vocabulary, C classes.
+F feed-forward, V vocabulary, C classes. MobileBERT's inner arrays have the width of its bottleneck.
 """
 
 from collections.abc import Callable, Iterator
@@ -95,6 +95,12 @@ class _Weights:
         normalized = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + epsilon)
         return normalized * self(f"{name}.weight") + self._bias(name)
 
+    def mobile_norm(self, name: str, x: np.ndarray) -> np.ndarray:
+        """LayerNorm, or its scale and bias alone (NoNorm; Sun et al. 2020, section 3.4)."""
+        if self.config.get("normalization_type", "no_norm") == "layer_norm":
+            return self.norm(name, x)
+        return x * self(f"{name}.weight") + self(f"{name}.bias")
+
     def _bias(self, name: str) -> np.ndarray | float:
         return self(f"{name}.bias") if f"{name}.bias" in self.tensors else 0.0
 
@@ -110,7 +116,7 @@ def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
       UserError: the kind of a classifier is ambiguous.
     """
     weights = _Weights(hf_model)
-    encode = _modern_states if weights.family == "modernbert" else _post_norm_states
+    encode = {"modernbert": _modern_states, "mobilebert": _mobile_states}.get(weights.family, _post_norm_states)
     states = list(encode(weights, inputs))
     outputs = name_states(states) | _run_heads(weights, heads_of(hf_model), states[-1], inputs.attention_mask_BS)
     return {name: values.astype(np.float32) for name, values in outputs.items()}
@@ -244,6 +250,53 @@ def _rotate(x_BNSD: np.ndarray, base: float) -> np.ndarray:
     return x_BNSD * np.cos(angles_SD) + np.concatenate([-second, first], -1) * np.sin(angles_SD)
 
 
+def _mobile_states(weights: _Weights, inputs: ForwardInputs) -> Iterator[np.ndarray]:
+    """Hidden states of MobileBERT (Sun et al. 2020): trigrams, bottlenecks, several feed-forward networks."""
+    prefix, config = weights.prefix, weights.config
+    visible_BST = _visible(weights, inputs)
+    hidden_BSH = _embed_trigrams(weights, inputs)
+    yield hidden_BSH
+
+    def dense_norm(name: str, x: np.ndarray, residual: np.ndarray | float = 0.0) -> np.ndarray:
+        return weights.mobile_norm(f"{name}.LayerNorm", weights.dense(f"{name}.dense", x) + residual)
+
+    for layer in range(config["num_hidden_layers"]):
+        at = f"{prefix}encoder.layer.{layer}."
+        inner = query_key = value = hidden_BSH
+        if config.get("use_bottleneck", True):
+            inner = dense_norm(f"{at}bottleneck.input", hidden_BSH)
+            if config.get("use_bottleneck_attention", False):
+                query_key = value = inner
+            elif config.get("key_query_shared_bottleneck", True):
+                query_key = dense_norm(f"{at}bottleneck.attention", hidden_BSH)
+        sources = {"query": query_key, "key": query_key, "value": value}
+        heads = (
+            _split_heads(weights.dense(f"{at}attention.self.{name}", x), config["num_attention_heads"])
+            for name, x in sources.items()
+        )
+        inner = dense_norm(f"{at}attention.output", _attend(*heads, visible_BST), inner)
+        for network in (*(f"ffn.{i}." for i in range(config.get("num_feedforward_networks", 4) - 1)), ""):
+            up = weights.activate(weights.dense(f"{at}{network}intermediate.dense", inner))
+            inner = dense_norm(f"{at}{network}output", up, inner)
+        has_exit = config.get("use_bottleneck", True)
+        hidden_BSH = dense_norm(f"{at}output.bottleneck", inner, hidden_BSH) if has_exit else inner
+        yield hidden_BSH
+
+
+def _embed_trigrams(weights: _Weights, inputs: ForwardInputs) -> np.ndarray:
+    """MobileBERT's input of the first layer: the words after, at and before each token; zeros outside of the text."""
+    at = f"{weights.prefix}embeddings."
+    words_BSE = weights(f"{at}word_embeddings.weight")[inputs.input_ids_BS]
+    words_BSE *= inputs.attention_mask_BS[:, :, None]
+    edge_B1E = np.zeros_like(words_BSE[:, :1])
+    after, before = np.hstack([words_BSE[:, 1:], edge_B1E]), np.hstack([edge_B1E, words_BSE[:, :-1]])
+    trigrams = np.concatenate([after, words_BSE, before], -1)
+    total_BSH = weights.dense(f"{at}embedding_transformation", trigrams)
+    total_BSH += weights(f"{at}position_embeddings.weight")[: words_BSE.shape[1]]
+    total_BSH += weights(f"{at}token_type_embeddings.weight")[inputs.token_type_ids_BS]
+    return weights.mobile_norm(f"{at}LayerNorm", total_BSH)
+
+
 def _run_heads(
     weights: _Weights, heads: HeadsPresent, hidden_BSH: np.ndarray, attention_mask_BS: np.ndarray
 ) -> ForwardOutputs:
@@ -275,6 +328,8 @@ def _mlm(weights: _Weights, hidden_BSH: np.ndarray) -> np.ndarray:
     biases = (f"{name}.bias" for name in (decoder, decoder.rpartition(".")[0]))
     bias_V = next((weights(name) for name in biases if name in weights.tensors), 0.0)
     transformed_BSE = _transform(weights, hidden_BSH)
+    if weights.family == "mobilebert":  # further columns of the decoder
+        table_VE = np.hstack([table_VE, weights("cls.predictions.dense.weight").T])
     return np.stack([(row_SE @ table_VE.T + bias_V).astype(np.float32) for row_SE in transformed_BSE])
 
 

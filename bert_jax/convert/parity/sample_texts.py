@@ -39,7 +39,7 @@ MAX_ROW_LENGTH = 48
 MAX_WINDOW = 512
 """Largest attention window, in tokens, that a row is made to exceed: all rows are padded to the longest one."""
 _PAIRED_EVERY = 3
-_TYPES = {"bert": 2, "roberta": 2, "albert": 2, "electra": 2}
+_TYPES = {"bert": 2, "roberta": 2, "albert": 2, "electra": 2, "mobilebert": 2}
 """Defaults of type_vocab_size in transformers' configs; the other families have no token types."""
 
 

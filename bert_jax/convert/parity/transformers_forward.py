@@ -31,12 +31,13 @@ CLASSES = {
     "distilbert": "DistilBert",
     "electra": "Electra",
     "modernbert": "ModernBert",
+    "mobilebert": "MobileBert",
     "xlm-roberta": "XLMRoberta",
     "camembert": "Camembert",
 }
 """By model_type: prefix of transformers' class names."""
 _CAUSAL_SUFFIXES = {"bert": "LMHeadModel", "roberta": "ForCausalLM"}
-_POOLED = ("BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel", "AlbertModel")
+_POOLED = ("BertModel", "RobertaModel", "XLMRobertaModel", "CamembertModel", "AlbertModel", "MobileBertModel")
 """Classes whose constructor can leave out the pooler."""
 _HEADS = {
     "prediction_logits": "mlm logits",
@@ -81,9 +82,9 @@ def class_name(hf_model: HuggingFaceModel) -> str:
             )
         return prefix + task
     if pair and not mlm:
-        if family != "bert":
+        if family not in ("bert", "mobilebert"):
             raise UserError(f"{hf_model.source}: no class of transformers has a pair head of {family} alone")
-        return "BertForNextSentencePrediction"
+        return f"{prefix}ForNextSentencePrediction"
     if mlm and not pair and is_causal(hf_model):
         return prefix + _CAUSAL_SUFFIXES[family]
     return prefix + ("ForPreTraining" if pair else "ForMaskedLM" if mlm else "Model")
@@ -92,9 +93,31 @@ def class_name(hf_model: HuggingFaceModel) -> str:
 def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
     """All outputs, in float32 on the CPU, with eager attention. Values at padded positions have no meaning.
 
+    MobileBERT computes each row without its padding: in a padded row, the embedding of a text's last token depends on
+    that of the padding after it.
+
     Raises:
       UserError: no class has these heads, or it refuses the config or lacks a tensor.
     """
+    model = _load(hf_model)
+    if family_of(hf_model) != "mobilebert":
+        return _forward(model, hf_model, inputs)
+    lengths = inputs.attention_mask_BS.sum(1)
+    rows = [
+        _forward(model, hf_model, ForwardInputs(*(array[i : i + 1, :length] for array in inputs)))
+        for i, length in enumerate(lengths)
+    ]
+    return {name: _join_rows([row[name] for row in rows], inputs.input_ids_BS.shape[1]) for name in rows[0]}
+
+
+def _join_rows(values: list[np.ndarray], longest: int) -> np.ndarray:
+    """Outputs of single rows as one array; those of positions, [1, length, ...], are padded with zeros."""
+    if values[0].ndim == 3:
+        values = [np.pad(x, [(0, 0), (0, longest - x.shape[1]), (0, 0)]) for x in values]
+    return np.concatenate(values)
+
+
+def _forward(model: Any, hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
     import torch
 
     batch = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
@@ -102,7 +125,7 @@ def run(hf_model: HuggingFaceModel, inputs: ForwardInputs) -> ForwardOutputs:
         batch["token_type_ids"] = inputs.token_type_ids_BS
     batch = {name: torch.tensor(array).long() for name, array in batch.items()}
     with torch.no_grad():
-        output = _load(hf_model)(**batch, output_hidden_states=True, return_dict=True)
+        output = model(**batch, output_hidden_states=True, return_dict=True)
     mlm, _, task = heads_of(hf_model)
     heads = {name: output[hf_name] for hf_name, name in _HEADS.items() if output.get(hf_name) is not None}
     if task == SPAN:

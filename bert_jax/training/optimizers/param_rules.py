@@ -29,11 +29,11 @@ class ParamRule:
 
 # First match wins; a parameter without a match is an error.
 PARAM_RULES: tuple[tuple[str, ParamRule], ...] = (
-    (r"layers/qkv/kernel", ParamRule(decayed=True, tensor_axes=(0, 2))),
-    (r"layers/qkv/bias", ParamRule(decayed=False, tensor_axes=(0, 1))),
+    (r"layers/(qkv|query_key)/kernel", ParamRule(decayed=True, tensor_axes=(0, 2))),
+    (r"layers/(qkv|query_key)/bias", ParamRule(decayed=False, tensor_axes=(0, 1))),
     (r"layers/(\w+/)+kernel", ParamRule(decayed=True, tensor_axes=(0,))),
     (r"layers/(\w+/)+(bias|scale)", ParamRule(decayed=False, tensor_axes=(0,))),
-    (r"embeddings/(word|position|token_type)", ParamRule(decayed=True)),
+    (r"embeddings/(word|position|token_type)|mlm/extra_columns", ParamRule(decayed=True)),
     (r"task/cls_norm/(mean|std|variance)", ParamRule(decayed=False, frozen=True)),  # statistics, not trained
     (r"task/mix/weights", ParamRule(decayed=False)),
     (r"gates/log_alpha", ParamRule(decayed=False)),  # of heads (analysis/heads/gates.py)
