@@ -178,6 +178,18 @@ def test_tables_have_rules():
     assert not rules["encoder/layers/bottleneck/input_norm/scale"].decayed
 
 
+def test_int8_covers_every_table_and_dense_layer():
+    """All kernels of the encoder and the MLM head, and the decoder's further columns with a scale per token."""
+    axes = bert.int8_axes(MOBILE, Heads())
+    leaves = name_leaves(bert.shapes(MOBILE, Heads()))
+    kernels = {path for path in leaves if path.endswith("/kernel")}
+    assert kernels < axes.keys() and axes["mlm/extra_columns"] == axes["encoder/embeddings/word"] == (1,)
+    config = dataclasses.replace(MOBILE, dense_dtype="int8")
+    params, batch = parameters(MOBILE), inputs()
+    outputs = [np.asarray(encode(each, params, batch).hidden * real(batch)) for each in (MOBILE, config)]
+    assert 0 < np.abs(outputs[0] - outputs[1]).max() < 0.3 * np.abs(outputs[0]).max()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_counted_weights_are_those_of_the_parameters(kind):
     config = dataclasses.replace(MOBILE, bottleneck_attention=kind)
