@@ -136,6 +136,30 @@ def test_gradients_of_two_layers_beside_torch():
         assert error(given, tensor.grad.double().numpy()) < 1e-5
 
 
+@pytest.mark.slow
+def test_products_beside_qwix(monkeypatch):
+    """Its products have the same integers; its scales map the largest element to 127.5, so ours are given to it."""
+    pytest.importorskip("qwix")
+    from qwix._src.core import dot_general_qt, numerics
+
+    draw = np.random.default_rng(0)
+    x, gradient = (jnp.asarray(draw.normal(size=shape), jnp.float32) for shape in ((10, 4, 8), (10, 24)))
+    kernel = jnp.asarray(draw.normal(0, 0.02, (4, 8, 24)), jnp.float32)
+    config = dot_general_qt.DotGeneralQtConfig(lhs_qtype=jnp.int8, rhs_qtype=jnp.int8)
+
+    def other(x, kernel):
+        return dot_general_qt.dot_general_qt(x, kernel, (((1, 2), (0, 1)), ((), ())), config)
+
+    def compute(product):
+        value, transpose = jax.vjp(product, x, kernel)
+        return [value, *transpose(gradient)]
+
+    ours, with_its_scales = compute(lambda x, kernel: int8_product(x, kernel, 2)), compute(other)
+    monkeypatch.setattr(numerics, "get_symmetric_bound", lambda qtype: 127.0)
+    for given, different, expected in zip(ours, with_its_scales, compute(other), strict=True):
+        assert error(given, np.float64(expected)) < 1e-5 < 1e-3 < error(different, np.float64(expected))
+
+
 @pytest.mark.parametrize(
     ("config", "kernels"),
     [
