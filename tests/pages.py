@@ -34,6 +34,7 @@ SMALLER = {
     "build": "--workers 1 --validation-fraction 0.2",
     "finetune": "--steps 2 --batch-size 8",
     "compress distil": "--steps 2 --batch-size 8",
+    "compress prune": "--examples 8 --iterations 2",
     "bench": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
     "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 4 --rounds 1",
     "scripts/benchmarks/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",

@@ -10,6 +10,7 @@ import tyro
 
 from bert_jax.cli.finetune import Finetune
 from bert_jax.compress.options import NOT_OF_STUDENTS, CompressOptions
+from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.flags import DirectoryArg
 
@@ -91,5 +92,66 @@ class Quantise:
         print(json.dumps(result.to_dict()) if self.json else "\n".join([*result.summary_lines(), f"wrote {self.out}"]))
 
 
-COMMANDS: dict[str, type] = {"distil": Distil, "quantise": Quantise}
+@dataclass(frozen=True, kw_only=True)
+class Prune:
+    """Remove the less important attention heads and feed-forward units of every layer, and write the smaller model.
+
+    Quality, size and speed of both models are printed. `bert-jax finetune OUT --keep-head` trains the smaller one on.
+    """
+
+    model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
+    """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads."""
+    data: DirectoryArg
+    """Directory with the files of the task, or without --task with .txt files, one text per line."""
+    out: DirectoryArg
+    """Directory to create, in the format of bert_jax; it must not exist."""
+    options: Annotated[PruneOptions, tyro.conf.arg(name="")] = field(default_factory=PruneOptions)
+    json: bool = False
+    """Print the results as JSON instead of a table."""
+
+    def run(self) -> None:
+        """Prune, and print the results."""
+        from bert_jax.compress.prune import prune
+        from bert_jax.distributed import jax_setup
+
+        jax_setup.disable_absent_tpu_backend()
+        result = prune(self.model, self.data, self.out, self.options, progress=True)
+        print(json.dumps(result.to_dict()) if self.json else "\n".join([*result.summary_lines(), f"wrote {self.out}"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrimVocabulary:
+    """Remove the tokens that texts do not use from a model's embeddings and tokenizer, and write the smaller model.
+
+    Special tokens stay, and what any text needs: single characters, bytes, and the pieces from which others are merged.
+    `bert-jax convert --trim-vocabulary` is another thing: it removes rows that belong to no token.
+    """
+
+    model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
+    """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads."""
+    text: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="FILES")]
+    """UTF-8 text files, every line a text; with wildcards in quotes, as in 'texts/*.txt'; may be repeated."""
+    out: DirectoryArg
+    """Directory to create, in the format of bert_jax; it must not exist."""
+    min_count: int = 1
+    """How often a token must occur in the texts to be kept. With 1, the texts have the same pieces as before."""
+    json: bool = False
+    """Print the results as JSON instead of text."""
+
+    def run(self) -> None:
+        """Trim, and print the results."""
+        from bert_jax.compress.trim_vocabulary import trim_vocabulary
+        from bert_jax.distributed import jax_setup
+
+        jax_setup.disable_absent_tpu_backend()
+        result = trim_vocabulary(self.model, self.text, self.out, self.min_count, progress=True)
+        print(json.dumps(result.to_dict()) if self.json else "\n".join([*result.summary_lines(), f"wrote {self.out}"]))
+
+
+COMMANDS: dict[str, type] = {
+    "distil": Distil,
+    "prune": Prune,
+    "quantise": Quantise,
+    "trim-vocabulary": TrimVocabulary,
+}
 """By the word after ``bert-jax compress``."""

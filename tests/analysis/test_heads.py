@@ -15,6 +15,7 @@ from bert_jax import report
 from bert_jax.analysis import task_evaluation
 from bert_jax.analysis.heads import SUITE, ablation, examples, losses, measures
 from bert_jax.analysis.heads.heads import HeadsSettings
+from bert_jax.analysis.heads.losses import ACTIVATIONS, CONTEXT
 from bert_jax.analysis.rows import sample_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
@@ -65,7 +66,7 @@ def planted(layer: int, head: int) -> LoadedModel:
     return with_params(small_model(), change)
 
 
-def twin_losses(model: LoadedModel, batch: losses.ExampleBatch, mask: np.ndarray) -> np.ndarray:
+def twin_losses(model: LoadedModel, batch: losses.ExampleBatch, mask: np.ndarray, units: np.ndarray) -> np.ndarray:
     """The losses of examples in NumPy and float64."""
     params = jax.tree.map(lambda x: np.asarray(x, np.float64), model.params)
     embeddings, layers = params["encoder"]["embeddings"], params["encoder"]["layers"]
@@ -93,7 +94,7 @@ def twin_losses(model: LoadedModel, batch: losses.ExampleBatch, mask: np.ndarray
         context = np.einsum("bnqs,bsnd->bqnd", weights, value) * mask[layer][:, None]
         out = np.einsum("bqnd,ndh->bqh", context, p["attention_out"]["kernel"]) + p["attention_out"]["bias"]
         x = norm(x + out, p["attention_norm"])
-        up = gelu(x @ p["up"]["kernel"] + p["up"]["bias"])
+        up = gelu(x @ p["up"]["kernel"] + p["up"]["bias"]) * units[layer]
         x = norm(x + up @ p["down"]["kernel"] + p["down"]["bias"], p["feed_forward_norm"])
     x = np.take_along_axis(x, batch.positions[..., None], 1)
     head = params["mlm"]
@@ -107,37 +108,41 @@ def twin_losses(model: LoadedModel, batch: losses.ExampleBatch, mask: np.ndarray
 
 
 def test_derivatives_are_finite_differences_of_a_float64_twin(texts):
+    """Of heads, and of every seventh unit."""
     model, (batch,) = small_model(), texts.batches
-    mask = np.ones(SHAPE)
-    mask[1, 0] = 0.25
-    evaluation = losses.evaluate(model, texts, mask)
+    masks = {CONTEXT: np.ones(SHAPE), ACTIVATIONS: np.ones((LAYERS, model.config.intermediate_size))}
+    masks[CONTEXT][1, 0], masks[ACTIVATIONS][:, ::3] = 0.25, 0.5
+    evaluation = losses.evaluate(model, texts, masks)
     used = batch.indices >= 0
     order = batch.indices[used]
     np.testing.assert_allclose(
-        (evaluation.sums / evaluation.weights)[order], twin_losses(model, batch, mask)[used], rtol=1e-5
+        (evaluation.sums / evaluation.weights)[order], twin_losses(model, batch, *masks.values())[used], rtol=1e-5
     )
-    found = losses.mask_derivatives(model, texts, mask)
-    expected = np.zeros_like(found)
-    for layer, head in np.ndindex(*SHAPE):
-        sides = []
-        for step in (1e-5, -1e-5):
-            moved = mask.copy()
-            moved[layer, head] *= 1 + step
-            sides.append(twin_losses(model, batch, moved)[used])
-        expected[order, layer, head] = (sides[0] - sides[1]) / 2e-5
-    assert np.abs(expected).min(axis=(0, 1, 2)) > 0 and np.abs(expected).max() > 0.05
-    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max(), rtol=1e-4)
+    found = losses.mask_derivatives(model, texts, masks)
+    for site, every in ((CONTEXT, 1), (ACTIVATIONS, 7)):
+        expected = np.zeros_like(found[site])
+        for layer, i in [at for at in np.ndindex(*masks[site].shape) if at[1] % every == 0]:
+            sides = []
+            for step in (1e-5, -1e-5):
+                moved = {name: mask.copy() for name, mask in masks.items()}
+                moved[site][layer, i] *= 1 + step
+                sides.append(twin_losses(model, batch, *moved.values())[used])
+            expected[order, layer, i] = (sides[0] - sides[1]) / 2e-5
+        expected = expected[:, :, ::every]
+        assert np.abs(expected).min(axis=(0, 1, 2)) > 0 and np.abs(expected).max() > 0.02
+        atol = 1e-5 * np.abs(expected).max()
+        np.testing.assert_allclose(found[site][:, :, ::every], expected, atol=atol, rtol=1e-3)
 
 
 def test_derivatives_are_finite_differences_of_the_model(texts):
     model, mask, step = small_model(), np.ones(SHAPE), 0.02
-    found = losses.mask_derivatives(model, texts, mask)
+    found = losses.mask_derivatives(model, texts, {CONTEXT: mask})[CONTEXT]
     for layer, head in np.ndindex(*SHAPE):
         sides = []
         for sign in (1, -1):
             moved = mask.copy()
             moved[layer, head] += sign * step
-            one = losses.evaluate(model, texts, moved)
+            one = losses.evaluate(model, texts, {CONTEXT: moved})
             sides.append(one.sums / one.weights)
         expected = (sides[0] - sides[1]) / (2 * step)
         np.testing.assert_allclose(found[:, layer, head], expected, atol=1e-3 * np.abs(found).max())
@@ -147,18 +152,23 @@ def test_a_planted_head_is_found(texts):
     model, at = planted(1, 0), (1, 0)
 
     def importance(mask):
-        return measures.importance(losses.mask_derivatives(model, texts, mask)) * mask
+        return measures.importance(losses.mask_derivatives(model, texts, {CONTEXT: mask})[CONTEXT]) * mask
 
     importances = importance(ALL)
     assert np.argwhere(importances).tolist() == [list(at)]
     assert measures.top_share(importances) == 1
-    unchanged = losses.evaluate(model, texts, ALL)
-    alone = ablation.leave_one_out(lambda mask: losses.evaluate(model, texts, mask), unchanged, SHAPE, BAR)
+    unchanged = losses.evaluate(model, texts, {CONTEXT: ALL})
+    alone = ablation.leave_one_out(lambda mask: losses.evaluate(model, texts, {CONTEXT: mask}), unchanged, SHAPE, BAR)
     assert np.argwhere(alone["loss_difference"]).tolist() == [list(at)] and alone["standard_error"][at] > 0
     assert alone["loss"][at] == pytest.approx(unchanged.loss + alone["loss_difference"][at])
     for iterative in (True, False):
         pruned = ablation.prune(
-            lambda mask: losses.evaluate(model, texts, mask), importance, SHAPE, step=0.2, iterative=iterative, bar=BAR
+            lambda mask: losses.evaluate(model, texts, {CONTEXT: mask}),
+            importance,
+            SHAPE,
+            step=0.2,
+            iterative=iterative,
+            bar=BAR,
         )
         assert pruned["order"][-1][:2] == list(at) and pruned["removed"] == [0, 1, 2, 4, 5, 6]
         assert pruned["loss"][:-1] == [unchanged.loss] * 5 and pruned["loss"][-1] == alone["loss"][at]
@@ -185,7 +195,7 @@ def test_losses_are_those_of_fine_tuning(kind):
     sums = [FineTuning.score(task, params, batch)[1]["task_loss"] for batch in packed]
     model = LoadedModel(task.config.model, task.heads, params, small_tokenizer())
     found = losses.evaluate(
-        model, examples.labelled_examples(head.kind, encoded, np.arange(count)[::-1], 0), np.ones((2, 2))
+        model, examples.labelled_examples(head.kind, encoded, np.arange(count)[::-1], 0), {CONTEXT: np.ones((2, 2))}
     )
     assert found.weights.sum() == sum(one.weight for one in sums)
     np.testing.assert_allclose(found.loss, sum(one.sum for one in sums) / found.weights.sum(), rtol=1e-5)

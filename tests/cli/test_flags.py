@@ -135,6 +135,8 @@ ARGUMENTS = {
     "fill-mask": ["run", "a [MASK]"],
     "finetune": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
     "compress distil": ["run", "--task", "sst2", "--data", "data", "--workdir", "new"],
+    "compress prune": ["run", "--data", "data", "--out", "new"],
+    "compress trim-vocabulary": ["run", "--text", "a.txt", "--out", "new"],
     "compress quantise": ["run", "--out", "new"],
     "report": ["run"],
     "convert": ["run", "new"],

@@ -74,11 +74,12 @@ def test_commands_on_distillation(folder, monkeypatch, quick_compilation):
     run_page("docs/compression/distillation.md", folder, monkeypatch)
 
 
-def test_commands_on_quantisation(folder, monkeypatch, quick_compilation):
+@pytest.mark.parametrize("page", ["quantisation", "pruning"])
+def test_commands_on_a_fine_tuned_model(page, folder, monkeypatch, quick_compilation):
     task_files.write_glue(folder / "sst2", "sst2")
     monkeypatch.chdir(folder)
     run(shrink("bert-jax finetune runs/first --task sst2 --data sst2 --workdir runs/sst2"))
-    run_page("docs/compression/quantisation.md", folder, monkeypatch)
+    run_page(f"docs/compression/{page}.md", folder, monkeypatch)
 
 
 def test_commands_on_the_reference_run(tmp_path, monkeypatch):

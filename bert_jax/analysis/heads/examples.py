@@ -100,12 +100,12 @@ def scored_examples(data: TaskData, pad_id: int) -> Examples:
     return Examples(data.kind, moved, int(starts[-1]), lengths, score_of)
 
 
-def shorten_held_out(splits: Splits, count: int, seed: int) -> Splits:
+def shorten_held_out(splits: Splits, count: int | None, seed: int) -> Splits:
     """The splits of a task with at most `count` examples of each dev split, drawn at random, and without test splits.
 
     Args:
       splits: of `finetune.read_splits`; of squad, examples are questions.
-      count: examples to keep.
+      count: examples to keep; None: all.
       seed: of the draw.
     """
 

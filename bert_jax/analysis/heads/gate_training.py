@@ -9,8 +9,8 @@ import numpy as np
 
 from bert_jax.analysis.heads import gates
 from bert_jax.analysis.heads.examples import scored_examples
-from bert_jax.analysis.heads.losses import Evaluation, Examples, evaluate
-from bert_jax.analysis.heads.task_data import as_source, open_short_task
+from bert_jax.analysis.heads.losses import CONTEXT, Evaluation, Examples, evaluate
+from bert_jax.analysis.heads.task_data import as_source, open_task
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.array_types import Array, Float
 from bert_jax.config import MeshConfig
@@ -58,7 +58,7 @@ def train_gates(inputs: SuiteInputs, training: GateTraining, workdir: StoredPath
     train_weights = options.learning_rate != 0
     if not train_weights:
         options = dataclasses.replace(options, learning_rate=training.rate)
-    data = open_short_task(inputs, training.task, options, training.examples)
+    data = open_task(model, inputs.data / "task", training.task, options, inputs.seed, training.examples)
     options = options.with_length(model.config, 384 if training.task == "squad" else 128)
     options = options.with_recipe(len(data.train.lengths))
     run = gates.GateRun(
@@ -95,7 +95,7 @@ def _measure(model: LoadedModel, examples: Examples, log_alpha: Float[Array, "L 
     values, rng = np.asarray(gates.fixed_gates(log_alpha)), np.random.default_rng(seed)
 
     def measured(mask: np.ndarray) -> dict[str, float]:
-        found: Evaluation = evaluate(model, examples, mask)
+        found: Evaluation = evaluate(model, examples, {CONTEXT: mask})
         return {"loss": found.loss, "score": found.score}
 
     closed = values == 0

@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.analysis.heads.ablation import leave_one_out, prune, without_layers
 from bert_jax.analysis.heads.gate_training import GateTraining, train_gates
-from bert_jax.analysis.heads.losses import Evaluation, evaluate, mask_derivatives
+from bert_jax.analysis.heads.losses import CONTEXT, Evaluation, evaluate, mask_derivatives
 from bert_jax.analysis.heads.measures import (
     counts_to_remove,
     importance,
@@ -18,14 +18,14 @@ from bert_jax.analysis.heads.measures import (
     top_share,
 )
 from bert_jax.analysis.heads.section import blocks, scalars
-from bert_jax.analysis.heads.smaller_model import write_smaller
+from bert_jax.analysis.heads.smaller_model import most_important, write_smaller
 from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.progress import progress_bar
-from bert_jax.storage import to_path
+from bert_jax.storage import StoredPath, to_path
 
 
 @dataclass(frozen=True)
@@ -117,16 +117,19 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
     shape = (config.num_layers, config.num_heads)
     destination = to_path(settings.prune_to) if settings.prune_to else None
     if destination is not None:  # before minutes of work
+        require(inputs.source is not None, "heads.prune_to: the model was not read from a directory: give its source")
         require(not destination.exists(), f"--heads.prune-to {destination} exists already: choose another directory")
     gates = _train_gates(inputs, settings) if settings.gates_to else None
     data = _read(inputs, settings)
-    everything = np.ones(shape, bool)
-    importances = importance(mask_derivatives(model, data.for_importance, everything))
-    random = importance(mask_derivatives(inputs.with_random_weights(), data.for_importance, everything))
+    everything = {CONTEXT: np.ones(shape, bool)}
+    importances, random = (
+        importance(mask_derivatives(one, data.for_importance, everything)[CONTEXT])
+        for one in (model, inputs.with_random_weights())
+    )
     unchanged = evaluate(model, data.for_losses, everything)
     removed = _remove(inputs, settings, data, importances, unchanged)
     curve = removed["pruning"]["iterative"]
-    shares = [count / everything.size for count in curve["removed"]]
+    shares = [count / importances.size for count in curve["removed"]]
     differences = removed["leave_one_out"]["loss_difference"]
     return {
         "layers": shape[0],
@@ -150,9 +153,7 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
         "removable_share_random_order": removable_share(
             shares, removed["pruning"]["random"]["loss_mean"], settings.rise
         ),
-        "smaller": None
-        if destination is None
-        else write_smaller(inputs, data.for_losses, importances, settings.keep, destination),
+        "smaller": None if destination is None else _write(inputs, settings, data, importances, destination),
         "gates": gates,
     }
 
@@ -170,10 +171,22 @@ def _train_gates(inputs: SuiteInputs, settings: HeadsSettings) -> dict[str, Any]
 
 
 def _read(inputs: SuiteInputs, settings: HeadsSettings) -> HeadData:
+    model, count, seed = inputs.model, settings.examples, inputs.seed
     if not settings.task:
-        return read_texts(inputs, settings.examples, settings.max_length, settings.mask_share)
-    options = settings.finetune_options(inputs.model.config.max_positions)
-    return read_task(inputs, settings.task, options, settings.examples)
+        paths = inputs.files("text", ".txt")
+        return read_texts(model, paths, count, settings.max_length, settings.mask_share, seed)
+    options = settings.finetune_options(model.config.max_positions)
+    return read_task(model, inputs.data / "task", settings.task, options, count, seed, held_out=count)
+
+
+def _write(
+    inputs: SuiteInputs, settings: HeadsSettings, data: HeadData, importances: np.ndarray, destination: StoredPath
+) -> dict[str, Any]:
+    """Write the smaller checkpoint."""
+    config = inputs.model.config
+    assert inputs.source is not None
+    kept = most_important(importances, config, max(1, round(settings.keep * config.num_heads)))
+    return {"kept": kept} | write_smaller(inputs.model, inputs.source, data.for_losses, {CONTEXT: kept}, destination)
 
 
 def _remove(
@@ -183,10 +196,10 @@ def _remove(
     model, shape, rng = inputs.model, importances.shape, np.random.default_rng(inputs.seed)
 
     def losses(mask: np.ndarray) -> Evaluation:
-        return evaluate(model, data.for_losses, mask)
+        return evaluate(model, data.for_losses, {CONTEXT: mask})
 
     def current(mask: np.ndarray) -> np.ndarray:
-        found = importance(mask_derivatives(model, data.for_importance, mask)) * mask
+        found = importance(mask_derivatives(model, data.for_importance, {CONTEXT: mask})[CONTEXT]) * mask
         return normalize_by_layer(found) if settings.normalize_by_layer else found
 
     steps = len(counts_to_remove(importances.size, settings.step))

@@ -1,12 +1,13 @@
-"""Losses of examples under a head mask, and their derivatives by the mask.
+"""Losses of examples under masks of heads and feed-forward units, and their derivatives by the masks.
 
-A head mask is a factor of each head's context, what the head sends to the output projection: 1 keeps the head, 0
-removes it (Michel et al. 2019, arXiv:1905.10650, equation 1). Shapes: L layers, N heads, E examples, B rows of a batch,
-M labels of a row, C classes.
+A mask is a factor of what each head sends to the output projection, or of each unit's activation: 1 keeps the head or
+unit, 0 removes it (Michel et al. 2019, arXiv:1905.10650, equation 1). Shapes: L layers, n heads or units, E examples,
+B rows of a batch, M labels of a row, C classes.
 """
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import jax
@@ -17,11 +18,14 @@ from bert_jax.analysis.capture import analysis_config, compute
 from bert_jax.array_types import Array, Bool, Float
 from bert_jax.finetune.finetuning_task import span_log_likelihoods
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.model.activations import Edit
+from bert_jax.model.activations import SITES, Edit
 from bert_jax.model.heads import label_log_likelihoods
 
-CONTEXT = "attention.context"
-HeadMask = Float[np.ndarray, "L N"] | Bool[np.ndarray, "L N"]
+CONTEXT, ACTIVATIONS = "attention.context", "feed_forward.activations"
+"""The sites that masks are factors of: those of heads and of units."""
+MASKED_AXES = {CONTEXT: "N", ACTIVATIONS: "F"}
+Masks = Mapping[str, Float[np.ndarray, "L n"] | Bool[np.ndarray, "L n"]]
+"""Factors by site, CONTEXT or ACTIVATIONS."""
 
 
 class ExampleBatch(NamedTuple):
@@ -67,7 +71,7 @@ class Losses(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """The losses of examples under a head mask."""
+    """The losses of examples under masks."""
 
     sums: np.ndarray
     """[E], as of `Losses`."""
@@ -82,14 +86,14 @@ class Evaluation(NamedTuple):
         return float(self.sums.sum() / self.weights.sum())
 
 
-def evaluate(model: LoadedModel, examples: Examples, mask: HeadMask) -> Evaluation:
-    """Losses and score under a head mask, without dropout."""
-    factor = _to_factor(mask)
+def evaluate(model: LoadedModel, examples: Examples, masks: Masks) -> Evaluation:
+    """Losses and score under masks, without dropout."""
+    factors = _to_factors(masks)
     sums, weights, correct = (np.zeros(examples.count) for _ in range(3))
     logits: list[np.ndarray] = [np.zeros((0, 0))] * examples.count
-    config = _config(model)
+    config = analysis_config(model.config, list(masks))
     for batch in examples.batches:
-        found = jax.device_get(_losses(config, model.heads, examples.kind, model.params, _traced(batch), factor))
+        found = jax.device_get(_losses(config, model.heads, examples.kind, model.params, _traced(batch), factors))
         for b, index in enumerate(batch.indices):
             if index < 0:
                 continue
@@ -100,36 +104,48 @@ def evaluate(model: LoadedModel, examples: Examples, mask: HeadMask) -> Evaluati
     return Evaluation(sums, weights, float(score))
 
 
-def mask_derivatives(model: LoadedModel, examples: Examples, mask: HeadMask) -> Float[np.ndarray, "E L N"]:
-    """Derivatives of each example's loss by a factor of each head's context, at 1, under a head mask.
+def mask_derivatives(model: LoadedModel, examples: Examples, masks: Masks) -> dict[str, Float[np.ndarray, "E L n"]]:
+    """Derivatives of each example's loss by a factor of each head's context or unit's activation, at 1, under masks.
 
     The loss of an example is the mean over its labels.
+
+    Returns:
+      derivatives by site, for the sites of the masks.
     """
-    factor, config = _to_factor(mask), _config(model)
-    found = np.zeros((examples.count, *mask.shape), np.float32)
+    factors, config = _to_factors(masks), analysis_config(model.config, list(masks))
+    found = {site: np.zeros((examples.count, *mask.shape), np.float32) for site, mask in masks.items()}
     for batch in examples.batches:
-        by_row = _derivatives(config, model.heads, examples.kind, model.params, _traced(batch), factor)
+        by_site = _derivatives(config, model.heads, examples.kind, model.params, _traced(batch), factors)
         used = batch.indices >= 0
-        found[batch.indices[used]] = np.moveaxis(np.asarray(by_row), 1, 0)[used]
+        for site, by_row in by_site.items():
+            found[site][batch.indices[used]] = np.moveaxis(np.asarray(by_row), 1, 0)[used]
     return found
 
 
-def _config(model: LoadedModel):
-    return analysis_config(model.config, [CONTEXT])
+def mask_edits(masks: Masks) -> dict[str, Edit]:
+    """The edits of the encoder that apply masks."""
+    return {site: Edit(factor=factor) for site, factor in _to_factors(masks).items()}
 
 
-def _to_factor(mask: np.ndarray) -> np.ndarray:
-    return np.asarray(mask, np.float32)[:, None, None, :, None]
+def _to_factors(masks: Masks) -> dict[str, np.ndarray]:
+    return {site: np.asarray(mask, np.float32).reshape(_shape(site, *mask.shape)) for site, mask in masks.items()}
+
+
+def _shape(site: str, layers: int, size: int, rows: int = 1) -> list[int]:
+    """Of a factor that is the same for all positions."""
+    sizes = {"B": rows, MASKED_AXES[site]: size}
+    return [layers, *(sizes.get(axis, 1) for axis in SITES[site].split())]
 
 
 def _traced(batch: ExampleBatch) -> tuple:
     return batch.inputs, batch.positions, batch.labels
 
 
-def _forward(config, heads, kind, params, batch, factor) -> Losses:
+def _forward(config, heads, kind, params, batch, factors) -> Losses:
     inputs, positions, labels = batch
     name = "mlm_logits" if kind == "mlm" else "task_logits"
-    logits = compute(config, heads, (), (name,), params, inputs, {CONTEXT: Edit(factor=factor)}, positions)[name]
+    edits = {site: Edit(factor=factor) for site, factor in factors.items()}
+    logits = compute(config, heads, (), (name,), params, inputs, edits, positions)[name]
     is_regression = jnp.issubdtype(labels.dtype, jnp.floating)
     first = labels[..., 0] if kind == "span" else labels
     weights = (~jnp.isnan(first) if is_regression else first >= 0).astype(jnp.float32)
@@ -150,13 +166,15 @@ _losses = functools.partial(jax.jit, static_argnums=(0, 1, 2))(_forward)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _derivatives(config, heads, kind, params, batch, factor) -> Float[Array, "L B N"]:
+def _derivatives(config, heads, kind, params, batch, factors) -> dict[str, Float[Array, "L B n"]]:
     def total(xi):
-        found = _forward(config, heads, kind, params, batch, factor * xi)
+        found = _forward(config, heads, kind, params, batch, {site: factors[site] * one for site, one in xi.items()})
         return (found.sums / jnp.maximum(found.weights, 1)).sum()
 
-    layers, _, _, num_heads, _ = factor.shape
-    return jax.grad(total)(jnp.ones((layers, len(batch[0][0]), 1, num_heads, 1)))[:, :, 0, :, 0]
+    layers, rows = len(next(iter(factors.values()))), len(batch[0][0])
+    sizes = {site: math.prod(factor.shape[1:]) for site, factor in factors.items()}
+    ones = {site: jnp.ones(_shape(site, layers, size, rows)) for site, size in sizes.items()}
+    return {site: found.reshape(layers, rows, sizes[site]) for site, found in jax.grad(total)(ones).items()}
 
 
 def loss_difference(evaluation: Evaluation, unchanged: Evaluation) -> tuple[float, float]:

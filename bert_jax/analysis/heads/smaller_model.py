@@ -1,127 +1,162 @@
-"""A model without some of its heads: smaller parameters that compute what the masked model computes.
+"""A model without some heads and feed-forward units: smaller parameters that compute what the masked model computes.
 
-Every layer keeps the same number of heads, because a layer's parameters are stacked with those of the others. Shapes:
-L layers, N heads, K heads that are kept, G sets of parameters (L, or fewer where layers share them).
+Every layer keeps the same numbers, because a layer's parameters are stacked with those of the others. Shapes: L layers,
+n heads or units of a layer, K of them that are kept.
 """
 
 import dataclasses
 import functools
 import statistics
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
 from bert_jax.analysis.capture import analysis_config, capture
-from bert_jax.analysis.heads.losses import CONTEXT, Evaluation, Examples, evaluate
+from bert_jax.analysis.heads.losses import ACTIVATIONS, CONTEXT, Evaluation, Examples, evaluate, mask_edits
 from bert_jax.analysis.rows import Batch
-from bert_jax.analysis.suite import SuiteInputs
-from bert_jax.array_types import Float, Int
+from bert_jax.array_types import Bool, Float, Int
 from bert_jax.config import ModelConfig
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.parity.jax_forward import whole_rows
-from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert
-from bert_jax.model.activations import Edit
+from bert_jax.model.activations import Edits
 from bert_jax.model.layer_plan import parameter_groups
 from bert_jax.storage import StoredPath
 from bert_jax.training.param_paths import map_with_paths
 from bert_jax.training.task import Params
 
-ROUNDS = 7
+Kept = Mapping[str, Int[np.ndarray, "L K"]]
+"""What every layer keeps by site, ascending: heads (CONTEXT) or units (ACTIVATIONS); all where a site is missing."""
+ROUNDS = 15
 """Timed passes of each model, one after the other in turn."""
-TOLERANCE = 1e-3
-"""Of the logits, relative to the largest one: float32 sums in another order; a wrong head differs by more."""
-HEAD_AXES = {"qkv/kernel": 3, "qkv/bias": 2, "attention_out/kernel": 1}
-HEAD_AXES |= {"query_key/kernel": 3, "query_key/bias": 2, "value/kernel": 2, "value/bias": 1}
-"""The axis over heads of the parameters of the layers that have one."""
+COMPARED_BATCHES = 16
+"""Batches on which logits are compared, at most: of all lengths."""
+TOLERANCE = 1e-5
+"""Of the logits, absolute up to 1 and relative to the largest one above: float32 sums in another order."""
+AXES = {
+    CONTEXT: {"qkv/kernel": 3, "qkv/bias": 2, "attention_out/kernel": 1}
+    | {"query_key/kernel": 3, "query_key/bias": 2, "value/kernel": 2, "value/bias": 1},
+    ACTIVATIONS: {"up/kernel": 2, "up/bias": 1, "gate/kernel": 2, "gate/bias": 1, "down/kernel": 1},
+}
+"""By site, the axis over its heads or units of the parameters of the layers that have one."""
 
 
-def choose_heads(importances: Float[np.ndarray, "L N"], config: ModelConfig, count: int) -> Int[np.ndarray, "L K"]:
-    """The most important heads of every layer, ascending; layers with shared parameters keep the same ones.
+def sizes(config: ModelConfig) -> dict[str, int]:
+    """Heads and units of a layer, by site."""
+    return {CONTEXT: config.num_heads, ACTIVATIONS: config.intermediate_size}
+
+
+def most_important(
+    importances: Float[np.ndarray, "L n"], config: ModelConfig, count: int, among: Bool[np.ndarray, "L n"] | None = None
+) -> Int[np.ndarray, "L K"]:
+    """The most important heads or units of every layer, ascending; layers with shared parameters keep the same ones.
 
     Args:
       importances: not normalised: those of layers that share parameters are added.
       config: of the model.
-      count: heads that a layer keeps, K.
+      count: how many a layer keeps, K.
+      among: which ones are chosen from, at least K in a layer; None: all.
     """
     groups = np.array(parameter_groups(config))
-    totals = np.stack([importances[groups == group].sum(0) for group in groups])
+    values = importances if among is None else np.where(among, importances, -np.inf)
+    totals = np.stack([values[groups == group].sum(0) for group in groups])
     return np.sort(np.argsort(-totals, axis=1, kind="stable")[:, :count], axis=1)
 
 
-def remove_heads(config: ModelConfig, params: Params, kept: Int[np.ndarray, "L K"]) -> tuple[ModelConfig, Params]:
-    """The config and NumPy parameters of the model without the other heads; layers with shared parameters keep the
-    same ones.
+def mask_of(kept: Int[np.ndarray, "L K"], size: int) -> Bool[np.ndarray, "L n"]:
+    """The mask of what is kept, of `size` heads or units in a layer."""
+    mask = np.zeros((len(kept), size), bool)
+    np.put_along_axis(mask, kept, True, axis=1)
+    return mask
+
+
+def remove(config: ModelConfig, params: Params, kept: Kept) -> tuple[ModelConfig, Params]:
+    """The config and NumPy parameters of the model without the other heads and units; layers with shared parameters
+    keep the same ones.
     """
     groups = parameter_groups(config)
-    by_group = np.stack([kept[groups.index(group)] for group in range(len(set(groups)))])
+    first = [groups.index(group) for group in range(len(set(groups)))]
+    axes = {
+        f"encoder/layers/{end}": (axis, chosen[first])
+        for site, chosen in kept.items()
+        for end, axis in AXES[site].items()
+    }
 
     def take(path: str, leaf: Any) -> np.ndarray:
-        axis = next((axis for end, axis in HEAD_AXES.items() if path.endswith(f"encoder/layers/{end}")), None)
-        if axis is None:
+        if path not in axes:
             return np.asarray(leaf)
+        axis, by_group = axes[path]
         indices = by_group.reshape([len(by_group) if i == 0 else -1 if i == axis else 1 for i in range(leaf.ndim)])
         return np.take_along_axis(np.asarray(leaf), indices, axis)
 
-    smaller = dataclasses.replace(
-        config, num_heads=kept.shape[1], head_size=config.size_per_head, attention="reference"
-    )
-    return smaller, map_with_paths(take, params)
+    changes: dict[str, Any] = {}
+    if CONTEXT in kept:
+        changes = {"num_heads": kept[CONTEXT].shape[1], "head_size": config.size_per_head, "attention": "reference"}
+    if ACTIVATIONS in kept:
+        changes["intermediate_size"] = kept[ACTIVATIONS].shape[1]
+    return dataclasses.replace(config, **changes), map_with_paths(take, params)
 
 
 def write_smaller(
-    inputs: SuiteInputs,
-    examples: Examples,
-    importances: Float[np.ndarray, "L N"],
-    share: float,
-    destination: StoredPath,
+    whole: LoadedModel, source: StoredPath, examples: Examples, kept: Kept, destination: StoredPath
 ) -> dict[str, Any]:
-    """Write the model with the most important heads of every layer, and compare it with the masked and whole model.
+    """Write the model without the other heads and units, and compare it with the masked and the whole model.
 
     Args:
-      inputs: with the source of the model, whose tokenizer and settings are written too.
+      whole: the model.
+      source: what it was read from, whose tokenizer and settings are written too.
       examples: on which the models are compared.
-      importances: of all heads.
-      share: of each layer's heads to keep, rounded, at least one.
+      kept: heads and units.
       destination: the directory to create.
+
+    Returns:
+      plain values: loss and score of the smaller model, parameters and milliseconds of both, differences of logits.
 
     Raises:
       UserError: the destination exists or cannot be written.
     """
-    require(inputs.source is not None, "heads.prune_to: the model was not read from a directory: give its source")
-    whole = inputs.model
-    kept = choose_heads(importances, whole.config, max(1, round(share * whole.config.num_heads)))
-    smaller = _with(whole, *remove_heads(whole.config, whole.params, kept))
-    mask = np.zeros(importances.shape, bool)
-    np.put_along_axis(mask, kept, True, axis=1)
-    difference, change = _compare(whole, smaller, examples, mask)
-    with input_formats.open_model(inputs.source) as source_model:
-        note = (
-            f"{whole.config.num_heads - kept.shape[1]} of {whole.config.num_heads} heads of every layer were removed; "
-            f"kept are (layers and heads from 0): {'; '.join(' '.join(map(str, heads)) for heads in kept)}."
-        )
+    smaller = _with(whole, *remove(whole.config, whole.params, kept))
+    masks = {site: mask_of(chosen, sizes(whole.config)[site]) for site, chosen in kept.items()}
+    difference, change = _compare(whole, smaller, examples, mask_edits(masks))
+    evaluation: Evaluation = evaluate(smaller, examples, {})
+    speed = measure_speed(whole, smaller, examples)
+    with input_formats.open_model(source) as source_model:
         native = source_model.model._replace(config=smaller.config, params=jax.tree.map(np.asarray, smaller.params))
-        convert(
-            dataclasses.replace(
-                source_model, model=native, hf_model=None, optimizer_state=None, notes=(*source_model.notes, note)
-            ),
-            destination,
-            "bert-jax",
+        notes = (*source_model.notes, *_notes(whole.config, kept))
+        smaller_source = dataclasses.replace(
+            source_model, model=native, hf_model=None, optimizer_state=None, notes=notes
         )
-    evaluation: Evaluation = evaluate(smaller, examples, np.ones(kept.shape))
+        convert(smaller_source, destination, "bert-jax")
     return {
-        "kept": kept,
         "loss": evaluation.loss,
         "score": evaluation.score,
         "parameters": {"whole": _size(whole), "smaller": _size(smaller)},
         "largest_logit_difference": difference,
         "largest_logit_change_by_mask": change,
-        "speed": measure_speed(whole, smaller, examples),
+        "speed": speed,
     }
+
+
+def _notes(config: ModelConfig, kept: Kept) -> list[str]:
+    """Sentences for the model card."""
+    notes = []
+    if CONTEXT in kept:
+        heads = kept[CONTEXT]
+        notes.append(
+            f"{config.num_heads - heads.shape[1]} of {config.num_heads} heads of every layer were removed; kept are "
+            f"(layers and heads from 0): {'; '.join(' '.join(map(str, one)) for one in heads)}."
+        )
+    if ACTIVATIONS in kept:
+        units = config.intermediate_size
+        notes.append(
+            f"{units - kept[ACTIVATIONS].shape[1]:,} of {units:,} units of every feed-forward layer were removed."
+        )
+    return notes
 
 
 def _with(model: LoadedModel, config: ModelConfig, params: Params) -> LoadedModel:
@@ -132,12 +167,11 @@ def _size(model: LoadedModel) -> int:
     return sum(leaf.size for leaf in jax.tree.leaves(model.params))
 
 
-def _compare(whole: LoadedModel, smaller: LoadedModel, examples: Examples, mask: np.ndarray) -> tuple[float, float]:
+def _compare(whole: LoadedModel, smaller: LoadedModel, examples: Examples, edits: Edits) -> tuple[float, float]:
     """Largest differences of logits: smaller and masked model, masked and whole model."""
     name = "mlm_logits" if examples.kind == "mlm" else "task_logits"
-    edits = {CONTEXT: Edit(factor=mask.astype(np.float32)[:, None, None, :, None])}
     difference = change = 0.0
-    for batch in examples.batches:
+    for batch in examples.batches[:: -(-len(examples.batches) // COMPARED_BATCHES)]:
         rows, used = Batch(*batch.inputs, batch.indices), batch.indices >= 0
         masked, unmasked, pruned = (
             capture(model, rows, [name], edits=one, positions=batch.positions)[name][used]
@@ -146,8 +180,9 @@ def _compare(whole: LoadedModel, smaller: LoadedModel, examples: Examples, mask:
         if name == "task_logits" and masked.shape[1] > 1:  # of tokens; those of padding have no meaning
             present = batch.inputs[2][used] > 0
             masked, unmasked, pruned = masked[present], unmasked[present], pruned[present]
-        assert np.abs(pruned - masked).max() <= TOLERANCE * np.abs(masked).max(), "heads were removed wrongly"
-        difference = max(difference, float(np.abs(pruned - masked).max()))
+        here = float(np.abs(pruned - masked).max())
+        assert here <= TOLERANCE * max(1.0, np.abs(masked).max()), f"logits differ by {here:.1e} from the masked model"
+        difference = max(difference, here)
         change = max(change, float(np.abs(unmasked - masked).max()))
     return difference, change
 

@@ -1,5 +1,6 @@
-"""The data of the suite: texts for the MLM loss, or the examples of the task of a fine-tuned model."""
+"""Texts for the MLM loss, or the examples of the task of a fine-tuned model."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -8,7 +9,6 @@ import numpy as np
 from bert_jax.analysis.heads.examples import labelled_examples, masked_texts, scored_examples, shorten_held_out
 from bert_jax.analysis.heads.losses import Examples
 from bert_jax.analysis.rows import sample_texts
-from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import require
 from bert_jax.finetune.finetune import encode_splits, native_sha256, read_splits
@@ -16,6 +16,7 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.storage import StoredPath
 
 
 class HeadData(NamedTuple):
@@ -28,22 +29,32 @@ class HeadData(NamedTuple):
     """Plain values for the result."""
 
 
-def read_texts(inputs: SuiteInputs, count: int, max_length: int, mask_share: float) -> HeadData:
-    """Two sets of `count` texts with masked tokens; fewer if text/ has fewer lines that fit.
+def read_texts(
+    model: LoadedModel, paths: Sequence[StoredPath], count: int, max_length: int, mask_share: float, seed: int
+) -> HeadData:
+    """Two sets of `count` lines of text files with masked tokens; fewer if the files have fewer lines that fit.
+
+    Args:
+      model: with an MLM head.
+      paths: of the files.
+      count: lines of a set.
+      max_length: tokens of a line, special ones included, at most the model's positions.
+      mask_share: share of a line's tokens that are masked.
+      seed: of the choice of lines and tokens.
 
     Raises:
-      UserError: no text/, or fewer than two of its lines fit or have a token that the vocabulary knows.
+      UserError: fewer than two lines fit or have a token that the vocabulary knows.
     """
-    tokenizer = inputs.model.tokenizer
-    length = min(max_length, inputs.model.config.max_positions)
-    sample = sample_texts(inputs.files("text", ".txt"), tokenizer, length, 2 * count, inputs.seed, least=2)
+    tokenizer = model.tokenizer
+    length = min(max_length, model.config.max_positions)
+    sample = sample_texts(paths, tokenizer, length, 2 * count, seed, least=2)
     half = len(sample.rows) // 2
     parts = [
-        masked_texts(rows, tokenizer, mask_share, inputs.seed + i)
+        masked_texts(rows, tokenizer, mask_share, seed + i)
         for i, rows in enumerate((sample.rows[:half], sample.rows[half:]))
     ]
     known = all(part.count for part in parts)
-    require(known, "heads: too few lines of text/ have a token that the vocabulary knows: give other texts")
+    require(known, f"{paths[0]}: too few lines have a token that the vocabulary knows: give other texts")
     about = {
         "objective": "mlm",
         "metric": "accuracy at masked tokens",
@@ -55,20 +66,36 @@ def read_texts(inputs: SuiteInputs, count: int, max_length: int, mask_share: flo
     return HeadData(*parts, about)
 
 
-def read_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, count: int) -> HeadData:
-    """`count` examples of train, and as many of each dev split.
+def read_task(
+    model: LoadedModel,
+    directory: StoredPath,
+    task: str,
+    options: FinetuneOptions,
+    count: int,
+    seed: int,
+    held_out: int | None = None,
+) -> HeadData:
+    """`count` examples of train, and the dev splits or `held_out` examples of each.
+
+    Args:
+      model: fine-tuned on the task.
+      directory: with the files of its splits.
+      task, options: as of fine-tuning.
+      count: examples of train, drawn at random; all if there are fewer.
+      seed: of the draws.
+      held_out: examples of each dev split; None: all.
 
     Raises:
       UserError: task data that do not have the form or the labels of the model's head.
     """
-    model, head = inputs.model, inputs.model.heads.task
-    data = open_short_task(inputs, task, options, count)
+    head = model.heads.task
+    data = open_task(model, directory, task, options, seed, held_out)
     require(
         (head.kind, head.labels) == (data.kind, data.labels),
-        f"heads: the model's head has the labels {', '.join(head.labels)} ({head.kind}), task/ has "
+        f"the model's head has the labels {', '.join(head.labels)} ({head.kind}), {directory} has "
         f"{', '.join(data.labels)} ({data.kind}): give the data that it was fine-tuned on",
     )
-    order = np.random.default_rng(inputs.seed).permutation(len(data.train.lengths))[:count]
+    order = np.random.default_rng(seed).permutation(len(data.train.lengths))[:count]
     pad_id = model.tokenizer.pad_id
     about = {
         "objective": task,
@@ -83,11 +110,13 @@ def read_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, count: i
     )
 
 
-def open_short_task(inputs: SuiteInputs, task: str, options: FinetuneOptions, count: int) -> TaskData:
-    """The encoded train and dev splits of a task in task/, with at most `count` examples of each dev split."""
-    options = options.with_length(inputs.model.config, 384 if task == "squad" else 128)
-    splits = shorten_held_out(read_splits(task, inputs.data / "task", options), count, inputs.seed)
-    return encode_splits(task, splits, options, as_source(inputs.model))
+def open_task(
+    model: LoadedModel, directory: StoredPath, task: str, options: FinetuneOptions, seed: int, held_out: int | None
+) -> TaskData:
+    """The encoded train and dev splits of a task, with at most `held_out` examples of each dev split."""
+    options = options.with_length(model.config, 384 if task == "squad" else 128)
+    splits = shorten_held_out(read_splits(task, directory, options), held_out, seed)
+    return encode_splits(task, splits, options, as_source(model))
 
 
 def as_source(model: LoadedModel) -> SourceEncoder:
