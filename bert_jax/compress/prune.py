@@ -89,6 +89,10 @@ def prune(
     """
     require(not out.exists() and not os.path.lexists(out), f"--out {out} exists already: choose another directory")
     model = loaded_model.load(source)
+    require(
+        model.config.dense_dtype != "int8",
+        f"{source} is in 8-bit integers, whose scales change with what is removed: prune it before it is quantised",
+    )
     counts = _counts(options, model.config)
     examples = _read(model, source, data, options)
     whole = evaluate(model, examples.for_losses, {})

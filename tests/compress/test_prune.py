@@ -173,14 +173,16 @@ def test_refused_in_one_line(words, part, folder, tmp_path, monkeypatch, capsys)
 
 
 @pytest.mark.parametrize(
-    ("heads", "task", "message"),
+    ("heads", "changes", "task", "message"),
     [
-        (Heads(), "sst2", "has no head of a task: fine-tune it first"),
-        (dataclasses.replace(small_model.HEADS, mlm=False), "", "has no MLM head: give the task"),
+        (Heads(), {}, "sst2", "has no head of a task: fine-tune it first"),
+        (dataclasses.replace(small_model.HEADS, mlm=False), {}, "", "has no MLM head: give the task"),
+        (Heads(), {"direction": "causal"}, "", "is a causal model"),
+        (Heads(), {"dense_dtype": "int8"}, "", "is in 8-bit integers"),
     ],
 )
-def test_models_without_the_head(folder, heads, task, message, tmp_path):
-    model = small_model.write(tmp_path / "model", heads)
+def test_models_that_cannot_be_pruned(folder, heads, changes, task, message, tmp_path):
+    model = small_model.write(tmp_path / "model", heads, **changes)
     data = folder / ("sst2" if task else "texts")
     with pytest.raises(UserError, match=message):
         prune(to_path(model), to_path(data), to_path(tmp_path / "out"), PruneOptions(task=task))
