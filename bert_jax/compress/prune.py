@@ -93,6 +93,10 @@ def prune(
         model.config.dense_dtype != "int8",
         f"{source} is in 8-bit integers, whose scales change with what is removed: prune it before it is quantised",
     )
+    require(
+        options.units == 1 or model.config.feed_forward_networks == 1,
+        f"{source} has several feed-forward networks in a layer, whose units cannot be removed: give --units 1",
+    )
     counts = _counts(options, model.config)
     examples = _read(model, source, data, options)
     whole = evaluate(model, examples.for_losses, {})

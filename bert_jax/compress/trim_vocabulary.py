@@ -32,7 +32,7 @@ from bert_jax.training.param_paths import map_with_paths, name_leaves
 LINES_PER_CHUNK = 10_000
 COMPARED_TEXTS, COMPARED_TOKENS = 64, 128
 """How many texts both models run on, and their largest number of tokens."""
-VOCABULARY_AXIS = ("encoder/embeddings/word", "mlm/bias")
+VOCABULARY_AXIS = ("encoder/embeddings/word", "mlm/bias", "mlm/extra_columns")
 """Parameters with a row per token."""
 TOLERANCE = 1e-6
 """Of MLM logits, relative to the largest one: a product with fewer columns may be computed in other blocks."""

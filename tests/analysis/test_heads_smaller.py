@@ -83,7 +83,8 @@ def test_logits_are_those_of_the_masked_model(kind):
     both = {CONTEXT: kept, ACTIVATIONS: units}
     rows = encode_texts(["the river sings", "a dark mountain falls over the slow stone"], model.tokenizer, 32)
     (batch,) = batches(rows, model.tokenizer.pad_id, 64)
-    for sites in ([CONTEXT], [ACTIVATIONS], [CONTEXT, ACTIVATIONS]):
+    several = model.config.feed_forward_networks > 1  # only heads are removed
+    for sites in ([CONTEXT],) if several else ([CONTEXT], [ACTIVATIONS], [CONTEXT, ACTIVATIONS]):
         config, params = smaller_model.remove(model.config, model.params, {site: both[site] for site in sites})
         assert jax.tree.map(np.shape, params) == jax.tree.map(lambda x: x.shape, bert.shapes(config, HEADS))
         assert (config.num_heads, config.size_per_head) == (2 if CONTEXT in sites else 4, 8)
@@ -92,6 +93,7 @@ def test_logits_are_those_of_the_masked_model(kind):
         CONTEXT: Edit(factor=np.float32(mask_of(kept, 4))[:, None, None, :, None]),
         ACTIVATIONS: Edit(factor=np.float32(mask_of(units, 40))[:, None, None, :]),
     }
+    edits = {site: edits[site] for site in sites}
     names, smaller = ["mlm_logits", "pair_logits"], LoadedModel(config, HEADS, params, model.tokenizer)
     found = capture(smaller, batch, names)
     masked, whole = (capture(model, batch, names, edits=one) for one in (edits, None))
@@ -99,7 +101,7 @@ def test_logits_are_those_of_the_masked_model(kind):
         present = batch.attention_mask > 0 if name == "mlm_logits" else slice(None)
         np.testing.assert_allclose(found[name][present], masked[name][present], rtol=0, atol=1e-5)
         assert np.abs(whole[name] - masked[name]).max() > 0.1
-    for site in edits:  # each of the masks matters
+    for site in edits if len(edits) > 1 else ():  # each of the masks matters
         one = capture(model, batch, names, edits={site: edits[site]})["mlm_logits"]
         assert np.abs(one - masked["mlm_logits"]).max() > 0.1
 

@@ -179,6 +179,7 @@ def test_refused_in_one_line(words, part, folder, tmp_path, monkeypatch, capsys)
         (dataclasses.replace(small_model.HEADS, mlm=False), {}, "", "has no MLM head: give the task"),
         (Heads(), {"direction": "causal"}, "", "is a causal model"),
         (Heads(), {"dense_dtype": "int8"}, "", "is in 8-bit integers"),
+        (Heads(), {"feed_forward_networks": 2}, "", "several feed-forward networks in a layer"),
     ],
 )
 def test_models_that_cannot_be_pruned(folder, heads, changes, task, message, tmp_path):
