@@ -19,10 +19,13 @@ import jax
 import pytest
 
 ROOT = Path(__file__).parent.parent
+SMALL_PHASE = (
+    "--phases.0.steps 3 --phases.0.seq-len 32 --phases.0.batch-size 8 --phases.0.accumulation 1 --evaluation.rows 8 "
+    "--evaluation.batch-size 8"
+)
 SMALL_RUN = (
     "--model.vocab-size 120 --model.hidden-size 64 --model.num-layers 1 --model.num-heads 2 "
-    "--model.intermediate-size 96 --model.max-positions 64 --phases.0.steps 3 --phases.0.seq-len 32 "
-    "--phases.0.batch-size 8 --phases.0.accumulation 1 --evaluation.rows 8 --evaluation.batch-size 8"
+    f"--model.intermediate-size 96 --model.max-positions 64 {SMALL_PHASE}"
 )
 SECOND_PHASE = "--phases.1.steps 1 --phases.1.seq-len 32 --phases.1.batch-size 8 --phases.1.accumulation 1"
 TWO_PHASES = ("bert_base", "bert_large", "bert_large_76min", "bert_large_lamb")
@@ -34,6 +37,7 @@ SMALLER = {
     "build": "--workers 1 --validation-fraction 0.2",
     "finetune": "--steps 2 --batch-size 8",
     "compress distil": "--steps 2 --batch-size 8",
+    "compress pretrain": SMALL_PHASE,
     "compress prune": "--examples 8 --iterations 2",
     "bench": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
     "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 4 --rounds 1",

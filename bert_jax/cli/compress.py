@@ -1,22 +1,34 @@
 """The commands ``bert-jax compress distil`` and so on."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from bert_jax.cli.finetune import Finetune
-from bert_jax.compress.options import NOT_OF_STUDENTS, CompressOptions
+from bert_jax.cli.pretrain import Pretrain
+from bert_jax.compress.options import NOT_OF_STUDENTS, ON_A_CORPUS, CompressOptions
 from bert_jax.compress.prune_options import PruneOptions
+from bert_jax.config import Config
+from bert_jax.data.mixture import CorpusWeight
+from bert_jax.errors import require
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.flags import DirectoryArg
+
+if TYPE_CHECKING:
+    from bert_jax.training import loop
 
 LESS_COMMON = ("tag_column", "stride", "null_threshold", "bias_correction", "keep", "dense_dtype")
 LESS_COMMON += ("replace_rate", "replace_schedule", "replace_share")
 """Options that few compressions need."""
+NOT_ON_A_CORPUS = ("replace-rate", "replace-schedule", "replace-share", "name")
+"""Options of a recipe for tasks."""
+MODEL_FLAGS = ("--model.num-layers", "--model.hidden-size", "--model.num-heads", "--model.vocab-size", "--start.source")
+"""Fields of a config that students have from their teacher or from their own options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +160,53 @@ class TrimVocabulary:
         print(json.dumps(result.to_dict()) if self.json else "\n".join([*result.summary_lines(), f"wrote {self.out}"]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class PretrainStudent(Pretrain):
+    """Pretrain a smaller student of a model on a corpus; the same command continues a stopped run.
+
+    CONFIG has phases, optimizer, objective and data. The student has the form of the teacher, with the depth and the
+    sizes of the options; of CONFIG's model only dropout, initializer-range and the settings of computation are used.
+    """
+
+    teacher: DirectoryArg
+    """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads. The corpus must
+    have been built with its tokenizer."""
+    compression: Annotated[CompressOptions, tyro.conf.arg(name="")] = ON_A_CORPUS
+    command = "compress pretrain"
+    rare_flags = tuple(f"--{name}" for name in ("matches", *NOT_ON_A_CORPUS)) + MODEL_FLAGS
+
+    def train(self, mixture: list[CorpusWeight], window: tuple[int, int] | None) -> "loop.Progress":
+        """As of `Pretrain`."""
+        from bert_jax.compress import corpus_distillation
+
+        given = [re.match(r"--model[.]([\w-]+)", word) for word in self.words]
+        names = [match[1].replace("-", "_") for match in given if match]
+        unused = [name for name in names if name not in corpus_distillation.FROM_CONFIG]
+        require(
+            not unused,
+            f"--model.{''.join(unused[:1]).replace('_', '-')}: a student has the form of its teacher: leave it out, or "
+            "use --student-layers, --hidden-size and so on",
+        )
+
+        def announce(config: Config, line: str) -> None:
+            self.print_summary(config, mixture)
+            print(line, file=sys.stderr, flush=True)
+
+        return corpus_distillation.distil_on_corpus(
+            self.config,
+            mixture,
+            self.teacher,
+            self.workdir,
+            self.compression,
+            profile=window,
+            micro_batch=self.micro_batch,
+            announce=announce,
+        )
+
+
 COMMANDS: dict[str, type] = {
     "distil": Distil,
+    "pretrain": PretrainStudent,
     "prune": Prune,
     "quantise": Quantise,
     "trim-vocabulary": TrimVocabulary,

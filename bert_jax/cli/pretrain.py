@@ -1,16 +1,23 @@
 """The command ``bert-jax pretrain``."""
 
+import dataclasses
 import re
 import sys
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, print_metrics, with_vocabulary
-from bert_jax.config import to_dict
+from bert_jax.config import Config, to_dict
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.errors import TRY_AGAIN, UserError
 from bert_jax.flags import DirectoryArg
 
+if TYPE_CHECKING:
+    from bert_jax.training import loop
+
+NOT_COMPARED = ("config", "profile", "compilation_cache", "cluster", "words")
+"""Fields of the command that processes do not compare as they are."""
 END_MESSAGES = {"steps": "finished", "time": "finished, time limit reached", "target": "finished, target reached"}
 """Message of a finished run, by the reason of its end (training/loop.py)."""
 
@@ -41,39 +48,26 @@ class Pretrain:
     cluster: cluster_detection.ClusterConfig = field(default_factory=cluster_detection.ClusterConfig)
     words: Words = ()
 
+    command = "pretrain"
+
     def run(self) -> int:
         """Train; returns 0, or 75 if the run was saved and the same command continues it."""
         window = None if self.profile is None else _parse_window(self.profile)
         mixture = [mixture_lib.parse_corpus_weight(text) for text in self.corpus]
-        names = "corpus", "workdir", "micro_batch"
-        options = to_dict(self.config) | {name: getattr(self, name) for name in names}
-        code = supervisor.supervise_command(["pretrain", *self.words], self.cluster, options)
+        names = [one.name for one in dataclasses.fields(self) if one.name not in NOT_COMPARED]
+        values = {name: getattr(self, name) for name in names}
+        options = {k: dataclasses.asdict(v) if dataclasses.is_dataclass(v) else v for k, v in values.items()}
+        options = to_dict(self.config) | options
+        code = supervisor.supervise_command([*self.command.split(), *self.words], self.cluster, options)
         if code is not None:
             return code
 
-        config = with_vocabulary(self.config, self.words, mixture)
-        from bert_jax.convert import init_from  # jax is loaded only if needed, not for --help
-        from bert_jax.distributed import agreement, jax_setup, worker
-        from bert_jax.doctor.doctor import run_summary
-        from bert_jax.training import pretraining
+        from bert_jax.distributed import agreement, jax_setup, worker  # jax is loaded only if needed, not for --help
         from bert_jax.training.run_directory import goodput
 
         jax_setup.prepare_training(self.compilation_cache)
         worker.connect_worker(self.cluster)
-
-        def announce() -> None:
-            for line in run_summary(config, mixture, self.micro_batch):
-                print(line, file=sys.stderr, flush=True)
-
-        progress = pretraining.pretrain(
-            config,
-            mixture,
-            self.workdir,
-            profile=window,
-            micro_batch=self.micro_batch,
-            announce=announce,
-            load_initial_params=init_from.load_initial_params,
-        )
+        progress = self.train(mixture, window)
         supervised.announce_exit()
         if agreement.is_first() and progress.ended:
             counts = f"{progress.cursor.step} steps, {progress.cursor.rows:,} rows, {progress.tokens_seen:,} tokens"
@@ -81,9 +75,37 @@ class Pretrain:
             print_metrics(progress.evaluation)
             print(goodput.format_summary(goodput.summarize(self.workdir)))
         elif agreement.is_first():
-            steps = f"step {progress.cursor.step} of {config.total_steps}"
+            steps = f"step {progress.cursor.step} of {self.config.total_steps}"
             print(f"stopped and saved at {steps}; the same command continues")
         return 0 if progress.ended else TRY_AGAIN
+
+    def train(self, mixture: list[mixture_lib.CorpusWeight], window: tuple[int, int] | None) -> "loop.Progress":
+        """Train, or continue the run.
+
+        Args:
+          mixture: the corpora.
+          window: first and last step of `profile`.
+        """
+        from bert_jax.convert import init_from
+        from bert_jax.training import pretraining
+
+        config = with_vocabulary(self.config, self.words, mixture)
+        return pretraining.pretrain(
+            config,
+            mixture,
+            self.workdir,
+            profile=window,
+            micro_batch=self.micro_batch,
+            announce=lambda: self.print_summary(config, mixture),
+            load_initial_params=init_from.load_initial_params,
+        )
+
+    def print_summary(self, config: Config, mixture: list[mixture_lib.CorpusWeight]) -> None:
+        """Print a summary of the run and warnings."""
+        from bert_jax.doctor.doctor import run_summary
+
+        for line in run_summary(config, mixture, self.micro_batch):
+            print(line, file=sys.stderr, flush=True)
 
 
 def _parse_window(text: str) -> tuple[int, int]:

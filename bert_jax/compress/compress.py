@@ -8,7 +8,7 @@ import numpy as np
 
 from bert_jax.compress.compression_run import CompressionRun
 from bert_jax.compress.options import NOT_OF_STUDENTS, CompressionPlan, CompressOptions
-from bert_jax.compress.students import check_teacher
+from bert_jax.compress.students import check_task_teacher, check_teacher, check_teacher_heads, check_tokenizers
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import require
 from bert_jax.finetune.finetune import (
@@ -26,7 +26,7 @@ from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, to_path
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.shared_programs import MakePrograms, share_programs
@@ -99,20 +99,22 @@ def compress(
     flag = f"--{changed[0].replace('_', '-')}" if changed else ""
     require(not changed, f"{flag} changes the model, and a student has the form of its teacher: leave it out")
     teacher = read_source(source)
-    check_teacher(teacher.model.config, teacher.model.heads, teacher.path)
+    check_task_teacher(teacher.model.config, teacher.model.heads, teacher.path)
+    student = read_student(compression, teacher)
     options = options.with_length(teacher.model.config, 384 if task == "squad" else 128)
-    plan = compression.plan(teacher.model.config)
+    plan = compression.plan(teacher.model.config, student and student.model.config)
     data = open_task_data(task, data_directory, options, teacher)
     _check_labels(teacher, task, data)
     options = dataclasses.replace(options.with_recipe(len(data.train.lengths)), keep_head=True)
-    flags = changed_flags(compression)
-    for line in (*describe(options, data), _describe_student(plan)):
+    for line in (*describe(options, data), describe_student(plan, student and student.path)):
         announce(line)
 
     def make_run(seed: int) -> CompressionRun:
-        return CompressionRun(teacher, plan, flags, task, data, str(data_directory), options, seed, **programs)
+        start, flags = (plan, student), changed_flags(compression)
+        return CompressionRun(teacher, start, flags, task, data, str(data_directory), options, seed, **programs)
 
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
+    check_teacher_heads(teacher.model.config, programs["mesh"])
     teacher_score = make_run(options.seed).score_teacher()
     announce(f"teacher: score {teacher_score:.4f}")
     results = train_runs(make_run, workdir, data, options, announce)
@@ -136,9 +138,25 @@ def _check_labels(teacher: SourceEncoder, task: str, data: TaskData) -> None:
     )
 
 
-def _describe_student(plan: CompressionPlan) -> str:
+def read_student(compression: CompressOptions, teacher: SourceEncoder) -> SourceEncoder | None:
+    """Read the model that --student names; None without this option.
+
+    Raises:
+      UserError: it is no encoder, has another tokenizer than the teacher, or layers that share parameters.
+    """
+    if compression.student is None:
+        return None
+    student = read_source(to_path(compression.student))
+    check_tokenizers(teacher.tokenizer, student.tokenizer, f"--student {student.path}")
+    check_teacher(student.model.config, student.path)
+    return student
+
+
+def describe_student(plan: CompressionPlan, student: str | None) -> str:
+    """A line about the student and its loss; `student` is the path of the model that it begins with."""
     recipe, model = plan.recipe, plan.model
     begins = f"layers {', '.join(map(str, plan.layers))} of the teacher" if plan.layers else "random parameters"
+    begins = student or begins
     loss = [f"{recipe.task_weight:g} x labels"] if recipe.task_weight else []
     if recipe.soft_weight:
         loss.append(f"{recipe.soft_weight:g} x soft targets of temperature {recipe.temperature:g}")

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 
-from bert_jax.compress.distil_task import FROZEN, FROZEN_IN_THESEUS, Distillation
+from bert_jax.compress.distil_task import FROZEN_IN_THESEUS, Distillation
 from bert_jax.compress.options import CompressionPlan
 from bert_jax.compress.students import student_params
+from bert_jax.compress.teacher_task import FROZEN
 from bert_jax.config import Config
 from bert_jax.distributed.agreement import is_first
 from bert_jax.finetune.initial_params import fit_params
@@ -31,7 +32,7 @@ class CompressionRun(FinetuneRun):
     def __init__(
         self,
         teacher: SourceEncoder,
-        plan: CompressionPlan,
+        start: tuple[CompressionPlan, SourceEncoder | None],
         flags: tuple[str, ...],
         task: str,
         data: TaskData,
@@ -45,13 +46,15 @@ class CompressionRun(FinetuneRun):
 
         Args:
           teacher: fine-tuned on the task.
-          plan: student and loss.
+          start: student and loss, and the model that the student begins with, if it is not the teacher.
           flags: of the plan, for the config of the run.
           task, data, data_path, options, seed, mesh, make_programs: as of `FinetuneRun`, with `keep_head`.
         """
+        plan, self._student = start
         self._teacher, self._plan, self._plan_flags = teacher, plan, flags
         self._mesh, self._make_programs = mesh, make_programs
-        digest = hashlib.sha256(f"{teacher.sha256} {json.dumps(_plain(plan), sort_keys=True)}".encode())
+        sources = teacher.sha256 if self._student is None else f"{teacher.sha256} {self._student.sha256}"
+        digest = hashlib.sha256(f"{sources} {json.dumps(plan_dict(plan), sort_keys=True)}".encode())
         student = teacher._replace(model=teacher.model._replace(config=plan.model), sha256=digest.hexdigest())
         super().__init__(student, task, data, data_path, options, seed, mesh, make_programs)
 
@@ -70,17 +73,22 @@ class CompressionRun(FinetuneRun):
         task, options = super().make_task(*fields), dataclasses.replace(self.options, dense_dtype=None)
         teacher = dataclasses.replace(task.config, model=options.model_config(self._teacher.model.config))
         chosen = choose_implementation(teacher, device_kind(self._mesh)).model
-        return Distillation(task, chosen, self._plan.recipe)
+        return Distillation(task, chosen, task.heads, self._plan.recipe)
 
     def initial_params(self) -> InitialParams:
         """Parameters of student, teacher and maps, on the host."""
         key = jax.random.fold_in(jax.random.key(self.seed), int(self.encoder.sha256[:8], 16))
         teacher, layers = self._teacher_params(), self._plan.layers
-        if layers:
+        fresh = jax.device_get(bert.init(self.config.model, key, self.task.student.heads))
+        if self._student is not None:
+            given = self._student.model
+            new_head = given.heads.task != self.task.head
+            student, new = fit_params(given.params, fresh, new_layers=0, new_head=new_head)
+            source = f"{self._student.path}; initialised at random: {', '.join(new) or 'nothing'}; teacher:"
+        elif layers:
             student, source = student_params(teacher, layers), f"layers {', '.join(map(str, layers))} of"
         else:
-            student = jax.device_get(bert.init(self.config.model, key, self.task.student.heads))
-            source = "random parameters; teacher:"
+            student, source = fresh, "random parameters; teacher:"
         if is_first():
             print(f"starting from {source} {self._teacher.path}", file=sys.stderr)
         return InitialParams(self.task.with_teacher(student, teacher, key), None)
@@ -108,7 +116,8 @@ class CompressionRun(FinetuneRun):
         return params
 
 
-def _plain(plan: CompressionPlan) -> dict[str, Any]:
+def plan_dict(plan: CompressionPlan) -> dict[str, Any]:
+    """The plan as plain values."""
     replacement = plan.recipe.replacement
     recipe = plan.recipe._asdict() | {"matches": [dataclasses.asdict(match) for match in plan.recipe.matches]}
     recipe["replacement"] = replacement and dataclasses.asdict(replacement)

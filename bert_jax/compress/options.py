@@ -1,4 +1,4 @@
-"""Options of `bert-jax compress distil`: the student, and what it learns from the teacher."""
+"""Options of `bert-jax compress distil` and `compress pretrain`: the student, and what it learns from the teacher."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -25,7 +25,8 @@ PROJECTION = "to_teacher"
 """Name of the linear map that the matches of a recipe share where the widths differ."""
 NOT_OF_STUDENTS = ("freeze_encoder", "adapter_size", "new_layers", "keep_head", "pooling", "mix", "cls_norm")
 """Options of fine-tuning that change the model: a student has the form of its teacher."""
-ADVICE = "docs/compression.md has the form of the file"
+WIDTHS = ("hidden_size", "num_heads", "intermediate_size")
+ADVICE = "docs/compression/distillation.md has the form of the file"
 
 
 class CompressionPlan(NamedTuple):
@@ -43,7 +44,7 @@ class CompressOptions:
     """The student, and what it learns. None: the default of the recipe."""
 
     recipe: RecipeName = "pkd-skip"
-    """What the student imitates of the teacher (docs/compression.md)."""
+    """What the student imitates of the teacher (docs/compression/distillation.md)."""
     student_layers: Layers | None = None
     """Depth of the student. Default: half of the teacher's."""
     start: Start | None = None
@@ -58,8 +59,11 @@ class CompressOptions:
     """Attention heads of a student with --start new. Default: the teacher's."""
     intermediate_size: Size | None = None
     """Width of the feed-forward layers of a student with --start new. Default: the teacher's."""
+    student: str | None = None
+    """Model that the student begins with and whose sizes it has, e.g. the result of another recipe, instead of layers
+    of the teacher. It needs the teacher's tokenizer."""
     matches: str | None = None
-    """JSON file with a list of matches that replace those of the recipe (docs/compression.md)."""
+    """JSON file with a list of matches that replace those of the recipe (docs/compression/distillation.md)."""
     temperature: Annotated[float, Interval("(0, 1000]")] | None = None
     """T: logits are divided by it for soft targets."""
     soft_weight: NonNegative | None = None
@@ -81,20 +85,37 @@ class CompressOptions:
             not (self.layers and others),
             f"--layers and --{'-'.join(others[:1]).replace('_', '-')} exclude each other: give one of them",
         )
+        names = ("layers", "student_layers", "start", *WIDTHS)
+        given = [f"--{name.replace('_', '-')}" for name in names if getattr(self, name)]
+        require(
+            self.student is None or not given,
+            f"--student and {', '.join(given[:1])} exclude each other: the sizes are those of the given model",
+        )
 
-    def plan(self, teacher: ModelConfig) -> CompressionPlan:
+    def plan(self, teacher: ModelConfig, student: ModelConfig | None = None) -> CompressionPlan:
         """The student of a teacher, and its loss.
+
+        Args:
+          teacher: the encoder.
+          student: that of the model that `student` names.
 
         Raises:
           UserError: the student is deeper than the teacher, has other sizes without --start new, a match that is not
             possible, or a loss without a term.
         """
+        if student is not None:
+            require(
+                student.max_positions >= teacher.max_positions,
+                f"--student {self.student} has {student.max_positions} positions and the teacher "
+                f"{teacher.max_positions}: use a student with as many",
+            )
+            return CompressionPlan(student, (), self._recipe(teacher, student))
         depth = len(self.layers) or self.student_layers or max(teacher.num_layers // 2, 1)
         require(
             depth <= teacher.num_layers,
             f"--student-layers {depth}: the teacher has {teacher.num_layers} layers: use at most {teacher.num_layers}",
         )
-        widths = {name: getattr(self, name) for name in ("hidden_size", "num_heads", "intermediate_size")}
+        widths = {name: getattr(self, name) for name in WIDTHS}
         changes = {name: value for name, value in widths.items() if value is not None}
         model = dataclasses.replace(teacher, num_layers=depth, scan_unroll=None, **changes)
         recipe = self._recipe(teacher, model)
@@ -138,8 +159,9 @@ class CompressOptions:
             return None
         require(not recipe.matches, "--recipe theseus trains a mixed model, which has no matches: leave --matches out")
         require(
-            recipe.start != "new",
-            "--recipe theseus trains layers only, embeddings and head are the teacher's: --start new is not possible",
+            recipe.start != "new" and self.student is None,
+            "--recipe theseus trains layers only, embeddings and head are the teacher's: --start new and --student are "
+            "not possible",
         )
         require(
             len(set(layer_plans(teacher))) == 1,
@@ -147,6 +169,10 @@ class CompressOptions:
             "the others (pre-norm): use another recipe",
         )
         return dataclasses.replace(recipe.replacement, **changes)
+
+
+ON_A_CORPUS = CompressOptions(recipe="distilbert")
+"""The default of `bert-jax compress pretrain`."""
 
 
 def read_matches(path: str) -> tuple[Match, ...]:

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bert_jax.config.finetuning import FinetuneConfig, TaskHead
+from bert_jax.config.finetuning import DistilConfig, FinetuneConfig, TaskHead
 from bert_jax.config.sections import (
     KERNEL_ROW_LENGTHS,
     PAIR_FORMATS,
@@ -40,6 +40,7 @@ __all__ = [
     "CheckpointConfig",
     "Config",
     "DataConfig",
+    "DistilConfig",
     "EvaluationConfig",
     "FinetuneConfig",
     "LogConfig",
@@ -81,6 +82,8 @@ class Config:
     start: StartConfig = field(default_factory=StartConfig)
     finetune: Annotated[FinetuneConfig | None, tyro.conf.Suppress] = None
     """The task of a fine-tuning run; None: pretraining."""
+    distil: Annotated[DistilConfig | None, tyro.conf.Suppress] = None
+    """The teacher of a pretraining run; None: it has none."""
     seed: Annotated[int, Interval("[0, 2147483647]")] = 0
     """Seed of initialisation, examples, order, masks and dropout."""
 
@@ -209,10 +212,11 @@ def identity_fields(config: Config) -> dict[str, Any]:
         del values["model"][name]
     for phase in values["phases"]:
         del phase["accumulation"]
-    if config.finetune is not None:  # by content and by flag, not by path and position
-        del values["start"]["source"]
-        named = (flag.split(" ", 1) for flag in config.finetune.flags)
-        values["finetune"]["flags"] = {name: " ".join(value) for name, *value in named}
+    for name in ("finetune", "distil"):  # by content and by flag, not by path and position
+        if (section := getattr(config, name)) is not None:
+            del values["start"]["source"]
+            named = (flag.split(" ", 1) for flag in section.flags)
+            values[name]["flags"] = {flag: " ".join(value) for flag, *value in named}
     return values
 
 

@@ -1,4 +1,4 @@
-"""Config sections of a fine-tuned model: its head, and the run that trains it."""
+"""Config sections of a fine-tuned model: its head, and the run that trains it; and of pretraining with a teacher."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -66,3 +66,13 @@ class FinetuneConfig:
             f"finetune.head.cls_norm '{self.head.cls_norm}' normalises [CLS], and a head that reads "
             f"'{self.head.reads}' does not read it: set finetune.head.cls_norm none",
         )
+
+
+@dataclass(frozen=True)
+class DistilConfig:
+    """A pretraining run with a teacher (`bert-jax compress pretrain`), which `start.source` names."""
+
+    flags: tuple[str, ...] = ()
+    """The flags of student and loss that differ from the defaults."""
+    source_sha256: str = ""
+    """Of the teacher, and of the model that the student begins with, if it is another one."""

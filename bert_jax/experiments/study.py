@@ -189,7 +189,7 @@ def _changed_fields(base: Config, name: str, changes: Any, where: str) -> list[s
     Raises:
       UserError: an unknown name or field, or a dict for a name without fields.
     """
-    names = [one.name for one in dataclasses.fields(Config) if one.name not in ("name", "finetune")]
+    names = [one.name for one in dataclasses.fields(Config) if one.name not in ("name", "finetune", "distil")]
     _require_known(name, [*names, "tasks"], where, "field")
     section = {"phases": Phase, "tasks": FinetuneOptions}.get(name) or getattr(base, name)
     known = [one.name for one in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []

@@ -1,5 +1,6 @@
 """The settings of runs: against the preset, against each other, and as the command that repeats a run."""
 
+import dataclasses
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -84,8 +85,23 @@ def repeat_command(run: Run) -> list[Command | Note]:
         return [Note(text)]
     name, preset = base
     corpora = [["--corpus", corpus] for corpus in _corpora(run)]
-    options = [*corpora, ["--workdir", _other_directory(run)], *_differing_flags(preset, config)]
-    return [Command(_joined(["bert-jax", "pretrain", name], options))]
+    words, options = ["bert-jax", "pretrain", name], [*corpora, ["--workdir", _other_directory(run)]]
+    if config.distil is not None:
+        words = ["bert-jax", "compress", "pretrain", name, "--teacher", str(config.start.source)]
+        options += map(shlex.split, config.distil.flags)
+        config = _without_teacher(config, preset)
+    return [Command(_joined(words, [*options, *_differing_flags(preset, config)]))]
+
+
+def _without_teacher(config: Config, preset: Config) -> Config:
+    """The config of a run with a teacher as its command gave it: without what it has from teacher and student."""
+    computed = {name: getattr(config.model, name) for name in ("compute_dtype", "hidden_dropout", "attention_dropout")}
+    phases = [
+        dataclasses.replace(phase, frozen=tuple(one for one in phase.frozen if not one.startswith("teacher/")))
+        for phase in config.phases
+    ]
+    model = dataclasses.replace(preset.model, **computed)
+    return dataclasses.replace(config, model=model, phases=tuple(phases), start=preset.start)
 
 
 def _finetune_command(run: Run) -> list[Command | Note]:

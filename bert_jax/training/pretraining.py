@@ -206,6 +206,8 @@ def _evaluation_config(config: Config, form: str | None, seq_len: int | None, ro
         evaluation = dataclasses.replace(evaluation, rows=rows)
     if model.attention in FUSED_ATTENTION:
         model = dataclasses.replace(model, attention="xla", attention_dropout=0.0)
+    # Nothing is trained, and what only a training task has, such as a teacher, is not there.
+    phases = [dataclasses.replace(phase, frozen=()) for phase in (*config.phases[:-1], last)]
     pair = config.objective.pair if data.format in PAIR_FORMATS.get(config.objective.pair, ()) else "none"
     return dataclasses.replace(
         config,
@@ -213,6 +215,6 @@ def _evaluation_config(config: Config, form: str | None, seq_len: int | None, ro
         data=data,
         evaluation=evaluation,
         objective=ObjectiveConfig(pair=pair),
-        phases=(*config.phases[:-1], last),
+        phases=tuple(phases),
         mesh=MeshConfig(),
     )

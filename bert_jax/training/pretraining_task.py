@@ -53,24 +53,24 @@ class Pretraining:
         return bert.init(self.model_config, key, heads_of(self.config))
 
     @property
-    def _objectives(self) -> dict[str, Objective]:
-        """The terms of the loss."""
+    def objectives(self) -> dict[str, Objective]:
+        """The terms of the loss, by name."""
         return active_objectives(self.config.model, self.config.objective)
 
     def prepare(self, batch: Batch, seed: UInt32[Array, ""] | None) -> Batch:
         """Add the targets of all objectives, e.g. mask tokens."""
-        for objective in self._objectives.values():
+        for objective in self.objectives.values():
             batch = objective.prepare(batch, self.config, self.phase, self.vocabulary, seed)
         return batch
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Weight of each loss term, e.g. the number of predicted tokens."""
-        return {f"{name}_loss": objective.weight(batch) for name, objective in self._objectives.items()}
+        return {f"{name}_loss": objective.weight(batch) for name, objective in self.objectives.items()}
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and accuracy of all objectives."""
         model = bert.model_from_params(self.model_config, heads_of(self.config), params)
-        return pretraining_sums(self._objectives, model, batch, dropout_key)
+        return pretraining_sums(self.objectives, model, batch, dropout_key)
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
         """The rows with their targets, and their sums."""

@@ -135,7 +135,9 @@ class Programs:
         depth = stack_depth(self.abstract_state(phase).params)
 
         def enter(state: TrainState) -> TrainState:
-            params, kept = (repeat_layers(tree, depth) for tree in (state.params, state.optimizer))
+            params, kept = state.params, state.optimizer
+            if stack_depth(params) != depth:
+                params, kept = repeat_layers(params, depth), repeat_layers(kept, depth)
             new = task_optimizer(self.task.in_phase(phase)).init(params)
             optimizer = jax.tree_util.tree_map_with_path(choose, kept, new)
             return TrainState(state.step, params, optimizer, reset_for_phase(state.divergence))

@@ -5,8 +5,9 @@ import dataclasses
 import jax
 import numpy as np
 
-from bert_jax.compress.distil_task import FROZEN, FROZEN_IN_THESEUS, Distillation
+from bert_jax.compress.distil_task import FROZEN_IN_THESEUS, Distillation
 from bert_jax.compress.matches import RECIPES, Recipe
+from bert_jax.compress.teacher_task import FROZEN
 from bert_jax.config import MeshConfig, TaskHead
 from bert_jax.model import bert
 from bert_jax.training.programs import Programs
@@ -24,7 +25,8 @@ def recipe_of(name: str, teacher=TEACHER, student=MODEL) -> Recipe:
 def make_distillation(recipe: Recipe, student=MODEL, head: TaskHead = HEAD, mesh: MeshConfig | None = None):
     """The task; its student has two layers."""
     frozen = FROZEN if recipe.replacement is None else FROZEN_IN_THESEUS
-    return Distillation(make_task(head, student, mesh, frozen=frozen), TEACHER, recipe)
+    task = make_task(head, student, mesh, frozen=frozen)
+    return Distillation(task, TEACHER, task.heads, recipe)
 
 
 def initial_params(task: Distillation, student=None) -> dict:

@@ -96,6 +96,23 @@ def test_killed_and_continued(compressed, folder, teacher, tmp_path, tiny_progra
 
 
 @pytest.mark.slow
+def test_a_given_student(compressed, folder, teacher, tmp_path, tiny_corpus, tiny_run):
+    """It begins with its parameters and head, or with a new head where its own is another one."""
+    options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0)
+    predictions = CompressOptions(recipe="drop", soft_weight=1.0, task_weight=0.0, student=str(compressed))
+    result = compress(teacher, "sst2", folder / "sst2", tmp_path / "second", predictions, options)
+    before = json.loads((compressed / "results.json").read_text())
+    assert result.to_dict()["mean"] == before["mean"] and result.plan.model.hidden_size == 32
+    pretrained = dataclasses.replace(predictions, student=str(tiny_run))
+    result = compress(teacher, "sst2", folder / "sst2", tmp_path / "third", pretrained, options)
+    assert result.student_parameters == result.teacher_parameters
+    with input_formats.open_model(tmp_path / "third") as after, input_formats.open_model(tiny_run) as source:
+        leaves, known = name_leaves(after.model.params), name_leaves(source.model.params)
+    encoder = [name for name in leaves if name.startswith("encoder/")]
+    assert len(encoder) > 10 and all(np.array_equal(leaves[name], known[name]) for name in encoder)
+
+
+@pytest.mark.slow
 def test_a_copy_of_the_teacher_has_its_score(folder, teacher, tmp_path):
     """All layers and a learning rate of 0: the share is 1, and the predictions are the teacher's."""
     options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0, seeds=2)

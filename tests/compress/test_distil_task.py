@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from bert_jax.compress import losses
-from bert_jax.compress.distil_task import TEACHER as TEACHER_PATH
-from bert_jax.compress.distil_task import student_of
 from bert_jax.compress.matches import RECIPES, Match, Recipe
 from bert_jax.compress.students import student_params
+from bert_jax.compress.teacher_task import TEACHER as TEACHER_PATH
+from bert_jax.compress.teacher_task import student_of
 from bert_jax.config import TaskHead
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs

@@ -7,8 +7,10 @@ import pytest
 
 from bert_jax.compress.matches import RECIPES, Match, check_matches, choose_layers
 from bert_jax.compress.options import CompressOptions, read_matches
-from bert_jax.config import ModelConfig
+from bert_jax.compress.students import check_teacher_heads
+from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.training.sharding import abstract_mesh
 
 BERT_BASE = ModelConfig()
 SMALL = dataclasses.replace(BERT_BASE, num_layers=6)
@@ -121,3 +123,10 @@ def test_matches_from_a_file(tmp_path):
         with pytest.raises(UserError) as error:
             read_matches(str(path))
         assert part in str(error.value), str(error.value)
+
+
+def test_the_mesh_divides_the_teachers_heads():
+    mesh = abstract_mesh(MeshConfig(1, 1, 5), 5)
+    check_teacher_heads(dataclasses.replace(BERT_BASE, hidden_size=640, num_heads=10), mesh)
+    with pytest.raises(UserError, match=r"mesh\.tensor 5 does not divide the teacher's 12 attention heads"):
+        check_teacher_heads(BERT_BASE, mesh)

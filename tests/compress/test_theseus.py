@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.compress.distil_task import FROZEN_IN_THESEUS, REPLACED, student_of
-from bert_jax.compress.distil_task import TEACHER as TEACHER_PATH
+from bert_jax.compress.distil_task import FROZEN_IN_THESEUS, REPLACED
 from bert_jax.compress.matches import RECIPES, Replacement
 from bert_jax.compress.options import CompressOptions
+from bert_jax.compress.teacher_task import TEACHER as TEACHER_PATH
+from bert_jax.compress.teacher_task import student_of
 from bert_jax.compress.theseus import applied_layers, draw_replaced, module_of_layers
 from bert_jax.config import ModelConfig
 from bert_jax.data.cursor import Cursor
@@ -168,7 +169,7 @@ def test_options():
     ("options", "part"),
     [
         ({"recipe": "drop", "replace_share": 0.5}, "--replace-share belongs to --recipe theseus"),
-        ({"recipe": "theseus", "start": "new"}, "--start new is not possible"),
+        ({"recipe": "theseus", "start": "new"}, "--start new and --student are not possible"),
     ],
 )
 def test_refused_options(options, part):

@@ -69,8 +69,8 @@ def test_commands_on_distillation(folder, monkeypatch, quick_compilation):
     (folder / "matches.json").write_text(code_of("docs/compression/distillation.md", "json"))
     monkeypatch.chdir(folder)
     six_layers = SMALL_RUN.replace("--model.num-layers 1", "--model.num-layers 6").split()
-    run(["bert-jax", "pretrain", "bert_tiny", "--corpus", "corpus", "--workdir", "runs/six", *six_layers])
-    run(shrink("bert-jax finetune runs/six --task sst2 --data sst2 --workdir runs/sst2"))
+    run(["bert-jax", "pretrain", "bert_tiny", "--corpus", "corpus", "--workdir", "runs/books", *six_layers])
+    run(shrink("bert-jax finetune runs/books --task sst2 --data sst2 --workdir runs/sst2"))
     run_page("docs/compression/distillation.md", folder, monkeypatch)
 
 

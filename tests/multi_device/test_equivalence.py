@@ -165,6 +165,14 @@ def test_replaced_modules_agree_with_one_device(outcome, name):
     np.testing.assert_allclose(other["loss"], one["loss"], rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["data8", "cube"])
+def test_distillation_on_a_corpus_agrees_with_one_device(outcome, name):
+    """Soft targets are divided by the number of masked tokens of all devices."""
+    one, other = (outcome["corpus"][case] for case in ("one", name))
+    assert other["gradient_distance"] <= 1e-5
+    np.testing.assert_allclose(other["losses"], one["losses"], rtol=1e-5)
+
+
 def test_encode_splits_its_rows_over_all_devices(outcome):
     encoded = outcome["encoded"]
     assert all(len(rows) == 8 and len(set(rows)) == 1 for rows in encoded["rows"]) and encoded["rows"]

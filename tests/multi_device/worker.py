@@ -27,6 +27,7 @@ from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import make_mesh, put_rows, sum_over_devices
+from tests.compress import test_corpus_task
 from tests.compress.distillation import make_distillation, make_state
 from tests.finetune import tiny_task
 from tests.finetune.tiny_task import with_cls_norm
@@ -255,6 +256,20 @@ def replaced() -> dict:
     return results
 
 
+def distilled_on_a_corpus() -> dict:
+    """A pretraining step with a teacher and a map on one device and on eight."""
+    narrow = dataclasses.replace(test_corpus_task.STUDENT, hidden_size=8)
+    recipe, results, moments = RECIPES["tinybert"](4, 2, "to_teacher")._replace(task_weight=1.0), {}, {}
+    for name, sizes in {"one": (1, 1, 1), "data8": (8, 1, 1), "cube": (2, 2, 2)}.items():
+        task = test_corpus_task.make_task(recipe, narrow, MeshConfig(*sizes))
+        programs, state = test_corpus_task.make_state(task, math.prod(sizes))
+        state, metrics = test_corpus_task.take_step(programs, state, 3e-3)
+        moments[name] = tiny_task.arrays(state.optimizer.mu)
+        losses = [metrics[one] for one in ("loss", "mlm_loss", "soft_loss", "scores_1_0_mse", "hidden_4_2_mse")]
+        results[name] = {"losses": losses, "gradient_distance": relative_distance(moments["one"], moments[name])}
+    return results
+
+
 def relative_distance(a: dict[str, np.ndarray], b: dict[str, np.ndarray]) -> float:
     """|a - b| / |a| over all arrays together."""
     difference = sum(float(np.square(a[name] - b[name], dtype=np.float64).sum()) for name in a)
@@ -274,7 +289,12 @@ def main() -> None:
     # Results are equal up to rounding, and compilation takes half the time; the HLO of these programs is not read.
     jax.config.update("jax_disable_most_optimizations", True)
     others = {"masked_counts": masked_counts(), "ramp": ramp(), "encoded": encoded()}
-    others |= {"batch_normalised": batch_normalised(), "distilled": distilled(), "replaced": replaced()}
+    others |= {
+        "batch_normalised": batch_normalised(),
+        "distilled": distilled(),
+        "replaced": replaced(),
+        "corpus": distilled_on_a_corpus(),
+    }
     json.dump({"cases": results, "controls": controls, **others}, sys.stdout)
 
 
