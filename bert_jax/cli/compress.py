@@ -1,5 +1,6 @@
 """The commands ``bert-jax compress distil`` and so on."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -189,7 +190,8 @@ class PretrainStudent(Pretrain):
         )
 
         def announce(config: Config, line: str) -> None:
-            self.print_summary(config, mixture)
+            phases = tuple(dataclasses.replace(phase, frozen=()) for phase in config.phases)  # no part of the student
+            self.print_summary(dataclasses.replace(config, phases=phases), mixture)
             print(line, file=sys.stderr, flush=True)
 
         return corpus_distillation.distil_on_corpus(
