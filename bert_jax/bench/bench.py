@@ -6,6 +6,8 @@ and a peer library.
     bert-jax bench --peer transformers --floor --json bench.json
     bert-jax bench --sweep --json sweep.json --budget 540
                                     # the same command continues a sweep
+    bert-jax bench --serve MODEL [MODEL ...] --help
+                                    # instead: models in their runtimes
 
 One process. Cases of one preset and sequence length form a group and are
 interleaved: A, B, C, A, B, C, ... Warm-up and compilation are not timed. MFU is
@@ -20,6 +22,7 @@ import gc
 import itertools
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -343,6 +346,16 @@ def planned_bytes(case: Case, devices: int) -> int:
     return sum(estimate_memory(config, 0, Sizes(data=devices), case.accumulation).values())
 
 
-main = functools.partial(
+measure_steps = functools.partial(
     harness.run, __doc__, flags, measure, harness.tables, prog="bert-jax bench", continues=lambda options: options.sweep
 )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure train steps or, with --serve, models in their runtimes, which needs more packages."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    if "--serve" in words:
+        from bert_jax.bench import serve
+
+        return serve.main(words)
+    return measure_steps(words)

@@ -23,6 +23,7 @@ from bert_jax.report import Section, Table, text
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "grain", "tokenizers", "torch", "transformers", "datasketch")
+PACKAGES += ("onnxruntime", "openvino")
 CLOCKS = {"seconds": time.perf_counter, "cpu": time.process_time, "main": time.thread_time}
 """Wall-clock time; CPU time of this process, which varies less on a busy machine; CPU time of this thread."""
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import tokenizers
 
+from bert_jax.array_types import Array, Float, Int
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.parity.jax_forward import whole_rows
@@ -227,6 +228,25 @@ class LoadedModel:
             None if probabilities is None else probabilities[..., :longest, :longest],
         )
 
+    def run_ids(
+        self,
+        input_ids: Int[np.ndarray, "B S"],
+        token_type_ids: Int[np.ndarray, "B S"],
+        attention_mask: Int[np.ndarray, "B S"],
+    ) -> Float[Array, "B n X"]:
+        """One forward pass over ids: the logits of the task head, or the last hidden state of a model without one.
+
+        Args:
+          input_ids: rows that begin with [CLS]; each shape is compiled once.
+          token_type_ids: 0 for models without token types.
+          attention_mask: 1 at tokens, 0 at padding.
+
+        Returns:
+          float32 [B, 1, C] of a head that reads examples, [B, S, C] of one that reads tokens, or [B, S, H].
+        """
+        config = _inference_config(self.config)
+        return _run_ids(config, self.heads, self.params, input_ids, token_type_ids, attention_mask)
+
     def _length(self, max_length: int | None, default: int | None) -> int:
         max_positions = self.config.max_positions
         length = min(default or max_positions, max_positions) if max_length is None else max_length
@@ -327,6 +347,21 @@ def _outputs(
     inputs = whole_rows(input_ids, jnp.zeros_like(input_ids), mask)
     encoder = bert.model_from_params(config, heads, params).encoder
     return encoder(inputs, hidden_states=hidden_states, activations=sites)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _run_ids(
+    config: ModelConfig,
+    heads: Heads,
+    params: bert.Params,
+    input_ids: jax.Array,
+    token_type_ids: jax.Array,
+    mask: jax.Array,
+) -> jax.Array:
+    model, inputs = bert.model_from_params(config, heads, params), whole_rows(input_ids, token_type_ids, mask)
+    if heads.task is not None:
+        return model.task_logits(inputs, model.encode(inputs))
+    return model.encoder(inputs, pool=False).hidden.astype(jnp.float32)
 
 
 _vectors = functools.partial(jax.jit, static_argnums=(0, 1, 2))(embedding.embed_packed_inputs)

@@ -97,6 +97,8 @@ def open_session(directory: StoredPath, threads: int | None = None) -> "onnxrunt
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
+    # Else its threads go on spinning after a call, and take time from whatever runs next.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         return onnxruntime.InferenceSession(str(directory / MODEL), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base

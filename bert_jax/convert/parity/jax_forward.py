@@ -61,7 +61,8 @@ def forward(
     config = dataclasses.replace(config, **plain)
     model, batch = bert.model_from_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
     with jax.default_matmul_precision("highest"):
-        output = model.encoder(batch, hidden_states=hidden_states)
+        mixes = heads.task is not None and heads.task.mix
+        output = model.encoder(batch, hidden_states=hidden_states or mixes)
         outputs = {"hidden": output.hidden_states if hidden_states else output.hidden}
         if output.pooled is not None:
             outputs["pooled"] = output.pooled[:, 0]
@@ -70,8 +71,10 @@ def forward(
         if model.pair is not None:
             outputs["pair"] = model.pair(output.pooled)[:, 0]
         if heads.task is not None:  # in the shape of transformers, for rows with one example each
-            # Encoded again, as in fine-tuning, where the last layer may compute [CLS] only.
-            kind, logits = heads.task.kind, model.task_logits(batch, model.encode(batch))
+            # The report encodes again, as in fine-tuning, where the last layer may compute [CLS] only; a program whose
+            # length is free cannot tell whether that is less.
+            encoded = model.encode(batch) if hidden_states else model.task_view(batch, output)
+            kind, logits = heads.task.kind, model.task_logits(batch, encoded)
             logits = logits[:, 0] if kind == "classification" else logits[..., 0] if kind == "replaced" else logits
             outputs["task"] = logits
     return outputs
