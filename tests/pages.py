@@ -39,6 +39,7 @@ SMALLER = {
     "compress distil": "--steps 2 --batch-size 8",
     "compress pretrain": SMALL_PHASE,
     "compress prune": "--examples 8 --iterations 2",
+    "bench --serve": "--rounds 1 --seq-lens 8,16 --batch 2",
     "bench": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
     "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 4 --rounds 1",
     "scripts/benchmarks/bench_masking.py": "--preset bert_tiny --seq-len 16 --batch 2 --rounds 1 --calls 1",
@@ -91,7 +92,7 @@ def commands_of(page: str) -> list[str]:
 def shrink(line: str) -> list[str]:
     """The words of a command, with flags that make it small in place of its own."""
     words = shlex.split(line)
-    smaller = shlex.split(SMALLER.get(words[1], SMALLER.get(" ".join(words[1:3]), "")))
+    smaller = shlex.split(SMALLER.get(" ".join(words[1:3]), SMALLER.get(words[1], "")))
     if words[0] == "bert-jax" and words[1] in ("pretrain", "plan") and words[2] in TWO_PHASES:
         smaller += shlex.split(SECOND_PHASE)
     given = {flag for flag in smaller if flag.startswith("--")}

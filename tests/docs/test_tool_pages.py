@@ -88,5 +88,10 @@ def test_commands_on_the_reference_run(tmp_path, monkeypatch):
 
 
 def test_commands_on_serving(folder, tiny_export, monkeypatch, quick_compilation):
+    task_files.write_glue(folder / "sst2", "sst2")
     shutil.copytree(tiny_export, folder / "my_bert")
+    monkeypatch.chdir(folder)
+    run(shrink("bert-jax finetune my_bert --task sst2 --data sst2 --workdir sst2_runs --max-length 64"))
+    run(["bert-jax", "convert", "sst2_runs", "my_sst2"])
+    run(["bert-jax", "convert", "my_sst2", "sst2_int8", "--to", "onnx-int8"])
     run_page("docs/compression/serving.md", folder, monkeypatch)
