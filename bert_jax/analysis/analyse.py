@@ -155,11 +155,11 @@ def _write_views(options: Any, heads: list[tuple[int, int]], models: list[tuple[
 
 
 def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, StoredPath]], command: str) -> None:
-    points, left_out = [], {}
+    points, left_out, baselines = [], {}, {}
     for step, source in models:
         model = loaded_model.load(source)
         digest, directory = results.model_sha256(model), _directory(options.out, step)
-        inputs = SuiteInputs(model, options.data, options.seed, progress=True, source=source)
+        inputs = SuiteInputs(model, options.data, options.seed, True, source, baselines)
         files = {}
         for suite in chosen:
             settings = getattr(options, _attribute(suite))

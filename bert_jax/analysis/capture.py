@@ -195,14 +195,23 @@ def compute(
     needs_states = not {"embeddings", "hidden_states", "layers.*.mlm_logits"}.isdisjoint(outputs)
     mixes = heads.task is not None and heads.task.mix
     with jax.default_matmul_precision("highest"):
-        output = model.encoder(inputs, hidden_states=needs_states or mixes, activations=sites, edits=edits)
+        # The last layer is computed only where it is read. Edits may differ by position.
+        only_there = positions is not None and outputs == ("mlm_logits",) and not (sites or edits or mixes)
+        output = model.encoder(
+            inputs,
+            hidden_states=needs_states or mixes,
+            activations=sites,
+            edits=edits,
+            positions=jnp.asarray(positions) if only_there else None,
+            pool=not only_there,
+        )
         found = {f"layers.*.{site}": value for site, value in output.activations.items()}
         if needs_states:
             found |= {"hidden_states": output.hidden_states, "embeddings": output.hidden_states[0]}
         if output.pooled is not None:
             found["pooled"] = output.pooled[:, 0]
         if "mlm_logits" in outputs:
-            found["mlm_logits"] = _mlm_logits(model, output.hidden, positions)
+            found["mlm_logits"] = _mlm_logits(model, output.hidden, None if only_there else positions)
         if "layers.*.mlm_logits" in outputs:
             found["layers.*.mlm_logits"] = jax.vmap(lambda state: _mlm_logits(model, state, positions))(
                 _normalised_states(model, output.hidden_states)

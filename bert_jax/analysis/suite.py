@@ -1,8 +1,8 @@
 """What a suite of analyses is: a function from a model and data to plain values, and how they are shown."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
@@ -12,6 +12,7 @@ from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert
 from bert_jax.storage import StoredPath
 
+Value = TypeVar("Value")
 Result = dict[str, Any]
 """Values that JSON can hold, with names that say what they are and in which unit."""
 
@@ -29,6 +30,8 @@ class SuiteInputs:
     """Whether progress bars are shown."""
     source: StoredPath | None = None
     """What the model was read from, for suites that write another one; None: it is only in memory."""
+    baselines: dict[Any, Any] = field(default_factory=dict)
+    """Measurements of random weights, by `of_random_weights`; the checkpoints of a run share one dict."""
 
     def files(self, folder: str, *endings: str) -> list[StoredPath]:
         """The files of a folder of the data with one of the endings, by name.
@@ -48,6 +51,18 @@ class SuiteInputs:
         config, heads = self.model.config, self.model.heads
         params = bert.init(config, jax.random.key(self.seed), heads)
         return LoadedModel(config, heads, params, self.model.tokenizer)
+
+    def of_random_weights(self, name: str, measure: Callable[[LoadedModel], Value]) -> Value:
+        """What `measure` returns for random weights; the checkpoints of a run with one config compute it once.
+
+        Args:
+          name: of the measurement, unique among all suites.
+          measure: a function of the weights, the data, the settings of the suite, and the seed.
+        """
+        key = name, self.model.config, self.model.heads
+        if key not in self.baselines:
+            self.baselines[key] = measure(self.with_random_weights())
+        return self.baselines[key]
 
 
 class Suite(NamedTuple):

@@ -1,5 +1,6 @@
 """Activations by name, interventions as data, and gradients by activations."""
 
+import functools
 import json
 
 import jax
@@ -13,6 +14,7 @@ from bert_jax.analysis.capture import capture, gradients
 from bert_jax.analysis.interventions import Intervention
 from bert_jax.analysis.rows import batches, encode_texts, encode_words, mean_of_words
 from bert_jax.errors import UserError
+from bert_jax.model import encoder
 from bert_jax.model.activations import Edit
 from tests.analysis.models import LAYERS, small_model
 
@@ -85,6 +87,28 @@ def test_names(model, batch):
     np.testing.assert_allclose(few["mlm_logits"], found["mlm_logits"][:, 1:3], atol=1e-5)
     np.testing.assert_allclose(few["layers.*.mlm_logits"][-1], few["mlm_logits"], atol=1e-5)
     assert np.abs(few["layers.*.mlm_logits"][0] - few["mlm_logits"]).max() > 0.1
+    alone = capture(model, batch, ["mlm_logits"], positions=positions)["mlm_logits"]
+    np.testing.assert_allclose(alone, few["mlm_logits"], atol=1e-5)
+
+
+def test_the_last_layer_is_computed_only_where_the_mlm_head_reads(model, batch, monkeypatch):
+    """Unless something else reads it; an intervention there has its effect."""
+    positions, counts = np.ones((len(batch.input_ids), 1), np.int32), []
+    count = encoder.count_last_layer_positions
+    monkeypatch.setattr(
+        encoder, "count_last_layer_positions", lambda *sizes: counts.append(count(*sizes)) or counts[-1]
+    )
+    config = capture_lib.analysis_config(model.config)
+    for outputs in (("mlm_logits",), ("hidden_states", "mlm_logits")):
+        trace = functools.partial(capture_lib.compute, config, model.heads, (), outputs)
+        shape = jax.eval_shape(trace, model.params, batch[:3], {}, positions)["mlm_logits"].shape
+        assert shape == (len(batch.input_ids), 1, model.config.vocab_size)
+    assert counts == [1]
+    patch = Intervention("layers.2.hidden", positions=(1,), factor=0.0)
+    (all_positions, at_one) = (
+        capture(model, batch, ["mlm_logits"], [patch], positions=where)["mlm_logits"] for where in (None, positions)
+    )
+    np.testing.assert_allclose(at_one[:, 0], all_positions[:, 1], atol=1e-5)
 
 
 @pytest.mark.parametrize(

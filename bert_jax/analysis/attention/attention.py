@@ -1,6 +1,6 @@
 """The suite: attention in lines of text/, and heads per dependency relation in treebank/, beside random weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,12 @@ def run(inputs: SuiteInputs, settings: AttentionSettings) -> Result:
     )
     length = min(settings.max_length, config.max_positions)
     result: Result = {"layers": config.num_layers, "heads": config.num_heads, "seed": inputs.seed}
-    random = inputs.with_random_weights()
     for folder, measured in (("text", _measure_text), ("treebank", _measure_treebank)):
-        result[folder] = measured(inputs, settings, length, random) if (inputs.data / folder).is_dir() else None
+        result[folder] = measured(inputs, settings, length) if (inputs.data / folder).is_dir() else None
     return result
 
 
-def _measure_text(inputs: SuiteInputs, settings: AttentionSettings, length: int, random: LoadedModel) -> dict[str, Any]:
+def _measure_text(inputs: SuiteInputs, settings: AttentionSettings, length: int) -> dict[str, Any]:
     model, tokenizer, progress = inputs.model, inputs.model.tokenizer, inputs.progress
     paths = inputs.files("text", ".txt")
     sample = sample_texts(paths, tokenizer, length - 1, settings.texts, inputs.seed)
@@ -81,7 +80,13 @@ def _measure_text(inputs: SuiteInputs, settings: AttentionSettings, length: int,
     require(bool(rows), "attention: all lines of text/ that fit have a single token: give longer texts")
     pairs = halve(rows, tokenizer, model.config.type_vocab_size)
     short = shorten(rows[: settings.flow_texts], settings.flow_length)
-    both = {"model": model, "random_weights": random}
+
+    def statistics_of(one: LoadedModel) -> dict[str, Any]:
+        return measure_maps(one, pairs, settings.cluster_texts, progress=progress)
+
+    def flow_of(one: LoadedModel) -> dict[str, Any]:
+        return flow.summarize_flow(one, short, progress=progress)
+
     return {
         "texts": len(rows),
         "tokens": sum(len(row.input_ids) for row in pairs),
@@ -89,13 +94,17 @@ def _measure_text(inputs: SuiteInputs, settings: AttentionSettings, length: int,
         "skipped_lines": sample.skipped,
         "texts_of_one_token": len(sample.rows) - len(rows),
         "uniform": _uniform_statistics(pairs, model),
-        "statistics": {
-            name: measure_maps(one, pairs, settings.cluster_texts, progress=progress) for name, one in both.items()
-        },
+        "statistics": _of_both(inputs, "statistics", statistics_of),
         "gradients": _gradients(model, pairs[: settings.gradient_texts], settings, inputs),
         "flow_texts": len(short),
-        "flow": {name: flow.summarize_flow(one, short, progress=progress) for name, one in both.items()},
+        "flow": _of_both(inputs, "flow", flow_of),
     }
+
+
+def _of_both(inputs: SuiteInputs, what: str, measure: Callable[[LoadedModel], Any]) -> dict[str, Any]:
+    """What `measure` returns for the model and for random weights."""
+    random = inputs.of_random_weights(f"attention, {what}", measure)
+    return {"model": measure(inputs.model), "random_weights": random}
 
 
 def measure_maps(
@@ -173,9 +182,7 @@ def _gradients(
     }
 
 
-def _measure_treebank(
-    inputs: SuiteInputs, settings: AttentionSettings, length: int, random: LoadedModel
-) -> dict[str, Any]:
+def _measure_treebank(inputs: SuiteInputs, settings: AttentionSettings, length: int) -> dict[str, Any]:
     files = inputs.files("treebank", ".conllu")
     # Sentences of train are needed only if there are no others.
     splits = read_splits([path for path in files if "train" not in path.name] or files)
@@ -196,8 +203,8 @@ def _measure_treebank(
         all(any(relations.scored_words(sentence).any() for sentence in part) for part in drawn),
         f"attention: {names[0]} or {names[1]} of treebank/ has no word with a head that is no punctuation: give more",
     )
-    tables = []
-    for model in (inputs.model, random):
+
+    def best_heads_of(model: LoadedModel) -> list[dict[str, Any]]:
         counts = [
             relations.count_correct(
                 attention_maps(model, rows[i], what="heads per relation", progress=inputs.progress),
@@ -207,7 +214,9 @@ def _measure_treebank(
             )
             for i in range(2)
         ]
-        tables.append(relations.best_heads(*counts, kept))
+        return relations.best_heads(*counts, kept)
+
+    tables = _of_both(inputs, "relations", best_heads_of)
     return {
         "selection": names[0],
         "scoring": names[1],
@@ -215,8 +224,8 @@ def _measure_treebank(
         "sentences_of_scoring": len(rows[1]),
         "skipped_sentences": skipped,
         "rare_relations": rare,
-        "relations": tables[0],
-        "random_weights": tables[1],
+        "relations": tables["model"],
+        "random_weights": tables["random_weights"],
     }
 
 

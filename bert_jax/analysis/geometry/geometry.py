@@ -11,6 +11,7 @@ from bert_jax.analysis.geometry.words import choose_words, measure, split_words,
 from bert_jax.analysis.rows import sample_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.field_validation import Count, check
+from bert_jax.inference.loaded_model import LoadedModel
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,10 @@ def _words(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> dict
     sample = sample_texts(inputs.files("text", ".txt"), tokenizer, length, settings.texts, inputs.seed)
     rows = [row for row in split_words(sample.rows, tokenizer) if row.word_ids.max() > 0]
     chosen = choose_words(rows, tokenizer, settings.words, settings.contexts, np.random.default_rng(inputs.seed))
-    found = {
-        name: measure(word_vectors(model, rows, chosen, progress=inputs.progress))
-        for name, model in (("model", inputs.model), ("random_weights", inputs.with_random_weights()))
-    }
+
+    def measure_in(model: LoadedModel) -> dict[str, Any]:
+        return measure(word_vectors(model, rows, chosen, progress=inputs.progress))
+
     return {
         "texts": len(rows),
         "lines": sample.lines,
@@ -63,7 +64,8 @@ def _words(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> dict
         "words_with_enough_contexts": chosen.candidates,
         "contexts": settings.contexts,
         "examples": chosen.words[:20],
-        **found,
+        "model": measure_in(inputs.model),
+        "random_weights": inputs.of_random_weights("geometry, words", measure_in),
     }
 
 
@@ -72,10 +74,11 @@ def _languages(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> 
     sample = sample_languages(paths, inputs.model.tokenizer, length, settings.sentences, inputs.seed)
     count, labels = len(sample.codes), (sample.languages, sample.splits)
     vectors = sentence_vectors(inputs.model, sample.rows, progress=inputs.progress)
-    found = {"model": identify(vectors, *labels, count)}
     cosines = centroid_cosines(vectors[-1], sample.languages, count)
-    random = sentence_vectors(inputs.with_random_weights(), sample.rows, progress=inputs.progress)
-    found["random_weights"] = identify(random, *labels, count)
+
+    def identify_in(model: LoadedModel) -> dict[str, Any]:
+        return identify(sentence_vectors(model, sample.rows, progress=inputs.progress), *labels, count)
+
     tested = np.bincount(sample.languages[sample.splits == len(SPLITS) - 1], minlength=count)
     return {
         "codes": sample.codes,
@@ -86,7 +89,8 @@ def _languages(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> 
         "unknown_share": sample.unknown_share,
         "majority_accuracy": float(tested.max() / tested.sum()),
         "centroid_cosines_last": np.round(cosines, 4).tolist(),
-        **found,
+        "model": identify(vectors, *labels, count),
+        "random_weights": inputs.of_random_weights("geometry, languages", identify_in),
     }
 
 

@@ -24,6 +24,7 @@ from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
 from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.progress import progress_bar
 from bert_jax.storage import StoredPath, to_path
 
@@ -122,10 +123,11 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
     gates = _train_gates(inputs, settings) if settings.gates_to else None
     data = _read(inputs, settings)
     everything = {CONTEXT: np.ones(shape, bool)}
-    importances, random = (
-        importance(mask_derivatives(one, data.for_importance, everything)[CONTEXT])
-        for one in (model, inputs.with_random_weights())
-    )
+
+    def importance_in(model: LoadedModel) -> np.ndarray:
+        return importance(mask_derivatives(model, data.for_importance, everything)[CONTEXT])
+
+    importances, random = importance_in(model), inputs.of_random_weights("heads", importance_in)
     unchanged = evaluate(model, data.for_losses, everything)
     removed = _remove(inputs, settings, data, importances, unchanged)
     curve = removed["pruning"]["iterative"]

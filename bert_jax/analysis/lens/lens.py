@@ -123,7 +123,10 @@ def run(inputs: SuiteInputs, settings: LensSettings) -> Result:
     require(bool(kept), "lens: no line of text/ has a token that the vocabulary knows: give other texts")
     rows, masked = [sample.rows[i] for i in kept], [masked[i] for i in kept]
     readings, tokens, row_of_token = read_masked(model, rows, masked, progress=inputs.progress)
-    random = read_masked(inputs.with_random_weights(), rows, masked, progress=inputs.progress)[0]
+
+    def summary_of(model: LoadedModel) -> dict[str, Any]:
+        return summarize(read_masked(model, rows, masked, progress=inputs.progress)[0], tokens)
+
     return {
         "layers": model.config.num_layers,
         "seed": inputs.seed,
@@ -134,7 +137,7 @@ def run(inputs: SuiteInputs, settings: LensSettings) -> Result:
         "masked_tokens": len(tokens),
         "mask_share": settings.mask_share,
         "model": summarize(readings, tokens),
-        "random_weights": summarize(random, tokens),
+        "random_weights": inputs.of_random_weights("lens", summary_of),
         "unigram": unigram_readings(tokens, _counts_of_unmasked(rows, masked, tokenizer)),
         "examples": _examples(rows, masked, readings, row_of_token, tokenizer, settings),
     }

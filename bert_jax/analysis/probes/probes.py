@@ -1,12 +1,14 @@
 """The suite: probes of every hidden state for parts of speech, dependency relations, entities and trees."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.probes import attention_trees, erasure
+from bert_jax.analysis.probes import erasure
+from bert_jax.analysis.probes.attention_trees import baselines as attention_baselines
+from bert_jax.analysis.probes.attention_trees import head_uuas
 from bert_jax.analysis.probes.by_state import chain_scores, gold_trees, linear_scores, mix_summary, structural_scores
 from bert_jax.analysis.probes.section import blocks, scalars
 from bert_jax.analysis.probes.tasks import LabelTask, describe, entity_task, part_of_speech_task, relation_task
@@ -21,8 +23,6 @@ from bert_jax.storage import StoredPath
 
 Task = dict[str, Any]
 """Of one task: sizes and baselines, and the scores of each of ROWS."""
-Models = dict[str, LoadedModel]
-"""By row."""
 ROWS = ("model", "random_weights")
 
 
@@ -64,29 +64,30 @@ def run(inputs: SuiteInputs, settings: ProbesSettings) -> Result:
       UserError: malformed data, a missing split, or too few sentences that fit.
     """
     result: Result = {"layers": inputs.model.config.num_layers, "seed": inputs.seed, "treebank": None, "entities": None}
-    models = {ROWS[0]: inputs.model, ROWS[1]: inputs.with_random_weights()}
     tasks: dict[str, Task] = {}
     if (inputs.data / "treebank").is_dir():
-        result["treebank"] = _treebank(inputs, settings, models, tasks)
+        result["treebank"] = _treebank(inputs, settings, tasks)
     if (inputs.data / "entities").is_dir():
-        result["entities"] = _entities(inputs, settings, models, tasks)
+        result["entities"] = _entities(inputs, settings, tasks)
     return result | {"tasks": tasks}
 
 
-def _treebank(inputs: SuiteInputs, settings: ProbesSettings, models: Models, tasks: dict[str, Task]) -> dict[str, Any]:
+def _treebank(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Task]) -> dict[str, Any]:
     """Everything that reads treebank/; the tasks are added to `tasks`."""
     splits = read_splits(inputs.files("treebank", ".conllu"))
     train, dev = _draw(inputs, settings, splits, "treebank")
     label_tasks = {"pos": part_of_speech_task(train, dev), "relations": relation_task(train, dev)}
     tasks |= {name: describe(task) for name, task in label_tasks.items()}
     trees = gold_trees(dev)
-    structure: dict[str, Any] = {"chain": chain_scores(trees)._asdict()}
-    attention: dict[str, Any] = attention_trees.baselines(trees, inputs.seed)
-    for row, model in models.items():
-        vectors = word_vectors(model, train, dev, description=f"vectors, {row}", progress=inputs.progress)
-        for name, task in label_tasks.items():
-            tasks[name][row] = _label_scores(inputs, settings, vectors, task, dev, f"{name}, {row}")
-        structure[row] = structural_scores(
+
+    def probe_row(model: LoadedModel, row: str) -> dict[str, Any]:
+        shown = {"progress": inputs.progress}
+        vectors = word_vectors(model, train, dev, description=f"vectors, {row}", **shown)
+        found: dict[str, Any] = {
+            name: _label_scores(inputs, settings, vectors, task, dev, f"{name}, {row}")
+            for name, task in label_tasks.items()
+        }
+        found["structure"] = structural_scores(
             vectors,
             train,
             dev,
@@ -95,13 +96,35 @@ def _treebank(inputs: SuiteInputs, settings: ProbesSettings, models: Models, tas
             seed=inputs.seed,
             with_control=row == ROWS[0],
             description=f"trees, {row}",
-            progress=inputs.progress,
+            **shown,
         )
         del vectors
-        shown = {"description": f"trees from attention, {row}", "progress": inputs.progress}
-        attention[row] = attention_trees.head_uuas(model, dev.rows, trees, **shown)
+        found["attention"] = head_uuas(model, dev.rows, trees, description=f"trees from attention, {row}", **shown)
+        return found
+
+    rows = _of_both(inputs, "treebank", probe_row)
+    for name in label_tasks:
+        tasks[name] |= {row: found[name] for row, found in rows.items()}
+    structure = {row: found["structure"] for row, found in rows.items()}
+    attention = {row: found["attention"] for row, found in rows.items()}
     erased = _erasure(inputs, settings, train, dev, label_tasks["pos"].names)
-    return {**_sizes(train, dev), "structure": structure, "attention_trees": attention, "erasure": erased}
+    return {
+        **_sizes(train, dev),
+        "structure": {"chain": chain_scores(trees)._asdict(), **structure},
+        "attention_trees": {**attention_baselines(trees, inputs.seed), **attention},
+        "erasure": erased,
+    }
+
+
+def _of_both(
+    inputs: SuiteInputs, folder: str, probe_row: Callable[[LoadedModel, str], dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """What `probe_row` measures in the model and in random weights, by row."""
+    name, random = f"probes, {folder}", ROWS[1]
+    return {
+        ROWS[0]: probe_row(inputs.model, ROWS[0]),
+        random: inputs.of_random_weights(name, lambda model: probe_row(model, random)),
+    }
 
 
 def _erasure(
@@ -122,14 +145,16 @@ def _erasure(
     )
 
 
-def _entities(inputs: SuiteInputs, settings: ProbesSettings, models: Models, tasks: dict[str, Task]) -> dict[str, Any]:
+def _entities(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Task]) -> dict[str, Any]:
     """Everything that reads entities/; the task is added to `tasks`."""
     train, dev = _draw(inputs, settings, _read_entities(inputs.files("entities", "")), "entities")
     task = entity_task(train, dev)
-    tasks["entities"] = describe(task)
-    for row, model in models.items():
+
+    def probe_row(model: LoadedModel, row: str) -> dict[str, Any]:
         vectors = word_vectors(model, train, dev, description=f"vectors, {row}", progress=inputs.progress)
-        tasks["entities"][row] = _label_scores(inputs, settings, vectors, task, dev, f"entities, {row}")
+        return _label_scores(inputs, settings, vectors, task, dev, f"entities, {row}")
+
+    tasks["entities"] = describe(task) | _of_both(inputs, "entities", probe_row)
     return _sizes(train, dev)
 
 

@@ -1,0 +1,83 @@
+"""Rows of random weights are measured once for all checkpoints of a run, and are what each checkpoint would measure."""
+
+import dataclasses
+
+import pytest
+from etils import epath
+
+from bert_jax.analysis import attention, geometry, heads, lens, probes
+from bert_jax.analysis.attention.attention import AttentionSettings
+from bert_jax.analysis.geometry.geometry import GeometrySettings
+from bert_jax.analysis.heads.heads import HeadsSettings
+from bert_jax.analysis.lens.lens import LensSettings
+from bert_jax.analysis.probes.probes import ProbesSettings
+from bert_jax.analysis.results import _plain
+from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.inference.loaded_model import LoadedModel
+from tests.analysis import data_folder
+from tests.analysis.models import small_model
+
+SUITES = {
+    "attention": (attention.SUITE, AttentionSettings(texts=4, cluster_texts=2, flow_texts=1, sentences=6)),
+    "probes": (
+        probes.SUITE,
+        ProbesSettings(
+            train_sentences=12,
+            dev_sentences=6,
+            epochs=1,
+            mix_epochs=1,
+            tree_epochs=1,
+            erasure_sentences=6,
+            erased_sentences=2,
+        ),
+    ),
+    "heads": (heads.SUITE, HeadsSettings(examples=2, random_orders=1, step=0.5)),
+    "geometry": (geometry.SUITE, GeometrySettings(texts=60, words=4, contexts=4, sentences=12)),
+    "lens": (lens.SUITE, LensSettings(texts=8)),
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return epath.Path(data_folder.write(tmp_path_factory.mktemp("baselines") / "data"))
+
+
+@pytest.fixture
+def random_models(monkeypatch):
+    """Configs of the random models that were made."""
+    made, make = [], SuiteInputs.with_random_weights
+
+    def count(inputs):
+        made.append(inputs.model.config)
+        return make(inputs)
+
+    monkeypatch.setattr(SuiteInputs, "with_random_weights", count)
+    return made
+
+
+def test_random_weights_are_measured_once_for_each_config(data, random_models):
+    first = SuiteInputs(small_model(), data, 0, False)
+    assert first.of_random_weights("a", lambda model: model.config.num_layers) == 3
+    second = dataclasses.replace(first, model=small_model(seed=1))
+    assert second.of_random_weights("a", lambda model: pytest.fail()) == 3
+    assert second.of_random_weights("b", lambda model: 7) == 7
+    model, config = small_model(), dataclasses.replace(small_model().config, num_layers=1)
+    third = dataclasses.replace(first, model=LoadedModel(config, model.heads, model.params, model.tokenizer))
+    assert third.of_random_weights("a", lambda model: model.config.num_layers) == 1
+    assert SuiteInputs(small_model(), data, 0, False).of_random_weights("a", lambda model: 8) == 8
+    assert len(random_models) == 4  # a, b, a of another config, a of another call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SUITES)
+def test_a_second_checkpoint_has_the_result_that_it_has_alone(name, data, random_models):
+    suite, settings = SUITES[name]
+    inputs = SuiteInputs(small_model(), data, 0, False)
+    first = _plain(suite.run(inputs, settings), name)
+    made = len(random_models)
+    assert made > 0
+    second = dataclasses.replace(inputs, model=small_model(seed=1))
+    found = _plain(suite.run(second, settings), name)
+    assert len(random_models) == made
+    alone = _plain(suite.run(dataclasses.replace(second, baselines={}), settings), name)
+    assert found == alone != first
