@@ -180,11 +180,12 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     if not shown:
         raise UserError(f"--data {options.data} has no data for any suite: see docs/analysis.md for its folders")
     if len(points) > 1:
-        curves = page.emergence(shown, points)
+        curves = page.flatten(page.emergence(shown, points))
         write_atomic(options.out / CURVES, json.dumps(curves, indent=1, allow_nan=False).encode())
     sections = page.sections(f"Analysis of {options.model}", command, model, shown, points, left_out)
     write_page(options.out / PAGE, "--out", sections)
     for suite in shown:
-        for name, value in suite.scalars(points[-1].files[suite.name]["result"]).items():
-            print(f"{suite.name}: {name}  {value:.4g}")
+        for name, (value, baselines) in suite.scalars(points[-1].files[suite.name]["result"]).items():
+            compared = ", ".join(f"{baseline} {one:.4g}" for baseline, one in baselines.items())
+            print(f"{suite.name}: {name}  {value:.4g}{f'  ({compared})' if compared else ''}")
     print(f"wrote {options.out / PAGE}")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from bert_jax.analysis.results import ResultFile
 from bert_jax.analysis.suite import Suite
@@ -45,26 +45,59 @@ def sections(
     return [Section(title, tuple(blocks), level=1), *over_time, *about]
 
 
-def emergence(suites: Sequence[Suite], points: Sequence[Point]) -> dict[str, dict[str, dict[int, float]]]:
-    """Numbers over checkpoints: by suite and name, the value at each step where it is a number."""
-    curves: dict[str, dict[str, dict[int, float]]] = {}
+class Emergence(TypedDict):
+    """A number over checkpoints, by step; steps at which it is undefined are left out."""
+
+    values: dict[int, float]
+    baselines: dict[str, dict[int, float]]
+    """What it is compared with, by name."""
+
+
+def emergence(suites: Sequence[Suite], points: Sequence[Point]) -> dict[str, dict[str, Emergence]]:
+    """Numbers over checkpoints, by suite and name."""
+    curves: dict[str, dict[str, Emergence]] = {}
     for suite in suites:
-        by_step = [(point.step, suite.scalars(point.files[suite.name]["result"])) for point in points]
-        names = dict.fromkeys(name for _, scalars in by_step for name in scalars)
-        curves[suite.name] = {
-            name: {step: float(one[name]) for step, one in by_step if math.isfinite(one.get(name, math.nan))}
-            for name in names
-        }
+        curves[suite.name] = {}
+        for point in points:
+            for name, scalar in suite.scalars(point.files[suite.name]["result"]).items():
+                curve = curves[suite.name].setdefault(name, Emergence(values={}, baselines={}))
+                _put(curve["values"], point.step, scalar.value)
+                for baseline, value in scalar.baselines.items():
+                    _put(curve["baselines"].setdefault(baseline, {}), point.step, value)
     return curves
 
 
+def flatten(curves: Mapping[str, Mapping[str, Emergence]]) -> dict[str, dict[str, dict[int, float]]]:
+    """Values by suite, name and step; names of baselines are NAME (BASELINE)."""
+    flat: dict[str, dict[str, dict[int, float]]] = {}
+    for suite, by_name in curves.items():
+        flat[suite] = {name: curve["values"] for name, curve in by_name.items()}
+        flat[suite] |= {
+            f"{name} ({baseline})": by_step
+            for name, curve in by_name.items()
+            for baseline, by_step in curve["baselines"].items()
+        }
+    return flat
+
+
+def _put(by_step: dict[int, float], step: int, value: float) -> None:
+    if math.isfinite(value):
+        by_step[step] = float(value)
+
+
 def _emergence_curves(suites: Sequence[Suite], points: Sequence[Point]) -> Iterator[Block]:
-    """A figure for each number that a checkpoint has."""
+    """A figure for each number that a checkpoint has, with its baselines as dashed lines."""
     for suite, curves in emergence(suites, points).items():
-        for name, by_step in curves.items():
-            if by_step:
-                series = Series(name, tuple(map(float, by_step)), tuple(by_step.values()))
-                yield Curves(f"{suite}: {name}", (series,), "step")
+        for name, curve in curves.items():
+            if not curve["values"]:
+                continue
+            lines = {"model": curve["values"], **curve["baselines"]}
+            series = [
+                Series(line, tuple(map(float, by_step)), tuple(by_step.values()), dashed=line != "model")
+                for line, by_step in lines.items()
+                if by_step
+            ]
+            yield Curves(f"{suite}: {name}", tuple(series), "step")
 
 
 def _model_table(model: LoadedModel, point: Point) -> Table:

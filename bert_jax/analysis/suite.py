@@ -17,6 +17,15 @@ Result = dict[str, Any]
 """Values that JSON can hold, with names that say what they are and in which unit."""
 
 
+class Scalar(NamedTuple):
+    """A number of a result that is drawn over checkpoints, and what it is compared with."""
+
+    value: float
+    """NaN where it is undefined."""
+    baselines: Mapping[str, float] = {}
+    """By name, e.g. "random weights"; in the unit of the value."""
+
+
 @dataclass(frozen=True)
 class SuiteInputs:
     """What every suite gets."""
@@ -78,7 +87,7 @@ class Suite(NamedTuple):
     """(inputs, settings) -> the result."""
     blocks: Callable[[Result], tuple[report.Block, ...]]
     """The section of the page about a result."""
-    scalars: Callable[[Result], Mapping[str, float]]
+    scalars: Callable[[Result], Mapping[str, Scalar]]
     """Numbers that are drawn over the checkpoints of a run, by name with unit, e.g. "UUAS, best layer (%)"."""
     needs_mlm_head: bool = False
     any_folder: bool = False

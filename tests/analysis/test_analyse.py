@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.analysis import analyse
-from bert_jax.analysis.suite import Suite, SuiteInputs
+from bert_jax.analysis.suite import Scalar, Suite, SuiteInputs
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Count
@@ -42,7 +42,7 @@ SUITE = Suite(
     ("text",),
     run,
     lambda result: (Note(f"{result['texts']} texts."),),
-    lambda result: {"sum of weights": result["total"], "words": result["words"]},
+    lambda result: {"sum of weights": Scalar(result["total"], {"no words": 0.0}), "words": Scalar(result["words"])},
 )
 TREES = SUITE._replace(name="some-trees", folders=("treebank",))
 
@@ -72,7 +72,7 @@ def test_a_result_a_page_and_a_second_call(tiny_run, data, tmp_path, capsys):
     assert file["request"]["settings"] == {"words": 5} and file["request"]["suite"] == "words"
     page, printed = (out / "report.html").read_text(), capsys.readouterr()
     assert "1 texts." in page and "some-trees was left out" in page and "<script" not in page
-    assert "words: words  5" in printed.out and "no folder treebank" in printed.err
+    assert "words: words  5" in printed.out and "(no words 0)" in printed.out and "no folder treebank" in printed.err
     assert call(tiny_run, "--data", data, "--out", out, "--words.words", 5) == 0
     assert len(CALLS) == 1 and "done before" in capsys.readouterr().err
     assert (out / "report.html").read_text() == page
@@ -105,9 +105,11 @@ def test_all_checkpoints_of_a_run(tiny_run, data, tmp_path):
     assert len(steps) >= 2 and len(CALLS) == len(steps)
     totals = [json.loads((out / step / "words.json").read_text())["result"]["total"] for step in steps]
     assert len(set(totals)) == len(totals)
-    assert "over the checkpoints" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    assert "over the checkpoints" in page and "no words" in page and "stroke-dasharray" in page
     curves = json.loads((out / "curves.json").read_text())["words"]
     assert curves["sum of weights"] == {str(int(step)): total for step, total in zip(steps, totals, strict=True)}
+    assert set(curves["sum of weights (no words)"].values()) == {0.0}
     assert call(tiny_run, "--data", data, "--out", out, "--checkpoints", str(int(steps[0]))) == 0
     assert len(CALLS) == len(steps)
 

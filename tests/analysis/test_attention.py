@@ -246,8 +246,12 @@ def test_suite(data):
     names = [row["relation"] for row in treebank["relations"]]
     assert names[-1] == "all" and "punct" not in names and "root" not in names
     scalars = SUITE.scalars(result)
-    assert scalars["UAS, best head (%)"] == 100 * treebank["relations"][-1]["accuracy"]
-    assert all(np.isfinite(list(scalars.values()))) and len(scalars) == 7
+    uas, overall = scalars["UAS, best head (%)"], treebank["relations"][-1]
+    assert uas.value == 100 * overall["accuracy"]
+    assert uas.baselines["best offset"] == 100 * overall["offset_accuracy"]
+    assert uas.baselines["random weights"] == 100 * treebank["random_weights"][-1]["accuracy"]
+    numbers = [one for scalar in scalars.values() for one in (scalar.value, *scalar.baselines.values())]
+    assert all(np.isfinite(numbers)) and len(scalars) == 7 and len(numbers) >= 14
     kinds = [type(block) for block in SUITE.blocks(result)]
     assert [kinds.count(kind) for kind in (report.Scatter, report.Heatmap, report.Table)] == [1, 4, 4]
 
@@ -309,8 +313,8 @@ def test_rare_relations_count_together(data, tmp_path):
     assert [row["relation"] for row in result["treebank"]["relations"]] == ["all"]
     assert result["treebank"]["rare_relations"] == 5
     scalars = SUITE.scalars(result)
-    assert np.isnan(scalars["best head less best offset, mean of relations (points)"])
-    assert np.isfinite(scalars["UAS, best head (%)"]) and SUITE.blocks(result)
+    assert np.isnan(scalars["best head less best offset, mean of relations (points)"].value)
+    assert np.isfinite(scalars["UAS, best head (%)"].value) and SUITE.blocks(result)
 
 
 def test_settings():

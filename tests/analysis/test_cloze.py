@@ -260,7 +260,8 @@ def test_suite(data):
     assert json.loads(json.dumps(result, allow_nan=False)) == result and SUITE.run(inputs, ClozeSettings()) == result
     assert list(result) == ["seed", "minimal_pairs", "agreement", "ettinger", "lama"]
     scalars = SUITE.scalars(result)
-    assert len(scalars) == 5 and all(0 <= value <= 100 for value in scalars.values())
+    assert len(scalars) == 5 and all(0 <= one.value <= 100 for one in scalars.values())
+    assert all(0 <= one.baselines["random weights"] <= 100 for one in scalars.values())
     blocks = SUITE.blocks(result)
     tables = [block for block in blocks if isinstance(block, report.Table)]
     assert all(len(row) == len(table.header) for table in tables for row in table.rows) and len(tables) == 9

@@ -199,7 +199,12 @@ def test_suite(task_run, tiny_run):
     assert len(base["cka_of_tokens"]) == len(base["cosine_of_cls"]) == result["layers"] + 1
     assert base["cosine_of_tokens"][0] > random["cosine_of_tokens"][0]
     assert np.shape(base["attention_cosine"])[0] == result["layers"]
-    assert SUITE.scalars(result)["score"] == result["restored_score"][0]
+    score = SUITE.scalars(result)["score"]
+    assert score.value == result["restored_score"][0]
+    assert score.baselines == {
+        "random body": result["random_body_score"],
+        "best constant": result["best_constant_score"],
+    }
     kinds = [type(block) for block in SUITE.blocks(result)]
     assert (kinds.count(report.Heatmap), kinds.count(report.Curves)) == (3, 3)
     # With itself as the second fine-tuned model, the third point of the plane is the first.

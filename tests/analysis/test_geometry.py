@@ -138,7 +138,10 @@ def test_suite(data):
     assert (found["sentences"], found["test_sentences"], found["majority_accuracy"]) == (32, 8, 0.5)
     assert found["model"]["accuracy"][0] > 0.5
     scalars = SUITE.scalars(result)
-    assert scalars["anisotropy, last state (cosine)"] == result["words"]["model"]["anisotropy"][-1]
+    anisotropy = scalars["anisotropy, last state (cosine)"]
+    assert anisotropy.value == result["words"]["model"]["anisotropy"][-1]
+    assert anisotropy.baselines == {"random weights": result["words"]["random_weights"]["anisotropy"][-1]}
+    assert scalars["language identified, last state (%)"].baselines["largest language"] == 50
     kinds = [type(block) for block in SUITE.blocks(result)]
     assert kinds.count(report.Heatmap) == 1 and kinds.count(report.Curves) == 5
     assert SUITE.run(inputs, SETTINGS) == result

@@ -120,7 +120,10 @@ def test_suite(data):
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert (result["texts"], result["lines"]) == (20, 41) and result["masked_tokens"] == result["model"]["masked"]
     assert result["random_weights"]["loss_nats"] != result["model"]["loss_nats"]
-    assert SUITE.scalars(result)["loss at masked tokens, last state (nats)"] == result["model"]["loss_nats"][-1]
+    loss = SUITE.scalars(result)["loss at masked tokens, last state (nats)"]
+    assert loss.value == result["model"]["loss_nats"][-1]
+    assert loss.baselines["token frequency"] == result["unigram"]["loss_nats"]
+    assert loss.baselines["random weights"] == result["random_weights"]["loss_nats"][-1]
     blocks = SUITE.blocks(result)
     assert sum(isinstance(block, report.Table) for block in blocks) == 2
     assert SUITE.run(inputs, SETTINGS) == result

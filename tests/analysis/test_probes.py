@@ -216,8 +216,12 @@ def test_suite(result):
     assert len(result["tasks"]["entities"]["model"]["span_f1"]) == LAYERS + 1
     scalars = SUITE.scalars(plain)
     pos = result["tasks"]["pos"]["model"]["score"]
-    assert scalars["Parts of speech: accuracy, best state (%)"] == 100 * max(pos) and max(pos) > 0.6
-    assert np.isfinite(scalars["UUAS of the structural probe, best state (%)"]) and len(scalars) == 12
+    of_pos = scalars["Parts of speech: accuracy, best state (%)"]
+    assert of_pos.value == 100 * max(pos) and max(pos) > 0.6
+    assert of_pos.baselines["random weights"] == 100 * max(result["tasks"]["pos"]["random_weights"]["score"])
+    assert of_pos.baselines["most frequent label"] == 100 * result["tasks"]["pos"]["majority"]
+    assert np.isfinite(scalars["UUAS of the structural probe, best state (%)"].value) and len(scalars) == 12
+    assert all(len(one.baselines) >= 1 for one in scalars.values())
     kinds = [type(block) for block in SUITE.blocks(plain)]
     assert kinds.count(report.Curves) == 12 and kinds.count(report.Heatmap) == 1
 

@@ -1,17 +1,19 @@
 """The section of the page about attention, and its numbers over checkpoints."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from bert_jax.analysis.attention.patterns import PATTERNS
 from bert_jax.analysis.attention.relations import ALL
-from bert_jax.analysis.suite import Result
+from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Curves, Heatmap, Note, Point, Scatter, Series, Table
 
 LAYER = "layer (from 0)"
+ROWS = ("model", "random_weights")
+RANDOM = "random weights"
 MEASURES = {
     "attention": "attention weights",
     "norms": "norms",
@@ -20,28 +22,48 @@ MEASURES = {
 }
 
 
-def scalars(result: Result) -> Mapping[str, float]:
+def scalars(result: Result) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    found: dict[str, float] = {}
+    found: dict[str, Scalar] = {}
     text, treebank = result["text"], result["treebank"]
     if text is not None:
-        of_model = text["statistics"]["model"]
-        near = sum(np.mean(of_model[name]) for name in ("self", "previous", "next"))
-        agreement = _floats(text["flow"]["model"]["agreement_with_value_zeroing"]["attention"])
+        of_model, of_random, uniform = *(text["statistics"][name] for name in ROWS), text["uniform"]
+
+        def mean_of(names: Sequence[str], factor: float) -> Scalar:
+            values = [
+                factor * sum(float(np.mean(one[name])) for name in names) for one in (of_model, of_random, uniform)
+            ]
+            return Scalar(values[0], {RANDOM: values[1], "uniform attention": values[2]})
+
+        shares = [100 * pattern_shares(one)["heterogeneous"] for one in (of_model, of_random)]
+        agreement = [
+            float(np.mean(_floats(text["flow"][name]["agreement_with_value_zeroing"]["attention"]))) for name in ROWS
+        ]
         found |= {
-            "attention to [SEP], mean of heads (%)": 100 * float(np.mean(of_model["sep"])),
-            "attention to the token and its neighbours, mean of heads (%)": 100 * float(near),
-            "entropy of attention, mean of heads (nats)": float(np.mean(of_model["entropy_nats"])),
-            "heterogeneous maps (%)": 100 * pattern_shares(of_model)["heterogeneous"],
-            "rank agreement of attention with value zeroing, mean of layers": float(np.mean(agreement)),
+            "attention to [SEP], mean of heads (%)": mean_of(["sep"], 100),
+            "attention to the token and its neighbours, mean of heads (%)": mean_of(["self", "previous", "next"], 100),
+            "entropy of attention, mean of heads (nats)": mean_of(["entropy_nats"], 1),
+            "heterogeneous maps (%)": Scalar(shares[0], {RANDOM: shares[1]}),
+            "rank agreement of attention with value zeroing, mean of layers": Scalar(
+                agreement[0], {RANDOM: agreement[1]}
+            ),
         }
     if treebank is not None:
-        by_relation = {row["relation"]: row for row in treebank["relations"]}
-        overall = by_relation.pop(ALL)
-        gains = [row["accuracy"] - row["offset_accuracy"] for row in by_relation.values()]
-        found["best head less best offset, mean of relations (points)"] = 100 * float(np.mean(gains or [math.nan]))
-        found["UAS, best head (%)"] = 100 * overall["accuracy"]
+        (overall, gain), (random, random_gain) = (_summary(treebank[name]) for name in ("relations", "random_weights"))
+        found["best head less best offset, mean of relations (points)"] = Scalar(
+            100 * gain, {RANDOM: 100 * random_gain, "best offset": 0.0}
+        )
+        baselines = {RANDOM: 100 * random["accuracy"], "best offset": 100 * overall["offset_accuracy"]}
+        found["UAS, best head (%)"] = Scalar(100 * overall["accuracy"], baselines)
     return found
+
+
+def _summary(relations: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], float]:
+    """The row of all words, and the mean over relations of the best head's accuracy less that of the best offset."""
+    by_relation = {row["relation"]: row for row in relations}
+    overall = by_relation.pop(ALL)
+    gains = [row["accuracy"] - row["offset_accuracy"] for row in by_relation.values()]
+    return overall, float(np.mean(gains or [math.nan]))
 
 
 def pattern_shares(statistics: Mapping[str, Any]) -> dict[str, float]:

@@ -1,10 +1,11 @@
 """The section of the page about cloze tests, and their numbers over checkpoints."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.analysis.cloze.pll import VARIANTS
-from bert_jax.analysis.suite import Result
+from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Note, Table
 
 NAMES = {
@@ -23,22 +24,49 @@ MAX_ROWS = 80
 """Largest number of groups that a table lists."""
 
 
-def scalars(result: Result) -> Mapping[str, float]:
+def scalars(result: Result) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints: accuracy by test, in percent."""
-    found: dict[str, float | None] = {}
+    found: dict[str, Scalar] = {}
     if "minimal_pairs" in result:
         means = result["minimal_pairs"]["mean_of_uids"]
-        found["minimal pairs, left-to-right PLL, mean of UIDs (%)"] = means["within_word_l2r"]
+        score = "within_word_l2r"
+        found["minimal pairs, left-to-right PLL, mean of UIDs (%)"] = _compared(
+            means[score],
+            {
+                "random weights": means[f"random_weights_{score}"],
+                "lone mask": means["lone_mask"],
+                "fewer tokens": means["fewer_tokens"],
+                "chance": 0.5,
+            },
+        )
     if "agreement" in result:
-        found["agreement, all sentences (%)"] = result["agreement"]["all_sentences"]["model"]["accuracy"]
+        accuracies = {name: one["accuracy"] for name, one in result["agreement"]["all_sentences"].items()}
+        found["agreement, all sentences (%)"] = _percent_of_rows(accuracies, chance=0.5)
     for name, one in result.get("ettinger", {}).items():
-        accuracy, sensitivity = (one[part]["model"]["groups"].get("all") for part in ("accuracy", "sensitivity"))
-        groups = one["accuracy"]["model"]["groups"]
-        found[f"{name}, expected word in top 5 (%)"] = groups["all"]["top_5"] if accuracy else None
-        found[f"{name}, completion preferred (%)"] = sensitivity["accuracy"] if sensitivity else None
+        for part, key, what in (
+            ("accuracy", "top_5", "expected word in top 5"),
+            ("sensitivity", "accuracy", "completion preferred"),
+        ):
+            if "all" in one[part]["model"]["groups"]:
+                values = {row: one[part][row]["groups"].get("all", {}).get(key) for row in one[part]}
+                found[f"{name}, {what} (%)"] = _percent_of_rows(values)
     if "lama" in result:
-        found["facts, P@1, mean of relations (%)"] = result["lama"]["mean_of_relations"]["model"]["precision_at_1"]
-    return {name: 100 * value for name, value in found.items() if value is not None}
+        precisions = {row: one.get("precision_at_1") for row, one in result["lama"]["mean_of_relations"].items()}
+        most_frequent = {"most frequent object": precisions["most_frequent_object"]}
+        found["facts, P@1, mean of relations (%)"] = _percent_of_rows(precisions, **most_frequent)
+    return found
+
+
+def _percent_of_rows(values: Mapping[str, float | None], **more: float) -> Scalar:
+    """Of the rows of the model, of random weights and of a lone mask."""
+    rows = {"random weights": values.get("random_weights"), "lone mask": values.get("lone_mask")}
+    return _compared(values["model"], {**rows, **more})
+
+
+def _compared(value: float | None, baselines: Mapping[str, float | None]) -> Scalar:
+    """In percent; baselines that are undefined are left out."""
+    shown = {name: 100 * one for name, one in baselines.items() if one is not None}
+    return Scalar(math.nan if value is None else 100 * value, shown)
 
 
 def blocks(result: Result) -> tuple[Block, ...]:

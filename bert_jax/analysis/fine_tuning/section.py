@@ -4,22 +4,29 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bert_jax.analysis.suite import Result
+from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
 from bert_jax.training.param_paths import LAYERS
 
 STATE = "hidden state (0: embeddings)"
 
 
-def scalars(result: Result) -> Mapping[str, float]:
+def scalars(result: Result) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    base = result["similarity"]["base"]
+    similarity = result["similarity"]
+
+    def with_random(key: str) -> Scalar:
+        base, random = (similarity[name][key] for name in ("base", "random_weights"))
+        return Scalar(base[-1], {"random weights": random[-1]})
+
+    attention = [float(np.mean(similarity[name]["attention_cosine"])) for name in ("base", "random_weights")]
+    scores = {"random body": result["random_body_score"], "best constant": result["best_constant_score"]}
     return {
-        "CKA with the base, last state": base["cka_of_tokens"][-1],
-        "cosine of tokens with the base, last state": base["cosine_of_tokens"][-1],
-        "attention cosine with the base, mean of heads": float(np.mean(base["attention_cosine"])),
-        "score": result["restored_score"][0],
-        "score with the base's body": result["restored_score"][-1],
+        "CKA with the base, last state": with_random("cka_of_tokens"),
+        "cosine of tokens with the base, last state": with_random("cosine_of_tokens"),
+        "attention cosine with the base, mean of heads": Scalar(attention[0], {"random weights": attention[1]}),
+        "score": Scalar(result["restored_score"][0], scores),
+        "score with the base's body": Scalar(result["restored_score"][-1], scores),
     }
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.analysis.suite import Result
+from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
 
 STATE = "hidden state (0: embeddings)"
@@ -14,19 +14,20 @@ MEASURES = {
 }
 
 
-def scalars(result: Result) -> Mapping[str, float]:
+def scalars(result: Result) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    words, languages = result["words"], result["languages"]
     found = {}
-    if words is not None:
-        of_model = words["model"]
-        found["anisotropy, last state (cosine)"] = of_model["anisotropy"][-1]
-        found |= {
-            f"{title}, last state, adjusted": of_model[f"{name}_adjusted"][-1] for name, title in MEASURES.items()
-        }
-    if languages is not None:
-        found["language identified, last state (%)"] = 100 * languages["model"]["accuracy"][-1]
-        found["language identified after centring, last state (%)"] = 100 * languages["model"]["accuracy_centred"][-1]
+    if (words := result["words"]) is not None:
+        titles = {f"{name}_adjusted": f"{title}, last state, adjusted" for name, title in MEASURES.items()}
+        for key, title in {"anisotropy": "anisotropy, last state (cosine)", **titles}.items():
+            found[title] = Scalar(words["model"][key][-1], {"random weights": words["random_weights"][key][-1]})
+    if (languages := result["languages"]) is not None:
+        titles = {"accuracy": "language identified, last state (%)"}
+        titles |= {"accuracy_centred": "language identified after centring, last state (%)"}
+        for key, title in titles.items():
+            model, random = (100 * languages[row][key][-1] for row in ("model", "random_weights"))
+            largest = 100 * languages["majority_accuracy"]
+            found[title] = Scalar(model, {"random weights": random, "largest language": largest})
     return found
 
 

@@ -5,23 +5,28 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.suite import Result
+from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
 
 SHOWN = 10
 """Heads in the table of those that matter most."""
 
 
-def scalars(result: Result) -> Mapping[str, float]:
+def scalars(result: Result) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    losses, rise = np.array(result["leave_one_out"]["loss"]), result["rise"]
+    losses, rise, loss = np.array(result["leave_one_out"]["loss"]), result["rise"], result["loss"]
+    whole = {"no head removed": loss}
+    random_order = {"random order": 100 * result["removable_share_random_order"]}
+    equal = {"random weights": 100 * result["random_weights_top_tenth_share"], "all heads equal": 10.0}
     return {
-        f"heads that can be removed until the loss rises by {rise:.0%} (%)": 100 * result["removable_share"],
-        "share of the importance in the top tenth of the heads (%)": 100 * result["top_tenth_share"],
-        "loss": result["loss"],
-        "loss without the head that matters most": float(losses.max()),
-        "loss without any head": result["pruning"]["iterative"]["loss"][-1],
-        "rank correlation of importance and leaving one out": result["importance_ablation_correlation"],
+        f"heads that can be removed until the loss rises by {rise:.0%} (%)": Scalar(
+            100 * result["removable_share"], random_order
+        ),
+        "share of the importance in the top tenth of the heads (%)": Scalar(100 * result["top_tenth_share"], equal),
+        "loss": Scalar(loss, {"no head": result["pruning"]["iterative"]["loss"][-1]}),
+        "loss without the head that matters most": Scalar(float(losses.max()), whole),
+        "loss without any head": Scalar(result["pruning"]["iterative"]["loss"][-1], whole),
+        "rank correlation of importance and leaving one out": Scalar(result["importance_ablation_correlation"]),
     }
 
 

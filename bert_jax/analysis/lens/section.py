@@ -3,21 +3,29 @@
 import math
 from collections.abc import Mapping
 
-from bert_jax.analysis.suite import Result
+from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Curves, Note, Series, Table
 
 STATE = "hidden state (0: embeddings)"
 
 
-def scalars(result: Result) -> Mapping[str, float]:
+def scalars(result: Result) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    found = result["model"]
-    known_since = found["mean_known_since"]
+    found, random, unigram = (result[name] for name in ("model", "random_weights", "unigram"))
+
+    def last(key: str, factor: float) -> Scalar:
+        baselines = {"random weights": factor * random[key][-1], "token frequency": factor * unigram[key]}
+        return Scalar(factor * found[key][-1], baselines)
+
+    def mean(key: str) -> Scalar:
+        value, baseline = found[key], random[key]
+        return Scalar(math.nan if value is None else value, {} if baseline is None else {"random weights": baseline})
+
     return {
-        "masked tokens predicted by the last state (%)": 100 * found["accuracy"][-1],
-        "loss at masked tokens, last state (nats)": found["loss_nats"][-1],
-        "state since which a predicted token leads (mean)": math.nan if known_since is None else known_since,
-        "state since which the prediction is the final one (mean)": found["mean_settled_since"],
+        "masked tokens predicted by the last state (%)": last("accuracy", 100),
+        "loss at masked tokens, last state (nats)": last("loss_nats", 1),
+        "state since which a predicted token leads (mean)": mean("mean_known_since"),
+        "state since which the prediction is the final one (mean)": mean("mean_settled_since"),
     }
 
 

@@ -5,31 +5,50 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
-from bert_jax.analysis.suite import Result
+from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Curves, Note, Series, Table
 
 STATE = "hidden state (0: embeddings)"
+RANDOM = "random weights"
 TITLES = {"pos": "Parts of speech", "relations": "Dependency relations", "entities": "Entities"}
 Values = Sequence[float | None]
 
 
-def scalars(result: Result) -> Mapping[str, float]:
+def scalars(result: Result) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    found: dict[str, float | None] = {}
+    found: dict[str, Scalar] = {}
     for name, task in result["tasks"].items():
-        title, of_model = TITLES[name], task["model"]
-        best = max(range(result["layers"] + 1), key=lambda state: of_model["score"][state])
-        found[f"{title}: {task['metric']}, best state (%)"] = 100 * of_model["score"][best]
-        found[f"{title}: selectivity of that state (points)"] = 100 * of_model["selectivity"][best]
+        title, of_model, random = TITLES[name], task["model"], task["random_weights"]
+        best, best_random = (max(range(len(one["score"])), key=one["score"].__getitem__) for one in (of_model, random))
+        constants = {"most frequent label": task["majority"], "word's most frequent label": task["word_type"]}
+        for what, key, more in (
+            (f"{task['metric']}, best state (%)", "score", constants),
+            ("selectivity of that state (points)", "selectivity", {}),
+        ):
+            baselines = {RANDOM: random[key][best_random], **more}
+            found[f"{title}: {what}"] = _percent(of_model[key][best], baselines)
         if "span_f1" in of_model:
-            found[f"{title}: span F1, best state (%)"] = 100 * max(of_model["span_f1"])
-        found[f"{title}: centre of gravity (state)"] = of_model["mix"]["centre_of_gravity"]
+            scores = (max(one["span_f1"]) for one in (of_model, random))
+            found[f"{title}: span F1, best state (%)"] = _percent(next(scores), {RANDOM: next(scores)})
+        centres = [one["mix"]["centre_of_gravity"] for one in (of_model, random)]
+        equal = {"equal weights": result["layers"] / 2}
+        found[f"{title}: centre of gravity (state)"] = Scalar(centres[0], {RANDOM: centres[1], **equal})
     if result["treebank"] is not None:
-        of_probe = [value for value in result["treebank"]["structure"]["model"]["uuas"] if _is_number(value)]
-        of_heads = [value for layer in result["treebank"]["attention_trees"]["model"] for value in layer]
-        found["UUAS of the structural probe, best state (%)"] = 100 * max(of_probe, default=math.nan)
-        found["UUAS of trees from attention, best head (%)"] = 100 * max(of_heads)
-    return {name: math.nan if value is None else value for name, value in found.items()}
+        structure, attention = result["treebank"]["structure"], result["treebank"]["attention_trees"]
+        probes = [
+            max(filter(_is_number, structure[name]["uuas"]), default=math.nan) for name in ("model", "random_weights")
+        ]
+        heads = [max(map(max, attention[name])) for name in ("model", "random_weights")]
+        chain = {"chain": structure["chain"]["uuas"]}
+        found["UUAS of the structural probe, best state (%)"] = _percent(probes[0], {RANDOM: probes[1], **chain})
+        trees = {RANDOM: heads[1], "chain": attention["chain_uuas"], "random trees": attention["random_uuas"]}
+        found["UUAS of trees from attention, best head (%)"] = _percent(heads[0], trees)
+    return found
+
+
+def _percent(value: float, baselines: Mapping[str, float | None]) -> Scalar:
+    """In percent; baselines that are undefined are left out."""
+    return Scalar(100 * value, {name: 100 * one for name, one in baselines.items() if _is_number(one)})
 
 
 def blocks(result: Result) -> tuple[Block, ...]:
