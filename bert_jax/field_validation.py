@@ -36,6 +36,7 @@ Rows = Annotated[int, Interval("[1, 1e6]")]
 Positive = Annotated[float, Interval("(0, 1e30]")]
 NonNegative = Annotated[float, Interval("[0, 1e30]")]
 Share = Annotated[float, Interval("[0, 1]")]
+Seed = Annotated[int, Interval("[0, 2147483647]")]
 Rate = Annotated[float, Interval("[0, 1)")]
 
 

@@ -21,7 +21,7 @@ from bert_jax.convert.formats import run as run_format
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError, did_you_mean
-from bert_jax.field_validation import Share
+from bert_jax.field_validation import Seed, Share, check
 from bert_jax.flags import DirectoryArg
 from bert_jax.inference import loaded_model
 from bert_jax.report.page_file import check_page_file, write_page
@@ -50,7 +50,7 @@ class AnalyseOptions:
     """Suites to run. Default: all whose data and heads are there; those left out are named."""
     checkpoints: str = "newest"
     """Of a run: `newest`, `all`, or steps as in 250,500,1000. With several, the page has curves over the steps."""
-    seed: int = 0
+    seed: Seed = 0
     """Of control tasks, random weights and splits."""
     view: tuple[str, ...] = ()
     """A text, or the two texts of a pair: attention.html shows the attention of every head on it."""
@@ -58,6 +58,14 @@ class AnalyseOptions:
     """LAYER.HEAD, as in 3.7: heads that are written as SVG files, too; the page shows the first of them first."""
     view_least: Share = 0.05
     """Smallest weight that is a line in these SVG files."""
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """The fields of AnalyseOptions that have a range."""
+
+    seed: Seed
+    view_least: Share
 
 
 def command_type() -> type:
@@ -82,6 +90,7 @@ def main(argv: Sequence[str]) -> None:
     """
     jax_setup.disable_absent_tpu_backend()
     options = flags.parse(command_type(), argv, "bert-jax analyse")
+    check(options, "--", _Numbers)
     chosen = _chosen_suites(options.suites)
     heads = _heads_to_view(options)
     for path in (options.model, options.data, options.out):

@@ -168,7 +168,8 @@ def sample_texts(
     if len(rows) < least:
         names = ", ".join(str(path) for path in paths)
         raise UserError(
-            f"{names}: {len(rows)} of {len(lines)} lines have 1 to {max_length - 2} tokens: give other texts"
+            f"{names}: {len(rows)} of {len(distinct)} different lines have a token and, with [CLS] and [SEP], at most "
+            f"{max_length}; {least} or more are needed: give other texts, or a larger max-length"
         )
     return TextSample(texts, rows, skipped, len(lines))
 

@@ -34,7 +34,7 @@ from bert_jax.config.training import (
     TargetConfig,
 )
 from bert_jax.errors import require
-from bert_jax.field_validation import Interval, check, from_json
+from bert_jax.field_validation import Seed, check, from_json
 
 __all__ = [
     "CheckpointConfig",
@@ -84,7 +84,7 @@ class Config:
     """The task of a fine-tuning run; None: pretraining."""
     distil: Annotated[DistilConfig | None, tyro.conf.Suppress] = None
     """The teacher of a pretraining run; None: it has none."""
-    seed: Annotated[int, Interval("[0, 2147483647]")] = 0
+    seed: Seed = 0
     """Seed of initialisation, examples, order, masks and dropout."""
 
     def __post_init__(self) -> None:

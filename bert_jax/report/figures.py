@@ -20,6 +20,7 @@ from bert_jax.report import Curves, Heatmap, Intervals, Point, Scatter
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 PALETTE = (
@@ -137,7 +138,7 @@ def _draw_curves(axes: "Axes", block: Curves) -> None:
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()
             axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e3 * low else (1,)))
-        axis.set_major_formatter(_tick_label)
+        _label_ticks(axis)
 
 
 def _all_positive(values: Iterable[float]) -> bool:
@@ -157,7 +158,7 @@ def _draw_intervals(axes: "Axes", block: Intervals) -> None:
     axes.grid(visible=False, axis="y")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.xaxis.set_major_formatter(_tick_label)
+    _label_ticks(axes.xaxis)
 
 
 def _draw_heatmap(figure: "Figure", block: Heatmap) -> str:
@@ -177,7 +178,8 @@ def _draw_heatmap(figure: "Figure", block: Heatmap) -> str:
     axes.set_xticks([0.5 + i * column_step for i in range(len(column_names))], column_names, rotation=90 * upright)
     axes.set_yticks([0.5 + i * row_step for i in range(len(row_names))], row_names)
     scale.set(xlim=(0, 1), ylim=(low, high), xticks=(), ylabel=_wrapped(block.unit, _LABEL_CHARACTERS // 2))
-    scale.yaxis.set(ticks_position="right", label_position="right", major_formatter=_tick_label)
+    scale.yaxis.set(ticks_position="right", label_position="right")
+    _label_ticks(scale.yaxis)
     for one in (axes, scale):
         one.tick_params(labelsize=9, length=0)
         one.grid(visible=False)
@@ -249,7 +251,7 @@ def _draw_scatter(figure: "Figure", block: Scatter) -> None:
     axes.set(xlabel=_wrapped(block.x_label), ylabel=_wrapped(block.y_label, _LABEL_CHARACTERS // 2))
     axes.margins(0.08)
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(_tick_label)
+        _label_ticks(axis)
     figure.draw_without_rendering()
     _write_labels(axes, [one for points in block.groups.values() for one in points])
 
@@ -277,7 +279,18 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
-def _tick_label(value: float, position: int | None = None, digits: int = 4) -> str:
+def _label_ticks(axis: "Axis") -> None:
+    """Label the ticks of an axis with the digits that distinguish them, at least 4."""
+
+    def label(value: float, position: int | None = None) -> str:
+        ticks = set(axis.get_majorticklocs())
+        enough = (n for n in range(4, 12) if len({_tick_label(tick, n) for tick in ticks}) == len(ticks))
+        return _tick_label(value, next(enough, 12))
+
+    axis.set_major_formatter(label)
+
+
+def _tick_label(value: float, digits: int = 4) -> str:
     """A number in few characters: 0.25, 12k, 1e-5."""
     scales = ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"), (0, 1, ""))
     unit, suffix = next((unit, suffix) for least, unit, suffix in scales if abs(value) >= least)

@@ -118,6 +118,8 @@ def test_ettinger_role(tmp_path):
     found = ettinger.run(write_table(tmp_path / "r.tsv", ROLE, *rows), prefers(sings=5))["ROLE-88"]
     assert found["accuracy"]["model"]["groups"]["all"]["top_1"] == 0.5
     groups = found["sensitivity"]["model"]["groups"]
+    # The correlation of two points is 1 or -1 in any case.
+    assert found["sensitivity"]["model"]["correlation_with_cloze"] is None
     # Without context the target has one probability in both contexts: a tie, which is not above the threshold.
     assert (groups["all"]["accuracy"], groups["all"]["ties"], groups["all"]["accuracy_above_threshold"]) == (0.5, 1, 0)
     with pytest.raises(UserError, match=r"r.tsv: item 6 has only one of the conditions a and b"):
@@ -266,6 +268,16 @@ def test_suite(data):
     tables = [block for block in blocks if isinstance(block, report.Table)]
     assert all(len(row) == len(table.header) for table in tables for row in table.rows) and len(tables) == 9
     assert SUITE.obstacle(inputs, ClozeSettings()) is None
+
+
+def test_a_file_without_usable_items_is_named_on_the_page(tmp_path):
+    row = (0, "the river is a", "the river is not a", "crab", "over")
+    files = write_table(tmp_path / "n.tsv", ["item", "context_aff", "context_neg", "target_aff", "target_neg"], row)
+    models = {**prefers(), "random_weights": prefers()["model"]}
+    found = {"seed": 0, "ettinger": ettinger.run(files, models)}
+    assert len(SUITE.scalars(found)) == 0
+    notes = [block.text for block in SUITE.blocks(found) if isinstance(block, report.Note)]
+    assert any("NEG-136-SIMP: no item with completions can be used (left out: not one token 1" in one for one in notes)
 
 
 @pytest.mark.parametrize(

@@ -148,5 +148,7 @@ def test_models_without_a_masked_lm(data, change, message):
 def test_files_without_text(content, tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text(content)
-    with pytest.raises(UserError, match=r"0 of \d lines have 1 to 62 tokens"):
+    with pytest.raises(
+        UserError, match=r"0 of \d different lines have a token and, with \[CLS\] and \[SEP\], at most 64; 1 or more"
+    ):
         SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, False), SETTINGS)

@@ -127,6 +127,18 @@ def test_logarithmic_axes_need_positive_values(ys, is_log):
         assert ((y1 - y0) == pytest.approx(y2 - y1, abs=1e-3)) is is_log
 
 
+def test_labels_of_ticks_are_distinct():
+    """Also where the values differ in the fifth digit only; numbers with fewer digits stay short."""
+
+    def labels(*ys):
+        svg = svg_of(Curves("loss", (Series("loss", (1, 2), ys),), "step"))
+        return [label for label in re.findall(r"<text[^>]*>([^<]*)</text>", svg) if label.startswith("5")]
+
+    near = labels(5.6400, 5.6412)
+    assert len(near) >= 3 and len(set(near)) == len(near)
+    assert "5.1" in labels(5.0, 5.2)
+
+
 def test_intervals_are_at_their_values():
     lines = [path for path in points(svg_of(INTERVALS), "--c0") if len(path) == 2]
     ((a, _), (b, _)), ((c, _), (d, _)) = lines

@@ -196,7 +196,8 @@ def _measure_treebank(inputs: SuiteInputs, settings: AttentionSettings, length: 
         skipped += sum(row is None for row in encoded)
     require(
         all(rows),
-        f"attention: {names[0]} or {names[1]} of treebank/ has no sentence of 1 to {length - 2} tokens: give more",
+        f"attention: {names[0]} or {names[1]} of treebank/ has no sentence of at most {length - 2} tokens "
+        "with one or more for every word: give more",
     )
     kept, rare = relations.frequent_relations(drawn, settings.least_words)
     require(

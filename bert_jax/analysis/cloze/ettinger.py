@@ -276,8 +276,9 @@ def sensitivity(
     result: dict[str, Any] = {"groups": groups, "skipped": dict(skipped)}
     if differences:
         probability, cloze = np.array(differences).T
-        varies = min(probability.std(), cloze.std()) > 0
-        result["correlation_with_cloze"] = float(np.corrcoef(probability, cloze)[0, 1]) if varies else None
+        # Of two items it is 1 or -1, whatever they are.
+        defined = len(differences) > 2 and min(probability.std(), cloze.std()) > 0
+        result["correlation_with_cloze"] = float(np.corrcoef(probability, cloze)[0, 1]) if defined else None
     return result
 
 

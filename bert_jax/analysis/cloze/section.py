@@ -175,11 +175,18 @@ def _ettinger(found: dict[str, Any]) -> Iterator[Block]:
     columns = ("completion preferred", *header, "model, by more than 0.01 (%)", "items", "ties", "skipped in the file")
     yield Table(columns, tuple(rows))
     for name, one in found.items():
-        correlation = one["sensitivity"]["model"].get("correlation_with_cloze")
+        for part, what in (("accuracy", "context with an expected word"), ("sensitivity", "item with completions")):
+            if not one[part]["model"]["groups"]:
+                yield Note(f"{name}: no {what} can be used ({_reasons(one[part]['model']['skipped'])}).")
+        correlation, random = (
+            one["sensitivity"][row].get("correlation_with_cloze") for row in ("model", "random_weights")
+        )
         if correlation is not None:
+            beside = "" if random is None else f", of random weights {random:.2f}"
             yield Note(
                 f"{name}: the difference in probability between the contexts of an item has a correlation of "
-                f"{correlation:.2f} with the difference in human cloze probability."
+                f"{correlation:.2f}{beside} with the difference in human cloze probability "
+                f"({one['sensitivity']['model']['groups']['all']['items']:,} items)."
             )
 
 

@@ -37,10 +37,9 @@ def tree_blocks(structure: dict[str, Any], attention: dict[str, Any], x: tuple[i
             Series("chain", x, _floats([chain[key]]) * len(x), dashed=True),
         )
         figures.append(Curves(f"Structural probe: {SCORES[key]}", series, STATE, SCORES[key]))
-    rows = [
-        (str(state), *(_number(model[key][state]) for key in SCORES), _number(random["uuas"][state])) for state in x
-    ]
-    rows.append(("chain", *(_number(chain[key]) for key in SCORES), ""))
+    rows = [(str(state), *(_number(one[key][state]) for one in (model, random) for key in SCORES)) for state in x]
+    rows.append(("chain", *(_number(chain[key]) for key in SCORES), *[""] * len(SCORES)))
+    titles = (*SCORES.values(), *(f"random weights, {title}" for title in SCORES.values()))
     return [
         Note(
             "The structural probe maps vectors so that squared distances fit distances in the dependency tree, and "
@@ -50,7 +49,7 @@ def tree_blocks(structure: dict[str, Any], attention: dict[str, Any], x: tuple[i
             f"{_number(control['chain_uuas'])}."
         ),
         *figures,
-        Table(("state", *SCORES.values(), "random weights, UUAS"), tuple(rows)),
+        Table(("state", *titles), tuple(rows)),
         *_attention_blocks(attention),
     ]
 

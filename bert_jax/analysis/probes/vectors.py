@@ -89,8 +89,8 @@ def draw_sentences(
             rows.append(row)
     require(
         len(rows) >= MIN_SENTENCES,
-        f"{where}: {len(rows)} of {len(sentences)} sentences have 1 to {max_length - 2} tokens: "
-        f"give at least {MIN_SENTENCES}, or raise --probes.max-length",
+        f"{where}: {len(rows)} of {len(sentences)} sentences have at most {max_length - 2} tokens and one or more for "
+        f"every word: give at least {MIN_SENTENCES}, or raise --probes.max-length",
     )
     return Sample(kept, rows, skipped, len(sentences))
 
