@@ -160,7 +160,10 @@ def test_without_languages(data, tmp_path):
     [
         ({"text/a.txt": "the river"}, "no word occurs in 4 of 1 texts"),
         ({"text/a.txt": "the river\n" * 9 + "x"}, "no word occurs in 4 of 1 texts"),
-        ({"text/a.txt": "the a\nthe b\nthe c\nthe d", "languages/a.txt": "the"}, "0 of 1 languages have 8 sentences"),
+        (
+            {"text/a.txt": "the a\nthe b\nthe c\nthe d", "languages/a.txt": "the"},
+            "0 of 1 languages have 8 different sentences that fit",
+        ),
         ({"text/a.txt": b"\xff"}, "is not UTF-8"),
     ],
 )

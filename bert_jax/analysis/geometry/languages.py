@@ -67,7 +67,8 @@ def sample_languages(
         rows += found
     require(
         len(codes) >= 2,
-        f"geometry: {len(codes)} of {len(paths)} languages have {LEAST} sentences: give two languages or more",
+        f"geometry: {len(codes)} of {len(paths)} languages have {LEAST} different sentences that fit: give two "
+        "languages or more",
     )
     return LanguageSample(codes, rows, np.array(languages), np.array(splits), skipped, skipped_lines, unknown)
 
