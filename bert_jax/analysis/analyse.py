@@ -5,6 +5,7 @@ Layers count from 0 in all names and results; hidden state 0 is the output of th
 
 import dataclasses
 import json
+import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -196,5 +197,6 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     for suite in shown:
         for name, (value, baselines) in suite.scalars(points[-1].files[suite.name]["result"]).items():
             compared = ", ".join(f"{baseline} {one:.4g}" for baseline, one in baselines.items())
-            print(f"{suite.name}: {name}  {value:.4g}{f'  ({compared})' if compared else ''}")
+            shown = f"{value:.4g}" if math.isfinite(value) else "undefined"
+            print(f"{suite.name}: {name}  {shown}{f'  ({compared})' if compared else ''}")
     print(f"wrote {options.out / PAGE}")
