@@ -1,7 +1,10 @@
 """Rows of random weights are measured once for all checkpoints of a run, and are what each checkpoint would measure."""
 
 import dataclasses
+import json
+from pathlib import Path
 
+import numpy as np
 import pytest
 from etils import epath
 
@@ -13,10 +16,12 @@ from bert_jax.analysis.lens.lens import LensSettings
 from bert_jax.analysis.probes.probes import ProbesSettings
 from bert_jax.analysis.results import _plain
 from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.analysis.suites import SUITES as ALL_SUITES
 from bert_jax.inference.loaded_model import LoadedModel
 from tests.analysis import data_folder
 from tests.analysis.models import small_model
 
+PUBLISHED = Path(__file__).parents[2] / "docs" / "two_models"
 SUITES = {
     "attention": (attention.SUITE, AttentionSettings(texts=4, cluster_texts=2, flow_texts=1, sentences=6)),
     "probes": (
@@ -66,6 +71,20 @@ def test_random_weights_are_measured_once_for_each_config(data, random_models):
     assert third.of_random_weights("a", lambda model: model.config.num_layers) == 1
     assert SuiteInputs(small_model(), data, 0, False).of_random_weights("a", lambda model: 8) == 8
     assert len(random_models) == 4  # a, b, a of another config, a of another call
+
+
+@pytest.mark.parametrize("path", sorted(PUBLISHED.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_published_numbers_name_what_they_are_compared_with(path):
+    suites = {suite.name: suite for suite in ALL_SUITES}
+    if path.stem not in suites:
+        pytest.skip("curves")
+    scalars = suites[path.stem].scalars(json.loads(path.read_text())["result"])
+    undefined = {
+        "rank correlation of importance and leaving one out",
+        "state since which a predicted token leads (mean)",
+    }
+    assert {name for name, scalar in scalars.items() if not scalar.baselines} <= undefined
+    assert all(np.isfinite([scalar.value, *scalar.baselines.values()]).all() for scalar in scalars.values())
 
 
 @pytest.mark.slow
