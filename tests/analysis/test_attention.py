@@ -285,7 +285,7 @@ def test_one_folder_is_enough(data, tmp_path, folder, other):
         ({"treebank/a-dev.conllu": "1\tthe\n"}, "a-dev.conllu, line 1"),
         (
             {"treebank/a-dev.conllu": "1\t\u200b\t_\tX\t_\t_\t0\troot\t_\t_\n"},
-            "even sentences of treebank/ has no sentence of 1 to 62 tokens",
+            "even sentences of treebank/ has no sentence of at most 62 tokens with one or more",
         ),
     ],
 )
