@@ -12,7 +12,7 @@ from bert_jax.array_types import Array, Float, Int
 from bert_jax.objectives.losses import WeightedSum
 
 NORM_FLOOR = 1e-12
-"""Smallest norm that a vector is divided by, as in torch.nn.functional.normalize."""
+"""Smallest norm that a vector is divided by, as in torch.nn.functional.normalize; also added to variances."""
 
 
 def soft_targets(
@@ -87,6 +87,57 @@ def similarity_mse(
     return mse(*similarities, pair_weights)
 
 
+def standardised_mse(
+    student: Float[Array, "*items H"], teacher: Float[Array, "*items H"], weights: Float[Array, "*items"]
+) -> WeightedSum:
+    """`mse` of the vectors with mean 0 and variance 1 over the width: feature maps (MobileBERT, Sun et al. 2020).
+
+    The paper's equation has the hidden states as they are; its code normalises them first, as here, and has
+    `mean_mse` and `variance_l1` for what that removes (google-research/mobilebert run_pretraining.py).
+    """
+    return mse(_standardised(student), _standardised(teacher), weights)
+
+
+def mean_mse(
+    student: Float[Array, "*items H"], teacher: Float[Array, "*items H"], weights: Float[Array, "*items"]
+) -> WeightedSum:
+    """Squared difference of the means over the width (MobileBERT, as `standardised_mse`)."""
+    means = (_moments(x)[1] for x in (student, teacher))
+    return mse(*means, weights)
+
+
+def variance_l1(
+    student: Float[Array, "*items H"], teacher: Float[Array, "*items H"], weights: Float[Array, "*items"]
+) -> WeightedSum:
+    """Absolute difference of the variances over the width (MobileBERT, as `standardised_mse`)."""
+    student, teacher = (_moments(x)[2] for x in (student, teacher))
+    return _weighted(jnp.abs(student - teacher)[..., 0], weights)
+
+
+def attention_kl(
+    student: Float[Array, "B N S S"], teacher: Float[Array, "B N S S"], pair_weights: Float[Array, "B S S"]
+) -> WeightedSum:
+    """KL divergence of the student's attention from the teacher's, mean over heads (MobileBERT, Sun et al. 2020).
+
+    Items are queries. The code of MobileBERT has the cross-entropy, which differs by a constant.
+
+    Args:
+      student: scores, scaled and not masked.
+      teacher: the same.
+      pair_weights: `same_example`: the keys that a query attends to.
+    """
+    visible = pair_weights[:, None] > 0
+    is_query = visible.any(-1)
+    # Queries of padding see no key; they get one, so that nothing is infinite.
+    visible |= ~is_query[..., None]
+    student, teacher = (
+        jax.nn.log_softmax(jnp.where(visible, x.astype(jnp.float32), jnp.finfo(jnp.float32).min))
+        for x in (student, teacher)
+    )
+    divergence = jnp.where(visible, jnp.exp(teacher) * (teacher - student), 0.0).sum(-1)
+    return _weighted(divergence.mean(1), is_query[:, 0].astype(jnp.float32))
+
+
 def same_example(segment_ids: Int[Array, "B S"]) -> Float[Array, "B S S"]:
     """1.0 for pairs of tokens of the same packed example, 0.0 for all others and for padding."""
     is_same = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (segment_ids[:, :, None] > 0)
@@ -95,6 +146,17 @@ def same_example(segment_ids: Int[Array, "B S"]) -> Float[Array, "B S S"]:
 
 def _weighted(losses: Float[Array, "*items"], weights: Float[Array, "*items"]) -> WeightedSum:
     return WeightedSum(jnp.where(weights > 0, losses * weights, 0.0).sum(), weights.sum())
+
+
+def _moments(x: Float[Array, "*items H"]) -> tuple[Array, Array, Array]:
+    """The vectors in float32, their means and their variances over the width, which becomes 1."""
+    x = x.astype(jnp.float32)
+    return x, x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+
+
+def _standardised(x: Float[Array, "*items H"]) -> Float[Array, "*items H"]:
+    x, mean, variance = _moments(x)
+    return (x - mean) * jax.lax.rsqrt(variance + NORM_FLOOR)
 
 
 def _normalised(x: Float[Array, "*items H"]) -> Float[Array, "*items H"]:

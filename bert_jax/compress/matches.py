@@ -14,11 +14,11 @@ from bert_jax.errors import require
 from bert_jax.field_validation import CountOrZero, NonNegative, Positive, Share, check
 
 What = Literal["hidden", "cls", "scores"]
-Loss = Literal["mse", "normalised_mse", "cosine", "similarity"]
+Loss = Literal["mse", "normalised_mse", "cosine", "similarity", "standardised_mse", "mean_mse", "variance_l1", "kl"]
 LOSSES_OF: dict[What, tuple[Loss, ...]] = {
-    "hidden": ("mse", "normalised_mse", "cosine", "similarity"),
+    "hidden": ("mse", "normalised_mse", "cosine", "similarity", "standardised_mse", "mean_mse", "variance_l1"),
     "cls": ("mse", "normalised_mse", "cosine"),
-    "scores": ("mse",),
+    "scores": ("mse", "kl"),
 }
 """The losses that each activation has."""
 Schedule = Literal["linear", "constant"]
@@ -34,7 +34,7 @@ class Match:
     teacher_layer: CountOrZero
     student_layer: CountOrZero
     what: What
-    """Hidden states of all tokens, hidden states of [CLS], or attention scores before softmax."""
+    """Hidden states of all tokens, hidden states of [CLS], or attention scores, which `kl` compares after softmax."""
     loss: Loss
     """Function of `compress.losses`."""
     weight: Positive = 1.0
@@ -148,12 +148,28 @@ def similarity(teacher: int, student: int, project: str | None) -> Recipe:
     return Recipe((*hidden, *similarities), 8.0, 1.0, 0.0, "spread")
 
 
+def mobilebert(teacher: int, student: int, project: str | None) -> Recipe:
+    """Feature maps, their means and variances, attention, soft targets and labels (MobileBERT; Sun et al. 2020).
+
+    Weights of google-research/mobilebert README.md: 100, 5000, 5 and 1, each divided by the number of layers; the soft
+    targets and the labels have half of the weight each. All layers are matched at once: the paper transfers one after
+    the other, and has labels afterwards.
+    """
+    matches = []
+    for i in range(1, student + 1):
+        layer = round(i * teacher / student)
+        for loss, weight in (("standardised_mse", 100.0), ("mean_mse", 5000.0), ("variance_l1", 5.0)):
+            matches.append(Match(layer, i, "hidden", loss, weight / student, project))
+        matches.append(Match(layer - 1, i - 1, "scores", "kl", 1.0 / student))
+    return Recipe(tuple(matches), 1.0, 0.5, 0.5, "new")
+
+
 def theseus(teacher: int, student: int, project: str | None) -> Recipe:
     """Layers of the teacher are replaced at random, the loss is that of the labels (Xu et al. 2020)."""
     return Recipe((), 1.0, 0.0, 1.0, "first", Replacement())
 
 
-RecipeName = Literal["drop", "distilbert", "pkd-skip", "pkd-last", "tinybert", "similarity", "theseus"]
+RecipeName = Literal["drop", "distilbert", "pkd-skip", "pkd-last", "tinybert", "similarity", "mobilebert", "theseus"]
 RECIPES: dict[RecipeName, Callable[[int, int, str | None], Recipe]] = {
     "drop": layer_dropping,
     "distilbert": distilbert,
@@ -161,6 +177,7 @@ RECIPES: dict[RecipeName, Callable[[int, int, str | None], Recipe]] = {
     "pkd-last": pkd_last,
     "tinybert": tinybert,
     "similarity": similarity,
+    "mobilebert": mobilebert,
     "theseus": theseus,
 }
 """By name: functions of the depths of teacher and student, and of the name of the map, None without one."""
@@ -197,6 +214,11 @@ def _check_sizes(match: Match, where: str, teacher: ModelConfig, student: ModelC
             teacher.num_heads == student.num_heads,
             f"{where}: the teacher has {teacher.num_heads} attention heads and the student {student.num_heads}, whose "
             "scores cannot be matched: use --num-heads of the teacher, or another recipe",
+        )
+        plain = [model.attention_window is None and model.direction == "bidirectional" for model in (teacher, student)]
+        require(
+            match.loss != "kl" or all(plain),
+            f"{where}: kl compares attention to all tokens of a text, and this model's is local or causal: use mse",
         )
         return
     require(

@@ -18,6 +18,7 @@ from bert_jax.compress.matches import (
 from bert_jax.config import ModelConfig
 from bert_jax.errors import require
 from bert_jax.field_validation import CountOrZero, Interval, Layers, NonNegative, Share, Size, check, from_json
+from bert_jax.model.families import mobilebert_layers
 from bert_jax.model.layer_plan import layer_plans
 from bert_jax.storage import parse_json, to_path
 
@@ -25,7 +26,7 @@ PROJECTION = "to_teacher"
 """Name of the linear map that the matches of a recipe share where the widths differ."""
 NOT_OF_STUDENTS = ("freeze_encoder", "adapter_size", "new_layers", "keep_head", "pooling", "mix", "cls_norm")
 """Options of fine-tuning that change the model: a student has the form of its teacher."""
-WIDTHS = ("hidden_size", "num_heads", "intermediate_size")
+WIDTHS = ("hidden_size", "num_heads", "intermediate_size", "bottleneck_size")
 ADVICE = "docs/compression/distillation.md has the form of the file"
 
 
@@ -46,7 +47,7 @@ class CompressOptions:
     recipe: RecipeName = "pkd-skip"
     """What the student imitates of the teacher (docs/compression/distillation.md)."""
     student_layers: Layers | None = None
-    """Depth of the student. Default: half of the teacher's."""
+    """Depth of the student. Default: half of the teacher's; for mobilebert, the teacher's."""
     start: Start | None = None
     """Which of the teacher's layers the student begins with: evenly spread ones, the first, the last; or new: all its
     parameters are initialised at random."""
@@ -58,7 +59,10 @@ class CompressOptions:
     num_heads: Size | None = None
     """Attention heads of a student with --start new. Default: the teacher's."""
     intermediate_size: Size | None = None
-    """Width of the feed-forward layers of a student with --start new. Default: the teacher's."""
+    """Width of the feed-forward layers of a student with --start new. Default: the teacher's; for mobilebert, the
+    student's hidden size."""
+    bottleneck_size: Size | None = None
+    """For mobilebert: width inside the student's layers. Default: a quarter of the hidden size."""
     student: str | None = None
     """Model that the student begins with and whose sizes it has, e.g. the result of another recipe, instead of layers
     of the teacher. It needs the teacher's tokenizer."""
@@ -110,15 +114,26 @@ class CompressOptions:
                 f"{teacher.max_positions}: use a student with as many",
             )
             return CompressionPlan(student, (), self._recipe(teacher, student))
-        depth = len(self.layers) or self.student_layers or max(teacher.num_layers // 2, 1)
+        is_mobile = self.recipe == "mobilebert"
+        default = teacher.num_layers if is_mobile else max(teacher.num_layers // 2, 1)
+        depth = len(self.layers) or self.student_layers or default
         require(
             depth <= teacher.num_layers,
             f"--student-layers {depth}: the teacher has {teacher.num_layers} layers: use at most {teacher.num_layers}",
         )
-        widths = {name: getattr(self, name) for name in WIDTHS}
-        changes = {name: value for name, value in widths.items() if value is not None}
-        model = dataclasses.replace(teacher, num_layers=depth, scan_unroll=None, **changes)
+        changes = {name: value for name in WIDTHS if (value := getattr(self, name)) is not None}
+        require(
+            is_mobile or self.bottleneck_size is None,
+            "--bottleneck-size belongs to --recipe mobilebert: leave it out, or give that recipe",
+        )
+        form = mobilebert_layers(self.hidden_size or teacher.hidden_size) if is_mobile else {}
+        model = dataclasses.replace(teacher, num_layers=depth, scan_unroll=None, **form | changes)
         recipe = self._recipe(teacher, model)
+        require(
+            not is_mobile or (recipe.start == "new" and not self.layers),
+            "--recipe mobilebert: the student's layers have another form than the teacher's, so it begins at random: "
+            "leave --start and --layers out",
+        )
         layers = self.layers or choose_layers(recipe.start, teacher.num_layers, depth)
         given = ", ".join(f"--{name.replace('_', '-')}" for name in changes)
         require(

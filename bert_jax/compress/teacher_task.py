@@ -42,6 +42,9 @@ LOSSES = {
     "normalised_mse": losses.normalised_mse,
     "cosine": losses.cosine,
     "similarity": losses.similarity_mse,
+    "standardised_mse": losses.standardised_mse,
+    "mean_mse": losses.mean_mse,
+    "variance_l1": losses.variance_l1,
 }
 
 
@@ -166,8 +169,8 @@ def student_of(params: Params) -> Params:
 
 
 def item_weights(match: Match, batch: Batch) -> Float[Array, "..."]:
-    """1.0 for the items that a match compares: pairs of tokens, examples, or tokens."""
-    if match.what == "scores" or match.loss == "similarity":
+    """1.0 for the items that a match compares: pairs of tokens, examples, or tokens (of `kl`: queries)."""
+    if match.loss == "similarity" or (match.what, match.loss) == ("scores", "mse"):
         return losses.same_example(batch["segment_ids"])
     has_item = batch["example_id"] >= 0 if match.what == "cls" else batch["segment_ids"] > 0
     return has_item.astype(jnp.float32)
@@ -179,6 +182,8 @@ def _match_loss(
     weights = item_weights(match, batch)
     if match.what == "scores":
         layers = student.activations[SCORES][match.student_layer], teacher.activations[SCORES][match.teacher_layer]
+        if match.loss == "kl":
+            return losses.attention_kl(*layers, losses.same_example(batch["segment_ids"]))
         return losses.attention_scores_mse(*layers, weights)
     assert student.hidden_states is not None and teacher.hidden_states is not None
     imitating, target = student.hidden_states[match.student_layer], teacher.hidden_states[match.teacher_layer]

@@ -76,6 +76,23 @@ def modern(
     )
 
 
+def mobilebert_layers(hidden_size: int) -> dict[str, Any]:
+    """The settings of MobileBERT's layers in a residual stream of any width H (Sun et al. 2020, table 1).
+
+    Bottlenecks of H / 4, four feed-forward networks of width H, NoNorm, relu.
+    """
+    return {
+        "bottleneck_size": hidden_size // 4,
+        "bottleneck_attention": "shared",
+        "intermediate_size": hidden_size,
+        "feed_forward_networks": 4,
+        "feed_forward": "plain",
+        "activation": "relu",
+        "norm": "none",
+        "head_size": None,
+    }
+
+
 def mobilebert(*, num_layers: int = 24, vocab_size: int = 30522, **changes: Any) -> ModelConfig:
     """MobileBERT: layers of width 128 in a residual stream of width 512 (Sun et al. 2020, table 1; 25 million
     parameters; google-research/mobilebert uncased_L-24_H-128_B-512_A-4_F-4_OPT.json).
@@ -87,16 +104,11 @@ def mobilebert(*, num_layers: int = 24, vocab_size: int = 30522, **changes: Any)
     """
     shape = {
         "num_heads": 4,
-        "intermediate_size": 512,
         "embedding_size": 128,
         "embeddings": "trigrams",
-        "bottleneck_size": 128,
-        "feed_forward_networks": 4,
-        "activation": "relu",
-        "norm": "none",
         "hidden_dropout": 0.0,
     }
-    return bert(num_layers, 512, vocab_size=vocab_size, **shape | changes)
+    return bert(num_layers, 512, vocab_size=vocab_size, **mobilebert_layers(512) | shape | changes)
 
 
 def ib_bert(*, num_layers: int = 24, vocab_size: int = 30522, **changes: Any) -> ModelConfig:

@@ -14,6 +14,7 @@ from bert_jax.compress.teacher_task import student_of
 from bert_jax.config import TaskHead
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
+from bert_jax.model.families import mobilebert_layers
 from bert_jax.training.param_paths import name_leaves
 from tests.compress.distillation import (
     TEACHER,
@@ -45,7 +46,9 @@ def test_a_student_with_all_layers_has_no_loss(name):
     """The student has the teacher's weights, so all terms but that of the labels are 0; with other weights they are
     not."""
     task = make_distillation(RECIPES[name](4, 4, None), student=TEACHER)
-    params = initial_params(task)
+    rng = np.random.default_rng(0)
+    # Scales and biases too: vectors of a new model have the mean 0 and the variance 1.
+    params = jax.tree.map(lambda x: np.float32(x + rng.normal(0, 0.1, x.shape)), initial_params(task))
     same = means(task, params | params[TEACHER_PATH], device_batch(task))
     other = means(task, params, first_batch(task.student))
     matched = [match.name for match in task.recipe.matches]
@@ -59,6 +62,10 @@ def test_terms_are_the_losses_of_the_layers():
         Match(2, 1, "cls", "normalised_mse"),
         Match(3, 0, "scores", "mse"),
         Match(0, 0, "hidden", "similarity"),
+        Match(4, 2, "hidden", "standardised_mse"),
+        Match(1, 1, "hidden", "mean_mse"),
+        Match(2, 1, "hidden", "variance_l1"),
+        Match(2, 1, "scores", "kl"),
     )
     task = make_distillation(Recipe(matches, 2.0, 0.5, 0.25, "first"))
     params, batch = jax.device_put(initial_params(task)), device_batch(task)
@@ -83,8 +90,18 @@ def test_terms_are_the_losses_of_the_layers():
         "scores_3_0_mse": losses.attention_scores_mse(*scores, pairs),
         "hidden_0_0_similarity": losses.similarity_mse(student.hidden_states[0], teacher.hidden_states[0], pairs),
     }
+    states = student.hidden_states, teacher.hidden_states
+    kl = student.activations["attention.scores"][1], teacher.activations["attention.scores"][2]
+    expected |= {
+        "hidden_4_2_standardised_mse": losses.standardised_mse(states[0][2], states[1][4], tokens),
+        "hidden_1_1_mean_mse": losses.mean_mse(states[0][1], states[1][1], tokens),
+        "hidden_2_1_variance_l1": losses.variance_l1(states[0][1], states[1][2], tokens),
+        "scores_2_1_kl": losses.attention_kl(*kl, pairs),
+    }
     for name, one in expected.items():
         np.testing.assert_allclose(found[name], one.sum / one.weight, rtol=1e-5, err_msg=name)
+    items = task.loss_weight_sums(batch)["weighted_scores_2_1_kl"]
+    assert items == expected["scores_2_1_kl"].weight == tokens.sum()
     np.testing.assert_allclose(found["weighted_hidden_4_2_cosine"], 3 * found["hidden_4_2_cosine"], rtol=1e-6)
     np.testing.assert_allclose(found["weighted_soft_loss"], 0.5 * found["soft_loss"], rtol=1e-6)
     np.testing.assert_allclose(found["weighted_task_loss"], 0.25 * found["task_loss"], rtol=1e-6)
@@ -106,6 +123,21 @@ def test_only_the_student_and_the_maps_are_trained():
     assert {"projections/to_teacher/kernel", "projections/to_teacher/bias", "task/output/kernel"}.isdisjoint(unchanged)
     assert unchanged == {name for name in before if name.startswith("teacher/")}
     np.testing.assert_allclose(metrics["loss"], weighted_sum(metrics), rtol=1e-5)
+
+
+def test_a_mobilebert_learns_from_a_plain_teacher():
+    """All of its parameters are trained, those of the teacher are not."""
+    student = dataclasses.replace(MODEL, num_layers=4, **mobilebert_layers(16))
+    task = make_distillation(recipe_of("mobilebert", student=student), student=student)
+    programs, state = make_state(task)
+    before = arrays(state.params)
+    assert before["encoder/layers/bottleneck/input/kernel"].shape == (4, 16, 4)
+    state, metrics = take_step(programs, state, rows=first_batch(programs.task.student))
+    after = arrays(state.params)
+    unchanged = {name for name in before if np.array_equal(before[name], after[name])}
+    assert unchanged == {name for name in before if name.startswith("teacher/")}
+    np.testing.assert_allclose(metrics["loss"], weighted_sum(metrics), rtol=1e-5)
+    assert metrics["weighted_scores_1_1_kl"] == pytest.approx(metrics["scores_1_1_kl"] / 4)
 
 
 @pytest.mark.parametrize("kind", ["tagging", "span", "regression"])

@@ -13,10 +13,16 @@ SEGMENT_IDS = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
 TOKENS = (SEGMENT_IDS > 0).astype(np.float32)
 PAIRS = np.array((SEGMENT_IDS[:, :, None] == SEGMENT_IDS[:, None]) & (SEGMENT_IDS[:, None] > 0), np.float32)
 VECTOR_LOSSES = {"mse": losses.mse, "normalised_mse": losses.normalised_mse, "cosine": losses.cosine}
+VECTOR_LOSSES |= {
+    "standardised_mse": losses.standardised_mse,
+    "mean_mse": losses.mean_mse,
+    "variance_l1": losses.variance_l1,
+}
 ALL = {
     **{name: (loss, (2, 6, 8), TOKENS) for name, loss in VECTOR_LOSSES.items()},
     "soft_targets": (functools.partial(losses.soft_targets, temperature=3.0), (2, 6, 4), TOKENS),
     "attention_scores_mse": (losses.attention_scores_mse, (2, 3, 6, 6), PAIRS),
+    "attention_kl": (losses.attention_kl, (2, 3, 6, 6), PAIRS),
     "similarity_mse": (losses.similarity_mse, (2, 6, 8), PAIRS),
 }
 """Function, shape of both sides, weights."""
@@ -75,6 +81,26 @@ def test_planted_values():
         np.testing.assert_allclose(total, factor**2 * expected, rtol=1e-5)
 
 
+def test_planted_statistics():
+    weights = np.array([1.0, 1.0, 0.0], np.float32)
+    student = np.array([[1.0, 3.0], [4.0, 4.0], [9.0, 9.0]], np.float32)
+    teacher = np.array([[-2.0, 4.0], [1.0, 3.0], [0.0, 0.0]], np.float32)
+    # Means 2 and 4 beside 1 and 2; variances 1 and 0 beside 9 and 1; standardised (-1, 1) and (0, 0) beside (-1, 1).
+    assert sums(losses.mean_mse, student, teacher, weights) == (1.0 + 4.0, 2.0)
+    assert sums(losses.variance_l1, student, teacher, weights) == (8.0 + 1.0, 2.0)
+    np.testing.assert_allclose(sums(losses.standardised_mse, student, teacher, weights), (0.0 + 1.0, 2.0), atol=1e-5)
+
+
+def test_divergence_of_planted_attention():
+    """Two queries with two keys, of which the third token of the row is none."""
+    pairs = np.zeros((1, 3, 3), np.float32)
+    pairs[0, :2, :2] = 1
+    teacher = np.log(np.array([[0.9, 0.1, 1.0], [0.5, 0.5, 1.0], [1.0, 1.0, 1.0]], np.float32))[None, None]
+    total, weight = sums(losses.attention_kl, np.zeros((1, 1, 3, 3), np.float32), teacher, pairs)
+    expected = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
+    np.testing.assert_allclose((total, weight), (expected, 2.0), rtol=1e-5)
+
+
 def test_similarities_of_planted_vectors():
     """Two tokens that are orthogonal in the student and equal in the teacher, which is wider."""
     student = np.array([[[2.0, 0.0], [0.0, 2.0]]], np.float32)
@@ -122,7 +148,27 @@ def torch_twins():
     def similarity(student, teacher):
         return functional.mse_loss(*((torch.bmm(x, x.transpose(1, 2)) / x.shape[2])[pairs] for x in (student, teacher)))
 
+    def standardised(student, teacher):
+        return functional.mse_loss(
+            *(functional.layer_norm(x[tokens], x.shape[-1:], eps=1e-12) for x in (student, teacher))
+        )
+
+    def attention_kl(student, teacher):
+        hidden = torch.where(pairs, 0.0, -torch.inf)[:, None]
+        student, teacher = ((x + hidden).permute(0, 2, 1, 3)[tokens] for x in (student, teacher))
+        log_probabilities = functional.log_softmax(student, -1).nan_to_num(neginf=0.0)
+        divergences = functional.kl_div(log_probabilities, functional.softmax(teacher, -1), reduction="none").sum(-1)
+        return divergences.mean()
+
+    def variance(student, teacher):
+        student, teacher = (x[tokens].var(-1, correction=0) for x in (student, teacher))
+        return functional.l1_loss(student, teacher)
+
     return {
+        "standardised_mse": standardised,
+        "mean_mse": lambda student, teacher: functional.mse_loss(student[tokens].mean(-1), teacher[tokens].mean(-1)),
+        "variance_l1": variance,
+        "attention_kl": attention_kl,
         "mse": lambda student, teacher: functional.mse_loss(student[tokens], teacher[tokens]),
         "normalised_mse": normalised,
         "cosine": cosine,

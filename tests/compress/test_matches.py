@@ -10,6 +10,7 @@ from bert_jax.compress.options import CompressOptions, read_matches
 from bert_jax.compress.students import check_teacher_heads
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import UserError
+from bert_jax.model import families
 from bert_jax.training.sharding import abstract_mesh
 
 BERT_BASE = ModelConfig()
@@ -32,6 +33,10 @@ def test_layers_of_the_papers():
     assert pairs(tiny, "scores") == [(2, 0), (5, 1), (8, 2), (11, 3)]
     assert {match.project for match in tiny.matches if match.what == "hidden"} == {"map"}
     assert pairs(RECIPES["distilbert"](12, 6, None), "hidden") == [(12, 6)]
+    mobile = RECIPES["mobilebert"](24, 24, None)
+    assert pairs(mobile, "scores") == [(i, i) for i in range(24)] and len(mobile.matches) == 4 * 24
+    weights = {match.loss: match.weight * 24 for match in mobile.matches}
+    assert weights == pytest.approx({"standardised_mse": 100, "mean_mse": 5000, "variance_l1": 5, "kl": 1})
     assert len(RECIPES["similarity"](12, 6, None).matches) == 14 and not RECIPES["drop"](12, 6, None).matches
 
 
@@ -57,6 +62,8 @@ def test_recipes_fit_all_depths(name, teacher, student):
             "the teacher has 12 attention heads and the student 6",
         ),
         ({"loss": "similarity", "project": "map"}, {}, "leave project out"),
+        ({"loss": "kl"}, {}, "hidden have no loss kl"),
+        ({"what": "scores", "student_layer": 5, "loss": "kl"}, {"attention_window": 8}, "is local or causal: use mse"),
     ],
 )
 def test_refused_matches(changes, student, parts):
@@ -130,3 +137,33 @@ def test_the_mesh_divides_the_teachers_heads():
     check_teacher_heads(dataclasses.replace(BERT_BASE, hidden_size=640, num_heads=10), mesh)
     with pytest.raises(UserError, match=r"mesh\.tensor 5 does not divide the teacher's 12 attention heads"):
         check_teacher_heads(BERT_BASE, mesh)
+
+
+def test_plan_of_mobilebert():
+    """The student has as many layers as the teacher, and its width."""
+    plan = CompressOptions(recipe="mobilebert").plan(BERT_BASE)
+    model = plan.model
+    assert plan.layers == () and (model.num_layers, model.hidden_size, model.num_heads) == (12, 768, 12)
+    sizes = model.bottleneck_size, model.intermediate_size, model.feed_forward_networks, model.size_per_head
+    assert sizes == (192, 768, 4, 16) and (model.norm, model.activation) == ("none", "relu")
+    narrow = CompressOptions(recipe="mobilebert", hidden_size=384, bottleneck_size=48, student_layers=6).plan(BERT_BASE)
+    assert (narrow.model.num_layers, narrow.model.bottleneck_size, narrow.model.intermediate_size) == (6, 48, 384)
+    assert {match.project for match in narrow.recipe.matches if match.what == "hidden"} == {"to_teacher"}
+    teacher = families.ib_bert()
+    assert CompressOptions(recipe="mobilebert").plan(teacher).model == dataclasses.replace(
+        families.mobilebert(), hidden_dropout=teacher.hidden_dropout
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"recipe": "mobilebert", "start": "first"}, "so it begins at random: leave --start and --layers out"),
+        ({"recipe": "mobilebert", "layers": (0, 1)}, "so it begins at random: leave --start and --layers out"),
+        ({"bottleneck_size": 64}, "--bottleneck-size belongs to --recipe mobilebert"),
+        ({"recipe": "mobilebert", "bottleneck_size": 64}, "model.bottleneck_size 64 is not divisible by model.num_hea"),
+    ],
+)
+def test_options_of_mobilebert_that_contradict(options, message):
+    with pytest.raises(UserError, match=message):
+        CompressOptions(**options).plan(BERT_BASE)

@@ -158,6 +158,18 @@ def test_dropout_is_on_embeddings_and_the_projection_back():
     assert np.abs(np.asarray((kept[1] - other) * real(batch))).max() > 0.1
 
 
+def test_no_dropout_inside_a_bottleneck():
+    """Of embeddings that are 0, whatever dropout does, the layer computes the same up to its projection back."""
+    config = dataclasses.replace(MOBILE, num_layers=1, hidden_dropout=0.5)
+    params, batch, site = parameters(config), inputs(), "feed_forward.activations"
+    zeros = jax.tree.map(jnp.zeros_like, params["encoder"]["embeddings"])
+    params = params | {"encoder": params["encoder"] | {"embeddings": zeros}}
+    key = DropoutKey(jnp.uint32(3), jnp.arange(3))
+    dropped, kept = (encode(config, params, batch, dropout_key=k, activations=(site,)) for k in (key, None))
+    np.testing.assert_array_equal(dropped.activations[site], kept.activations[site])
+    assert np.abs(np.asarray(dropped.hidden - kept.hidden)).max() > 0.1 and np.any(kept.activations[site])
+
+
 @pytest.mark.parametrize("norm_placement", ["post", "pre"])
 def test_several_networks_in_a_plain_layer(norm_placement):
     config = dataclasses.replace(BERT, feed_forward_networks=2, norm_placement=norm_placement, feed_forward="gated")
