@@ -12,6 +12,7 @@ from bert_jax.config import (
     CheckpointConfig,
     Config,
     DataConfig,
+    DistilConfig,
     EvaluationConfig,
     FinetuneConfig,
     LogConfig,
@@ -230,7 +231,10 @@ NEEDS = {
     "start.optimizer_state": {"source": "runs/first"},
 }
 """What must be set with a field, in its section."""
-OTHER_VALUES = {"finetune": [dataclasses.asdict(FinetuneConfig("rte", TAGGER, "bert", 8, 64))]}
+OTHER_VALUES = {
+    "finetune": [dataclasses.asdict(FinetuneConfig("rte", TAGGER, "bert", 8, 64))],
+    "distil": [dataclasses.asdict(DistilConfig(source_sha256="0"))],
+}
 """Values to try where no simple one is possible."""
 
 
