@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bert_jax.training import loop
 
 LESS_COMMON = ("tag_column", "stride", "null_threshold", "bias_correction", "keep", "dense_dtype")
-LESS_COMMON += ("replace_rate", "replace_schedule", "replace_share")
+LESS_COMMON += ("bottleneck_size", "replace_rate", "replace_schedule", "replace_share")
 """Options that few compressions need."""
 NOT_ON_A_CORPUS = ("replace-rate", "replace-schedule", "replace-share", "name")
 """Options of a recipe for tasks."""
@@ -36,8 +36,8 @@ MODEL_FLAGS = ("--model.num-layers", "--model.hidden-size", "--model.num-heads",
 class Distil(Finetune):
     """Train a smaller student of a fine-tuned model on the data of its task; the same command continues a stopped run.
 
-    MODEL is the teacher. The recipes are layer dropping and those of DistilBERT, PKD, TinyBERT, TextBrewer and
-    BERT-of-Theseus.
+    MODEL is the teacher. The recipes are layer dropping and those of DistilBERT, PKD, TinyBERT, TextBrewer,
+    BERT-of-Theseus and MobileBERT.
     """
 
     compression: Annotated[CompressOptions, tyro.conf.arg(name="")] = field(default_factory=CompressOptions)

@@ -102,7 +102,7 @@ MISTAKES = [
     ("bert-jax ablate raises.py --corpus c --workdir new", "raises.py: there is no function study()"),
     ("bert-jax ablate folder.py --corpus c --workdir new", "there is no study 'folder.py'"),
     (f"{ABLATE} --workdir other", "contradict each other"),
-    ("bert-jax convert run new --to onnx", "--to is 'onnx' ... huggingface"),
+    ("bert-jax convert run new --to gguf", "--to is 'gguf' ... huggingface"),
     ("bert-jax pretrain bert_tiny --workdir new --corpus corpus=nan", "'nan' is not a weight: write a"),
     (f"{BUILD} --workers 0", "--workers is 0: it must be a whole number in [1, 1000]"),
     (f"{BUILD} --workers ²", "--workers is '²'"),
