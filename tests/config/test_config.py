@@ -226,6 +226,7 @@ UNDECISIVE = """
     model.attention model.remat model.scan_unroll phases.0.accumulation
 """
 NEEDS = {
+    "model.embeddings": {"embedding_size": 128},
     "phases.0.moments": {"step_count": "reset"},
     "start.embeddings": {"source": "runs/first"},
     "start.optimizer_state": {"source": "runs/first"},
