@@ -57,8 +57,9 @@ def validate_hf_config(config: dict[str, Any], source: str) -> dict[str, Any]:
     # A padding id of null means no padding token in ModernBERT, and the default in the other families.
     modern = model_type == "modernbert"
     kept = {name: v for name, v in config.items() if v is not None or (modern and "_token_id" in name)}
-    for kind in (HfConfig, *(_OF_FAMILY[name] for name in [model_type] if name in _OF_FAMILY)):
-        field_validation.from_json(kind, kept, f"{source}, config")
+    field_validation.from_json(HfConfig, kept, f"{source}, config")
+    if model_type in _OF_FAMILY:
+        field_validation.from_json(_OF_FAMILY[model_type], kept, f"{source}, config")
     pad, size = kept.get("pad_token_id"), kept.get("vocab_size")
     # transformers counts negative ids from the end.
     fits = pad is None or size is None or -size <= pad < size

@@ -47,12 +47,17 @@ def import_without_telemetry() -> ModuleType:
 def _write(source_model: SourceModel, directory: Path, graph: str) -> None:
     onnx_files.require_packages("OpenVINO", EXTRA, "openvino", "onnx")
     openvino = import_without_telemetry()
-    proto = onnx_files.build(source_model, graph)
-    model = openvino.Core().read_model(proto.SerializeToString())
+    serialised = onnx_files.build(source_model, graph).SerializeToString()
+    model = openvino.Core().read_model(serialised)
     if graph != "FloatGraph":
         model.set_rt_info(str(INT8_GROUP), _GROUP_SIZE_PATH)
     (directory / MODEL).parent.mkdir()
-    openvino.save_model(model, directory / MODEL, compress_to_fp16=False)
+    try:
+        openvino.save_model(model, directory / MODEL, compress_to_fp16=False)
+    except RuntimeError:
+        # "iostream error", without the system's reason; writing about as many bytes raises an error that has it.
+        (directory / MODEL).write_bytes(serialised)
+        raise
     onnx_files.write_files_beside(source_model, directory)
 
 
