@@ -266,6 +266,16 @@ def test_outputs_of_another_model_fail(tiny_run, tmp_path, monkeypatch):
         assert list(tmp_path.iterdir()) == []
 
 
+def test_outputs_without_a_known_name_fail(tiny_run, tmp_path, monkeypatch):
+    """An encoder whose outputs have other names would have nothing to compare."""
+    monkeypatch.setattr(onnx_model, "name_outputs", lambda model, outputs: {})
+    with input_formats.open_model(tiny_run) as opened:
+        source = SourceModel("run", str(tiny_run), random_model(vocab_size=120), opened.tokenizer_path)
+    with pytest.raises(UserError, match=r"differ \(no output could be compared\)"):
+        convert(source, tmp_path / "served", "onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "changes",
     [
