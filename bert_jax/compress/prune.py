@@ -6,7 +6,6 @@ several removals, as in TextPruner (Yang et al. 2022, arXiv:2203.15996): one-sho
 whose twin is removed with it. Shapes: L layers, n heads or units of a layer.
 """
 
-import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +17,7 @@ from bert_jax.analysis.heads.smaller_model import Kept, mask_of, most_important,
 from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.compress.prune_options import TEXT_LENGTH, PruneOptions
 from bert_jax.config import ModelConfig
+from bert_jax.convert.conversion import check_destination
 from bert_jax.errors import require
 from bert_jax.inference import loaded_model
 from bert_jax.inference.loaded_model import LoadedModel
@@ -87,7 +87,7 @@ def prune(
       UserError: the source has no head for the loss, the data do not have the form of the task, the shares leave or
         remove nothing, or `out` exists or cannot be written.
     """
-    require(not out.exists() and not os.path.lexists(out), f"--out {out} exists already: choose another directory")
+    check_destination(out, "--out ")
     model = loaded_model.load(source)
     require(
         model.config.dense_dtype != "int8",

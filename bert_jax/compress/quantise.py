@@ -5,7 +5,6 @@ dense layers, as Q8BERT does (Zafrir et al. 2019). Rounding again, in every forw
 """
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ from etils import epath
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.rows import Row, batches, encode_sentences
 from bert_jax.analysis.task_evaluation import rows_of, task_score
-from bert_jax.convert.conversion import convert
+from bert_jax.convert.conversion import check_destination, convert
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.convert.source_model import SourceModel
@@ -93,7 +92,7 @@ def quantise_model(
       UserError: the source is in 8-bit integers already, or has no tokenizer; the data do not belong to its head; or
         `out` exists or cannot be written.
     """
-    require(not out.exists() and not os.path.lexists(out), f"--out {out} exists already: choose another directory")
+    check_destination(out, "--out ")
     require(
         (task is None) == (data is None),
         f"{'--task' if task else '--data'} is given alone: give --task and --data, or neither",

@@ -5,7 +5,6 @@ Hidden states of texts whose pieces are kept are those of the whole model, and M
 
 import dataclasses
 import itertools
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ from etils import epath
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.array_types import Int
-from bert_jax.convert.conversion import convert
+from bert_jax.convert.conversion import check_destination, convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
@@ -100,7 +99,7 @@ def trim_vocabulary(
         written.
     """
     require(min_count >= 1, f"--min-count is {min_count}: it must be at least 1")
-    require(not out.exists() and not os.path.lexists(out), f"--out {out} exists already: choose another directory")
+    check_destination(out, "--out ")
     paths = find_files(texts)
     with input_formats.open_model(source) as opened:
         tokenizer = opened.loaded_tokenizer

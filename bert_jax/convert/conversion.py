@@ -66,10 +66,7 @@ def convert(
         raise UserError(f"--optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax")
     if pooling is not None and not OUTPUT_FORMATS[to].for_sentence_transformers:
         raise UserError(f"--pooling {pooling}: {to} cannot hold a pooling: use --to huggingface")
-    check_reachable(destination)
-    # exists() is False for a broken link, which would block the rename.
-    if destination.exists() or os.path.lexists(destination):
-        raise UserError(f"{destination} exists already: choose another destination, or remove it")
+    check_destination(destination)
     with (
         _signals_as_exceptions() as raise_pending,
         _full_disk_as_user_error(destination),
@@ -95,6 +92,27 @@ def convert(
         raise_pending()
         _move_into_place(output_directory, destination, OUTPUT_FORMATS[to].final_file)
     return report
+
+
+def check_destination(destination: StoredPath, option: str = "") -> None:
+    """Check that a directory can be created, as far as this is known before it is written.
+
+    Args:
+      destination: the directory.
+      option: the option that names it, with a space, for the message.
+
+    Raises:
+      UserError: it exists, or a parent of it is no directory or cannot be written to.
+    """
+    check_reachable(destination)
+    # exists() is False for a broken link, which would block the rename.
+    if destination.exists() or os.path.lexists(destination):
+        raise UserError(f"{option}{destination} exists already: choose another destination, or remove it")
+    if not is_remote(destination):
+        parent = next(parent for parent in destination.parents if os.path.lexists(parent))
+        if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
+            reason = "permission denied" if parent.is_dir() else "not a directory"
+            raise UserError(f"{option}{destination}: cannot write to {parent} ({reason}): choose another destination")
 
 
 def _open(

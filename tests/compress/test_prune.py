@@ -157,6 +157,7 @@ def test_a_pruned_model_is_trained_on(folder, pruned, tmp_path, capsys):
         ("--data sst2", "--data sst2 has no .txt files"),
         ("--max-length 65 --task sst2 --data sst2", "--max-length 65 is longer than the model's 64 positions"),
         ("--out sst2", "--out sst2 exists already"),
+        ("--out texts/a.txt/new", "--out texts/a.txt/new: cannot write to texts/a.txt (not a directory)"),
     ],
 )
 def test_refused_in_one_line(words, part, folder, tmp_path, monkeypatch, capsys):

@@ -123,7 +123,7 @@ def test_models_without_a_head_of_a_task(tiny_export, tmp_path, capsys):
     ("arguments", "message"),
     [
         ("{int8} --out new", "int8 is in 8-bit integers already: there is nothing to quantise"),
-        ("{run} --out there", "--out .*there exists already: choose another directory"),
+        ("{run} --out there", "--out .*there exists already: choose another destination"),
         ("{run} --out new --task sst2", "--task is given alone: give --task and --data, or neither"),
         ("{run} --out new --data sst2", "--data is given alone"),
         ("{run} --out new --task rte --data rte", "has the labels 0, 1 .*, --task rte has .*entailment"),

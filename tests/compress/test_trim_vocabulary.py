@@ -133,6 +133,7 @@ def test_files(folder, tmp_path, monkeypatch):
         ("--text texts/a.txt --min-count 0", "--min-count is 0: it must be at least 1"),
         ("--text texts/a.txt --min-count 99", "no token occurs this often in texts/a.txt, at most 2 times: lower it"),
         ("--text texts/a.txt --out texts", "--out texts exists already"),
+        ("--text texts/a.txt --out binary/new", "--out binary/new: cannot write to binary (not a directory)"),
         ("--text all", "the texts use all "),
     ],
 )
