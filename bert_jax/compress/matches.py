@@ -119,7 +119,8 @@ def pkd_last(teacher: int, student: int, project: str | None) -> Recipe:
 def _pkd(teacher_layers: list[int], project: str | None) -> Recipe:
     require(
         len(teacher_layers) > 0,
-        "--student-layers 1: the recipes pkd-skip and pkd-last match layers below the last one: give at least 2",
+        "--student-layers 1: pkd-skip and pkd-last match layers below the student's last one: give at least 2 layers, "
+        "or another --recipe, such as distilbert",
     )
     # The loss is the mean over layers in PKD's code; its grid: alpha 0.2, 0.5, 0.7; beta 10 to 1000; T 5, 10, 20.
     weight = 100.0 / len(teacher_layers)

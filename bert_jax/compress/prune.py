@@ -100,14 +100,15 @@ def prune(
     counts = _counts(options, model.config)
     examples = _read(model, source, data, options)
     whole = evaluate(model, examples.for_losses, {})
-    with progress_bar("prune", options.iterations, "iteration", shown=progress) as bar:
-        kept = choose_kept(model, examples.for_importance, counts, options.iterations, bar)
+    iterations = min(options.iterations, max(sizes(model.config)[site] - n for site, n in counts.items()))
+    with progress_bar("prune", iterations, "iteration", shown=progress) as bar:
+        kept = choose_kept(model, examples.for_importance, counts, iterations, bar)
     smaller = write_smaller(model, source, examples.for_losses, kept, out)
     about = examples.about | {
         "importance_examples": examples.for_importance.count,
         "examples": examples.for_losses.count,
         "labels": int(whole.weights.sum()),
-        "iterations": options.iterations,
+        "iterations": iterations,
         "seed": options.seed,
     }
     before = sizes(model.config)

@@ -22,7 +22,8 @@ class PruneOptions:
     units: Share = 0.5
     """Share of each feed-forward layer's units to keep; 1: all."""
     iterations: Count = 8
-    """Removals, each of an equal part after importances were computed again; 1: all at once."""
+    """Removals, each of an equal part after importances were computed again; 1: all at once. At most as many as a layer
+    loses heads or units."""
     examples: Count = 512
     """Examples of train, or texts, from which importances are computed. Loss and score are those of all of dev, or of
     as many other texts."""

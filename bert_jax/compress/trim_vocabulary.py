@@ -110,7 +110,10 @@ def trim_vocabulary(
             f"{source}: its tokenizer has {tokenizer.vocab_size:,} tokens, its embeddings {rows:,} rows",
         )
         trimmed = trim(tokenizer, _used(tokenizer, paths, min_count, progress), str(source))
-        require(len(trimmed.kept) < rows, f"{source}: the texts use all {rows:,} tokens: nothing can be removed")
+        require(
+            len(trimmed.kept) < rows,
+            f"{source}: the texts use or its tokenizer needs all {rows:,} tokens: nothing can be removed",
+        )
         counts, sample = compare_pieces(tokenizer, trimmed, paths, progress)
         assert min_count > 1 or not counts.changed_texts, "the smaller tokenizer splits texts into other pieces"
         smaller = _smaller(opened, trimmed)

@@ -115,10 +115,12 @@ def test_results(folder, pruned):
 def test_texts_and_one_kind_alone(folder, tmp_path, monkeypatch, capsys):
     """By the loss of masked tokens; with all heads, the model is one of transformers."""
     monkeypatch.chdir(folder)
-    words = ["compress", "prune", "pretrained", "--data", "texts", "--iterations", "1", "--examples", "6", "--json"]
+    words = ["compress", "prune", "pretrained", "--data", "texts", "--examples", "6", "--json"]
+    words += ["--iterations", "1000000000"]  # as many as units are removed
     assert cli.main([*words, "--heads", "1", "--units", "0.25", "--out", str(tmp_path / "units")]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values["sizes"] == {"heads": [4, 4], "units": [40, 10]} and values["objective"] == "mlm"
+    assert values["iterations"] == 30
     assert "kept_heads" not in values
     convert(tmp_path / "units", tmp_path / "exported", "huggingface")
     assert bert_jax.load(tmp_path / "exported").config.intermediate_size == 10
