@@ -21,8 +21,8 @@ OTHER_FLAGS = """
 --all --array --batch --budget --build-arg --compilation-cache --constraint --corpus --cpus-per-task --documents
 --filename --floor --follow --formats --gpus-per-node --help --help-all --lr --model --nodes --ntasks
 --ntasks-per-node --peer --phases.1.batch-size --plot --prefix --preset --presets --recursive --requeue --rounds
---figure --published --seeds --selector --seq-len --seq-lens --serve --signal --steps --sweep --tag --time --tokens --wrap
---wrong
+--figure --published --seeds --selector --seq-len --seq-lens --serve --signal --steps --sweep --tag --time --tokens
+--wrap --wrong
 """
 """Of scripts and of other programs."""
 
