@@ -56,7 +56,7 @@ class ServedModel(NamedTuple):
 
 
 def open_models(paths: list[StoredPath], threads: int) -> list[ServedModel]:
-    """Open models, each in its runtime.
+    """Open models, each in its runtime, with names that differ: a path that is given twice has a number after it.
 
     Args:
       paths: of runs, models and exports.
@@ -66,7 +66,10 @@ def open_models(paths: list[StoredPath], threads: int) -> list[ServedModel]:
       UserError: no model at a path, or the package of its runtime is missing.
     """
     names = [path.name for path in paths]
-    return [_open(path, path.name if names.count(path.name) == 1 else str(path), threads) for path in paths]
+    names = [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
+    counts = [names[: i + 1].count(name) for i, name in enumerate(names)]
+    names = [name if count == 1 else f"{name} ({count})" for name, count in zip(names, counts, strict=True)]
+    return [_open(path, name, threads) for path, name in zip(paths, names, strict=True)]
 
 
 def _open(path: StoredPath, name: str, threads: int) -> ServedModel:

@@ -4,13 +4,14 @@ Layers are named as in TextBrewer (Yang et al. 2020). A hidden state counts from
 the output of the last of L layers. Attention scores count from 0, those of the first layer, to L - 1.
 """
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from bert_jax.config import ModelConfig
-from bert_jax.errors import require
+from bert_jax.errors import require, short_repr
 from bert_jax.field_validation import CountOrZero, NonNegative, Positive, Share, check
 
 What = Literal["hidden", "cls", "scores"]
@@ -45,6 +46,10 @@ class Match:
 
     def __post_init__(self) -> None:
         check(self, "")
+        require(
+            self.project is None or re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.project) is not None,
+            f"project is {short_repr(self.project)}: it must have 1 to 64 letters, digits, - or _",
+        )
 
     @property
     def name(self) -> str:
@@ -201,7 +206,7 @@ def check_matches(matches: Sequence[Match], teacher: ModelConfig, student: Model
         ):
             last = model.num_layers - (match.what == "scores")
             require(
-                layer <= last, f"{where}: the {side} has no layer {layer}: its {match.what} are those of 0 to {last}"
+                layer <= last, f"{where}: the {side} has no layer {layer}: with {match.what}, give one from 0 to {last}"
             )
         known = LOSSES_OF[match.what]
         require(match.loss in known, f"{where}: {match.what} have no loss {match.loss}: use {' or '.join(known)}")

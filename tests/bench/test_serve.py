@@ -98,6 +98,13 @@ def test_encoders_without_a_head_give_hidden_states(models):
         assert 0 < np.abs(outputs - first).max() < (0.3 if "int8" in name else 1e-4), name
 
 
+def test_a_model_that_is_given_twice_has_two_names(models):
+    """Rows are found by name."""
+    paths = [to_path(f"{models}/{name}") for name in ("ours", "encoder", "ours", "./ours/")]
+    names = [one.name for one in open_models(paths, 1)]
+    assert names == [f"{models}/ours", "encoder", f"{models}/ours (2)", f"{models}/ours (3)"]
+
+
 def test_the_whole_command(models, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     names = ["ours", *(name for name in FORMATS if name != "stablehlo")]

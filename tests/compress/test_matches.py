@@ -50,9 +50,9 @@ def test_recipes_fit_all_depths(name, teacher, student):
 @pytest.mark.parametrize(
     ("changes", "student", "parts"),
     [
-        ({"teacher_layer": 13}, {}, "hidden_13_6_mse: the teacher has no layer 13: its hidden are those of 0 to 12"),
+        ({"teacher_layer": 13}, {}, "hidden_13_6_mse: the teacher has no layer 13: with hidden, give one from 0 to 12"),
         ({"student_layer": 7}, {}, "the student has no layer 7"),
-        ({"what": "scores", "student_layer": 6}, {}, "the student has no layer 6: its scores are those of 0 to 5"),
+        ({"what": "scores", "student_layer": 6}, {}, "no layer 6: with scores, give one from 0 to 5"),
         ({"what": "scores", "student_layer": 5, "loss": "cosine"}, {}, "scores have no loss cosine: use mse"),
         ({"what": "cls", "loss": "similarity"}, {}, "cls have no loss similarity"),
         ({}, {"hidden_size": 384}, "have 768 numbers and the student's 384: give the match a name for project"),
@@ -119,12 +119,14 @@ def test_matches_from_a_file(tmp_path):
     assert read_matches(str(path)) == (Match(6, 3, "cls", "cosine", 2.0),)
     plan = CompressOptions(matches=str(path), student_layers=3).plan(BERT_BASE)
     assert plan.recipe.matches == read_matches(str(path))
+    values = {"teacher_layer": 6, "student_layer": 3, "what": "hidden", "loss": "mse"}
     for content, part in [
         ({}, "not a JSON array"),
         ([{"teacher_layer": 6}], "match 0: field 'student_layer' is missing"),
         ([{"teacher_layer": 6, "student_layer": 3, "what": "head", "loss": "mse"}], "match 0: what is 'head'"),
         (["first"], "match 0: the whole is 'first': it must be an object"),
         ([{"layer": 6}], "match 0: unknown field 'layer'"),
+        ([values | {"project": "."}], "match 0: project is '.': it must have 1 to 64 letters, digits, - or _"),
     ]:
         path.write_text(json.dumps(content))
         with pytest.raises(UserError) as error:
