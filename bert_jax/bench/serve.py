@@ -31,6 +31,8 @@ from bert_jax.storage import to_path
 LENGTHS = (16, 64, 128, 512)
 BATCH_TOKENS = 2048
 """Of a batch, if --batch is not given."""
+MAX_BATCH_TOKENS = 2**20
+"""A larger batch would exhaust the memory of most machines."""
 LATENCY_SECONDS, LATENCY_CALLS = 0.3, 20
 """A round of latencies has this many seconds of calls, and at most this many calls."""
 
@@ -59,6 +61,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     threads = len(harness.usable_cores())
     models = open_models([to_path(path) for path in options.serve], threads)
     lengths = _checked_lengths(models, options.seq_lens)
+    require(
+        (options.batch or 1) * max(lengths) <= MAX_BATCH_TOKENS,
+        f"--batch {options.batch}: rows of {max(lengths):,} tokens: give at most {MAX_BATCH_TOKENS // max(lengths):,}",
+    )
     results: dict[str, Any] = {"models": [_describe(one, models[0]) for one in models]}
     if options.task is not None:  # first: it finds mistakes
         results["quality"] = measure_quality(models, to_path(options.serve[0]), options.task, to_path(options.data))

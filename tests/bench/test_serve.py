@@ -197,6 +197,7 @@ def test_mistakes_end_before_anything_is_measured(models, tmp_path, capsys):
         f"{tmp_path}/empty": "is no model to serve: it has neither onnx/model.onnx",
         f"{tmp_path}/none": "none does not exist",
         f"{ours} --seq-lens 8,65": "--seq-lens 65: ours has 64 positions: give shorter rows",
+        f"{ours} --batch 1000000000": "--batch 1000000000: rows of 64 tokens: give at most 16,384",
         f"{ours} --task sst2": "--task and --data belong together",
         f"{ours} --task nothing --data {data}": "nothing",
         f"{ours} --task sst2 --data {tmp_path}/none": "is not a directory",
