@@ -50,14 +50,15 @@ def write(path: Path, results: Mapping[str, Any]) -> None:
             ]
             for length in lengths
         }
-        _draw_bars(axes[0], names, speeds, f"throughput / that of {names[0]}")
+        _draw_bars(axes[0], speeds, f"throughput / that of {names[0]}")
+        axes[-1].set_xticks(range(len(names)), names)
         axes[0].legend(frameon=False, ncols=len(lengths), fontsize=8, loc="lower left", bbox_to_anchor=(0, 1))
         if panels == 2:
             scores = [
                 next(row["score / first"] for row in results["quality"] if row["model"] == name) for name in names
             ]
             label = f"score of {results['quality'][0]['task']} / that of {names[0]}"
-            _draw_bars(axes[1], names, {"score": scores}, label)
+            _draw_points(axes[1], scores, label)
             lowest, highest = min([*scores, 1.0]), max([*scores, 1.0])
             margin = max(0.01, 0.5 * (highest - lowest))
             axes[1].set_ylim(max(0.0, lowest - margin), highest + margin)
@@ -70,13 +71,25 @@ def _is(row: Mapping[str, Any], name: str, length: int) -> bool:
     return row["model"] == name and row["tokens"] == length
 
 
-def _draw_bars(axes: Any, names: Sequence[str], groups: Mapping[str, Sequence[float]], label: str) -> None:
-    """Bars side by side for each name, one per group, with their values."""
+def _draw_bars(axes: Any, groups: Mapping[str, Sequence[float]], label: str) -> None:
+    """Bars side by side for each model, one per group, with their values."""
     width = 0.8 / len(groups)
     for i, (group, values) in enumerate(groups.items()):
-        places = [x + (i - (len(groups) - 1) / 2) * width for x in range(len(names))]
+        places = [x + (i - (len(groups) - 1) / 2) * width for x in range(len(values))]
         bars = axes.bar(places, values, 0.92 * width, label=group, color=PALETTE[i % len(PALETTE)][0])
-        axes.bar_label(bars, [f"{value:.2f}" if len(groups) > 1 else f"{value:.3f}" for value in values], fontsize=7)
+        axes.bar_label(bars, [f"{value:.2f}" for value in values], fontsize=7)
+    _draw_first(axes, label)
+
+
+def _draw_points(axes: Any, values: Sequence[float], label: str) -> None:
+    """A point for each model with its value: not bars, because the axis does not begin at 0."""
+    axes.plot(range(len(values)), values, "o", color=PALETTE[0][0])
+    for x, value in enumerate(values):
+        axes.annotate(f"{value:.3f}", (x, value), (0, 6), textcoords="offset points", ha="center", fontsize=7)
+    _draw_first(axes, label)
+
+
+def _draw_first(axes: Any, label: str) -> None:
+    """The line of the first model, and the label of the axis."""
     axes.axhline(1.0, color="#888888", linewidth=0.8, linestyle="--")
-    axes.set_xticks(range(len(names)), names)
     axes.set_ylabel(label, fontsize=9)
