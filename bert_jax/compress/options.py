@@ -117,9 +117,10 @@ class CompressOptions:
         is_mobile = self.recipe == "mobilebert"
         default = teacher.num_layers if is_mobile else max(teacher.num_layers // 2, 1)
         depth = len(self.layers) or self.student_layers or default
+        flag = f"--layers {' '.join(map(str, self.layers))}" if self.layers else f"--student-layers {depth}"
         require(
             depth <= teacher.num_layers,
-            f"--student-layers {depth}: the teacher has {teacher.num_layers} layers: use at most {teacher.num_layers}",
+            f"{flag}: the teacher has {teacher.num_layers} layers: use at most {teacher.num_layers}",
         )
         changes = {name: value for name in WIDTHS if (value := getattr(self, name)) is not None}
         require(

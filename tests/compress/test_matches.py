@@ -96,6 +96,10 @@ def test_plan_of_options():
         ({"student_layers": 13}, "--student-layers 13: the teacher has 12 layers"),
         ({"student_layers": 1}, "give at least 2"),
         ({"layers": (0, 12)}, "--layers 0 12: the teacher's layers are 0 to 11"),
+        (
+            {"layers": (*range(12), 0)},
+            "--layers 0 1 2 3 4 5 6 7 8 9 10 11 0: the teacher has 12 layers: use at most 12",
+        ),
         ({"hidden_size": 384}, "--hidden-size: only a new student can have other sizes"),
         ({"recipe": "drop", "task_weight": 0.0}, "leave no loss"),
         ({"matches": "nowhere.json"}, "nowhere.json does not exist"),
