@@ -11,7 +11,7 @@ from bert_jax.errors import UserError
 from bert_jax.model.activations import REFERENCE_SITES, SITES, Edit
 from tests.model.toy import BERT, encode, inputs, loss, parameters
 
-SIZES = {"B": 3, "S": 12, "T": 12, "N": 3, "D": 8, "H": 24, "F": 40}
+SIZES = {"B": 3, "S": 12, "T": 12, "N": 3, "D": 8, "H": 24, "C": 24, "F": 40}
 CONFIGS = {
     "bert": BERT,
     "modern": dataclasses.replace(BERT, positions="rotary", norm_placement="pre", feed_forward="gated"),

@@ -183,17 +183,20 @@ def test_layer_decay(kind):
     assert_agrees(run, records, *oracle.train(config, oracle.start(), scales=scales, group_scales=groups))
 
 
+DECAYED = ("/kernel", "/word", "/position", "/token_type", "/extra_columns")
+
+
 @pytest.mark.parametrize("name", sorted(presets.preset_files()))
 def test_every_parameter_has_a_treatment(name):
     config = presets.load_config(name)
     shapes = bert.shapes(config.model, Heads(pair=True))
     leaves = name_leaves(shapes)
     for path, treatment in name_leaves(param_rules(shapes)).items():
-        assert treatment.decayed == path.endswith(("/kernel", "/word", "/position", "/token_type")), path
+        assert treatment.decayed == path.endswith(DECAYED), path
         assert treatment.learning_rate_scale == 1 and not treatment.frozen
         counted = [leaves[path].shape[axis] for axis in treatment.tensor_axes]
         layers = [config.model.parameter_groups or config.model.num_layers] if "/layers/" in path else []
-        assert counted == layers + [3] * ("/qkv/" in path), path
+        assert counted == layers + [3] * ("/qkv/" in path) + [2] * ("/query_key/" in path), path
 
 
 def test_a_new_parameter_must_be_thought_about():
