@@ -84,15 +84,15 @@ def _describe(model: ServedModel, first: ServedModel) -> dict[str, Any]:
     return {"model": model.name, "runtime": model.runtime, "output": model.head or "last hidden state"} | size
 
 
-def _checked_lengths(models: Sequence[ServedModel], asked: Sequence[int] | None) -> Sequence[int]:
+def _checked_lengths(models: Sequence[ServedModel], lengths: Sequence[int] | None) -> Sequence[int]:
     shortest = min(models, key=lambda one: one.max_positions)
-    if asked is None:
+    if lengths is None:
         return [length for length in LENGTHS if length <= shortest.max_positions] or [shortest.max_positions]
-    if max(asked) > shortest.max_positions:
+    if max(lengths) > shortest.max_positions:
         raise UserError(
-            f"--seq-lens {max(asked)}: {shortest.name} has {shortest.max_positions} positions: give shorter rows"
+            f"--seq-lens {max(lengths)}: {shortest.name} has {shortest.max_positions} positions: give shorter rows"
         )
-    return asked
+    return lengths
 
 
 def random_batch(models: Sequence[ServedModel], rows: int, length: int) -> ForwardInputs:
