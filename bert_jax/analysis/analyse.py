@@ -99,6 +99,7 @@ def main(argv: Sequence[str]) -> None:
             check_reachable(path)
     if options.data is not None and not options.data.is_dir():
         raise UserError(f"--data {options.data} is not a directory: give the one with the folders of data")
+    _refuse_other_directories(options.out)
     models = list(_checkpoints(options.model, options.checkpoints))
     with DirectoryLock(options.out) as lock:
         lock.acquire()
@@ -108,6 +109,13 @@ def main(argv: Sequence[str]) -> None:
             _write_views(options, heads, models)
         if options.data is not None:
             _run(options, chosen, models, shlex.join(["bert-jax", "analyse", *argv]))
+
+
+def _refuse_other_directories(out: StoredPath) -> None:
+    """UserError if the results of a run or a study are there: they have a report.html too."""
+    for what, is_there in (("run", run_format.matches(out)), ("study", (out / "study.json").exists())):
+        if is_there:
+            raise UserError(f"--out {out} is the directory of a {what}: give a directory for the analysis alone")
 
 
 def _heads_to_view(options: AnalyseOptions) -> list[tuple[int, int]]:
@@ -164,6 +172,18 @@ def _write_views(options: Any, heads: list[tuple[int, int]], models: list[tuple[
             print(f"wrote {path}")
 
 
+def _earlier_results(directory: StoredPath, chosen: list[Suite], model_digest: str) -> dict[str, results.ResultFile]:
+    """Results of the same model in the suites that this call does not run: the page shows them too."""
+    files = {}
+    for suite in SUITES:
+        path = directory / f"{suite.name}.json"
+        if suite not in chosen and path.exists():
+            file = results.read(path)
+            if file["request"]["model"] == model_digest:
+                files[suite.name] = file
+    return files
+
+
 def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, StoredPath]], command: str) -> None:
     points, left_out, baselines = [], {}, {}
     for step, source in models:
@@ -183,8 +203,8 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
             files[suite.name] = computed.file
             how = f"{computed.file['seconds']:.1f} s" if computed.is_new else "done before"
             print(f"{suite.name}{'' if step is None else f', step {step}'}: {how}", file=sys.stderr)
-        points.append(page.Point(step, files))
-    shown = [suite for suite in chosen if suite.name in points[-1].files]
+        points.append(page.Point(step, files | _earlier_results(directory, chosen, digest)))
+    shown = [suite for suite in SUITES if all(suite.name in point.files for point in points)]
     for name, why in left_out.items():
         print(f"{name} was left out: {why}", file=sys.stderr)
     if not shown:

@@ -76,6 +76,11 @@ def data_sha256(data: StoredPath, folders: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
+def read(path: StoredPath) -> ResultFile:
+    """A file of `compute_or_read`; UserError if it is damaged."""
+    return read_json_as(path, ResultFile, ADVICE, FORMAT_VERSION)
+
+
 def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, settings: Any, model_digest: str) -> Computed:
     """The result of a suite, from its file if there is one; otherwise the file is written atomically.
 
@@ -90,7 +95,7 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
         data=data_sha256(inputs.data, suite.folders),
     )
     if path.exists():
-        file: ResultFile = read_json_as(path, ResultFile, ADVICE, FORMAT_VERSION)
+        file = read(path)
         _check_same(path, file["request"], request)
         return Computed(file, False)
     start = time.perf_counter()

@@ -78,6 +78,30 @@ def test_a_result_a_page_and_a_second_call(tiny_run, data, tmp_path, capsys):
     assert (out / "report.html").read_text() == page
 
 
+def test_a_second_call_with_other_suites_keeps_the_first_ones_on_the_page(tiny_run, data, tmp_path):
+    (data / "treebank").mkdir()
+    (data / "treebank" / "a.txt").write_text("")
+    out = tmp_path / "out"
+    assert call(tiny_run, "--data", data, "--out", out, "--suites", "words") == 0
+    assert call(tiny_run, "--data", data, "--out", out, "--suites", "some-trees") == 0
+    assert len(CALLS) == 2
+    page = (out / "report.html").read_text()
+    assert page.count("1 texts.") == 2
+
+
+@pytest.mark.parametrize("what", ["run", "study"])
+def test_a_run_or_a_study_keeps_its_page(tiny_run, data, tmp_path, capsys, what):
+    out = tiny_run if what == "run" else tmp_path / "study"
+    if what == "study":
+        out.mkdir()
+        (out / "study.json").write_text("{}")
+        (out / "report.html").write_text("the study's page")
+    before = sorted(path.name for path in out.iterdir())
+    assert call(tiny_run, "--data", data, "--out", out) == 2
+    assert f"--out {out} is the directory of a {what}: give a directory" in capsys.readouterr().err
+    assert sorted(path.name for path in out.iterdir()) == before and not CALLS
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
