@@ -1,126 +1,62 @@
-"""Finds documents and paragraphs that repeat an earlier one, exactly (except for whitespace) or nearly.
+"""Finds documents that are similar to an earlier one, by their MinHash signatures.
 
-Exact: by the keys of texts (`text_keys`).
+A signature (`minhash.signature`) is split into bands of a few values; documents that agree on a whole band are compared
+(Indyk and Motwani 1998; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, chapter 3). The decision is
+greedy: in order, a document is removed if it is similar to an earlier document that is kept. So a document that is
+similar to removed ones only is kept.
 
-Near: a signature (`minhash.signature`) is split into bands of a few values; documents that agree on a whole band are
-compared (Indyk and Motwani 1998; Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, chapter 3).
+In grouped steps (`grouped_steps`), linear in the number of documents:
 
-Both read their input in blocks and use hash tables of a given size, for any number of documents. The best known library
-for near-duplicates is datasketch (comparison in docs/LOG.md): it hashes shingles one by one in Python, which takes 15
-times as long, and its index of Python sets needs 8 kB per document. This module needs 1 kB for documents in the index
-and one byte for the others.
+1. `_SendBands` sends a hash of every band of every document to the group of the hash;
+2. `_PairUp` finds the pairs that agree on a band;
+3. `_RequestSignatures` removes repeated pairs and requests the signatures of their earlier documents;
+4. `_SendSignatures` answers;
+5. `_Compare` compares whole signatures.
+
+The last decision, `_remove_later`, needs one byte for each document, and the pairs of similar documents in order.
+
+Of documents that agree on a band, each is compared with the first `BUCKET`. This limits the work for boilerplate that
+thousands of documents share, and it depends on no earlier decision, so pairs can be found in any order. The
+disadvantage: a pair is missed if all bands on which it agrees are shared by more documents before it (a pair of
+similarity 0.75 agrees on 18 of 42 on average). Equal signatures are removed first, so that they do not fill a bucket.
+
+The best known library for near-duplicates is datasketch (comparison in docs/LOG.md): it hashes shingles one by one in
+Python, which takes 15 times as long, and its index of Python sets needs 8 kB of memory per document.
 """
 
+import dataclasses
 import math
-import mmap
+from collections.abc import Iterable, Iterator
 
 import numba
 import numpy as np
 
+from data_prep.duplicates.grouped_steps import Chunk, Engine, GroupedSteps, RowReader, num_groups
 from data_prep.duplicates.minhash import EMPTY
-from data_prep.duplicates.text_keys import hash_text_key
+from data_prep.duplicates.repeated_keys import find_repeats, group_of, slot_of
 from data_prep.duplicates.word_hashes import hash64
 
-DEFAULT_MEMORY_BYTES = 256 << 20
 DEFAULT_THRESHOLD = 0.5
 BAND_RECALL = 0.99
 """Probability that a pair with exactly the threshold similarity is compared"""
 BUCKET = 32
-"""Kept documents that are stored for one value of a band"""
+"""Documents with which a later one that agrees with them on a band is compared"""
 
-_BLOCK_BYTES = 8 << 20
+MAX_RANGE = 1 << 20
+"""Documents that a reader may read at a time"""
+_BANDS_PER_PASS = 14
+"""Bands whose hashes exist at the same time: 12 bytes for each and document"""
+_ENTRIES_PER_GROUP = 1 << 20
+"""Larger tables do not fit into the caches."""
 _ROOM = 1.5
 """Slots of a hash table per entry"""
+_PAIRS_PER_CHUNK = 1 << 18
+_ROW_BITS = np.uint64(MAX_RANGE.bit_length() - 1)
 
 
-def find_duplicates(keys: np.ndarray, active: np.ndarray, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> np.ndarray:
-    """Which rows repeat an earlier one, bool [n]; exact, with the same result for any `memory_bytes`.
-
-    A hash table of `memory_bytes` contains the distinct keys of one range of hashed keys at a time; a range that does
-    not fit is halved. 256 MB are enough for 11 million distinct keys; the keys are read once per range.
-
-    Args:
-      keys: of texts, uint64 [n, 2]; an array, or a memmap opened for reading.
-      active: rows to consider, bool [n]; the others are ignored.
-      memory_bytes: in addition to the arguments and the result.
-    """
-    repeated = np.zeros(len(keys), bool)
-    block_rows, room = _divide(memory_bytes, 16)
-    size = max(min(room // 16, math.ceil(_ROOM * len(keys))), 64)
-    table = np.empty((size, 2), np.uint64)
-    ranges = [(0, 2**64 - 1)]
-    while ranges:
-        low, high = ranges.pop()
-        table[:] = 0
-        entries = 0
-        for start, block in _blocks(keys, block_rows):
-            rows = slice(start, start + len(block))
-            entries = _mark_repeats(
-                block, active[rows], repeated[rows], table, entries, np.uint64(low), np.uint64(high)
-            )
-            if entries < 0:
-                middle = low + (high - low) // 2
-                ranges += [(middle + 1, high), (low, middle)]
-                break
-    return repeated
-
-
-def _divide(memory_bytes: int, row_bytes: int) -> tuple[int, int]:
-    """Returns (rows to read at a time, bytes left for the tables).
-
-    Three blocks are in memory at a time: the mapped pages, their copy, and the previous copy.
-    """
-    rows = max(min(_BLOCK_BYTES, memory_bytes // 8) // row_bytes, 1)
-    return rows, memory_bytes - 3 * rows * row_bytes
-
-
-def _blocks(array: np.ndarray, rows: int):
-    """Yields (first row, copy of the rows); drops the pages of a memmap from memory after they were read."""
-    base = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    # A private writable map would lose its changes.
-    mapped = base if isinstance(base, mmap.mmap) and not array.flags.writeable else None
-    for start in range(0, len(array), rows):
-        block = np.array(array[start : start + rows])
-        if mapped is not None:
-            mapped.madvise(mmap.MADV_DONTNEED)
-        yield start, block
-
-
-@numba.njit(cache=True, nogil=True)
-def _mark_repeats(keys, active, repeated, table, entries, low, high):
-    """Processes one block; returns the number of keys in the table, or -1 if it would become too full."""
-    size = np.uint64(len(table))
-    for i in range(len(keys)):
-        if not active[i]:
-            continue
-        # (0, 0) marks a free slot; residues are below 2^61, so no text has the key that replaces it.
-        first, second = keys[i, 0], keys[i, 1]
-        if first == 0 and second == 0:
-            first = ~first
-        mixed = hash_text_key(first, second)
-        if mixed < low or mixed > high:
-            continue
-        slot = _slot(mixed, size)
-        while table[slot, 0] != 0 or table[slot, 1] != 0:
-            if table[slot, 0] == first and table[slot, 1] == second:
-                break
-            slot = slot + 1 if slot + 1 < size else 0
-        if table[slot, 0] == first and table[slot, 1] == second:
-            repeated[i] = True
-        elif entries * _ROOM >= size:
-            return -1
-        else:
-            table[slot, 0], table[slot, 1] = first, second
-            entries += 1
-    return entries
-
-
-@numba.njit(cache=True, nogil=True)
-def _slot(mixed, size):
-    """An evenly spread slot below `size` < 2^32, from the lower half of a mixed hash."""
-    return np.int64(((mixed & np.uint64(0xFFFFFFFF)) * np.uint64(size)) >> np.uint64(32))
+def documents_per_range(permutations: int, memory_bytes: int) -> int:
+    """How many documents a reader of signatures should read at a time, with this much memory for a worker."""
+    return int(min(max(memory_bytes // 4 // (4 * permutations), 1), MAX_RANGE))
 
 
 def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
@@ -142,120 +78,315 @@ def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
 
 
 def find_near_duplicates(
-    signatures: np.ndarray,
-    active: np.ndarray,
-    threshold: float = DEFAULT_THRESHOLD,
-    memory_bytes: int = DEFAULT_MEMORY_BYTES,
+    reader: RowReader, engine: Engine, permutations: int, threshold: float, memory_bytes: int
 ) -> np.ndarray:
     """Which documents are similar to an earlier document that is kept, bool [n].
 
-    In order, each document is compared with the kept documents that agree with it on a band, and removed as soon as
-    the estimated Jaccard similarity (share of equal values) reaches the threshold. Removed documents are not compared
-    again: a thousand copies need a thousand comparisons, and a document that is similar to removed ones only is kept.
-    A document without words is similar to none.
-
-    The index contains as many kept documents as fit into `memory_bytes` (1 kB each with 128 permutations and threshold
-    0.5: 240,000 in 256 MB). When it is full, the other documents are compared with it, and the remaining ones start the
-    next index: n documents are read n / 480,000 times on average.
-
-    Bound: one value of one band refers to at most `BUCKET` kept documents, the first of an index; with boilerplate that
-    thousands of documents share, a document is compared with at most BUCKET x bands others. The disadvantage: a pair is
-    missed if all bands on which it agrees are full (a pair of similarity 0.75 agrees on 18 of 42 on average). Only then
-    can the result depend on `memory_bytes`.
+    Two documents are similar if the estimated Jaccard similarity (share of equal values) reaches the threshold and they
+    were compared (above). A document without words is similar to none. The result does not depend on engine and memory.
 
     Args:
-      signatures: uint32 [n, permutations]; an array, or a memmap opened for reading.
-      active: documents to consider, bool [n].
+      reader: of signatures, uint32 [n, permutations], in ranges of at most `MAX_RANGE` documents. What it marks as not
+        to be considered must include repeated signatures (`find_repeated_signatures`).
+      engine: runs the steps.
+      permutations: length of the signatures.
       threshold: Jaccard similarity of shingles, in (0, 1].
-      memory_bytes: in addition to the arguments and the result.
+      memory_bytes: of one worker.
     """
-    count, permutations = signatures.shape
-    bands, rows = bands_and_rows(threshold, permutations)
-    min_agreements = math.ceil(threshold * permutations - 1e-9)
-    block_rows, room = _divide(memory_bytes, 4 * permutations)
-    capacity = min(max(int(room // (4 * permutations + 8 * bands * _ROOM)), 1), count)
+    starts = reader.starts
+    ranges, count = len(starts) - 1, int(starts[-1])
     removed = np.zeros(count, bool)
-    kept = np.empty((capacity, permutations), np.uint32)
-    slots = np.empty((bands, math.ceil(_ROOM * capacity) + 1), np.uint64)
-    begin = 0
-    while begin < count:
-        slots[:] = 0
-        entries, next_begin = 0, count
-        for start, block in _blocks(signatures[begin:], block_rows):
-            in_block = slice(begin + start, begin + start + len(block))
-            entries, first = _mark_similar(
-                block, active[in_block], removed[in_block], slots, kept, entries, rows, min_agreements
-            )
-            if first >= 0:
-                next_begin = min(next_begin, begin + start + first)
-        begin = next_begin
+    if not count:
+        return removed
+    bands, rows = bands_and_rows(threshold, permutations)
+    passes = -(-bands // _BANDS_PER_PASS)
+    bounds = tuple(round(bands * index / passes) for index in range(passes + 1))
+    per_group = int(min(_ENTRIES_PER_GROUP, max(memory_bytes // 4 / (16 * _ROOM), 1)))
+    groups = num_groups(count * _BANDS_PER_PASS, per_group)
+    steps = GroupedSteps(
+        "similar",
+        [range(index * ranges, (index + 1) * ranges) for index in range(passes)],
+        (
+            _SendBands(reader, bounds, rows, groups),
+            _PairUp(starts, per_group),
+            _RequestSignatures(starts, max(memory_bytes // 64, 1)),
+            _SendSignatures(reader),
+            _Compare(reader, math.ceil(threshold * permutations - 1e-9)),
+        ),
+        [groups, ranges, ranges, ranges],
+    )
+    for later, earlier in engine(steps):
+        _remove_later(later, earlier, removed)
     return removed
 
 
-@numba.njit(cache=True, nogil=True)
-def _mark_similar(signatures, active, removed, slots, kept, entries, rows, min_agreements):
-    """Processes one block; returns (documents in the index, first kept document without room in it or -1).
+def find_repeated_signatures(reader: RowReader, engine: Engine, memory_bytes: int) -> np.ndarray:
+    """Which documents have the signature of an earlier one, bool [n]: similar to it, or to what it is similar to.
 
-    A slot contains the upper half of a band's hash and the index in `kept` plus 1, or 0.
+    Args:
+      reader: of signatures.
+      engine: runs the steps.
+      memory_bytes: of one worker.
     """
-    first = -1
-    hashes = np.empty(len(slots), np.uint64)
+    return find_repeats(_SignatureKeys(reader), engine, memory_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _SignatureKeys:
+    """Reads a key of 128 bits of each signature."""
+
+    reader: RowReader
+
+    @property
+    def starts(self) -> np.ndarray:
+        return self.reader.starts
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        active, signatures = self.reader.read(index)
+        return active & _has_words(signatures), _signature_keys(signatures)
+
+
+@numba.njit(cache=True, nogil=True)
+def _has_words(signatures):
+    """A document with words has values below EMPTY, except for one in 2^32 of them."""
+    result = np.zeros(len(signatures), np.bool_)
     for i in range(len(signatures)):
-        values = signatures[i]
-        if not active[i] or removed[i] or values.min() == EMPTY:
-            continue
-        for band in range(len(slots)):
-            hashes[band] = _band_hash(values, band, rows)
-        if _is_similar(values, hashes, slots, kept, min_agreements):
-            removed[i] = True
-        elif entries < len(kept):
-            kept[entries] = values
-            entries += 1
-            for band in range(len(slots)):
-                _insert(slots[band], hashes[band], entries)
-        elif first < 0:
-            first = i
-    return entries, first
+        result[i] = signatures[i].min() != EMPTY
+    return result
 
 
 @numba.njit(cache=True, nogil=True)
-def _is_similar(values, hashes, slots, kept, min_agreements):
-    for band in range(len(slots)):
-        size = slots.shape[1]
-        slot = _slot(hashes[band], size)
-        while slots[band, slot] != 0:
-            entry = slots[band, slot]
-            if entry >> np.uint64(32) == hashes[band] >> np.uint64(32):
-                other = kept[np.int64(entry & np.uint64(0xFFFFFFFF)) - 1]
-                if _agreements(values, other) >= min_agreements:
-                    return True
-            slot = slot + 1 if slot + 1 < size else 0
-    return False
+def _signature_keys(signatures):
+    keys = np.empty((len(signatures), 2), np.uint64)
+    for i in range(len(signatures)):
+        first, second = np.uint64(1), np.uint64(2)
+        for value in signatures[i]:
+            first = hash64(first + np.uint64(value))
+            second = hash64(second ^ (first + np.uint64(0x9E3779B97F4A7C15)))
+        keys[i, 0], keys[i, 1] = first, second
+    return keys
+
+
+@dataclasses.dataclass(frozen=True)
+class _SendBands:
+    """Step 1; a call for each pass and range of documents. Sends (hashes, rows relative to the first, first row)."""
+
+    reader: RowReader
+    bounds: tuple[int, ...]
+    """first band of each pass, and the end of the last one"""
+    rows: int
+    """values per band"""
+    groups: int
+
+    def __call__(self, key: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
+        number, index = divmod(key, len(self.reader.starts) - 1)
+        active, signatures = self.reader.read(index)
+        active &= _has_words(signatures)
+        begin, end = self.bounds[number : number + 2]
+        hashes, documents, bounds = _sort_bands(signatures, active, begin, end, self.rows, self.groups)
+        first = np.array([self.reader.starts[index]])
+        for group in np.flatnonzero(np.diff(bounds)).tolist():
+            of_group = slice(bounds[group], bounds[group + 1])
+            yield group, (hashes[of_group], documents[of_group], first)
 
 
 @numba.njit(cache=True, nogil=True)
-def _insert(slots, hashed, entry):
-    slot = _slot(hashed, len(slots))
-    same = 0
-    while slots[slot] != 0:
-        same += slots[slot] >> np.uint64(32) == hashed >> np.uint64(32)
-        if same == BUCKET:
-            return
-        slot = slot + 1 if slot + 1 < len(slots) else 0
-    slots[slot] = (hashed >> np.uint64(32) << np.uint64(32)) | np.uint64(entry)
+def _sort_bands(signatures, active, begin, end, rows, groups):
+    """Returns (hashes of bands of active documents, their rows, where each group begins), by group and in order."""
+    bands = end - begin
+    hashes = np.empty(len(signatures) * bands, np.uint64)
+    count = 0
+    owners = np.empty(len(signatures), np.uint32)
+    documents = 0
+    for i in range(len(signatures)):
+        if active[i]:
+            owners[documents] = i
+            documents += 1
+            for band in range(begin, end):
+                hashes[count] = _band_hash(signatures[i], band, rows)
+                count += 1
+    bounds = np.zeros(groups + 1, np.int64)
+    for k in range(count):
+        bounds[group_of(hashes[k], groups) + 1] += 1
+    bounds = np.cumsum(bounds)
+    following = bounds[:-1].copy()
+    sorted_hashes, sorted_rows = np.empty(count, np.uint64), np.empty(count, np.uint32)
+    for k in range(count):
+        group = group_of(hashes[k], groups)
+        sorted_hashes[following[group]] = hashes[k]
+        sorted_rows[following[group]] = owners[k // bands]
+        following[group] += 1
+    return sorted_hashes, sorted_rows, bounds
 
 
 @numba.njit(cache=True, nogil=True)
 def _band_hash(values, band, rows):
-    state = np.uint64(0)
+    """A polynomial in an odd constant, then mixed; the same values in two bands have different hashes."""
+    state = np.uint64(band + 1)
     for i in range(band * rows, (band + 1) * rows):
-        state = hash64(state + np.uint64(values[i]) + np.uint64(0x9E3779B97F4A7C15))
-    return state
+        state = state * np.uint64(0x9E3779B97F4A7C15) + np.uint64(values[i])
+    return hash64(state)
+
+
+@dataclasses.dataclass(frozen=True)
+class _PairUp:
+    """Step 2; a call for each group of hashes. Sends pairs to the range of their later document.
+
+    A pair is `earlier document << _ROW_BITS | row of the later document in its range`, uint64.
+    """
+
+    starts: np.ndarray
+    entries: int
+    """expected in a group"""
+
+    def __call__(self, key: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
+        table, entries, count = np.zeros((int(self.entries * _ROOM) + 2, 2), np.uint64), 0, 0
+        later, earlier = np.empty(_PAIRS_PER_CHUNK, np.int64), np.empty(_PAIRS_PER_CHUNK, np.int64)
+        for hashes, rows, (first,) in chunks:
+            position = 0
+            while position < len(hashes):
+                position, entries, count = _pair_up(
+                    hashes, rows, first, position, table, entries, later, earlier, count
+                )
+                if count + BUCKET > len(later):
+                    yield from self._by_range(later[:count], earlier[:count])
+                    count = 0
+                if entries * _ROOM + 1 > len(table):
+                    table = _grow(table)
+        yield from self._by_range(later[:count], earlier[:count])
+
+    def _by_range(self, later: np.ndarray, earlier: np.ndarray) -> Iterator[tuple[int, Chunk]]:
+        if not len(later):
+            return
+        ranges = np.searchsorted(self.starts, later, "right") - 1
+        pairs = (earlier.astype(np.uint64) << _ROW_BITS) | (later - self.starts[ranges]).astype(np.uint64)
+        order = np.argsort(ranges, kind="stable")
+        bounds = np.searchsorted(ranges[order], np.arange(len(self.starts)))
+        for index in np.flatnonzero(np.diff(bounds)).tolist():
+            yield index, (pairs[order[bounds[index] : bounds[index + 1]]],)
 
 
 @numba.njit(cache=True, nogil=True)
-def _agreements(values, others):
-    agreements = 0
-    for i in range(len(values)):
-        agreements += values[i] == others[i]
-    return agreements
+def _pair_up(hashes, rows, first, position, table, entries, later, earlier, count):
+    """Pairs each entry from a position with the entries of its hash in the table, and inserts it if there are few.
+
+    A slot of the table has a hash and a document plus 1, or 0.
+
+    Returns:
+      (position to continue at, entries in the table, number of pairs). Ends early if `later` or the table is full.
+    """
+    size = len(table)
+    while position < len(hashes) and count + BUCKET <= len(later) and entries * _ROOM + 1 <= size:
+        hashed, document = hashes[position], first + np.int64(rows[position])
+        slot, same = slot_of(hashed, size), 0
+        while table[slot, 1] != 0:
+            if table[slot, 0] == hashed:
+                later[count], earlier[count] = document, np.int64(table[slot, 1]) - 1
+                count += 1
+                same += 1
+                if same == BUCKET:
+                    break
+            slot = slot + 1 if slot + 1 < size else 0
+        if same < BUCKET:
+            table[slot, 0], table[slot, 1] = hashed, np.uint64(document + 1)
+            entries += 1
+        position += 1
+    return position, entries, count
+
+
+@numba.njit(cache=True, nogil=True)
+def _grow(table):
+    larger = np.zeros((2 * len(table), 2), np.uint64)
+    for i in range(len(table)):
+        if table[i, 1] != 0:
+            slot = slot_of(table[i, 0], len(larger))
+            while larger[slot, 1] != 0:
+                slot = slot + 1 if slot + 1 < len(larger) else 0
+            larger[slot] = table[i]
+    return larger
+
+
+@dataclasses.dataclass(frozen=True)
+class _RequestSignatures:
+    """Step 3; a call for each range of later documents. Sends (range, different pairs, ascending) to earlier ones."""
+
+    starts: np.ndarray
+    max_pairs: int
+    """in memory; with more, some are sent twice, which costs time only"""
+
+    def __call__(self, key: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
+        waiting, count = [], 0
+        for (pairs,) in chunks:
+            waiting.append(pairs)
+            count += len(pairs)
+            if count > self.max_pairs:
+                waiting = [np.unique(np.concatenate(waiting))]
+                count = len(waiting[0])
+                if count > self.max_pairs // 2:
+                    yield from self._request(key, waiting[0])
+                    waiting, count = [], 0
+        if waiting:
+            yield from self._request(key, np.unique(np.concatenate(waiting)))
+
+    def _request(self, key: int, pairs: np.ndarray) -> Iterator[tuple[int, Chunk]]:
+        bounds = np.searchsorted(pairs, self.starts.astype(np.uint64) << _ROW_BITS)
+        for index in np.flatnonzero(np.diff(bounds)).tolist():
+            yield index, (np.array([key]), pairs[bounds[index] : bounds[index + 1]])
+
+
+@dataclasses.dataclass(frozen=True)
+class _SendSignatures:
+    """Step 4; a call for each range of earlier documents. Sends (pairs, earlier documents, their signatures)."""
+
+    reader: RowReader
+
+    def __call__(self, key: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
+        signatures = None
+        for (index,), pairs in chunks:
+            if signatures is None:
+                signatures = self.reader.read(key)[1]
+            documents = np.unique(pairs >> _ROW_BITS).astype(np.int64)
+            yield int(index), (pairs, documents, signatures[documents - self.reader.starts[key]])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Compare:
+    """Step 5; a call for each range of later documents. Sends (later, earlier) of similar pairs, by later document."""
+
+    reader: RowReader
+    min_agreements: int
+
+    def __call__(self, key: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
+        signatures, similar = None, []
+        for pairs, documents, of_documents in chunks:
+            if signatures is None:
+                signatures = self.reader.read(key)[1]
+            earlier = (pairs >> _ROW_BITS).astype(np.int64)
+            rows = (pairs & np.uint64(MAX_RANGE - 1)).astype(np.int64)
+            places = np.searchsorted(documents, earlier)
+            similar.append(pairs[_are_similar(signatures, rows, of_documents, places, self.min_agreements)])
+        if similar:
+            pairs = np.concatenate(similar)
+            later = (pairs & np.uint64(MAX_RANGE - 1)).astype(np.int64)
+            order = np.argsort(later, kind="stable")
+            yield 0, (later[order] + self.reader.starts[key], (pairs[order] >> _ROW_BITS).astype(np.int64))
+
+
+@numba.njit(cache=True, nogil=True)
+def _are_similar(signatures, rows, others, other_rows, min_agreements):
+    result = np.zeros(len(rows), np.bool_)
+    for k in range(len(rows)):
+        values, other = signatures[rows[k]], others[other_rows[k]]
+        agreements = 0
+        for i in range(len(values)):
+            agreements += values[i] == other[i]
+        result[k] = agreements >= min_agreements
+    return result
+
+
+@numba.njit(cache=True, nogil=True)
+def _remove_later(later, earlier, removed):
+    """Marks later documents as removed, except if the earlier ones are; pairs must be sorted by later document."""
+    for k in range(len(later)):
+        if not removed[earlier[k]]:
+            removed[later[k]] = True

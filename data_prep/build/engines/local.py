@@ -1,25 +1,34 @@
 """Runs a build in processes of this machine."""
 
 import contextlib
+import pathlib
+import tempfile
 from collections.abc import Iterator, Sequence
 
 import tqdm
 
 from bert_jax.progress import progress_bar
 from data_prep.build.engines import Engine, IndexedInput
+from data_prep.build.engines.run_files import run_in_files
 from data_prep.build.prepare import BlockPreparer, PrepareJob, Task, block_tasks
 from data_prep.build.write_shards import Assembler
+from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps
 from data_prep.parallel import WorkerPool
 
+DEFAULT_MEMORY_BYTES = 256 << 20
+"""of each worker, for grouped steps"""
 _preparer: BlockPreparer | None = None
 
 
 class LocalEngine(Engine):
     """This process reads and splits the input, `workers` processes do the rest; with one worker, it does everything."""
 
-    def __init__(self, workers: int = 1):
+    def __init__(self, workers: int = 1, memory_bytes: int | None = None):
+        """`memory_bytes` of all workers together is used for grouped steps, in addition to their libraries."""
+        self.memory_bytes = memory_bytes // workers if memory_bytes else DEFAULT_MEMORY_BYTES
         self._count = workers
         self._stack = contextlib.ExitStack()
+        self._workers: WorkerPool | None = None
 
     def __exit__(self, *error) -> None:
         self._stack.close()
@@ -30,6 +39,16 @@ class LocalEngine(Engine):
         with progress_bar("preparing", sum(part.size for _, _, part in inputs), "B") as bar:
             for size in self._workers.map(_prepare, _tasks(job, inputs, bar), _origin):
                 bar.update(size)
+
+    def run_steps(self, steps: GroupedSteps, scratch: str, local: pathlib.Path) -> Iterator[Chunk]:
+        """Phase 2: chunks are in files of this machine between two steps."""
+        if self._workers is None:
+            self._workers = self._stack.enter_context(WorkerPool(self._count, _initialize, (None,)))
+        with (
+            tempfile.TemporaryDirectory(prefix=f"{steps.name}-", dir=local) as directory,
+            progress_bar(f"finding {steps.name}", len(steps.steps), "step") as bar,
+        ):
+            yield from run_in_files(self._workers, steps, pathlib.Path(directory), self.memory_bytes, bar)
 
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
         """Phase 3; each worker writes one shard at a time."""
@@ -51,9 +70,9 @@ def _origin(task: Task) -> str:
     return task.block.origin
 
 
-def _initialize(job: PrepareJob) -> None:
+def _initialize(job: PrepareJob | None) -> None:
     global _preparer
-    _preparer = BlockPreparer(job)
+    _preparer = BlockPreparer(job) if job else None
 
 
 def _prepare(task: Task) -> int:
