@@ -16,9 +16,10 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.progress import progress_bar
 from data_prep.build import scratch
+from data_prep.build.duplicate_finder import DuplicateFinder
 from data_prep.build.prepare import FIRST_PLACES
 from data_prep.build.tables import BLOCK_ARRAYS, DocumentTables
-from data_prep.duplicates import near_duplicates, text_keys
+from data_prep.duplicates import text_keys
 from data_prep.options import BuildOptions
 
 SPLIT_DECISIONS = {"train": 0, "validation": 1}
@@ -44,6 +45,7 @@ def decide(
     decontaminates: bool,
     token_bytes: int,
     local: pathlib.Path,
+    finder: DuplicateFinder,
 ) -> tuple[list[str], dict]:
     """Decides on every document.
 
@@ -54,6 +56,7 @@ def decide(
       decontaminates: whether documents were compared with evaluation texts.
       token_bytes: size of a token id.
       local: a local directory for temporary columns.
+      finder: of duplicates.
 
     Returns:
       names of the plans, and the report for corpus.json.
@@ -72,8 +75,8 @@ def decide(
             read[block.source]["documents"] += tables.num_documents - before
             read[block.source]["text_bytes"] += int(arrays["part_bytes"].sum())
             bar.update()
-    tables.freeze()
-    decisions, paragraph_repeats, dropped = _decide_documents(tables, options, decontaminates)
+    names = [block.name for block in blocks]
+    decisions, paragraph_repeats, dropped = _decide_documents(tables, names, options, decontaminates, finder)
     if options.drop_repeated_lines:
         dropped["repeated_lines"] = _sum_counts(entry["repeated_lines"] for entry in metadata)
     plans = []
@@ -90,7 +93,7 @@ def decide(
 
 
 def _decide_documents(
-    tables: DocumentTables, options: BuildOptions, decontaminates: bool
+    tables: DocumentTables, blocks: list[str], options: BuildOptions, decontaminates: bool, finder: DuplicateFinder
 ) -> tuple[np.ndarray, np.ndarray | None, dict]:
     """The decision on each document [num_documents], which paragraphs are removed, and what each filter removed."""
     count = tables.num_documents
@@ -109,18 +112,13 @@ def _decide_documents(
     if decontaminates:
         drop("leaked_documents", _CONTAMINATED, tables.contaminated[:count])
     if options.drop_duplicate_documents:
-        drop(
-            "duplicate_documents", _DUPLICATE, near_duplicates.find_duplicates(tables.keys[:count, :2], decisions == 0)
-        )
+        drop("duplicate_documents", _DUPLICATE, finder.documents(tables, blocks, decisions == 0))
     if near := options.near_duplicates:
-        similar = near_duplicates.find_near_duplicates(tables.signatures[:count], decisions == 0, near.threshold)
-        drop("near_duplicates", _NEAR_DUPLICATE, similar)
+        drop("near_duplicates", _NEAR_DUPLICATE, finder.near(tables, blocks, decisions == 0, near))
     # Last, because the earlier one of two equal paragraphs must be kept.
     paragraph_repeats = None
-    if tables.paragraph_keys is not None:
-        long_enough = tables.paragraph_bytes >= options.drop_duplicate_paragraphs
-        active = long_enough & (decisions[tables.paragraph_document] == 0)
-        paragraph_repeats = near_duplicates.find_duplicates(tables.paragraph_keys, active)
+    if options.drop_duplicate_paragraphs is not None:
+        paragraph_repeats = finder.paragraphs(tables, blocks, decisions == 0, options.drop_duplicate_paragraphs)
         document = tables.paragraph_document[paragraph_repeats]
         np.subtract.at(tables.tokens, document, tables.paragraph_tokens[paragraph_repeats].astype(np.int64))
         drop("duplicate_paragraphs", _EMPTIED, tokens == 0)

@@ -6,6 +6,7 @@ them.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import tempfile
@@ -19,6 +20,7 @@ from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import resume, scratch, writer
 from data_prep.build.decide import PreparedBlock, decide, sum_skipped
+from data_prep.build.duplicate_finder import DuplicateFinder
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.prepare import PrepareJob
 from data_prep.build.write_shards import Assembler
@@ -91,7 +93,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
         with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
             engine.prepare(job, [place for place in inputs if not _is_prepared(job, place)])
-            plans, report = _decide(job, inputs, token_dtype(request.tokenizer.vocab_size).itemsize)
+            plans, report = _decide(job, inputs, token_dtype(request.tokenizer.vocab_size).itemsize, engine)
             ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
             assembler = Assembler(job.scratch, os.fspath(directory), request.name, *ids)
             engine.assemble(assembler, plans)
@@ -120,7 +122,9 @@ def _block_names(job: PrepareJob, source: int, number: int) -> list[str]:
     return [scratch.block_file_name(job.keys[source], number, block) for block in range(blocks)]
 
 
-def _decide(job: PrepareJob, inputs: Sequence[IndexedInput], token_bytes: int) -> tuple[list[str], dict]:
+def _decide(
+    job: PrepareJob, inputs: Sequence[IndexedInput], token_bytes: int, engine: Engine
+) -> tuple[list[str], dict]:
     """Names of the plans, and the report for corpus.json, of this run or of an earlier one."""
     scratch_dir = epath.Path(job.scratch)
     decided = scratch_dir / scratch.PLANS
@@ -141,9 +145,12 @@ def _decide(job: PrepareJob, inputs: Sequence[IndexedInput], token_bytes: int) -
             raise
     # Columns are memory-mapped, so they need a local disk: that of the scratch directory if it is local.
     parent = None if is_remote(scratch_dir) else job.scratch
-    with tempfile.TemporaryDirectory(prefix="columns-", dir=parent) as local:
+    with tempfile.TemporaryDirectory(prefix="columns-", dir=parent) as name:
+        local = pathlib.Path(name)
+        run = functools.partial(engine.run_steps, scratch=job.scratch, local=local)
+        finder = DuplicateFinder(scratch_dir, run, engine.memory_bytes)
         decontaminates = job.evaluation_ngrams is not None
-        return decide(scratch_dir, blocks, job.options, decontaminates, token_bytes, pathlib.Path(local))
+        return decide(scratch_dir, blocks, job.options, decontaminates, token_bytes, local, finder)
 
 
 def _check_source(source: Source, metadata: list[dict]) -> None:

@@ -17,6 +17,8 @@ from data_prep.build import scratch, writer
 
 _ARGUMENTS = "build.json"
 _LOCK = "build.lock"
+_LEFTOVERS = ("*.partial", "columns-*", "rows-*", "found-*", "writing-*")
+"""Files and directories of a killed build that are made again"""
 
 
 def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
@@ -95,8 +97,9 @@ def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: d
     """
     current = json.loads(json.dumps(arguments))
     recorded = scratch_dir / _ARGUMENTS
-    for leftover in (*scratch_dir.glob("*.partial"), *scratch_dir.glob("columns-*"), *scratch_dir.glob("writing-*")):
-        leftover.rmtree() if leftover.is_dir() else leftover.unlink()
+    for pattern in _LEFTOVERS:
+        for leftover in scratch_dir.glob(pattern):
+            leftover.rmtree() if leftover.is_dir() else leftover.unlink()
     if recorded.exists():
         if scratch.read_json(recorded) == current:
             return

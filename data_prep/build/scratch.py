@@ -40,6 +40,16 @@ def fingerprint(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
+def row_range_name(index: int) -> str:
+    """File that describes a range of documents or paragraphs while duplicates are found."""
+    return f"rows-{index:08d}.safetensors"
+
+
+def evaluation_ngrams_name(digest: str) -> str:
+    """File with the n-grams of the evaluation texts that have this digest."""
+    return f"ngrams-{digest[:16]}.npy"
+
+
 PLANS = "plans.json"
 """File that marks the end of phase 2; lists the plans of the shards."""
 

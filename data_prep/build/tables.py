@@ -1,10 +1,12 @@
 """Columns with the properties of every part, document and paragraph, for phase 2.
 
-The columns are memory-mapped files, written block by block, so memory does not grow with the corpus.
+The columns are memory-mapped files, written block by block, so memory does not grow with the corpus. Signatures and the
+keys of paragraphs stay in the prepared blocks (`row_ranges`).
 """
 
 import os
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -21,11 +23,9 @@ BLOCK_ARRAYS = (
     "part_leaks",
     "part_paragraphs",
     "part_keys",
-    "part_signatures",
-    "paragraph_keys",
     "paragraph_bytes",
 )
-"""Arrays that are read from a prepared block: all but its tokens."""
+"""Arrays that are read from a prepared block."""
 
 
 class DocumentTables:
@@ -50,10 +50,7 @@ class DocumentTables:
         self.tokens = new("tokens", np.int64, (parts,))
         self.contaminated = new("contaminated", np.bool_, (parts,))
         self.keys = new("keys", np.uint64, (parts, 4))
-        near = options.near_duplicates
-        self.signatures = new("signatures", np.uint32, (parts, near.permutations)) if near else None
         dedupe = options.drop_duplicate_paragraphs is not None
-        self.paragraph_keys = new("paragraph_keys", np.uint64, (paragraphs, 2)) if dedupe else None
         self.paragraph_bytes = new("paragraph_bytes", np.uint32, (paragraphs,)) if dedupe else None
         self.paragraph_tokens = new("paragraph_tokens", np.uint32, (paragraphs,)) if dedupe else None
         self.paragraph_document = new("paragraph_document", np.int64, (paragraphs,)) if dedupe else None
@@ -79,38 +76,35 @@ class DocumentTables:
         ):
             np.add.at(column, documents, values)
         np.logical_or.at(self.contaminated, documents, arrays["part_leaks"] > 0)
-        self.keys[documents[starts]] = arrays["part_keys"][starts]
-        for part in np.flatnonzero(~starts):
-            self.keys[documents[part]] = text_keys.combine_keys(self.keys[documents[part]], arrays["part_keys"][part])
-        if self.signatures is not None:
-            self.signatures[documents[starts]] = arrays["part_signatures"][starts]
-            for part in np.flatnonzero(~starts):
-                row = self.signatures[documents[part]]
-                np.minimum(row, arrays["part_signatures"][part], out=row)
-        if self.paragraph_keys is not None:
+        combine_parts(self.keys, documents, starts, arrays["part_keys"], text_keys.combine_keys)
+        if self.paragraph_bytes is not None:
             rows = slice(*self.paragraph_offsets[block : block + 2])
-            self.paragraph_keys[rows] = arrays["paragraph_keys"]
             self.paragraph_bytes[rows] = arrays["paragraph_bytes"]
             self.paragraph_tokens[rows] = paragraph_tokens
             self.paragraph_document[rows] = np.repeat(documents, arrays["part_paragraphs"])
         self.num_documents = int(documents[-1]) + 1
         self.first_part[self.num_documents] = last
 
-    def freeze(self) -> None:
-        """Call it after the last block."""
-        self.keys = _read_only(self.keys)
-        if self.signatures is not None:
-            self.signatures = _read_only(self.signatures)
-        if self.paragraph_keys is not None:
-            self.paragraph_keys = _read_only(self.paragraph_keys)
 
+def combine_parts(
+    rows: np.ndarray,
+    documents: np.ndarray,
+    starts: np.ndarray,
+    values: np.ndarray,
+    combine: Callable[[np.ndarray, np.ndarray], np.ndarray],
+) -> None:
+    """Adds the values of parts to the rows of their documents, in place.
 
-def _read_only(column: np.ndarray) -> np.ndarray:
-    """The same column, read-only, so that pages that were read can be dropped from memory."""
-    if not isinstance(column, np.memmap):
-        return column
-    column.flush()
-    return np.load(column.filename, mmap_mode="r")
+    Args:
+      rows: of documents.
+      documents: of each part, as an index of `rows`.
+      starts: whether each part begins its document.
+      values: of each part.
+      combine: returns the row of a document from its row so far and the values of its next part.
+    """
+    rows[documents[starts]] = values[starts]
+    for part in np.flatnonzero(~starts):
+        rows[documents[part]] = combine(rows[documents[part]], values[part])
 
 
 def _new_column(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:

@@ -41,7 +41,7 @@ class GroupedSteps:
     """number of groups of each step after the first"""
 
 
-Engine = Callable[[GroupedSteps], Iterator[Chunk]]
+RunSteps = Callable[[GroupedSteps], Iterator[Chunk]]
 """Runs steps, and yields the chunks of the last one, by group and in order."""
 
 

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator
 import numba
 import numpy as np
 
-from data_prep.duplicates.grouped_steps import Chunk, Engine, GroupedSteps, RowReader, num_groups
+from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps, RowReader, RunSteps, num_groups
 from data_prep.duplicates.minhash import EMPTY
 from data_prep.duplicates.repeated_keys import find_repeats, group_of, slot_of
 from data_prep.duplicates.word_hashes import hash64
@@ -78,7 +78,7 @@ def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
 
 
 def find_near_duplicates(
-    reader: RowReader, engine: Engine, permutations: int, threshold: float, memory_bytes: int
+    reader: RowReader, run: RunSteps, permutations: int, threshold: float, memory_bytes: int
 ) -> np.ndarray:
     """Which documents are similar to an earlier document that is kept, bool [n].
 
@@ -88,7 +88,7 @@ def find_near_duplicates(
     Args:
       reader: of signatures, uint32 [n, permutations], in ranges of at most `MAX_RANGE` documents. What it marks as not
         to be considered must include repeated signatures (`find_repeated_signatures`).
-      engine: runs the steps.
+      run: runs the steps on an engine.
       permutations: length of the signatures.
       threshold: Jaccard similarity of shingles, in (0, 1].
       memory_bytes: of one worker.
@@ -115,20 +115,20 @@ def find_near_duplicates(
         ),
         [groups, ranges, ranges, ranges],
     )
-    for later, earlier in engine(steps):
+    for later, earlier in run(steps):
         _remove_later(later, earlier, removed)
     return removed
 
 
-def find_repeated_signatures(reader: RowReader, engine: Engine, memory_bytes: int) -> np.ndarray:
+def find_repeated_signatures(reader: RowReader, run: RunSteps, memory_bytes: int) -> np.ndarray:
     """Which documents have the signature of an earlier one, bool [n]: similar to it, or to what it is similar to.
 
     Args:
       reader: of signatures.
-      engine: runs the steps.
+      run: runs the steps on an engine.
       memory_bytes: of one worker.
     """
-    return find_repeats(_SignatureKeys(reader), engine, memory_bytes)
+    return find_repeats(_SignatureKeys(reader), run, memory_bytes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import numba
 import numpy as np
 
-from data_prep.duplicates.grouped_steps import Chunk, Engine, GroupedSteps, RowReader, num_groups
+from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps, RowReader, RunSteps, num_groups
 from data_prep.duplicates.text_keys import hash_text_key
 
 _ROOM = 1.5
@@ -18,12 +18,12 @@ _ROW_BYTES = 16 * _ROOM
 _FIRST_SLOTS = 1 << 12
 
 
-def find_repeats(reader: RowReader, engine: Engine, memory_bytes: int) -> np.ndarray:
+def find_repeats(reader: RowReader, run: RunSteps, memory_bytes: int) -> np.ndarray:
     """Which rows have the key of an earlier row, bool [n]. The result does not depend on engine and memory.
 
     Args:
       reader: of keys, uint64 [n, 2]; equal keys are repeats.
-      engine: runs the steps.
+      run: runs the steps on an engine.
       memory_bytes: of one worker.
     """
     count = int(reader.starts[-1])
@@ -31,7 +31,7 @@ def find_repeats(reader: RowReader, engine: Engine, memory_bytes: int) -> np.nda
     if count:
         groups = num_groups(count, max(int(memory_bytes / 4 / _ROW_BYTES), 1))
         steps = (_SendKeys(reader, groups), _mark_repeats)
-        for (rows,) in engine(GroupedSteps("repeats", [range(len(reader.starts) - 1)], steps, [groups])):
+        for (rows,) in run(GroupedSteps("repeats", [range(len(reader.starts) - 1)], steps, [groups])):
             repeated[rows] = True
     return repeated
 

@@ -1,0 +1,144 @@
+"""Reads keys and signatures of documents and paragraphs from prepared blocks, in ranges.
+
+A range is described by a file in the scratch directory, so that any worker can read it.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from etils import epath
+
+from data_prep.build import scratch
+from data_prep.build.tables import DocumentTables, combine_parts
+from data_prep.duplicates import text_keys
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRanges:
+    """Files that describe ranges of consecutive parts."""
+
+    directory: str
+    """the scratch directory"""
+    starts: np.ndarray
+    """first document (or paragraph) of each range, and the end of the last one, int64 [ranges + 1]"""
+
+    def open(self, index: int) -> tuple[np.ndarray, np.ndarray, list[tuple[str, int, int]]]:
+        """(whether each part begins a document; is considered; [(prepared block, first part, end part)])."""
+        path = epath.Path(self.directory) / scratch.row_range_name(index)
+        arrays = scratch.read_arrays(path)
+        return arrays["starts"] == 1, arrays["active"] == 1, scratch.read_metadata(path)["blocks"]
+
+    def close(self) -> None:
+        """Removes the files."""
+        for index in range(len(self.starts) - 1):
+            (epath.Path(self.directory) / scratch.row_range_name(index)).unlink(missing_ok=True)
+
+
+def write_ranges(
+    directory: epath.Path,
+    tables: DocumentTables,
+    blocks: Sequence[str],
+    first_parts: np.ndarray,
+    starts: np.ndarray,
+    active: np.ndarray,
+) -> RowRanges:
+    """Writes the description of ranges.
+
+    Args:
+      directory: the scratch directory.
+      tables: of all documents.
+      blocks: names of all prepared blocks.
+      first_parts: first part of each range, and the end of the last one.
+      starts: see `RowRanges`.
+      active: documents to consider, bool [num_documents].
+    """
+    document = np.append(np.searchsorted(tables.first_part[: tables.num_documents], first_parts[:-1], "right") - 1, 0)
+    for index, (first, end) in enumerate(zip(first_parts[:-1].tolist(), first_parts[1:].tolist(), strict=True)):
+        first_block = int(np.searchsorted(tables.part_offsets, first, "right")) - 1
+        end_block = int(np.searchsorted(tables.part_offsets, end, "left"))
+        rows = []
+        for block in range(first_block, end_block):
+            offset, end_offset = tables.part_offsets[block : block + 2].tolist()
+            if offset < end_offset:
+                rows.append((blocks[block], max(first - offset, 0), min(end, end_offset) - offset))
+        part_starts = np.array(tables.starts[first:end])
+        # The first part of a block may continue the document before it.
+        documents = document[index] + np.cumsum(part_starts, dtype=np.int64) - int(part_starts[0])
+        arrays = {"starts": part_starts, "active": active[documents].astype(np.uint8)}
+        scratch.write_arrays(directory / scratch.row_range_name(index), arrays, {"blocks": rows})
+    return RowRanges(str(directory), starts)
+
+
+@dataclasses.dataclass(frozen=True)
+class _DocumentRows:
+    """Reads a row for each document, combined from those of its parts; ranges must begin with documents."""
+
+    ranges: RowRanges
+
+    @property
+    def starts(self) -> np.ndarray:
+        return self.ranges.starts
+
+    def _read(self, index: int, name: str, combine) -> tuple[np.ndarray, np.ndarray]:
+        starts, active, blocks = self.ranges.open(index)
+        documents = np.cumsum(starts) - 1
+        rows, begin = None, 0
+        for block, first, end in blocks:
+            values = _read_arrays(self.ranges, block, name)[0][first:end]
+            if rows is None:
+                rows = np.empty((documents[-1] + 1, *values.shape[1:]), values.dtype)
+            of_block = slice(begin, begin + len(values))
+            combine_parts(rows, documents[of_block], starts[of_block], values, combine)
+            begin += len(values)
+        return active[starts], rows
+
+
+class DocumentKeys(_DocumentRows):
+    """A reader of the keys of documents, uint64 [n, 2]."""
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """(documents to consider, keys) of a range."""
+        active, keys = self._read(index, "part_keys", text_keys.combine_keys)
+        return active, keys[:, :2]
+
+
+class DocumentSignatures(_DocumentRows):
+    """A reader of the signatures of documents, uint32 [n, permutations]."""
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """(documents to consider, signatures) of a range."""
+        return self._read(index, "part_signatures", np.minimum)
+
+
+@dataclasses.dataclass(frozen=True)
+class ParagraphKeys:
+    """A reader of the keys of paragraphs, uint64 [n, 2]; ranges must be whole blocks."""
+
+    ranges: RowRanges
+    min_bytes: int
+    """shorter paragraphs are not considered"""
+
+    @property
+    def starts(self) -> np.ndarray:
+        """First paragraph of each range."""
+        return self.ranges.starts
+
+    def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """(paragraphs to consider, keys) of a range."""
+        _, active, blocks = self.ranges.open(index)
+        considered, keys, begin = [np.zeros(0, bool)], [np.zeros((0, 2), np.uint64)], 0
+        for block, first, end in blocks:
+            counts, sizes, of_block = _read_arrays(
+                self.ranges, block, "part_paragraphs", "paragraph_bytes", "paragraph_keys"
+            )
+            parts = active[begin : begin + end - first]
+            considered.append(np.repeat(parts, counts) & (sizes >= self.min_bytes))
+            keys.append(of_block)
+            begin += end - first
+        return np.concatenate(considered), np.concatenate(keys)
+
+
+def _read_arrays(ranges: RowRanges, block: str, *names: str) -> list[np.ndarray]:
+    arrays = scratch.read_arrays(epath.Path(ranges.directory) / block, names)
+    return [arrays[name] for name in names]
