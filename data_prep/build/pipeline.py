@@ -81,17 +81,22 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     }
     existed = is_remote(directory) or directory.exists()  # a store has no directories
     scratch_dir = resume.make_scratch_directory(directory, request.name, request.scratch)
+    ngrams = None
+    if decontamination_report:
+        ngrams = scratch.ngrams_name(decontamination_report["sha256"], request.options.decontamination_words)
     job = PrepareJob(
         scratch=os.fspath(scratch_dir),
         sources=tuple(request.sources),
         keys=keys,
         tokenizer_json=request.tokenizer.to_json(),
         options=request.options,
-        evaluation_ngrams=evaluation_ngrams,
+        evaluation_ngrams=ngrams,
     )
     with resume.exclusive_build(directory, scratch_dir):
         resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
         with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
+            if ngrams:
+                scratch.write_array(scratch_dir / ngrams, evaluation_ngrams.slots)
             engine.prepare(job, [place for place in inputs if not _is_prepared(job, place)])
             plans, report = _decide(job, inputs, token_dtype(request.tokenizer.vocab_size).itemsize, engine)
             ids = request.tokenizer.vocab_size, request.tokenizer.unk_id

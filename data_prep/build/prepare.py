@@ -18,7 +18,7 @@ from data_prep.build import scratch
 from data_prep.build.sentences import split_lines, split_paragraphs, split_sentences
 from data_prep.clean import CleaningCounts, clean
 from data_prep.duplicates import minhash, text_keys, word_hashes
-from data_prep.duplicates.ngram_index import NgramIndex
+from data_prep.duplicates.ngram_index import count_hits
 from data_prep.options import BuildOptions
 from data_prep.sources.base import Block, Document, Input, Skipped, Source
 
@@ -38,7 +38,8 @@ class PrepareJob:
     """of each source, see `scratch`"""
     tokenizer_json: str
     options: BuildOptions
-    evaluation_ngrams: NgramIndex | None
+    evaluation_ngrams: str | None
+    """file of the scratch directory with the hash table of the n-grams of evaluation texts"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +103,9 @@ class BlockPreparer:
 
     def __call__(self, task: Task) -> None:
         """Writes the prepared block of a task."""
-        builder = _BlockBuilder(self._job.options, self._job.evaluation_ngrams, self._tokenizer)
+        name = self._job.evaluation_ngrams
+        evaluation_ngrams = scratch.open_array(epath.Path(self._job.scratch) / name) if name else None
+        builder = _BlockBuilder(self._job.options, evaluation_ngrams, self._tokenizer)
         for item in self._job.sources[task.source].documents(task.block):
             if isinstance(item, Skipped):
                 builder.skip(item)
@@ -133,7 +136,7 @@ def _parts(document: Document) -> Iterator[Document]:
 class _BlockBuilder:
     """Collects the prepared parts of documents in a block."""
 
-    def __init__(self, options: BuildOptions, evaluation_ngrams: NgramIndex | None, tokenizer: Tokenizer):
+    def __init__(self, options: BuildOptions, evaluation_ngrams: np.ndarray | None, tokenizer: Tokenizer):
         self._options = options
         self._evaluation_ngrams = evaluation_ngrams
         self._tokenizer = tokenizer
@@ -174,10 +177,10 @@ class _BlockBuilder:
         data = text.encode()
         self._keys.append(text_keys.text_key(data))
         ngram_hits = 0
-        if options.near_duplicates or self._evaluation_ngrams:
+        if options.near_duplicates or self._evaluation_ngrams is not None:
             hashes = word_hashes.word_hashes(text)
-            if self._evaluation_ngrams:
-                ngram_hits = self._evaluation_ngrams.hits(hashes)
+            if self._evaluation_ngrams is not None:
+                ngram_hits = count_hits(hashes, options.decontamination_words, self._evaluation_ngrams)
             if options.near_duplicates:
                 near = options.near_duplicates
                 self._signatures.append(minhash.signature(hashes, near.shingle_words, near.permutations))

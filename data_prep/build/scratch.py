@@ -6,7 +6,9 @@ So a build with other arguments reuses the blocks of an earlier one that would b
 Every file is written atomically (storage.write_atomic), so a build that was killed can continue from these files.
 """
 
+import functools
 import hashlib
+import io
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -45,9 +47,9 @@ def row_range_name(index: int) -> str:
     return f"rows-{index:08d}.safetensors"
 
 
-def evaluation_ngrams_name(digest: str) -> str:
-    """File with the n-grams of the evaluation texts that have this digest."""
-    return f"ngrams-{digest[:16]}.npy"
+def ngrams_name(digest: str, ngram_words: int) -> str:
+    """File with the n-grams of this many words of the evaluation texts that have this digest."""
+    return f"ngrams-{digest[:16]}-{ngram_words}.npy"
 
 
 PLANS = "plans.json"
@@ -86,6 +88,26 @@ def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], metadata: d
     """Writes arrays and, as JSON, metadata."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
     write_atomic(path, safetensors.numpy.save(contiguous, {"facts": json.dumps(metadata)}))
+
+
+def write_array(path: epath.Path, array: np.ndarray) -> None:
+    """Writes one array atomically."""
+    file = io.BytesIO()
+    np.save(file, array)
+    write_atomic(path, file.getvalue())
+
+
+@functools.lru_cache(1)
+def open_array(path: epath.Path) -> np.ndarray:
+    """The array of a file of `write_array`, read-only; processes of one machine share the memory of a local file.
+
+    Raises:
+      UserError: the file is damaged.
+    """
+    try:
+        return np.load(io.BytesIO(path.read_bytes())) if is_remote(path) else np.asarray(np.load(path, mmap_mode="r"))
+    except (ValueError, EOFError) as error:
+        raise _damaged(path) from error
 
 
 def pack_texts(texts: Iterable[str]) -> np.ndarray:

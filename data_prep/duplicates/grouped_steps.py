@@ -32,7 +32,7 @@ class GroupedSteps:
     """Steps, and the keys of their calls."""
 
     name: str
-    """lower-case letters; part of names of files"""
+    """what is found: shown to the user, and part of names of files"""
     passes: Sequence[range]
     """keys of the first step, ascending. The output of a pass needs to exist only until its second step has ended, so
     several passes need less space at a time; it is all the same to the result"""

@@ -104,7 +104,7 @@ def find_near_duplicates(
     per_group = int(min(_ENTRIES_PER_GROUP, max(memory_bytes // 4 / (16 * _ROOM), 1)))
     groups = num_groups(count * _BANDS_PER_PASS, per_group)
     steps = GroupedSteps(
-        "similar",
+        "near-duplicates",
         [range(index * ranges, (index + 1) * ranges) for index in range(passes)],
         (
             _SendBands(reader, bounds, rows, groups),

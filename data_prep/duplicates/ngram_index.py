@@ -14,7 +14,7 @@ DEFAULT_NGRAM_WORDS = 13
 
 @dataclasses.dataclass(frozen=True)
 class NgramIndex:
-    """The n-grams of `ngram_words` words of a set of texts; picklable, 16 bytes per distinct n-gram.
+    """The n-grams of `ngram_words` words of a set of texts, 16 bytes per distinct n-gram.
 
     Attributes:
       ngram_words: words per n-gram.
@@ -46,15 +46,18 @@ class NgramIndex:
         ngrams = np.unique(np.concatenate(text_ngrams))
         return cls(words, len(text_ngrams) - 1, len(ngrams), too_short, _table(ngrams))
 
-    def hits(self, words: np.ndarray) -> int:
-        """The number of n-grams of a document that occur in the texts.
 
-        For a document in parts, it is the sum over the parts, except for n-grams across a boundary of parts.
+def count_hits(words: np.ndarray, ngram_words: int, slots: np.ndarray) -> int:
+    """The number of n-grams of a document that occur in the texts of an index.
 
-        Args:
-          words: `word_hashes` of the document, uint64 [num_words].
-        """
-        return int(_hits(ngram_hashes(words, self.ngram_words), self.slots))
+    For a document in parts, it is the sum over the parts, except for n-grams across a boundary of parts.
+
+    Args:
+      words: `word_hashes` of the document, uint64 [num_words].
+      ngram_words: of the index.
+      slots: of the index.
+    """
+    return int(_hits(ngram_hashes(words, ngram_words), slots))
 
 
 @numba.njit(cache=True, nogil=True)

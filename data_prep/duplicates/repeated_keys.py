@@ -31,7 +31,7 @@ def find_repeats(reader: RowReader, run: RunSteps, memory_bytes: int) -> np.ndar
     if count:
         groups = num_groups(count, max(int(memory_bytes / 4 / _ROW_BYTES), 1))
         steps = (_SendKeys(reader, groups), _mark_repeats)
-        for (rows,) in run(GroupedSteps("repeats", [range(len(reader.starts) - 1)], steps, [groups])):
+        for (rows,) in run(GroupedSteps("duplicates", [range(len(reader.starts) - 1)], steps, [groups])):
             repeated[rows] = True
     return repeated
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from data_prep.duplicates import minhash, near_duplicates
 from data_prep.duplicates import text_keys as keys_module
-from data_prep.duplicates.ngram_index import NgramIndex
+from data_prep.duplicates.ngram_index import NgramIndex, count_hits
 from data_prep.duplicates.word_hashes import ngram_hashes, word_hashes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,7 +101,8 @@ def tuples(text, size):
 def test_hits_are_those_of_sets(evaluation, document, size):
     index = NgramIndex.build(iter(evaluation), size)
     known = {ngram for text in evaluation for ngram in tuples(text, size)}
-    assert index.hits(word_hashes(document)) == sum(ngram in known for ngram in tuples(document, size))
+    hits = count_hits(word_hashes(document), index.ngram_words, index.slots)
+    assert hits == sum(ngram in known for ngram in tuples(document, size))
     assert index.num_ngrams == len(known)
     assert index.num_texts == len(evaluation)
     assert index.too_short == sum(len(text.split()) < size for text in evaluation)

@@ -4,10 +4,16 @@ No text is sent between workers. Each worker reads its share of the input from s
 writes prepared blocks to storage that all can write. A large input has several readers: each splits all of it into
 blocks, which is cheap, and prepares every n-th block. So tasks can be repeated, and memory is a few blocks on any
 runner.
+
+Grouped steps are steps of one pipeline, with Beam's GroupByKey between them. What the last step finds is in files of
+the scratch directory until the launching process has read it.
 """
 
 import contextlib
 import dataclasses
+import io
+import pathlib
+import pickle
 import uuid
 from collections.abc import Iterator, Sequence
 
@@ -18,24 +24,29 @@ from etils import epath
 from bert_jax import storage
 from bert_jax.errors import UserError
 from data_prep.build.engines import Engine, IndexedInput
+from data_prep.build.engines.beam_flags import check_flags
 from data_prep.build.prepare import BlockPreparer, PrepareJob, block_tasks
 from data_prep.build.write_shards import Assembler
+from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps, Step
 
 _BYTES_PER_READER = 256 << 20
 _MAX_READERS = 16
 _FAILURE = "failure-"
+_FOUND = "found-"
 # Beam accepts short names for its other runners.
 _LONG_NAMES = {"DaskRunner": "apache_beam.runners.dask.dask_runner.DaskRunner"}
 
 
 @dataclasses.dataclass(frozen=True)
 class BeamEngine(Engine):
-    """Runs the tasks as two pipelines; phase 2 runs between them in the launching process."""
+    """Runs tasks and grouped steps as pipelines; what remains of phase 2 runs in the launching process."""
 
     runner: str | None
     """Beam's name of the runner; None: its default, the direct runner"""
     flags: Sequence[str] = ()
     """pipeline options of Beam, as on its command line"""
+    memory_bytes: int = 256 << 20
+    """see `Engine`; it determines how many groups there are"""
 
     def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1."""
@@ -45,23 +56,46 @@ class BeamEngine(Engine):
             for readers in [min(_MAX_READERS, -(-place[2].size // _BYTES_PER_READER)) or 1]
             for reader in range(readers)
         ]
-        self._run(job.scratch, shares, _Prepare(job))
+        self._run(job.scratch, shares, beam.ParDo(_Prepare(job)))
+
+    def run_steps(self, steps: GroupedSteps, scratch: str, local: pathlib.Path) -> Iterator[Chunk]:
+        """Phase 2: no worker has more than one group of chunks at a time."""
+        for path in epath.Path(scratch).glob(f"{_FOUND}*"):
+            path.unlink()  # of a pipeline that failed
+        first, *others = steps.steps
+        transforms: list[beam.PTransform] = [beam.ParDo(_FirstStep(scratch, first))]
+        for step in others:
+            kind = _LastStep if step is others[-1] else _NextStep
+            transforms += [beam.GroupByKey(), beam.ParDo(kind(scratch, step))]
+        self._run(scratch, [key for keys in steps.passes for key in keys], *transforms)
+        for path in sorted(epath.Path(scratch).glob(f"{_FOUND}*")):
+            chunks = io.BytesIO(path.read_bytes())
+            while chunks.tell() < chunks.getbuffer().nbytes:
+                yield pickle.load(chunks)
+            path.unlink()
 
     def assemble(self, assembler: Assembler, plans: Sequence[str]) -> None:
         """Phase 3."""
-        self._run(assembler.scratch, plans, _Assemble(assembler))
+        self._run(assembler.scratch, plans, beam.ParDo(_Assemble(assembler)))
 
-    def _run(self, scratch: str, tasks: Sequence, function: beam.DoFn) -> None:
+    def _options(self) -> PipelineOptions:
+        check_flags(self.runner, self.flags)
+        runner = [f"--runner={_LONG_NAMES.get(self.runner, self.runner)}"] if self.runner else []
+        return PipelineOptions([*self.flags, *runner])
+
+    def _run(self, scratch: str, tasks: Sequence, *transforms: beam.PTransform) -> None:
+        """Runs a pipeline of the transforms, applied to the tasks."""
         if not tasks:
             return
-        runner = [f"--runner={_LONG_NAMES.get(self.runner, self.runner)}"] if self.runner else []
         for failure in epath.Path(scratch).glob(f"{_FAILURE}*"):
             failure.unlink()  # from an earlier run
         try:
-            pipeline = beam.Pipeline(options=PipelineOptions([*self.flags, *runner]))
+            pipeline = beam.Pipeline(options=self._options())
         except (ValueError, ImportError, AttributeError) as error:
             raise UserError(f"--runner {self.runner}: Beam cannot use it ({error})") from error
-        _ = pipeline | beam.Create(list(tasks)) | beam.Reshuffle() | beam.ParDo(function)
+        collection = pipeline | beam.Create(list(tasks)) | beam.Reshuffle()
+        for number, transform in enumerate(transforms):
+            collection |= f"{number}" >> transform
         result = pipeline.run()
         try:
             state = result.wait_until_finish()
@@ -109,3 +143,36 @@ class _Assemble(beam.DoFn):
     def process(self, plan):
         with _failures_in(self._assembler.scratch):
             self._assembler(plan)
+
+
+class _FirstStep(beam.DoFn):
+    """Yields (group, ((key of the call, number), chunk)); the pair determines the order of chunks."""
+
+    def __init__(self, scratch: str, step: Step):
+        self._scratch = scratch
+        self._step = step
+
+    def process(self, key):
+        yield from self._call(key, iter(()))
+
+    def _call(self, key: int, chunks: Iterator[Chunk]):
+        with _failures_in(self._scratch):
+            for number, (group, chunk) in enumerate(self._step(key, chunks)):
+                yield group, ((key, number), pickle.dumps(chunk, 5))
+
+
+class _NextStep(_FirstStep):
+    def process(self, group_and_chunks):
+        key, chunks = group_and_chunks
+        yield from self._call(key, (pickle.loads(data) for _, data in sorted(chunks)))
+
+
+class _LastStep(_NextStep):
+    """Writes the chunks of a call to a file; in order of their names, the files are in order of the calls."""
+
+    def process(self, group_and_chunks):
+        key, _ = group_and_chunks
+        chunks = [data for _, (_, data) in super().process(group_and_chunks)]
+        with _failures_in(self._scratch):
+            if chunks:
+                storage.write_atomic(epath.Path(self._scratch) / f"{_FOUND}{key:010d}.pickle", b"".join(chunks))

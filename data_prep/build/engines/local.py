@@ -9,7 +9,7 @@ import tqdm
 
 from bert_jax.progress import progress_bar
 from data_prep.build.engines import Engine, IndexedInput
-from data_prep.build.engines.run_files import run_in_files
+from data_prep.build.engines.run_files import count_calls, run_in_files
 from data_prep.build.prepare import BlockPreparer, PrepareJob, Task, block_tasks
 from data_prep.build.write_shards import Assembler
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps
@@ -46,7 +46,7 @@ class LocalEngine(Engine):
             self._workers = self._stack.enter_context(WorkerPool(self._count, _initialize, (None,)))
         with (
             tempfile.TemporaryDirectory(prefix=f"{steps.name}-", dir=local) as directory,
-            progress_bar(f"finding {steps.name}", len(steps.steps), "step") as bar,
+            progress_bar(steps.name, count_calls(steps), "group") as bar,
         ):
             yield from run_in_files(self._workers, steps, pathlib.Path(directory), self.memory_bytes, bar)
 

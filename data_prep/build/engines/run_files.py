@@ -31,7 +31,7 @@ def run_in_files(
       steps: what to run.
       directory: an empty one, local.
       memory_bytes: of one worker, of which an eighth is used for chunks that are not written yet.
-      bar: is moved by the share of each call.
+      bar: counts calls, see `count_calls`.
     """
 
     def run(number: int, keys: range, first_name: int, source: str | None) -> None:
@@ -41,17 +41,21 @@ def run_in_files(
         call = _Call(steps.steps[number], directory / source if source else None, target, groups, memory_bytes // 8)
         tasks = (_Task(call, key, first_name + key) for key in keys)
         for _ in pool.map(_run, tasks, lambda task: f"{steps.name}, group {task.key}"):
-            bar.update(share[number] / len(keys))
+            bar.update()
         if source:
             shutil.rmtree(directory / source)
 
-    share = [1 / len(steps.passes)] * 2 + [1] * len(steps.steps[2:])
     for index, keys in enumerate(steps.passes):
         run(0, keys, 0, None)
         run(1, range(steps.groups[0]), index * steps.groups[0], "step-0")
     for number in range(2, len(steps.steps)):
         run(number, range(steps.groups[number - 1]), 0, f"step-{number - 1}")
     yield from read_group(directory / f"step-{len(steps.steps) - 1}", 0)
+
+
+def count_calls(steps: GroupedSteps) -> int:
+    """Number of calls of all steps."""
+    return sum(map(len, steps.passes)) + len(steps.passes) * steps.groups[0] + sum(steps.groups[1:])
 
 
 @dataclasses.dataclass(frozen=True)
