@@ -24,6 +24,7 @@ from data_prep.cli.arguments import File, Fraction, Sources, Specs, Switch, Work
 from data_prep.options import BuildOptions, NearDuplicateOptions
 
 _MANY_UNKNOWN = 0.05
+_MIN_WORKER_MB = 16
 
 Similarity = Annotated[
     Fraction,
@@ -109,6 +110,9 @@ class Build:
     """Shard size."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
     """Number of processes; the result does not depend on it. Default: one per core."""
+    memory_mb: Annotated[int, Interval("[16, 16777216]")] | None = None
+    """Memory to find duplicates with, of all workers together; the result does not depend on it. Default: 256 for each
+    worker."""
     scratch: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Directory for unfinished work. Default: corpus.incomplete in --out."""
     engine: Literal["local", "beam"] = "local"
@@ -128,14 +132,14 @@ class Build:
 
         started = time.perf_counter()
         out = epath.Path(self.out)
-        options, name = self._options(), self.name or self._default_name(out)
+        options, name, engine = self._options(), self.name or self._default_name(out), self._engine()
         evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         read = [sources.parse(spec, self.workers) for spec in self.source]
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
-        manifest = build(request, self._engine())
+        manifest = build(request, engine)
         print(text.render(report.summary_sections(manifest)))
         train = manifest["splits"]["train"]
         if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
@@ -186,10 +190,26 @@ class Build:
                 raise UserError("--runner and flags after -- belong to Apache Beam; add --engine beam")
             from data_prep.build.engines.local import LocalEngine
 
-            return LocalEngine(self.workers)
+            self._check_memory()
+            return LocalEngine(self.workers, self.memory_mb and self.memory_mb << 20)
+        if self.memory_mb:
+            raise UserError("--memory-mb is for processes of this machine; remove it, or --engine beam")
         try:
             from data_prep.build.engines.beam import BeamEngine
         except ImportError as error:
             raise UserError(f"--engine beam needs Apache Beam, which is missing: {install_command('beam')}") from error
 
         return BeamEngine(self.runner, self.runner_flags)
+
+    def _check_memory(self) -> None:
+        megabytes, least = self.memory_mb, _MIN_WORKER_MB * self.workers
+        if megabytes is None:
+            return
+        if megabytes < least:
+            raise UserError(
+                f"--memory-mb {megabytes} is less than {_MIN_WORKER_MB} for each of {self.workers} workers: give at"
+                f" least {least}, or fewer --workers"
+            )
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+        if megabytes > available:
+            raise UserError(f"--memory-mb {megabytes} is more than the {available} MB of this machine: give less")

@@ -6,9 +6,9 @@
     python scripts/benchmarks/bench_duplicates.py --simulated 1000000,50000000 --memory-mb 512
     python scripts/benchmarks/bench_duplicates.py --simulated 1000000 --engines local,direct,dask
 
-With texts, documents have 100 to 1,000 words (log-uniform). One in ten is a copy of another one with 5 % of its words replaced by
-random words of the text; one in ten shares a passage of 30 % of its words with another one; the rest are distinct
-passages of the files and, when these are used up, random sequences of their sentences. Their order is random.
+With texts, documents have 100 to 1,000 words (log-uniform). One in ten is a copy of another one with 5 % of its words
+replaced by random words of the text; one in ten shares a passage of 30 % of its words with another one; the rest are
+distinct passages of the files and, when these are used up, random sequences of their sentences. Their order is random.
 
 A planted pair counts as found if one of the two was removed; all other removals reduce precision. Phase 1 (hashes, one
 core) is timed in this process; phase 2 runs in its own process to measure its peak memory (of datasketch: its index).

@@ -19,7 +19,9 @@ from tests.building import files, make_documents, make_tokenizer, run
 pytestmark = [pytest.mark.slow, pytest.mark.beam, pytest.mark.filterwarnings("default")]
 
 SPECS = ["text:text.txt", "jsonl:data.jsonl@text"]
-OPTIONS = BuildOptions(validation_fraction=0.2, max_shard_bytes=8000, near_duplicates=NearDuplicateOptions())
+OPTIONS = BuildOptions(
+    validation_fraction=0.2, max_shard_bytes=8000, drop_duplicate_paragraphs=20, near_duplicates=NearDuplicateOptions()
+)
 
 
 @pytest.fixture
@@ -39,16 +41,25 @@ def expected(tmp_path, monkeypatch):
 
 def test_direct_runner(expected, monkeypatch):
     monkeypatch.setattr(beam_engine, "_BYTES_PER_READER", 5000)  # several readers for one file
-    run("beam", SPECS, OPTIONS, BeamEngine(None))
+    run("beam", SPECS, OPTIONS, BeamEngine(None, (), 100_000))
     assert files("beam") == expected
 
 
-def test_the_command(expected):
+def message(capsys):
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_command(expected, capsys):
     """Flags after -- are passed to Beam, which refuses one that is not a number."""
     make_tokenizer().save("tokenizer.json")
     command = ["build", "--source", "text:text.txt", "--tokenizer", "tokenizer.json", "--validation-fraction", "0.2"]
     command += ["--out", "c", "--engine", "beam", "--runner", "DirectRunner", "--"]
     assert main([*command, "--direct_num_workers=two"]) == 2
+    assert main([*command, "--direct_num_wokers=1"]) == 2
+    assert "DirectRunner has no such option, and would ignore it; did you mean --direct_num_workers?" in message(capsys)
+    assert main([*command, "--dask_client_address", "tcp://h:1"]) == 2
+    assert "-- --dask_client_address: DirectRunner ignores this option, which is for DaskRunner" in message(capsys)
+    assert not pathlib.Path("c").exists()
     assert main([*command, "--direct_num_workers=1"]) == 0
 
 
@@ -61,7 +72,7 @@ def test_dask_with_two_workers(expected):
     ):
         # As many partitions as inputs: by default Dask uses one worker for so little data.
         flags = [f"--dask_client_address={cluster.scheduler_address}", "--dask_partition_size=1"]
-        engine = BeamEngine("DaskRunner", flags)
+        engine = BeamEngine("DaskRunner", flags, 100_000)
         run(pathlib.Path("beam").resolve(), SPECS, OPTIONS, engine)
     assert len({task["worker"] for task in stream.data}) == 2
     assert files("beam") == expected

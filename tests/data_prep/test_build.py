@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import string
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
 from data_prep import sources
-from data_prep.build import resume, writer
+from data_prep.build import prepare, resume, writer
 from data_prep.build.engines.local import LocalEngine
 from data_prep.build.pipeline import BuildRequest, build
 from data_prep.clean import CleaningOptions
@@ -167,6 +168,39 @@ def test_near_duplicates(books):
     assert dropped["near_duplicates"]["documents"] == 1 and len(found) == len(books) + 1
     assert normal(books[5]) in found and not any(normal(near) in text for text in found)
     assert sum(normal(shared) in text for text in found) == 1
+
+
+@pytest.mark.parametrize("memory_bytes", [3_000, 30_000])
+def test_memory_changes_nothing(books, monkeypatch, memory_bytes):
+    """Documents in parts, in ranges of a few documents; blocks contain parts of documents."""
+    pathlib.Path("copies").mkdir()
+    for index in range(0, 40, 4):
+        words = books[index].split(" ")
+        words[len(words) // 2] = "unheard"
+        pathlib.Path(f"copies/{index}.txt").write_text(" ".join(words))
+        pathlib.Path(f"copies/{index + 1}.txt").write_text(books[index].replace(" ", "  "))
+    specs = ["text-files:books/*.txt", "text-files:copies/*.txt"]
+    monkeypatch.setattr(prepare, "PART_CHARACTERS", 700)
+    manifest = run("c", specs, BY_DOCUMENT, block_bytes=1500)
+    assert manifest["dropped"]["near_duplicates"]["documents"] >= 10
+    assert manifest["dropped"]["duplicate_documents"]["documents"] >= 10
+    run("small", specs, BY_DOCUMENT, LocalEngine(1, memory_bytes), block_bytes=1500)
+    assert files("small") == files("c")
+
+
+def test_the_job_names_the_ngrams(books):
+    """The job is sent to workers, with a job graph of a cluster; the n-grams of evaluation texts are in a file."""
+
+    class Spy(LocalEngine):
+        def prepare(self, job, inputs):
+            assert len(pickle.dumps(job)) < 20_000
+            assert (pathlib.Path(job.scratch) / job.evaluation_ngrams).stat().st_size > 50_000
+            super().prepare(job, inputs)
+
+    pathlib.Path("questions.txt").write_text(" ".join(f"q{index}" for index in range(5000)) + "\n\n" + books[4])
+    request = {"evaluation_texts": [sources.parse("text:questions.txt")]}
+    manifest = run("c", ["text-files:books/*.txt"], engine=Spy(1), **request)
+    assert manifest["dropped"]["leaked_documents"]["documents"] == 1
 
 
 def test_decontamination(books):

@@ -14,6 +14,7 @@ import pytest
 
 from bert_jax.data.corpus import Corpus
 from data_prep.build import prepare, scratch
+from data_prep.build.engines import run_files
 from data_prep.cli.main import main
 from tests.building import files, make_documents, normal, texts
 
@@ -93,7 +94,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         "--language de --normalization nfkc --keep-control-characters --keep-whitespace --min-characters 30"
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
         " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
-        " --validation-fraction 0.2 --scratch elsewhere --name other"
+        " --validation-fraction 0.2 --scratch elsewhere --name other --memory-mb 64"
     )
     assert build("c", "text:text.txt", *flags.split()) == 0
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
@@ -220,6 +221,22 @@ def test_a_full_disk_is_one_line_and_the_build_can_continue(workspace, capsys, m
         expect_error(capsys, build_arguments(), "No space left on device; free some space and run the same")
     assert not pathlib.Path("c/corpus.json").exists()
     assert build() == 0
+    assert files("c") == files("expected")
+
+
+def test_a_full_disk_while_duplicates_are_found(workspace, capsys, monkeypatch):
+    assert build("expected", "text:text.txt", "--name", "c", "--drop-near-duplicates", "--workers", "1") == 0
+    arguments = build_arguments("c", "text:text.txt", "--drop-near-duplicates", "--workers", "1")
+
+    def fail(writer):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run_files._RunWriter, "flush", fail)
+        expect_error(capsys, arguments, "No space left on device; free some space and run the same command again")
+    left = {path.name.split("-")[0] for path in pathlib.Path("c/corpus.incomplete").iterdir()}
+    assert left == {"build.json", "build.lock", "input", "unit"}
+    assert main(arguments) == 0
     assert files("c") == files("expected")
 
 

@@ -67,7 +67,9 @@ def start(kind="none", number=0, workers=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "number"), [("unit", 12), ("plan-train", 2), ("shard-train", 2), ("corpus.json", 1)])
+@pytest.mark.parametrize(
+    ("kind", "number"), [("unit", 12), ("rows", 2), ("plan-train", 2), ("shard-train", 2), ("corpus.json", 1)]
+)
 def test_killed_at_a_named_point(expected, kind, number):
     with start(kind, number) as process:
         _, errors = process.communicate()
@@ -82,7 +84,8 @@ def test_killed_at_a_named_point(expected, kind, number):
 @pytest.mark.parametrize(
     ("kind", "number", "written"),
     [
-        *(("unit", 1, False), ("unit", 2, True), ("input", 1, False), ("plan-train", 2, True), ("plans", 1, False)),
+        *(("unit", 1, False), ("unit", 2, True), ("input", 1, False), ("rows", 1, False), ("rows", 2, True)),
+        *(("rows", 3, True), ("rows", 4, True), ("plan-train", 2, True), ("plans", 1, False)),
         *(("shard-train", 2, False), ("shard-validation", 1, True), ("corpus.json", 1, False)),
     ],
 )
@@ -123,6 +126,21 @@ def test_killed_again_and_again_with_workers(expected):
     if not pathlib.Path("c/corpus.json").exists():
         run("c", SPECS, OPTIONS)
     assert files("c") == expected
+
+
+def test_scratch_files_of_a_killed_decision_are_removed(text, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.build.pipeline.decide", stop)
+        run("c", SPECS[:1], OPTIONS)
+    scratch_dir = pathlib.Path("c/corpus.incomplete")
+    (scratch_dir / "columns-x/near-duplicates-y/step-0").mkdir(parents=True)
+    for name in ("columns-x/near-duplicates-y/step-0/1.run", "rows-00000007.safetensors", "found-0000000003.pickle"):
+        (scratch_dir / name).write_bytes(b"")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.build.pipeline.decide", stop)
+        run("c", SPECS[:1], OPTIONS)
+    left = {path.name.split("-")[0] for path in scratch_dir.iterdir()}
+    assert left == {"build.json", "build.lock", "input", "unit"}
 
 
 def stop(*_):

@@ -17,6 +17,8 @@ from data_prep.parallel import WorkerPool
 
 DEFAULT_MEMORY_BYTES = 256 << 20
 """of each worker, for grouped steps"""
+_FEW_CALLS = 20
+"""of grouped steps, which need no progress bar"""
 _preparer: BlockPreparer | None = None
 
 
@@ -46,7 +48,7 @@ class LocalEngine(Engine):
             self._workers = self._stack.enter_context(WorkerPool(self._count, _initialize, (None,)))
         with (
             tempfile.TemporaryDirectory(prefix=f"{steps.name}-", dir=local) as directory,
-            progress_bar(steps.name, count_calls(steps), "group") as bar,
+            progress_bar(steps.name, count_calls(steps), "group", shown=count_calls(steps) > _FEW_CALLS) as bar,
         ):
             yield from run_in_files(self._workers, steps, pathlib.Path(directory), self.memory_bytes, bar)
 
