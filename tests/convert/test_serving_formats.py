@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import re
+import subprocess
 import sys
 
 import jax
@@ -249,6 +250,36 @@ def test_convert(to, tiny_run, tmp_path):
     assert config["architectures"] == ["BertForPreTraining"] and config["vocab_size"] > 90
     card = (directory / "README.md").read_text()
     assert f'backend="{file.parent.name}"' in card and "parity: passed" in card
+
+
+SIGNAL = """
+import gc, signal, sys, threading, pathlib
+from bert_jax.convert.formats import openvino_files
+openvino, directory = openvino_files.import_without_telemetry(), pathlib.Path(sys.argv[1])
+import openvino.opset13 as operations
+parameter = operations.parameter([2, 2], float)
+openvino.save_model(openvino.Model([operations.relu(parameter)], [parameter]), directory / openvino_files.MODEL)
+models = [openvino_files.compile_model(directory)]
+
+def release():
+    models.clear()
+    gc.collect()
+
+thread = threading.Thread(target=release)
+thread.start()
+thread.join()
+signal.signal(signal.SIGTERM, lambda *_: print("handled"))
+signal.raise_signal(signal.SIGTERM)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_after_openvino_is_handled(tmp_path):
+    """Also if the last model was released in another thread."""
+    needs_openvino()
+    (tmp_path / openvino_files.MODEL).parent.mkdir()
+    run = subprocess.run([sys.executable, "-c", SIGNAL, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "handled\n"), run.stderr
 
 
 def test_outputs_of_another_model_fail(tiny_run, tmp_path, monkeypatch):

@@ -44,11 +44,21 @@ def import_without_telemetry() -> ModuleType:
     return openvino
 
 
+@functools.cache
+def _core() -> "openvino.Core":
+    """The runtime; it exists as long as the process.
+
+    Its CPU plugin gives the thread that loads it another stack for signal handlers. If the plugin is unloaded in
+    another thread, it frees that stack, and the next signal ends the process with SIGSEGV (OpenVINO 2026.4).
+    """
+    return import_without_telemetry().Core()
+
+
 def _write(source_model: SourceModel, directory: Path, graph: str) -> None:
     onnx_files.require_packages("OpenVINO", EXTRA, "openvino", "onnx")
     openvino = import_without_telemetry()
     serialised = onnx_files.build(source_model, graph).SerializeToString()
-    model = openvino.Core().read_model(serialised)
+    model = _core().read_model(serialised)
     if graph != "FloatGraph":
         model.set_rt_info(str(INT8_GROUP), _GROUP_SIZE_PATH)
     (directory / MODEL).parent.mkdir()
@@ -81,15 +91,14 @@ def compile_model(
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
     try:
-        core = openvino.Core()
-        model = core.read_model(str(directory / MODEL))
+        model = _core().read_model(str(directory / MODEL))
         if outputs is not None:
             ports = [port for port in model.outputs if port.names & set(outputs)]
             smaller = openvino.Model(ports, model.get_parameters())
             if model.has_rt_info(_GROUP_SIZE_PATH):  # which a new model lacks
                 smaller.set_rt_info(model.get_rt_info(_GROUP_SIZE_PATH).value, _GROUP_SIZE_PATH)
             model = smaller
-        return core.compile_model(model, "CPU", settings)
+        return _core().compile_model(model, "CPU", settings)
     except RuntimeError as error:
         raise UserError(f"OpenVINO cannot read {directory / MODEL}: {' '.join(str(error).split())[:200]}") from error
 
