@@ -43,6 +43,8 @@ class BuildOptions:
     near_duplicates: NearDuplicateOptions | None = None
     decontamination_words: int = 13
     """documents that share this many consecutive words with an evaluation text are removed"""
+    skip_damaged: bool = False
+    """damaged files are left out, see `Source.skip_damaged`"""
     validation_fraction: Annotated[float, Interval("(0, 1)")] = 0.01
     """expected share of documents in the validation split"""
     max_shard_bytes: int = 64 << 20

@@ -3,13 +3,14 @@
 import collections
 import contextlib
 import functools
+import itertools
 import multiprocessing
 import multiprocessing.connection
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
@@ -63,7 +64,7 @@ class WorkerPool(contextlib.AbstractContextManager):
             yield from map(function, tasks)
             return
         pending = collections.deque()
-        try:
+        with _explained(lambda: name(pending[0][0] if pending else task)):
             for task in tasks:
                 pending.append((task, self._pool.submit(function, task)))
                 if len(pending) >= self._count * _IN_FLIGHT_PER_WORKER:
@@ -72,12 +73,38 @@ class WorkerPool(contextlib.AbstractContextManager):
             while pending:
                 yield pending[0][1].result()
                 pending.popleft()
-        except BrokenProcessPool as error:
-            where = name(pending[0][0] if pending else task)
-            raise UserError(
-                f"a worker process died at or after {where}; was it out of memory? Start the same command again,"
-                " perhaps with fewer --workers"
-            ) from error
+
+    def map_unordered(
+        self, function: Callable[[Task], Result], tasks: Iterable[Task], name: Callable[[Task], str]
+    ) -> Iterator[Result]:
+        """`map`, but each result as soon as it is there: a long task delays no other."""
+        if self._pool is None:
+            yield from self.map(function, tasks, name)
+            return
+        pending: dict[Future[Result], Task] = {}
+        waiting = iter(tasks)
+        with _explained(lambda: name(next(iter(pending.values())))):
+            while True:
+                for task in itertools.islice(waiting, self._count * _IN_FLIGHT_PER_WORKER - len(pending)):
+                    pending[self._pool.submit(function, task)] = task
+                if not pending:
+                    return
+                done = wait(pending, return_when=FIRST_COMPLETED).done
+                for future in [future for future in pending if future in done]:  # in order: the first error counts
+                    yield future.result()
+                    del pending[future]
+
+
+@contextlib.contextmanager
+def _explained(where: Callable[[], str]) -> Iterator[None]:
+    """Turns the death of a process into a UserError that names a task."""
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise UserError(
+            f"a worker process died at or after {where()}; was it out of memory? Start the same command again,"
+            " perhaps with fewer --workers"
+        ) from error
 
 
 def ordered_map(

@@ -22,11 +22,12 @@ from data_prep.build import resume, scratch, writer
 from data_prep.build.decide import PreparedBlock, decide, sum_skipped
 from data_prep.build.duplicate_finder import DuplicateFinder
 from data_prep.build.engines import Engine, IndexedInput
-from data_prep.build.prepare import PrepareJob
+from data_prep.build.prepare import FIRST_PLACES, PrepareJob
 from data_prep.build.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.options import BuildOptions
 from data_prep.sources.base import Source
+from data_prep.sources.text_chunks import file_places
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,10 +60,11 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     """
     writer.check_name(request.name)
     directory = epath.Path(request.directory)
+    sources = tuple(
+        dataclasses.replace(source, skip_damaged=request.options.skip_damaged) for source in request.sources
+    )
     inputs = [
-        (index, number, part)
-        for index, source in enumerate(request.sources)
-        for number, part in enumerate(source.inputs())
+        (index, number, part) for index, source in enumerate(sources) for number, part in enumerate(source.inputs())
     ]
     evaluation_ngrams, decontamination_report = build_evaluation_index(request.evaluation_texts, request.options)
     preparation = {
@@ -71,9 +73,9 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         **request.options.preparation_settings(bool(evaluation_ngrams)),
     }
     # If a file differs from that of an earlier run, its input is prepared again and all decisions are made again.
-    keys = tuple(scratch.fingerprint((source.spec, preparation))[:16] for source in request.sources)
+    keys = tuple(scratch.fingerprint((source.spec, preparation))[:16] for source in sources)
     decisions = {
-        "sources": [source.spec for source in request.sources],
+        "sources": [source.spec for source in sources],
         "name": request.name,
         "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
         "settings": request.options.to_dict(),
@@ -86,7 +88,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         ngrams = scratch.ngrams_name(decontamination_report["sha256"], request.options.decontamination_words)
     job = PrepareJob(
         scratch=os.fspath(scratch_dir),
-        sources=tuple(request.sources),
+        sources=sources,
         keys=keys,
         tokenizer_json=request.tokenizer.to_json(),
         options=request.options,
@@ -114,6 +116,8 @@ def _is_prepared(job: PrepareJob, place: IndexedInput) -> bool:
         return False
     paths = (epath.Path(job.scratch) / name for name in _block_names(job, source, number))
     note = scratch.read_json(_note_path(job, source, number))
+    if note["damaged"] and not job.sources[source].skip_damaged:
+        return False
     return note["input"] == scratch.fingerprint(part) and all(path.exists() for path in paths)
 
 
@@ -136,14 +140,10 @@ def _decide(
     if decided.exists():
         content = scratch.read_json(decided)
         return content["plans"], content["report"]
-    blocks = [
-        PreparedBlock(name, source, scratch.read_metadata(scratch_dir / name))
-        for source, number, _ in inputs
-        for name in _block_names(job, source, number)
-    ]
+    blocks, damaged = _read_metadata(job, inputs)
     for index, source in enumerate(job.sources):
         try:
-            _check_source(source, [block.metadata for block in blocks if block.source == index])
+            _check_source(source, [block.metadata for block in blocks if block.source == index], damaged[index])
         except UserError:
             for path in scratch.files_of_source(scratch_dir, job.keys[index]):  # they contain no document
                 path.unlink()
@@ -158,12 +158,38 @@ def _decide(
         return decide(scratch_dir, blocks, job.options, decontaminates, token_bytes, local, finder)
 
 
-def _check_source(source: Source, metadata: list[dict]) -> None:
+def _read_metadata(job: PrepareJob, inputs: Sequence[IndexedInput]) -> tuple[list[PreparedBlock], list[list[str]]]:
+    """The prepared blocks, with places in files instead of ranges; the damage in each source."""
+    scratch_dir = epath.Path(job.scratch)
+    blocks: list[PreparedBlock] = []
+    damaged: list[list[str]] = [[] for _ in job.sources]
+    lines = text_bytes = 0
+    for source, number, part in inputs:
+        note = scratch.read_json(_note_path(job, source, number))
+        if not part.start:
+            lines = text_bytes = 0
+        for name in _block_names(job, source, number):
+            metadata = scratch.read_metadata(scratch_dir / name)
+            for entry in metadata["skipped"].values() if part.start else ():
+                entry["first"] = [file_places(place, part.start, lines, text_bytes) for place in entry["first"]]
+            blocks.append(PreparedBlock(name, source, metadata))
+        lines, text_bytes = lines + note["lines"], text_bytes + note["text_bytes"]
+        # Each range finds that a file is not text, and two may read the same damaged block.
+        damaged[source] += [message for message in note["damaged"] if message not in damaged[source]]
+    return blocks, damaged
+
+
+def _check_source(source: Source, metadata: list[dict], damaged: list[str]) -> None:
     """Raises UserError if a source gave no document."""
-    skipped = sum_skipped(metadata)
+    skipped = sum_skipped([*metadata, {"skipped": _skipped_files(damaged)}])
     first = next((entry["first"][0] for entry in skipped.values()), None)
     counts = {reason: entry["count"] for reason, entry in skipped.items()}
     source.check_not_empty(sum(block["parts"] for block in metadata), counts, first)
+
+
+def _skipped_files(damaged: list[str]) -> dict[str, dict]:
+    """Damage in the form of skipped records."""
+    return {"damaged_file": {"count": len(damaged), "first": damaged[:FIRST_PLACES]}} if damaged else {}
 
 
 def _report(job: PrepareJob, inputs: Sequence[IndexedInput], report: dict, decontamination_report: dict | None) -> dict:
@@ -173,7 +199,11 @@ def _report(job: PrepareJob, inputs: Sequence[IndexedInput], report: dict, decon
         notes = [scratch.read_json(_note_path(job, index, number)) for of, number, _ in inputs if of == index]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
         sources.append({"spec": source.spec, **read, "files": [file for note in notes for file in note["files"]]})
+        if damaged := list(dict.fromkeys(message for note in notes for message in note["damaged"])):
+            sources[-1]["damaged"] = damaged
     content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}
+    every = [message for source in sources for message in source.get("damaged", ())]
+    content["skipped"] = sum_skipped([{"skipped": content["skipped"]}, {"skipped": _skipped_files(every)}])
     if decontamination_report:
         content["leak_check"] = decontamination_report
     return {**content, "settings": job.options.to_dict(), "sources": sources}

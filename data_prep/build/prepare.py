@@ -20,7 +20,7 @@ from data_prep.clean import CleaningCounts, clean
 from data_prep.duplicates import minhash, text_keys, word_hashes
 from data_prep.duplicates.ngram_index import count_hits
 from data_prep.options import BuildOptions
-from data_prep.sources.base import Block, Document, Input, Skipped, Source
+from data_prep.sources.base import Block, Document, Input, InputRecord, Skipped, Source
 
 PART_CHARACTERS = 1 << 21
 """Longer documents are prepared in parts."""
@@ -54,27 +54,35 @@ class Task:
     """an earlier run has prepared the block"""
 
 
-def block_tasks(
-    job: PrepareJob, source: int, part: int, source_input: Input, reader: int = 0, readers: int = 1
-) -> Iterator[Task]:
-    """Tasks for the blocks of an input. Of n readers, each gets every n-th block, and the first one records the end.
+def prepare_input(preparer: "BlockPreparer", source: int, part: int, source_input: Input) -> Iterator[int]:
+    """Reads an input and prepares its blocks; yields the size of each block when it is prepared.
+
+    Raises:
+      UserError: the input cannot be read.
+    """
+    for task in block_tasks(preparer.job, source, part, source_input):
+        if not task.done:
+            preparer(task)
+        yield task.block.size
+
+
+def block_tasks(job: PrepareJob, source: int, part: int, source_input: Input) -> Iterator[Task]:
+    """Tasks for the blocks of an input; after the last one, records the end of the input.
 
     Raises:
       UserError: the input cannot be read.
     """
     directory, key = epath.Path(job.scratch), job.keys[source]
-    files: list[dict] = []
+    record = InputRecord()
     blocks = 0
-    for block in job.sources[source].blocks(source_input, files):
-        if blocks % readers == reader:
-            task = Task(source, scratch.block_file_name(key, part, blocks), block)
-            path = directory / task.target
-            done = path.exists() and scratch.read_metadata(path)["checksum"] == block_checksum(block)
-            yield dataclasses.replace(task, done=done)
+    for block in job.sources[source].blocks(source_input, record):
+        task = Task(source, scratch.block_file_name(key, part, blocks), block)
+        path = directory / task.target
+        done = path.exists() and scratch.read_metadata(path)["checksum"] == block_checksum(block)
+        yield dataclasses.replace(task, done=done)
         blocks += 1
-    if reader == 0:
-        note = {"blocks": blocks, "files": files, "input": scratch.fingerprint(source_input)}
-        scratch.write_json(directory / scratch.input_marker_name(key, part), note)
+    note = {"blocks": blocks, "input": scratch.fingerprint(source_input), **dataclasses.asdict(record)}
+    scratch.write_json(directory / scratch.input_marker_name(key, part), note)
 
 
 class _Checksum:
@@ -98,15 +106,15 @@ class BlockPreparer:
     """Prepares blocks; each worker has one."""
 
     def __init__(self, job: PrepareJob):
-        self._job = job
+        self.job = job
         self._tokenizer = Tokenizer.from_json(job.tokenizer_json, "the tokenizer")
 
     def __call__(self, task: Task) -> None:
         """Writes the prepared block of a task."""
-        name = self._job.evaluation_ngrams
-        evaluation_ngrams = scratch.open_array(epath.Path(self._job.scratch) / name) if name else None
-        builder = _BlockBuilder(self._job.options, evaluation_ngrams, self._tokenizer)
-        for item in self._job.sources[task.source].documents(task.block):
+        name = self.job.evaluation_ngrams
+        evaluation_ngrams = scratch.open_array(epath.Path(self.job.scratch) / name) if name else None
+        builder = _BlockBuilder(self.job.options, evaluation_ngrams, self._tokenizer)
+        for item in self.job.sources[task.source].documents(task.block):
             if isinstance(item, Skipped):
                 builder.skip(item)
                 continue
@@ -118,7 +126,7 @@ class BlockPreparer:
                 raise
         arrays, metadata = builder.finish()
         metadata["checksum"] = block_checksum(task.block)
-        scratch.write_arrays(epath.Path(self._job.scratch) / task.target, arrays, metadata)
+        scratch.write_arrays(epath.Path(self.job.scratch) / task.target, arrays, metadata)
 
 
 def _parts(document: Document) -> Iterator[Document]:

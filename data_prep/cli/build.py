@@ -104,6 +104,8 @@ class Build:
     """Name of the corpus. Default: from --out."""
     language: str = BuildOptions.language
     """ISO 639 code, for sentence splitting."""
+    skip_damaged: Switch = False
+    """Leave out files that cannot be read, are damaged or binary, and list them. Default: they are an error."""
     validation_fraction: Fraction = BuildOptions.validation_fraction
     """Share of documents held out."""
     max_shard_mb: Count = 64
@@ -180,6 +182,7 @@ class Build:
             drop_duplicate_paragraphs=filters.drop_duplicate_paragraphs,
             near_duplicates=filters.near_duplicates,
             decontamination_words=words or BuildOptions.decontamination_words,
+            skip_damaged=self.skip_damaged,
             validation_fraction=self.validation_fraction,
             max_shard_bytes=self.max_shard_mb << 20,
         )

@@ -9,7 +9,7 @@ from bert_jax.errors import UserError
 from data_prep.clean import clean
 from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.options import BuildOptions
-from data_prep.sources.base import Document, Skipped, Source
+from data_prep.sources.base import Document, InputRecord, Skipped, Source
 
 
 def build_evaluation_index(sources: Sequence[Source], options: BuildOptions) -> tuple[NgramIndex | None, dict | None]:
@@ -58,7 +58,9 @@ def build_evaluation_index(sources: Sequence[Source], options: BuildOptions) -> 
 def _texts(source: Source, skipped: collections.Counter[str]) -> Iterator[str]:
     documents, source_skipped, first = 0, collections.Counter(), None
     for part in source.inputs():
-        for block in source.blocks(part, []):
+        if part.hash_only:
+            continue
+        for block in source.blocks(part, InputRecord()):
             for item in source.documents(block):
                 if isinstance(item, Document):
                     documents += 1

@@ -9,9 +9,20 @@ import importlib
 import re
 
 from bert_jax.errors import UserError
-from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, Skipped, Source
+from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, InputRecord, Skipped, Source
 
-__all__ = ["BLOCK_BYTES", "KINDS", "KINDS_HELP", "Block", "Document", "Input", "Skipped", "Source", "parse"]
+__all__ = [
+    "BLOCK_BYTES",
+    "KINDS",
+    "KINDS_HELP",
+    "Block",
+    "Document",
+    "Input",
+    "InputRecord",
+    "Skipped",
+    "Source",
+    "parse",
+]
 
 _KINDS = {
     "text": ("text_files.TextSource", "text:GLOB (a blank line between documents)"),

@@ -1,7 +1,7 @@
 """The interface of sources of text: inputs are read sequentially and split into blocks; blocks give documents.
 
-Reading and splitting (`Source.blocks`) is cheap and sequential, so that one process can feed many workers; decoding and
-parsing (`Source.documents`) depends on one block alone and runs in any process.
+An input, a few small files or a range of a large one, can be read by any process, without the others; the inputs depend
+on the files alone. Its blocks (`Source.blocks`) bound the memory of that process.
 """
 
 import abc
@@ -14,9 +14,16 @@ from typing import Any
 from bert_jax.errors import UserError, install_command
 
 BLOCK_BYTES = 4 << 20
-"""Approximate size of the text of a block: large enough that sending it to a process costs little."""
+"""Approximate size of the text of a block."""
+RANGE_BYTES = 32 << 20
+"""Bytes on disk of a range of a file: small enough that many workers share a file, large enough that finding the first
+document of a range costs little (a block of bzip2, 0.9 MB of text)."""
 MAX_RECORD_BYTES = 1 << 30
 """Longer JSON lines, articles and table cells are skipped, because records are read into memory as a whole."""
+
+
+class DamagedFileError(UserError):
+    """A file cannot be read, is truncated, damaged, or not text; `--skip-damaged` leaves it out."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +31,8 @@ class Document:
     """A document of a source before cleaning, or a part of a document that is longer than a block."""
 
     origin: str
-    """start of the document, for messages: "path:line", "path#page title", or a module"""
+    """start of the document, for messages: "path:line", "path#page title", or a module; in a later range of a file,
+    "path@byte:line" (see `text_chunks.TextChunk`)"""
     text: str
     """paragraphs separated by blank lines, or one sentence per line; the concatenated parts of a document are its text,
     and a part may be empty"""
@@ -51,15 +59,38 @@ class Skipped:
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """The unit of sequential reading: a large file, several small files, or a range of rows."""
+    """The unit of sequential reading: a file, several small files, or a range of a large one."""
 
     paths: tuple[str, ...]
     size: int
     """bytes on disk, or another measure of the work in bytes; for progress"""
     start: int = 0
-    """first row or row group of a range"""
+    """first row, row group or byte on disk of a range"""
     stop: int = 0
-    """the row or row group after the last"""
+    """the row, row group or byte after the last; 0: the whole files"""
+    hash_only: bool = False
+    """the file is hashed; other inputs have its text. SHA-256 cannot be computed by ranges, at 0.5 GB/s or more it is
+    short beside the preparation of the text, and as an input of its own it delays no range."""
+
+    @property
+    def origin(self) -> str:
+        """For messages."""
+        path = self.paths[0] if self.paths else "the source"
+        return f"{path}, from {self.start} on" if self.start else path
+
+
+@dataclasses.dataclass
+class InputRecord:
+    """What `Source.blocks` finds in an input besides its blocks."""
+
+    files: list[dict] = dataclasses.field(default_factory=list)
+    """an entry for each file: {"path", "sha256" of the file on disk, "bytes"}, or for a package {"name", "version"}"""
+    damaged: list[str] = dataclasses.field(default_factory=list)
+    """with `skip_damaged`, why text was left out"""
+    lines: int = 0
+    """line ends in the text of a range of a file"""
+    text_bytes: int = 0
+    """of a range of a file"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +113,11 @@ class Source(abc.ABC):
     """approximate size of the text of a block"""
     max_record_bytes: int = dataclasses.field(default=MAX_RECORD_BYTES, kw_only=True)
     """longer records are skipped"""
+    range_bytes: int = dataclasses.field(default=RANGE_BYTES, kw_only=True)
+    """bytes on disk of a range of a file that can be split; half of it in a compressed file"""
+    skip_damaged: bool = dataclasses.field(default=False, kw_only=True)
+    """of a file that cannot be read, or is damaged or binary, the text before the damage is used: in its range if it is
+    read by ranges, else in the file"""
 
     @classmethod
     def from_spec(cls, spec: str, argument: str, workers: int) -> "Source":
@@ -119,16 +155,15 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
-    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
-        """Splits an input into blocks, at least one.
+    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+        """Splits an input into blocks, at least one unless it is `hash_only`.
 
         Args:
           part: one of `inputs`.
-          file_entries: a list to which an entry is appended after each file is read, {"path", "sha256" of the file on
-            disk, "bytes"}, or for a package {"name", "version"}.
+          record: gets what is found; complete after the last block.
 
         Raises:
-          UserError: a file cannot be read, is damaged or truncated, or is not text.
+          DamagedFileError: a file cannot be read, is damaged or truncated, or is not text.
         """
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Finds files by a glob, groups them, and reads them: decompresses, hashes, and checks that they are text."""
+"""Finds files by a glob, divides them into inputs, and reads them: decompresses, hashes, checks that they are text."""
 
 import bz2
 import contextlib
@@ -14,13 +14,16 @@ from typing import Any, BinaryIO
 from etils import epath
 
 from bert_jax.errors import UserError
-from data_prep.sources.base import Input, import_optional
+from data_prep.sources.base import DamagedFileError, Input, import_optional
 
 _WILDCARD = re.compile(r"[*?\[]")
 _RAW_BYTES = 1 << 20
 """Bytes of compressed data that are read at a time."""
 _HEAD_BYTES = 8192
 """Bytes that are searched for a NUL byte, to detect binary files."""
+
+OnDamage = Callable[[DamagedFileError], None]
+"""What to do about damage: raises it, or records it, and the text ends there."""
 
 
 def find_files(spec: str, pattern: str) -> list[tuple[str, int]]:
@@ -47,39 +50,102 @@ def find_files(spec: str, pattern: str) -> list[tuple[str, int]]:
     return [(os.fspath(path), path.stat().length) for path in files]
 
 
-def group_files(sizes: Sequence[tuple[str, int]], max_bytes: int) -> list[Input]:
-    """Groups consecutive files into inputs of at most `max_bytes`; a larger file is an input of its own."""
+def divide_files(files: Sequence[tuple[str, int]], group_bytes: int, range_bytes: int | None) -> list[Input]:
+    """Divides files into inputs: groups of small files, files, ranges of large ones.
+
+    The borders of ranges depend on the size of the file alone, so text that is added to a file changes only its last
+    range.
+
+    Args:
+      files: paths and sizes.
+      group_bytes: consecutive files are one input up to this size together.
+      range_bytes: size of a range, half of it in compressed files; None: files cannot be split.
+    """
     inputs: list[Input] = []
-    for path, size in sizes:
-        if inputs and inputs[-1].size + size <= max_bytes:
+    for path, size in files:
+        kind = compression(path)
+        ranges = 1
+        if range_bytes and kind != ".gz":
+            length = range_bytes // 2 if kind else range_bytes
+            ranges = size // length
+        if ranges > 1:
+            inputs.append(Input((path,), 0, hash_only=True))
+            for start in range(0, ranges * length, length):
+                stop = start + length if start + length < ranges * length else size
+                inputs.append(Input((path,), stop - start, start, stop))
+        elif inputs and not inputs[-1].stop and inputs[-1].size + size <= group_bytes:
             inputs[-1] = Input((*inputs[-1].paths, path), inputs[-1].size + size)
         else:
             inputs.append(Input((path,), size))
     return inputs
 
 
-class DecompressingReader:
+class TextReader:
+    """Reads the text of a file, or of a range of one, sequentially."""
+
+    def __init__(self, path: str, on_damage: OnDamage, start: int = 0):
+        self.path = path
+        self.start = start
+        """byte of the file on disk at which the range begins"""
+        self.raw_bytes = 0
+        """bytes of the file that have been read"""
+        self._on_damage = on_damage
+        self._next: Callable[[int], bytes] = lambda size: b""
+        """a piece of the text, of about that size or another; empty at its end"""
+        self._rest = b""
+
+    def read(self, size: int) -> bytes:
+        """The next `size` bytes; fewer only at the end of the text.
+
+        Raises:
+          DamagedFileError: the file cannot be read, or its compressed data is damaged or truncated, and `on_damage`
+            raises it; if it does not, the text ends there.
+        """
+        parts = [self._rest[:size]] if self._rest else []
+        missing = size - len(self._rest)
+        self._rest = self._rest[size:]
+        while missing > 0:
+            try:
+                part = self._next(missing)
+            except DamagedFileError as error:
+                self._on_damage(error)
+                self._next = lambda size: b""
+                break
+            if not part:
+                break
+            parts.append(part[:missing])
+            self._rest = part[missing:]
+            missing -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _raise(error: DamagedFileError) -> None:
+    raise error
+
+
+class DecompressingReader(TextReader):
     """Reads a file sequentially, decompresses it, and hashes the file on disk.
 
     .gz, .bz2 and .zst files are decompressed, with any number of members, streams or frames per file.
     """
 
-    def __init__(self, path: str):
+    def __init__(self, path: str, on_damage: OnDamage = _raise):
         """Opens a file.
 
         Raises:
-          UserError: it cannot be opened, is damaged at its start, or is not text.
+          DamagedFileError: it cannot be opened, is damaged at its start, or is not text.
         """
-        self.path = path
-        self.raw_bytes = 0
-        """bytes of the file that have been read"""
+        super().__init__(path, on_damage)
         self._digest = hashlib.sha256()
         with readable(path):
             self._file: BinaryIO = epath.Path(path).open("rb")
         try:
-            kind = pathlib.PurePath(path).suffix.lower()
-            self._chunks = _decompress(path, kind, self._raw) if kind in _DECOMPRESSORS else None
-            self._rest = b""
+            kind = compression(path)
+            if kind:
+                pieces = decompress(path, kind, self._raw)
+                self._next = lambda size: next(pieces, b"")
+            else:
+                self._next = self._raw
             head = self.read(_HEAD_BYTES)
             self._rest = head + self._rest
             _check_is_text(path, head)
@@ -93,26 +159,10 @@ class DecompressingReader:
     def __exit__(self, *_):
         self._file.close()
 
-    def read(self, size: int) -> bytes:
-        """The next `size` bytes; fewer only at the end of the file.
-
-        Raises:
-          UserError: the file cannot be read, or its compressed data is damaged or truncated.
-        """
-        parts = [self._rest[:size]] if self._rest else []
-        missing = size - len(self._rest)
-        self._rest = self._rest[size:]
-        while missing > 0:
-            part = self._raw(missing) if self._chunks is None else next(self._chunks, b"")
-            if not part:
-                break
-            parts.append(part[:missing])
-            self._rest = part[missing:]
-            missing -= len(part)
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
     def file_entry(self) -> dict:
-        """{"path", "sha256", "bytes"} of the file on disk; call it after reading to the end."""
+        """{"path", "sha256", "bytes"} of the file on disk; reads what damage has left unread."""
+        while self._raw(_RAW_BYTES):
+            pass
         return {"path": self.path, "sha256": self._digest.hexdigest(), "bytes": self.raw_bytes}
 
     def _raw(self, size: int) -> bytes:
@@ -124,25 +174,29 @@ class DecompressingReader:
 
 
 def file_entry(path: epath.PathLike) -> dict:
-    """{"sha256", "bytes"} of a file."""
-    with epath.Path(path).open("rb") as file:
+    """{"sha256", "bytes"} of a file.
+
+    Raises:
+      DamagedFileError: it cannot be read.
+    """
+    with readable(os.fspath(path)), epath.Path(path).open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
 
 
 @contextlib.contextmanager
 def readable(path: str) -> Iterator[None]:
-    """Turns an OSError while reading a file into a UserError."""
+    """Turns an OSError while reading a file into a DamagedFileError."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise UserError(f"{path}: cannot be read ({reason}); leave it out of the source") from error
+        raise DamagedFileError(f"{path}: cannot be read ({reason}); leave it out of the source") from error
 
 
 def _check_is_text(path: str, head: bytes) -> None:
     # UTF-16, UTF-32, archives and unknown compressions have NUL bytes; PDF has them later.
     if b"\0" in head or head.startswith(b"%PDF-"):
-        raise UserError(
+        raise DamagedFileError(
             f"{path}: is not UTF-8 text; convert it (compressed files end in {', '.join(_DECOMPRESSORS)}; other"
             " encodings need e.g. `iconv -f UTF-16 -t UTF-8`), or leave it out of the source"
         )
@@ -174,8 +228,8 @@ class _Gzip:
 
 
 def _zstd() -> tuple[Callable[[], Any], type[Exception]]:
-    zstd = import_optional("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
-    return zstd.ZstdDecompressor, zstd.ZstdError
+    module = import_optional("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
+    return module.ZstdDecompressor, module.ZstdError
 
 
 # Constructor of the decompressor, and the exception that it raises.
@@ -186,31 +240,62 @@ _DECOMPRESSORS: dict[str, Callable[[], tuple[Callable[[], Any], type[Exception]]
 }
 
 
-def _decompress(path: str, kind: str, read: Callable[[int], bytes]) -> Iterator[bytes]:
+def compression(path: str) -> str | None:
+    """ ".gz", ".bz2", ".zst", or None."""
+    kind = pathlib.PurePath(path).suffix.lower()
+    return kind if kind in _DECOMPRESSORS else None
+
+
+def truncated(path: str, kind: str) -> DamagedFileError:
+    """The error for compressed data without an end."""
+    return DamagedFileError(f"{path}: truncated, its {kind} data has no end; download it again")
+
+
+def damaged(path: str, kind: str, reason: object) -> DamagedFileError:
+    """The error for compressed data that cannot be decompressed."""
+    return DamagedFileError(
+        f"{path}: damaged {kind} data ({reason}); download it again, or rename it if it is not {kind}"
+    )
+
+
+def decompress(
+    path: str, kind: str, read: Callable[[int], bytes], on_member: Callable[[int], None] = lambda offset: None
+) -> Iterator[bytes]:
     """Decompressed data in pieces of at most 1 MiB, for any compression ratio.
 
     The file objects of bz2 and zstd are not used: they ignore damaged data after the first stream.
+
+    Args:
+      path: for messages.
+      kind: of compression.
+      read: gives the next bytes on disk.
+      on_member: called with the offset of each member, stream or frame, from where `read` began, before its data.
+
+    Raises:
+      DamagedFileError: the data is damaged or truncated.
     """
     new, damage = _DECOMPRESSORS[kind]()
     data = read(_RAW_BYTES)
+    total = len(data)
     while True:
         decompressor = new()
+        on_member(total - len(data))
         while not decompressor.eof:
             try:
                 result = decompressor.decompress(data, _RAW_BYTES)
             except damage as error:
-                raise UserError(
-                    f"{path}: damaged {kind} data ({error}); download it again, or rename it if it is not {kind}"
-                ) from error
+                raise damaged(path, kind, error) from error
             if result:
                 yield result
             if decompressor.eof:
                 break
             data = read(_RAW_BYTES) if decompressor.needs_input else b""
+            total += len(data)
             if decompressor.needs_input and not data and not result:
-                raise UserError(f"{path}: truncated, its {kind} data has no end; download it again")
+                raise truncated(path, kind)
         data = decompressor.unused_data.lstrip(b"\0")  # some tools pad with zeros
         while not data and (more := read(_RAW_BYTES)):
+            total += len(more)
             data = more.lstrip(b"\0")
         if not data:
             return

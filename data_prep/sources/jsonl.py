@@ -34,7 +34,7 @@ class JsonLinesSource(RecordSource):
         self, chunk: TextChunk, data: memoryview, begin: int, end: int, number: int
     ) -> Iterator[Document | Skipped]:
         orjson = import_optional("orjson", "reading JSON lines")
-        origin = f"{chunk.path}:{number}"
+        origin = chunk.origin_at(number)
         try:
             yield _document(orjson.loads(data[begin:end]), self.field.split("."), origin)
         except orjson.JSONDecodeError as error:

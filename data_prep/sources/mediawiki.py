@@ -9,12 +9,14 @@ import re
 from collections.abc import Iterator
 from xml.etree import ElementTree
 
-from data_prep.sources import files, mediawiki_markup
+from data_prep.sources import file_ranges, files, mediawiki_markup
 from data_prep.sources.base import Document, Skipped
 from data_prep.sources.text_chunks import TextChunk
 from data_prep.sources.text_files import RecordSource
 
 _BEGIN = b"<page>"
+_HEAD_BYTES = 1 << 14
+_MAX_HEAD_BYTES = 1 << 20
 # Namespaces of files and categories.
 _HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)</namespace>')
 
@@ -24,15 +26,14 @@ class MediaWikiSource(RecordSource):
 
     end_marker = b"</page>"
 
-    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
-        hidden: tuple[str, ...] | None = None
+    def _chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
+        hidden = _hidden_namespaces(file.path) if file.start else None
         for chunk in super()._chunks(file):
             if isinstance(chunk, Skipped):
                 yield chunk
                 continue
             if hidden is None:
-                head = chunk.data[: chunk.data.find(_BEGIN)]
-                hidden = tuple(name.decode(errors="replace") for name in _HIDDEN_NAMESPACE.findall(head))
+                hidden = _names(chunk.data[: chunk.data.find(_BEGIN)])
             yield dataclasses.replace(chunk, file_properties=hidden)
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
@@ -40,7 +41,7 @@ class MediaWikiSource(RecordSource):
         while (begin := data.find(_BEGIN, end)) >= 0:
             line += data.count(b"\n", counted, begin)
             counted = begin
-            origin = f"{chunk.path}:{line}"
+            origin = chunk.origin_at(line)
             end = data.find(self.end_marker, begin)
             if end < 0:
                 yield Skipped("malformed_xml", origin, "<page> without </page>; is the dump complete?")
@@ -52,6 +53,19 @@ class MediaWikiSource(RecordSource):
                 yield Skipped("malformed_xml", origin, f"in the page that begins here: {error}")
                 continue
             yield from _article(page, chunk, origin)
+
+
+def _hidden_namespaces(path: str) -> tuple[str, ...]:
+    """Of a dump; its head, some 10 kB, is before the first page."""
+    with files.DecompressingReader(path, file_ranges.ignore) as file:
+        head = b""
+        while _BEGIN not in head and len(head) < _MAX_HEAD_BYTES and (more := file.read(_HEAD_BYTES)):
+            head += more
+    return _names(head[: head.find(_BEGIN)])
+
+
+def _names(head: bytes) -> tuple[str, ...]:
+    return tuple(name.decode(errors="replace") for name in _HIDDEN_NAMESPACE.findall(head))
 
 
 def _article(page: ElementTree.Element, chunk: TextChunk, origin: str) -> Iterator[Document | Skipped]:

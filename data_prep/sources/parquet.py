@@ -13,7 +13,16 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from data_prep.sources import files
-from data_prep.sources.base import Block, Document, Input, Skipped, Source, import_optional
+from data_prep.sources.base import (
+    Block,
+    DamagedFileError,
+    Document,
+    Input,
+    InputRecord,
+    Skipped,
+    Source,
+    import_optional,
+)
 from data_prep.sources.field_validation import document_or_skipped, missing_field_message
 
 _BLOCKS_PER_INPUT = 16
@@ -37,21 +46,39 @@ class ParquetSource(Source):
         """Ranges of row groups with about 16 blocks of the column each."""
         inputs = []
         for path, _ in files.find_files(self.spec, self.pattern):
-            with _open_parquet(path) as parquet:
-                self._names(path, parquet.schema_arrow)
-                sizes = [self._sizes(parquet.metadata.row_group(group))[0] for group in range(parquet.num_row_groups)]
-            start = 0
+            try:
+                sizes = self._row_group_sizes(path)
+            except DamagedFileError:
+                if not self.skip_damaged:
+                    raise
+                sizes = []  # `blocks` records why
+            ranges, start = [], 0
             for stop in range(1, len(sizes) + 1):
                 if stop == len(sizes) or sum(sizes[start:stop]) >= _BLOCKS_PER_INPUT * self.block_bytes:
-                    inputs.append(Input((path,), sum(sizes[start:stop]), start, stop))
+                    ranges.append(Input((path,), sum(sizes[start:stop]), start, stop))
                     start = stop
-            if not sizes:
-                inputs.append(Input((path,), 0))
+            inputs += [Input((path,), 0, hash_only=True), *ranges] if len(ranges) > 1 else ranges or [Input((path,), 0)]
         return inputs
 
-    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
-        """Reads the column; the file is hashed after its last row."""
+    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+        """Reads the column; a file with one range is hashed after its last row."""
         (path,) = part.paths
+        reported = 0
+        try:
+            if part.hash_only:
+                record.files.append({"path": path, **files.file_entry(path)})
+                return
+            for block in self._read(path, part, record):
+                yield block
+                reported += block.size
+        except DamagedFileError as error:
+            if not self.skip_damaged:
+                raise
+            record.damaged.append(str(error))
+            if not part.hash_only:
+                yield Block(path, (path, 0, b""), part.size - reported)
+
+    def _read(self, path: str, part: Input, record: InputRecord) -> Iterator[Block]:
         with _open_parquet(path) as parquet:
             groups = [parquet.metadata.row_group(group) for group in range(part.start, part.stop)]
             names = self._names(path, parquet.schema_arrow)
@@ -65,18 +92,24 @@ class ParquetSource(Source):
                     payload = path, begin, _serialized(column[start:stop])
                     yield Block(f"{path}:row {begin}", payload, done[1] - done[0])
                     begin += stop - start
-            complete = part.stop == parquet.num_row_groups
+            is_whole = part.start == 0 and part.stop == parquet.num_row_groups
         if not rows:
             yield Block(path, (path, 0, None), part.size)
-        if complete:
-            with files.readable(path):
-                file_entries.append({"path": path, **files.file_entry(path)})
+        if is_whole:
+            record.files.append({"path": path, **files.file_entry(path)})
+
+    def _row_group_sizes(self, path: str) -> list[int]:
+        """Bytes of the column in each row group; checks that it exists."""
+        with _open_parquet(path) as parquet:
+            self._names(path, parquet.schema_arrow)
+            return [self._sizes(parquet.metadata.row_group(group))[0] for group in range(parquet.num_row_groups)]
 
     def documents(self, block: Block) -> Iterator[Document | Skipped]:
         """A document for each row."""
         path, begin, data = block.payload
         if data is None:
             yield Skipped("empty_file", path, "has no rows")
+        if not data:
             return
         for row, value in enumerate(_values(data), begin):
             yield document_or_skipped(value, self.field, f"{path}:row {row}", self.max_record_bytes)
@@ -142,7 +175,9 @@ def _open_parquet(path: str) -> Iterator[Any]:
             yield parquet_file
     except (OSError, pyarrow.ArrowException) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{path}: cannot be read as Parquet ({reason}); is it complete? download it again") from error
+        raise DamagedFileError(
+            f"{path}: cannot be read as Parquet ({reason}); is it complete? download it again"
+        ) from error
 
 
 def _serialized(column: Any) -> bytes:

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 
 from data_prep.parallel import ordered_map
-from data_prep.sources.base import Block, Document, Input, Source
+from data_prep.sources.base import Block, Document, Input, InputRecord, Source
 
 MAX_BYTES = 24_000_000
 """Maximum size of the corpus in UTF-8 bytes; with many installed packages it would be much larger."""
@@ -52,7 +52,7 @@ class PythonDocsSource(Source):
         """All of it at once."""
         return [Input((), MAX_BYTES)]
 
-    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         """Names and texts of documents."""
         gathered: list[tuple[str, str]] = []
         size = reported = 0
@@ -63,7 +63,7 @@ class PythonDocsSource(Source):
                 gathered, size, reported = [], 0, reported + size
             gathered.append((name, text))
             size += length
-        file_entries.extend(versions())
+        record.files.extend(versions())
         yield Block("python-docs", tuple(gathered), part.size - reported)
 
     def documents(self, block: Block) -> Iterator[Document]:

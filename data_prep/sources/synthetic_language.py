@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from data_prep.sources.base import Block, Document, Input, Source
+from data_prep.sources.base import Block, Document, Input, InputRecord, Source
 
 VERSION = "1"
 """Of the text. A new version gives another corpus and requires new reference curves."""
@@ -33,6 +33,7 @@ _VERB_ENDINGS = ("it", "irun")
 _PREPOSITIONS = ("po", "sur", "dek", "anta", "mi")
 _CONNECTIVES = ("ke", "dum", "alor", "tan")
 _MIN_WORDS = 4
+_BLOCKS_PER_INPUT = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,15 +43,18 @@ class SyntheticSource(Source):
     block_documents: int = 200
 
     def inputs(self) -> list[Input]:
-        """All of it at once."""
-        return [Input((), NUM_DOCUMENTS * _DOCUMENT_BYTES, 0, NUM_DOCUMENTS)]
+        """Ranges of documents."""
+        length = _BLOCKS_PER_INPUT * self.block_documents
+        bounds = [*range(0, NUM_DOCUMENTS, length), NUM_DOCUMENTS]
+        return [Input((), (stop - start) * _DOCUMENT_BYTES, start, stop) for start, stop in itertools.pairwise(bounds)]
 
-    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         """Ranges of documents."""
         for start in range(part.start, part.stop, self.block_documents):
             stop = min(start + self.block_documents, part.stop)
             yield Block(_origin(start), range(start, stop), (stop - start) * _DOCUMENT_BYTES)
-        file_entries.append({"name": "reference", "version": VERSION})
+        if part.stop == NUM_DOCUMENTS:
+            record.files.append({"name": "reference", "version": VERSION})
 
     def documents(self, block: Block) -> Iterator[Document]:
         """Generates the documents, one sentence per line."""

@@ -13,7 +13,7 @@ from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
-from data_prep.sources.base import Block, Document, Input, Skipped, Source
+from data_prep.sources.base import Block, Document, Input, InputRecord, Skipped, Source
 from data_prep.sources.field_validation import document_or_skipped, missing_field_message
 
 # A slice of a split may contain a colon: train[:10%].
@@ -61,7 +61,7 @@ class TfdsSource(Source):
             raise UserError(f"source {self.spec}: the split {self.split!r} has no examples")
         return inputs
 
-    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         """Ranges of examples; the workers read them."""
         (directory,) = part.paths
         info = _builder(directory).info
@@ -73,7 +73,7 @@ class TfdsSource(Source):
             yield Block(f"{directory}:{self.split} {start}", (directory, start, stop), after - before)
         split = info.splits[self.split]
         if part.stop == split.num_examples:
-            file_entries.append(
+            record.files.append(
                 {"name": f"{info.full_name}:{self.split}", "path": directory, "examples": split.num_examples}
             )
 

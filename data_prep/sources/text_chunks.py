@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 
 from data_prep.sources.base import MAX_RECORD_BYTES, Skipped
-from data_prep.sources.files import DecompressingReader
+from data_prep.sources.files import TextReader
 
 # Possessive, so that no run of white space is matched twice.
 _BLANK_LINE = re.compile(rb"[ \t\r\f\v]*+\n")
@@ -24,7 +24,7 @@ class TextChunk:
 
     path: str
     offset: int
-    """of the first byte, in the decompressed file"""
+    """of the first byte, in the decompressed text of the file or of its range"""
     line: int
     """line of the first byte, from 1"""
     data: bytes
@@ -37,11 +37,39 @@ class TextChunk:
     """only white space precedes the first byte on its line"""
     file_properties: tuple[str, ...] = ()
     """what the source needs from the start of the file; for dumps of MediaWiki, namespaces whose links show no text"""
+    range_start: int = 0
+    """byte on disk at which the range of the file begins"""
 
     @property
     def origin(self) -> str:
         """Start of the chunk, for messages."""
-        return f"{self.path}:{self.line}"
+        return self.origin_at(self.line)
+
+    def origin_at(self, line: int) -> str:
+        """A line for messages: "path:line", or "path@byte:line" in a later range, which begins at that byte on disk.
+
+        There, lines are counted from the first document of the range, because those before it are in other ranges;
+        `file_places` converts such places.
+        """
+        return f"{self.path}@{self.range_start}:{line}" if self.range_start else f"{self.path}:{line}"
+
+    def byte_at(self, place: int) -> str:
+        """A byte of the chunk for messages: "byte", or "@range+byte" in a later range."""
+        byte = self.offset + place
+        return f"@{self.range_start}+{byte}" if self.range_start else f"{byte}"
+
+
+def file_places(message: str, range_start: int, lines: int, text_bytes: int) -> str:
+    """A message with places of a range as places of the file.
+
+    Args:
+      message: with places of `TextChunk`.
+      range_start: byte on disk at which the range begins.
+      lines: line ends in the text before the range.
+      text_bytes: bytes of text before it.
+    """
+    message = re.sub(rf"@{range_start}:(\d+)", lambda match: f":{int(match[1]) + lines}", message)
+    return re.sub(rf"@{range_start}\+(\d+)", lambda match: f"{int(match[1]) + text_bytes}", message)
 
 
 class BoundaryRule:
@@ -89,13 +117,13 @@ class BlankLineRule(BoundaryRule):
 class _Window:
     """The next bytes of a file; bytes are appended at its end and removed from its start."""
 
-    def __init__(self, file: DecompressingReader, size: int):
+    def __init__(self, file: TextReader, size: int):
         self._file = file
         self.data = file.read(size)
         self.complete = len(self.data) < size
         """nothing follows in the file"""
         self.offset, self.line, self.line_start = 0, 1, True
-        if self.data.startswith(codecs.BOM_UTF8):
+        if not file.start and self.data.startswith(codecs.BOM_UTF8):
             self.data, self.offset = self.data.removeprefix(codecs.BOM_UTF8), len(codecs.BOM_UTF8)
         self.read_up_to(size)
 
@@ -110,7 +138,8 @@ class _Window:
     def take(self, size: int, begins: bool = True, ends: bool = True) -> TextChunk:
         """Removes bytes from the start and returns them."""
         data = self.data[:size]
-        chunk = TextChunk(self._file.path, self.offset, self.line, data, begins, ends, self.line_start)
+        path, start = self._file.path, self._file.start
+        chunk = TextChunk(path, self.offset, self.line, data, begins, ends, self.line_start, range_start=start)
         self.data = self.data[size:]
         self.offset += size
         self.line += data.count(b"\n")
@@ -119,7 +148,7 @@ class _Window:
         return chunk
 
 
-def document_aligned_chunks(file: DecompressingReader, rule: BoundaryRule, block_bytes: int) -> Iterator[TextChunk]:
+def document_aligned_chunks(file: TextReader, rule: BoundaryRule, block_bytes: int) -> Iterator[TextChunk]:
     """Chunks of at most `block_bytes` (at least 4) bytes; one empty chunk for a file of white space."""
     window = _Window(file, block_bytes + 1)
     begins, any_yet = True, False
@@ -152,7 +181,7 @@ def _split_place(window: bytes, rule: BoundaryRule, stop: int) -> int:
 
 
 def record_aligned_chunks(
-    file: DecompressingReader, end_marker: bytes, block_bytes: int, max_bytes: int = MAX_RECORD_BYTES
+    file: TextReader, end_marker: bytes, block_bytes: int, max_bytes: int = MAX_RECORD_BYTES
 ) -> Iterator[TextChunk | Skipped]:
     """Chunks of about `block_bytes` bytes that end after an `end_marker`, or at the end of the file.
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from data_prep.sources import files
-from data_prep.sources.base import Block, Document, Input, Skipped, Source
+from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.file_ranges import BlankLineSeparator, RangeReader, Separator
 from data_prep.sources.text_chunks import (
     BlankLineRule,
     BoundaryRule,
@@ -28,39 +29,80 @@ class FileSource(Source):
     rule: ClassVar[BoundaryRule] = BoundaryRule()
     """where documents end"""
 
-    def inputs(self) -> list[Input]:
-        """The files; small consecutive files are one input."""
-        return files.group_files(files.find_files(self.spec, self.pattern), self.block_bytes)
+    @property
+    def separator(self) -> Separator | None:
+        """What ends a document in any context; None: files cannot be read by ranges."""
+        return None
 
-    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
+    def inputs(self) -> list[Input]:
+        """The files and ranges of large ones; small consecutive files are one input."""
+        found = files.find_files(self.spec, self.pattern)
+        return files.divide_files(found, self.block_bytes, self.range_bytes if self.separator else None)
+
+    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         """Chunks of files; those of small files are one block."""
+
+        def on_damage(error: DamagedFileError) -> None:
+            if not self.skip_damaged:
+                raise error
+            record.damaged.append(str(error))
+
+        if part.hash_only:
+            try:
+                record.files.append({"path": part.paths[0], **files.file_entry(part.paths[0])})
+            except DamagedFileError as error:
+                on_damage(error)
+            return
         chunks: list[TextChunk | Skipped] = []
         gathered = read_before = reported = 0
         for path in part.paths:
-            with files.DecompressingReader(path) as file:
-                for chunk in self._chunks(file):
-                    size = len(chunk.data) if isinstance(chunk, TextChunk) else 0
-                    if chunks and gathered + size > self.block_bytes:
-                        read = min(part.size, read_before + file.raw_bytes)
-                        yield Block(chunks[0].origin, tuple(chunks), read - reported)
-                        chunks, gathered, reported = [], 0, read
-                    chunks.append(chunk)
-                    gathered += size
-                file_entries.append(file.file_entry())
-                read_before += file.raw_bytes
-        yield Block(chunks[0].origin, tuple(chunks), part.size - reported)
+            try:
+                with self._open(path, part, on_damage) as file:
+                    for chunk in self._used_chunks(file, record):
+                        size = len(chunk.data) if isinstance(chunk, TextChunk) else 0
+                        if chunks and gathered + size > self.block_bytes:
+                            read = min(part.size, read_before + file.raw_bytes)
+                            yield Block(chunks[0].origin, tuple(chunks), read - reported)
+                            chunks, gathered, reported = [], 0, read
+                        chunks.append(chunk)
+                        gathered += size
+                    if isinstance(file, RangeReader):
+                        record.lines, record.text_bytes = file.lines, file.text_bytes
+                    else:
+                        record.files.append(file.file_entry())
+                    read_before += file.raw_bytes
+            except DamagedFileError as error:
+                on_damage(error)
+        yield Block(chunks[0].origin if chunks else part.origin, tuple(chunks), part.size - reported)
+
+    def _open(self, path: str, part: Input, on_damage: files.OnDamage) -> files.DecompressingReader | RangeReader:
+        if part.stop:
+            return RangeReader(path, part.start, part.stop, self.separator, on_damage)
+        return files.DecompressingReader(path, on_damage)
+
+    def _used_chunks(self, file: files.TextReader, record: InputRecord) -> Iterator[TextChunk | Skipped]:
+        """Chunks, without an empty one if the file has text that was not read here."""
+        damages = len(record.damaged)
+        for chunk in self._chunks(file):
+            if (
+                isinstance(chunk, Skipped)
+                or chunk.data
+                or not chunk.begins
+                or (isinstance(file, files.DecompressingReader) and len(record.damaged) == damages)
+            ):
+                yield chunk
 
     def documents(self, block: Block) -> Iterator[Document | Skipped]:
         """The documents of the chunks."""
         for chunk in block.payload:
             if isinstance(chunk, Skipped):
                 yield chunk
-            elif not chunk.data:
+            elif not chunk.data and chunk.begins:
                 yield Skipped("empty_file", chunk.path, "contains no text")
             else:
                 yield from self._documents(chunk)
 
-    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
+    def _chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
         """Splits a file into chunks; reads it to its end."""
         return document_aligned_chunks(file, self.rule, self.block_bytes)
 
@@ -77,7 +119,7 @@ def decode_or_skipped(chunk: TextChunk, begin: int, end: int, origin: str) -> st
     try:
         return chunk.data[begin:end].decode()
     except UnicodeDecodeError as error:
-        place = chunk.offset + begin + error.start
+        place = chunk.byte_at(begin + error.start)
         advice = "convert it, e.g. with `iconv -f WINDOWS-1252 -t UTF-8` if it is Western European"
         return Skipped("invalid_utf8", origin, f"not UTF-8 at byte {place}; {advice}")
 
@@ -87,7 +129,12 @@ class RecordSource(FileSource):
 
     end_marker: ClassVar[bytes]
 
-    def _chunks(self, file: files.DecompressingReader) -> Iterator[TextChunk | Skipped]:
+    @property
+    def separator(self) -> Separator:
+        """The end of a record."""
+        return Separator(self.end_marker)
+
+    def _chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
         return record_aligned_chunks(file, self.end_marker, self.block_bytes, self.max_record_bytes)
 
 
@@ -97,6 +144,11 @@ class TextSource(FileSource):
     rule = BlankLineRule()
     sentence_per_line: ClassVar[bool] = False
 
+    @property
+    def separator(self) -> Separator:
+        """A blank line."""
+        return BlankLineSeparator()
+
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         spans = list(_spans(chunk))
         line, counted = chunk.line, 0
@@ -104,7 +156,7 @@ class TextSource(FileSource):
             line += chunk.data.count(b"\n", counted, begin)
             counted = begin
             begins, ends = chunk.begins or index > 0, chunk.ends or index < len(spans) - 1
-            origin = f"{chunk.path}:{line}"
+            origin = chunk.origin_at(line)
             text = decode_or_skipped(chunk, begin, end, origin)
             if isinstance(text, Skipped):
                 yield text

@@ -30,10 +30,10 @@ class WikiExtractorSource(RecordSource):
             if outside:
                 stray = line + data.count(b"\n", counted, begin - len(outside))
                 detail = f"text outside of <doc> and </doc>: {outside[:40]!r}"
-                yield Skipped("outside_document", f"{chunk.path}:{stray}", detail)
+                yield Skipped("outside_document", chunk.origin_at(stray), detail)
             line += data.count(b"\n", counted, begin)
             counted = begin
-            origin = f"{chunk.path}:{line}"
+            origin = chunk.origin_at(line)
             if begin == len(data):
                 return
             if 0 <= end < begin:

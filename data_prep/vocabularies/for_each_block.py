@@ -10,7 +10,7 @@ from typing import Any
 from bert_jax.progress import progress_bar
 from data_prep.clean import clean
 from data_prep.parallel import ordered_map
-from data_prep.sources.base import Block, Skipped, Source
+from data_prep.sources.base import Block, InputRecord, Skipped, Source
 
 BlockFunction = Callable[[list[str]], Any]
 """A function of the cleaned texts of a block; picklable."""
@@ -75,7 +75,9 @@ def for_each_block(
       UserError: a source cannot be read.
     """
     totals = [Totals() for _ in sources]
-    parts = [(index, source, part) for index, source in enumerate(sources) for part in source.inputs()]
+    parts = [
+        (index, source, part) for index, source in enumerate(sources) for part in source.inputs() if not part.hash_only
+    ]
     rates = tuple(rates) if rates is not None else (1.0,) * len(sources)
     with progress_bar(description, sum(part.size for _, _, part in parts), "B") as bar:
         state = tuple(sources), function, rates
@@ -92,7 +94,7 @@ _state: tuple[tuple[Source, ...], BlockFunction, tuple[float, ...]] | None = Non
 
 def _tasks(parts) -> Iterator[_Task]:
     for index, source, part in parts:
-        for block in source.blocks(part, []):
+        for block in source.blocks(part, InputRecord()):
             yield index, block
 
 

@@ -99,7 +99,7 @@ def measure_speed(options: argparse.Namespace, directory: Path) -> dict[str, Any
 def _documents(spec: str) -> Iterable[sources.Document]:
     source = sources.parse(spec)
     for part in source.inputs():
-        for block in source.blocks(part, []):
+        for block in source.blocks(part, sources.InputRecord()):
             yield from (item for item in source.documents(block) if isinstance(item, sources.Document))
 
 

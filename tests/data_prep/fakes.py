@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from data_prep.sources.base import Block, Document, Input, Skipped, Source
+from data_prep.sources.base import Block, Document, Input, InputRecord, Skipped, Source
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class FakeSource(Source):
     def inputs(self) -> list[Input]:
         return [Input((), len(self.contents))]
 
-    def blocks(self, part: Input, file_entries: list[dict]) -> Iterator[Block]:
+    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         for index, texts in enumerate(self.contents):
             yield Block(f"{self.spec}#{index}", texts, 1)
 

@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs the extra `beam`")
 
 from bert_jax.errors import UserError
-from data_prep.build.engines import beam as beam_engine
 from data_prep.build.engines.beam import BeamEngine
 from data_prep.cli.main import main
 from data_prep.options import BuildOptions, NearDuplicateOptions
@@ -40,8 +39,7 @@ def expected(tmp_path, monkeypatch):
 
 
 def test_direct_runner(expected, monkeypatch):
-    monkeypatch.setattr(beam_engine, "_BYTES_PER_READER", 5000)  # several readers for one file
-    run("beam", SPECS, OPTIONS, BeamEngine(None, (), 100_000))
+    run("beam", SPECS, OPTIONS, BeamEngine(None, (), 100_000), range_bytes=5000)  # several ranges of one file
     assert files("beam") == expected
 
 

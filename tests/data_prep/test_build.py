@@ -343,7 +343,7 @@ from data_prep import sources
 from data_prep.build.prepare import block_checksum
 
 source = sources.parse("mediawiki:dump.xml")
-print([block_checksum(block) for part in source.inputs() for block in source.blocks(part, [])])
+print([block_checksum(block) for part in source.inputs() for block in source.blocks(part, sources.InputRecord())])
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from data_prep import sources
-from data_prep.sources import files, parse
+from data_prep.sources import InputRecord, files, parse
 from tests.data_prep.test_sources_reading import read
 
 
@@ -41,7 +41,7 @@ def test_small_files_share_an_input_and_big_ones_do_not(tmp_path):
     for name, size in [("a", 30), ("b", 60), ("c", 20), ("d", 500), ("e", 90), ("f", 10)]:
         (tmp_path / name).write_text(name * size)
     source = parse(f"text-files:{tmp_path}/*")
-    inputs = files.group_files(files.find_files(source.spec, source.pattern), 100)
+    inputs = files.divide_files(files.find_files(source.spec, source.pattern), 100, None)
     names = [[path[-1] for path in part.paths] for part in inputs]
     assert names == [["a", "b"], ["c"], ["d"], ["e", "f"]]
     assert [part.size for part in inputs] == [90, 20, 500, 100]
@@ -56,7 +56,7 @@ def test_progress_over_small_files(tmp_path):
     size = (tmp_path / "a.gz").stat().st_size
     source = dataclasses.replace(parse(f"text:{tmp_path}/*"), block_bytes=2 * size)
     (part,) = source.inputs()
-    sizes = [block.size for block in source.blocks(part, [])]
+    sizes = [block.size for block in source.blocks(part, InputRecord())]
     assert len(sizes) > 10
     half = next(i for i in range(len(sizes)) if sum(sizes[: i + 1]) > size)
     assert abs(half - len(sizes) / 2) <= 1, "each file is half of the work"
@@ -116,7 +116,7 @@ def test_a_strongly_compressed_file_is_read_in_small_pieces(tmp_path):
     path = tmp_path / "a.txt.gz"
     path.write_bytes(gzip.compress(b"a" * (30 << 20)))
     with files.DecompressingReader(str(path)) as file:
-        pieces = list(file._chunks)
+        pieces = list(iter(lambda: file._next(1 << 20), b""))
     assert max(map(len, pieces)) <= 1 << 20
     assert 8192 <= (30 << 20) - sum(map(len, pieces)) <= 1 << 20
 
@@ -146,10 +146,10 @@ def test_unreadable_files(tmp_path, monkeypatch):
     path.unlink()
     path.mkdir()
     with pytest.raises(UserError, match=r"a\.txt: cannot be read \(Is a directory\); leave it out"):
-        list(source.blocks(part, []))
+        list(source.blocks(part, InputRecord()))
     path.rmdir()
     with pytest.raises(UserError, match=r"a\.txt: cannot be read \(No such file or directory\)"):
-        list(source.blocks(part, []))
+        list(source.blocks(part, InputRecord()))
 
 
 def test_empty_files_are_counted(tmp_path):

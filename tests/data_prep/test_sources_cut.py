@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data_prep.sources import files, parse
+from data_prep.sources import InputRecord, files, parse
 from data_prep.sources.text_chunks import BlankLineRule, BoundaryRule, document_aligned_chunks, record_aligned_chunks
 from tests.data_prep.test_sources_reading import read
 
@@ -126,7 +126,7 @@ def test_long_documents_need_little_memory(tmp_path):
         (part,) = source.inputs()
         tracemalloc.start()
         total = 0
-        for block in source.blocks(part, []):
+        for block in source.blocks(part, InputRecord()):
             for document in source.documents(block):
                 total += len(document.text)
         _, peak = tracemalloc.get_traced_memory()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from data_prep.sources import parse, python_docs
+from data_prep.sources import InputRecord, parse, python_docs
 from tests.data_prep.test_sources_reading import read
 
 MODULE = '''
@@ -116,5 +116,7 @@ def test_workers_make_no_difference(monkeypatch):
     for workers in (1, 2):
         source = parse("python-docs", workers)
         (part,) = source.inputs()
-        texts.append([document.text for block in source.blocks(part, []) for document in source.documents(block)])
+        texts.append(
+            [document.text for block in source.blocks(part, InputRecord()) for document in source.documents(block)]
+        )
     assert texts[0] == texts[1] and len(texts[0]) > 5

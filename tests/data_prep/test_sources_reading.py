@@ -8,7 +8,8 @@ import pytest
 
 from bert_jax.errors import UserError
 from data_prep import sources
-from data_prep.sources import Document, Skipped
+from data_prep.sources import Document, InputRecord, Skipped
+from data_prep.sources.text_chunks import file_places
 
 
 @dataclasses.dataclass
@@ -17,8 +18,10 @@ class Reading:
     """whole ones, put together of their parts"""
     skipped: list[Skipped]
     file_entries: list[dict]
+    damaged: list[str]
     parts: list[Document]
     blocks: int
+    documents_by_input: list[int]
 
     @property
     def texts(self) -> list[str]:
@@ -34,15 +37,17 @@ def read(spec: str, **settings) -> Reading:
     source = dataclasses.replace(sources.parse(spec), **settings)
     source = pickle.loads(pickle.dumps(source))
     assert len(pickle.dumps(source)) < 2000
-    reading = Reading([], [], [], [], 0)
+    reading = Reading([], [], [], [], [], 0, [])
     open_document: Document | None = None
+    lines = text_bytes = 0
     for part in source.inputs():
-        read_bytes = 0
-        for block in source.blocks(pickle.loads(pickle.dumps(part)), reading.file_entries):
+        read_bytes, record, before = 0, InputRecord(), len(reading.documents)
+        for block in source.blocks(pickle.loads(pickle.dumps(part)), record):
             reading.blocks += 1
             read_bytes += block.size
             assert block.size >= 0 and block.origin
             for item in list(source.documents(pickle.loads(pickle.dumps(block)))):
+                item = in_file(item, part.start, lines, text_bytes)
                 if isinstance(item, Skipped):
                     reading.skipped.append(item)
                     assert item.origin and item.detail and item.reason
@@ -55,10 +60,25 @@ def read(spec: str, **settings) -> Reading:
                 if item.ends:
                     reading.documents.append(dataclasses.replace(whole, begins=True, ends=True))
         assert read_bytes == part.size
+        reading.file_entries += record.files
+        reading.documents_by_input.append(len(reading.documents) - before)
+        lines = record.lines + (lines if part.start else 0)
+        text_bytes = record.text_bytes + (text_bytes if part.start else 0)
+        reading.damaged += record.damaged
     assert open_document is None
     reasons = Counter(skipped.reason for skipped in reading.skipped)
     source.check_not_empty(len(reading.documents), reasons, reading.skipped[0] if reading.skipped else None)
     return reading
+
+
+def in_file(item: Document | Skipped, start: int, lines: int, text_bytes: int) -> Document | Skipped:
+    """With places of the file instead of those of its range."""
+    if not start:
+        return item
+    values = {name: getattr(item, name) for name in ("origin", "detail") if hasattr(item, name)}
+    return dataclasses.replace(
+        item, **{name: file_places(value, start, lines, text_bytes) for name, value in values.items()}
+    )
 
 
 def test_a_source_without_documents_is_a_mistake(tmp_path):

@@ -10,7 +10,7 @@ import tensorflow_datasets as tfds
 from array_record.python import array_record_module
 
 from bert_jax.errors import UserError
-from data_prep.sources import parse
+from data_prep.sources import InputRecord, parse
 from tests.data_prep.test_sources_reading import read
 
 TEXTS = [f"Text {i}, mit Ümläuten.\n\nA second paragraph {'x' * (i % 7)}." for i in range(120)]
@@ -142,7 +142,7 @@ def test_parquet_row_groups_are_inputs(tmp_path, parquet):
     assert sum(part.size for part in inputs) < 10_000 < 100_000 < path.stat().st_size
     assert [part.start for part in inputs] == [0, *(part.stop for part in inputs[:-1])]
     assert inputs[-1].stop == 12
-    texts = [[d.text for b in source.blocks(part, []) for d in source.documents(b)] for part in inputs]
+    texts = [[d.text for b in source.blocks(part, InputRecord()) for d in source.documents(b)] for part in inputs]
     assert [text for group in texts for text in group] == TEXTS
 
 

@@ -1,9 +1,8 @@
 """Runs a build on an Apache Beam runner: Dataflow, Flink, Spark, Dask, or the direct runner.
 
-No text is sent between workers. Each worker reads its share of the input from storage that all workers can read, and
-writes prepared blocks to storage that all can write. A large input has several readers: each splits all of it into
-blocks, which is cheap, and prepares every n-th block. So tasks can be repeated, and memory is a few blocks on any
-runner.
+No text is sent between workers. Each worker reads its inputs, files and ranges of large ones, from storage that all
+workers can read, and writes prepared blocks to storage that all can write. So tasks can be repeated, and memory is a
+few blocks on any runner.
 
 Grouped steps are steps of one pipeline, with Beam's GroupByKey between them. What the last step finds is in files of
 the scratch directory until the launching process has read it.
@@ -25,12 +24,10 @@ from bert_jax import storage
 from bert_jax.errors import UserError
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.engines.beam_flags import check_flags
-from data_prep.build.prepare import BlockPreparer, PrepareJob, block_tasks
+from data_prep.build.prepare import BlockPreparer, PrepareJob, prepare_input
 from data_prep.build.write_shards import Assembler
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps, Step
 
-_BYTES_PER_READER = 256 << 20
-_MAX_READERS = 16
 _FAILURE = "failure-"
 _FOUND = "found-"
 # Beam accepts short names for its other runners.
@@ -50,13 +47,7 @@ class BeamEngine(Engine):
 
     def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1."""
-        shares = [
-            (place, reader, readers)
-            for place in inputs
-            for readers in [min(_MAX_READERS, -(-place[2].size // _BYTES_PER_READER)) or 1]
-            for reader in range(readers)
-        ]
-        self._run(job.scratch, shares, beam.ParDo(_Prepare(job)))
+        self._run(job.scratch, inputs, beam.ParDo(_Prepare(job)))
 
     def run_steps(self, steps: GroupedSteps, scratch: str, local: pathlib.Path) -> Iterator[Chunk]:
         """Phase 2: no worker has more than one group of chunks at a time."""
@@ -128,12 +119,10 @@ class _Prepare(beam.DoFn):
     def setup(self):
         self._preparer = BlockPreparer(self._job)
 
-    def process(self, share):
-        (source, index, part), reader, readers = share
+    def process(self, place):
         with _failures_in(self._job.scratch):
-            for task in block_tasks(self._job, source, index, part, reader, readers):
-                if not task.done:
-                    self._preparer(task)
+            for _ in prepare_input(self._preparer, *place):
+                pass
 
 
 class _Assemble(beam.DoFn):
