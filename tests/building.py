@@ -38,15 +38,23 @@ def make_tokenizer(more_letters: str = "") -> Tokenizer:
     return wordpiece(list(dict.fromkeys(pieces)), True, "the test's vocabulary")
 
 
-def parse(spec: str, block_bytes: int = 2000) -> sources.Source:
-    """A source with small blocks."""
-    return dataclasses.replace(sources.parse(spec), block_bytes=block_bytes)
+def parse(spec: str, block_bytes: int = 2000, range_bytes: int = sources.RANGE_BYTES) -> sources.Source:
+    """A source with small blocks, and small ranges if wanted."""
+    return dataclasses.replace(sources.parse(spec), block_bytes=block_bytes, range_bytes=range_bytes)
 
 
-def run(directory, specs, options: BuildOptions | None = None, engine=None, block_bytes: int = 2000, **request) -> dict:
+def run(
+    directory,
+    specs,
+    options: BuildOptions | None = None,
+    engine=None,
+    block_bytes: int = 2000,
+    range_bytes: int = sources.RANGE_BYTES,
+    **request,
+) -> dict:
     """Builds a corpus from SPECs; returns the content of corpus.json."""
     options = options or BuildOptions(validation_fraction=0.1)
-    sources_to_read = [parse(spec, block_bytes) for spec in specs]
+    sources_to_read = [parse(spec, block_bytes, range_bytes) for spec in specs]
     build_request = BuildRequest(sources_to_read, make_tokenizer(), directory, "tiny", options, **request)
     return build(build_request, engine or LocalEngine(1))
 

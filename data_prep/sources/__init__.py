@@ -9,12 +9,13 @@ import importlib
 import re
 
 from bert_jax.errors import UserError
-from data_prep.sources.base import BLOCK_BYTES, Block, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.base import BLOCK_BYTES, RANGE_BYTES, Block, Document, Input, InputRecord, Skipped, Source
 
 __all__ = [
     "BLOCK_BYTES",
     "KINDS",
     "KINDS_HELP",
+    "RANGE_BYTES",
     "Block",
     "Document",
     "Input",

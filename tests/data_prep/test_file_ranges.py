@@ -2,6 +2,7 @@
 
 import bz2
 import hashlib
+import itertools
 import json
 import re
 
@@ -9,8 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bert_jax.errors import UserError
-from data_prep.sources import bzip2_blocks, files, parse, zstd_frames
+from data_prep.sources import files
 from data_prep.sources.file_ranges import BlankLineSeparator, Separator, documents_of_range
 from tests.building import make_documents
 from tests.data_prep.test_sources_reading import read
@@ -27,18 +27,24 @@ def in_parts(compress, data, size):
     return b"".join(compress(data[begin : begin + size]) for begin in range(0, len(data), size))
 
 
+def padded_stream(data):
+    """With zeros after it, and a stream without text."""
+    return bz2.compress(data) + b"\0" * 9 + bz2.compress(b"")
+
+
 FORMS = {
     "": lambda data: data,
     ".bz2": lambda data: bz2.compress(data, 1),
     ".multistream.bz2": lambda data: in_parts(bz2.compress, data, 7000),
-    ".padded.bz2": lambda data: in_parts(lambda part: bz2.compress(part) + b"\0" * 9 + bz2.compress(b""), data, 9000),
+    ".padded.bz2": lambda data: in_parts(padded_stream, data, 9000),
     ".zst": lambda data: in_parts(zstd_compress, data, 7000),
     ".one_frame.zst": zstd_compress,
 }
 PAGE = "<page><title>A{}</title><ns>0</ns><revision><text>[[Datei:x.png|hidden]]{}</text></revision></page>\n"
 HEAD = '<mediawiki><namespace key="6">Datei</namespace>\n'
 CONTENTS = {
-    "text:{}": "\n \n".join(DOCUMENTS),
+    # Some documents in Latin-1.
+    "text:{}": "\n \n".join(text + " caf\udce9" * (i % 300 == 9) for i, text in enumerate(DOCUMENTS)),
     "lines:{}": "\n\n".join(document.replace(". ", ".\n") for document in DOCUMENTS),
     "jsonl:{}@text": "\n".join([*(json.dumps({"text": text}) for text in DOCUMENTS), "{broken", "{}"]),
     "wikiextractor:{}": "\n".join(
@@ -51,7 +57,7 @@ CONTENTS = {
 def written(tmp_path, kind, form, content=None):
     """A file, and the SPEC to read it."""
     path = tmp_path / f"a{form}"
-    path.write_bytes(FORMS[form]((content or CONTENTS[kind]).encode()))
+    path.write_bytes(FORMS[form]((content or CONTENTS[kind]).encode("utf-8", "surrogateescape")))
     return path, kind.format(path)
 
 
@@ -60,7 +66,7 @@ def written(tmp_path, kind, form, content=None):
 def test_ranges_make_no_difference(tmp_path, kind, form):
     path, spec = written(tmp_path, kind, form)
     whole = read(spec, block_bytes=5000)
-    assert len(whole.documents) >= len(DOCUMENTS) - 1
+    assert len(whole.documents) + len(whole.skipped) >= len(DOCUMENTS)
     size = path.stat().st_size
     for count in (3, 11):
         range_bytes = size // count * (2 if files.compression(str(path)) else 1)
@@ -92,7 +98,7 @@ def test_each_document_is_in_the_range_in_which_the_separator_before_it_begins(w
         match = pattern.search(text, border) if 0 < border < len(text) else None
         return match.end() if match else border and len(text)
 
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         pieces = (
             (text[place : min(limit, place + size)], limit == stop)
             for low, limit in ((start, stop), (stop, len(text)))
