@@ -89,6 +89,8 @@ class TextReader:
         """byte of the file on disk at which the range begins"""
         self.raw_bytes = 0
         """bytes of the file that have been read"""
+        self.is_damaged = False
+        """the text ends at damage that `on_damage` did not raise"""
         self._on_damage = on_damage
         self._next: Callable[[int], bytes] = lambda size: b""
         """a piece of the text, of about that size or another; empty at its end"""
@@ -109,6 +111,7 @@ class TextReader:
                 part = self._next(missing)
             except DamagedFileError as error:
                 self._on_damage(error)
+                self.is_damaged = True
                 self._next = lambda size: b""
                 break
             if not part:

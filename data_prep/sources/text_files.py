@@ -58,7 +58,7 @@ class FileSource(Source):
         for path in part.paths:
             try:
                 with self._open(path, part, on_damage) as file:
-                    for chunk in self._used_chunks(file, record):
+                    for chunk in self._used_chunks(file):
                         size = len(chunk.data) if isinstance(chunk, TextChunk) else 0
                         if chunks and gathered + size > self.block_bytes:
                             read = min(part.size, read_before + file.raw_bytes)
@@ -80,16 +80,11 @@ class FileSource(Source):
             return RangeReader(path, part.start, part.stop, self.separator, on_damage)
         return files.DecompressingReader(path, on_damage)
 
-    def _used_chunks(self, file: files.TextReader, record: InputRecord) -> Iterator[TextChunk | Skipped]:
-        """Chunks, without an empty one if the file has text that was not read here."""
-        damages = len(record.damaged)
+    def _used_chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
+        """Chunks, without the one that reports an empty file if text of the file is elsewhere or was not read."""
         for chunk in self._chunks(file):
-            if (
-                isinstance(chunk, Skipped)
-                or chunk.data
-                or not chunk.begins
-                or (isinstance(file, files.DecompressingReader) and len(record.damaged) == damages)
-            ):
+            is_empty = isinstance(chunk, TextChunk) and not chunk.data and chunk.begins
+            if not is_empty or not (file.is_damaged or isinstance(file, RangeReader)):
                 yield chunk
 
     def documents(self, block: Block) -> Iterator[Document | Skipped]:

@@ -1,0 +1,224 @@
+"""Builds from files that are read by ranges, and `--skip-damaged`: bytes do not depend on workers or interruption."""
+
+import gzip
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from bert_jax.errors import UserError
+from data_prep.build.engines.local import LocalEngine
+from data_prep.build.prepare import BlockPreparer
+from data_prep.cli.main import main
+from data_prep.options import BuildOptions, NearDuplicateOptions
+from tests.building import files, make_documents, make_tokenizer, normal, parse, run, texts
+from tests.data_prep.test_file_ranges import FORMS
+
+ROOT = pathlib.Path(__file__).parents[2]
+SPECS = ["text:a.txt", "text:a.txt.bz2", "jsonl:a.jsonl.zst@text", "parquet:a.parquet@text", "text-files:book.txt"]
+OPTIONS = BuildOptions(validation_fraction=0.2, max_shard_bytes=20_000, near_duplicates=NearDuplicateOptions())
+RANGES = {"range_bytes": 8000, "block_bytes": 6000}
+
+
+@pytest.fixture
+def large_files(tmp_path, monkeypatch):
+    """Files of each kind that can be split, and one that cannot."""
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    documents = [make_documents(seed, 900 if seed in (1, 2) else 200) for seed in range(4)]
+    pathlib.Path("a.txt").write_bytes("\n\n".join(documents[0]).encode() + b"\n\ncaf\xe9\n\nEnd.")
+    pathlib.Path("a.txt.bz2").write_bytes(FORMS[".multistream.bz2"]("\n\n".join(documents[1]).encode()))
+    lines = [json.dumps({"text": text}) for text in documents[2]] + ["{broken"]
+    pathlib.Path("a.jsonl.zst").write_bytes(FORMS[".zst"]("\n".join(lines).encode()))
+    parquet.write_table(pyarrow.table({"text": documents[3]}), "a.parquet", row_group_size=20)
+    pathlib.Path("book.txt").write_text("\n\n".join(make_documents(9, 300)))
+    run("whole", SPECS, OPTIONS, block_bytes=6000)
+    return files("whole")
+
+
+def test_no_byte_depends_on_ranges_and_workers(large_files):
+    assert [len(parse(spec, **RANGES).inputs()) > 3 for spec in SPECS] == [True, True, True, False, False]
+    for workers in (1, 2):
+        run(f"c{workers}", SPECS, OPTIONS, LocalEngine(workers), **RANGES)
+        assert files(f"c{workers}") == large_files
+    places = [place for entry in json.loads(large_files["corpus.json"])["skipped"].values() for place in entry["first"]]
+    line = pathlib.Path("a.txt").read_bytes().count(b"\n") - 1
+    assert any(place.startswith(f"a.txt:{line}: not UTF-8 at byte ") for place in places), places
+
+
+@pytest.mark.slow
+@pytest.mark.beam
+@pytest.mark.filterwarnings("default")
+def test_no_byte_depends_on_the_engine(large_files):
+    pytest.importorskip("apache_beam", reason="needs the extra `beam`")
+    from data_prep.build.engines.beam import BeamEngine
+
+    run("beam", SPECS, OPTIONS, BeamEngine(None), **RANGES)
+    assert files("beam") == large_files
+
+
+DRIVER = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from data_prep.build import prepare
+from data_prep.build.engines.local import LocalEngine
+from tests.building import run
+from tests.data_prep.test_build_ranges import OPTIONS, RANGES, SPECS
+
+block_tasks = prepare.block_tasks
+def die_in_range(job, source, part, source_input):
+    for number, task in enumerate(block_tasks(job, source, part, source_input)):
+        if source == {source} and part == {part} and number == {number}:
+            os.kill(os.getppid() if {workers} > 1 else os.getpid(), signal.SIGKILL)
+        yield task
+prepare.block_tasks = die_in_range
+if __name__ == "__main__":
+    run("c", SPECS, OPTIONS, LocalEngine({workers}), **RANGES)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("source", "part", "number", "workers"),
+    [(0, 2, 1, 1), (0, 2, 1, 2), (1, 2, 1, 1), (1, 2, 1, 2), (2, 2, 1, 1), (3, 0, 1, 1)],
+)
+def test_killed_in_a_range(large_files, monkeypatch, source, part, number, workers):
+    """What was prepared before is used."""
+    places = {"source": source, "part": part, "number": number, "workers": workers}
+    pathlib.Path("driver.py").write_text(DRIVER.format(root=str(ROOT), **places))
+    process = subprocess.run([sys.executable, "driver.py"], capture_output=True, text=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    before = sorted(path.name for path in pathlib.Path("c/corpus.incomplete").glob("unit-*"))
+    prepared, prepare = [], BlockPreparer.__call__
+
+    def count(self, task):
+        prepared.append(task.target)
+        prepare(self, task)
+
+    monkeypatch.setattr(BlockPreparer, "__call__", count)
+    run("c", SPECS, OPTIONS, **RANGES)
+    assert before and prepared and not {*before} & {*prepared}
+    assert files("c") == large_files
+
+
+@pytest.fixture
+def some_damaged(tmp_path, monkeypatch):
+    """Damaged files beside good ones, in one source."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("dump").mkdir()
+    documents = [make_documents(seed, 600 if seed == 1 else 300) for seed in range(5)]
+    contents = ["\n\n".join(part).encode() for part in documents]
+    blocks = FORMS[".multistream.bz2"](contents[1])
+    frames = FORMS[".zst"](contents[2])
+    middle, end = len(blocks) // 2, len(frames) - 5
+    pathlib.Path("dump/a.txt").write_bytes(contents[0])
+    pathlib.Path("dump/b.bz2").write_bytes(blocks[:middle] + bytes(9) + blocks[middle + 9 :])
+    pathlib.Path("dump/c.zst").write_bytes(frames[:end])
+    pathlib.Path("dump/d.gz").write_bytes(gzip.compress(contents[3])[:-300])
+    pathlib.Path("dump/e.bin").write_bytes(b"\0" + contents[4])
+    pathlib.Path("dump/f.txt").write_bytes(b"The last river sings.")
+    return documents
+
+
+NAMES = ["b.bz2: damaged .bz2", "c.zst: truncated", "d.gz: truncated", "e.bin: is not UTF-8"]
+SKIP = BuildOptions(validation_fraction=0.1, skip_damaged=True)
+
+
+def test_damaged_files_are_left_out_and_listed(some_damaged, capsys):
+    with pytest.raises(UserError, match=r"dump/b\.bz2: damaged"):
+        run("c", ["text:dump/*"], **RANGES)
+    manifest = run("c", ["text:dump/*"], SKIP, **RANGES)
+    for message, name in zip(manifest["sources"][0]["damaged"], NAMES, strict=True):
+        assert message.startswith(f"dump/{name}")
+    assert manifest["skipped"]["damaged_file"] == {"count": 4, "first": manifest["sources"][0]["damaged"]}
+    kept = set(texts("c"))
+    by_file = [{normal(text) for text in part} for part in some_damaged]
+    assert by_file[0] <= kept and "the last river sings." in kept and not (by_file[4] - by_file[0]) & kept
+    for part in by_file[1:4]:
+        assert 0.5 * len(part) < len(part & kept) < len(part)
+    run("two", ["text:dump/*"], SKIP, LocalEngine(2), **RANGES)
+    assert files("two") == files("c")
+    assert main(["inspect", "c"]) == 0
+    output = " ".join(capsys.readouterr().out.split())
+    assert "damaged file 4" in output and "dump/d.gz: truncated" in output
+
+
+def test_only_the_rest_of_a_range_is_lost(some_damaged):
+    """Of a file that is read as a whole, everything after the damage."""
+    found = []
+    for range_bytes in (1 << 30, 6000):
+        run(f"c{range_bytes}", ["text:dump/[ab]*"], SKIP, block_bytes=3000, range_bytes=range_bytes)
+        found.append(set(texts(f"c{range_bytes}")))
+    assert found[0] < found[1]
+
+
+def test_strict_again(some_damaged, monkeypatch):
+    """A build that was interrupted leaves nothing that makes a later one accept damage."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.build.writer.finish_corpus", stop)
+        run("c", ["text:dump/*"], SKIP, **RANGES)
+    with pytest.raises(UserError, match=r"dump/b\.bz2: damaged"):
+        run("c", ["text:dump/*"], **RANGES)
+    run("c", ["text:dump/*"], SKIP, **RANGES)
+    run("fresh", ["text:dump/*"], SKIP, **RANGES)
+    assert files("c") == files("fresh")
+
+
+@pytest.mark.beam
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")
+def test_damaged_files_with_beam(some_damaged):
+    pytest.importorskip("apache_beam", reason="needs the extra `beam`")
+    from data_prep.build.engines.beam import BeamEngine
+
+    run("c", ["text:dump/*"], SKIP, **RANGES)
+    run("beam", ["text:dump/*"], SKIP, BeamEngine(None), **RANGES)
+    assert files("beam") == files("c")
+
+
+def test_every_kind_of_file_can_be_damaged(tmp_path, monkeypatch):
+    parquet, pyarrow = pytest.importorskip("pyarrow.parquet"), pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    text = "\n\n".join(make_documents(3, 100))
+    pathlib.Path("good.txt").write_text(text)
+    parquet.write_table(pyarrow.table({"text": text.split("\n\n")}), "a.parquet", row_group_size=50)
+    data = pathlib.Path("a.parquet").read_bytes()
+    pathlib.Path("b.parquet").write_bytes(data[: len(data) // 2])
+    pathlib.Path("c.parquet").write_bytes(data[:100] + bytes(300) + data[400:])
+    pathlib.Path("book.gz").write_bytes(gzip.compress(text.encode())[:-200])
+    pathlib.Path("page.md.bz2").write_bytes(b"no compressed data")
+    pathlib.Path("dump.xml.gz").write_bytes(b"")
+    specs = {
+        "parquet:[abc].parquet@text": 2,
+        "text-files:book.gz": 1,
+        "markdown:page.md.bz2": 1,
+        "mediawiki:dump.xml.gz": 1,
+    }
+    for spec, damaged in specs.items():
+        with pytest.raises(UserError):
+            run("strict", [spec, "text:good.txt"])
+        name = spec.partition(":")[0]
+        if spec.startswith(("markdown", "mediawiki")):
+            with pytest.raises(UserError, match=r"nothing could be used, everything was skipped \(1 x damaged_file\)"):
+                run(name, [spec, "text:good.txt"], SKIP)
+        else:
+            manifest = run(name, [spec, "text:good.txt"], SKIP)
+            assert len(manifest["sources"][0]["damaged"]) == damaged and manifest["sources"][0]["documents"] > 0
+
+
+def test_the_command(some_damaged, capsys):
+    make_tokenizer().save("tokenizer.json")
+    command = ["build", "--source", "text:dump/*", "--tokenizer", "tokenizer.json", "--out", "c", "--workers", "1"]
+    assert main(command) == 2
+    assert "dump/b.bz2: damaged" in capsys.readouterr().err
+    assert main([*command, "--skip-damaged"]) == 0
+    assert "damaged file" in capsys.readouterr().out
+    assert json.loads(pathlib.Path("c/corpus.json").read_text())["settings"]["skip_damaged"] is True
