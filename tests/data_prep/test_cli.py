@@ -94,7 +94,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         "--language de --normalization nfkc --keep-control-characters --keep-whitespace --min-characters 30"
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
         " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
-        " --validation-fraction 0.2 --scratch elsewhere --name other --memory-mb 64"
+        " --validation-fraction 0.2 --scratch elsewhere --name other --skip-damaged --memory-mb 64"
     )
     assert build("c", "text:text.txt", *flags.split()) == 0
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
@@ -108,6 +108,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         "drop_duplicate_paragraphs": 40,
         "near_duplicates": {"shingle_words": 2, "threshold": 0.9, "permutations": 64},
         "leak_words": 40,
+        "skip_damaged": True,
         "validation_fraction": 0.2,
         "max_shard_bytes": 3 << 20,
     }
