@@ -38,7 +38,7 @@ def expected(tmp_path, monkeypatch):
     return files("local")
 
 
-def test_direct_runner(expected, monkeypatch):
+def test_direct_runner(expected):
     run("beam", SPECS, OPTIONS, BeamEngine(None, (), 100_000), range_bytes=5000)  # several ranges of one file
     assert files("beam") == expected
 
