@@ -17,7 +17,7 @@ _INVISIBLE = re.compile(
     "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufffd\ud800-\udfff]"
 )
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_LINE_ENDS = "\r\x0b\x0c\x85\u2028\u2029"  # besides line feed
 _OTHER_SPACES = re.compile(r"[^\S\n ]")
 
 # Cleaning steps that a character, or a run of characters, may require.
@@ -73,11 +73,15 @@ def clean(text: str, cleaning: CleaningOptions = DEFAULT, counts: CleaningCounts
     form = cleaning.normalization.upper()
     steps = _scan(_codes(text), _table(form))
     if steps & _LINE_END:
-        text = _LINE_ENDS.sub("\n", text)
+        for line_end in ("\r\n", *_LINE_ENDS):  # much faster than a regular expression
+            text = text.replace(line_end, "\n")
         steps |= _RUN
     if steps & _CONTROL:
         # Lone surrogates, which UTF-8 cannot represent, are always removed.
-        kept = (_INVISIBLE if cleaning.control_characters else _SURROGATES).sub("", text)
+        if cleaning.control_characters:
+            kept = _text(_without(_codes(text), _table(form), _CONTROL))
+        else:
+            kept = _SURROGATES.sub("", text)
         counts.control_characters += len(text) - len(kept)
         text = kept
         steps |= _NOT_NORMAL | _RUN  # their neighbours are adjacent now
@@ -88,7 +92,7 @@ def clean(text: str, cleaning: CleaningOptions = DEFAULT, counts: CleaningCounts
     if cleaning.whitespace:
         text = text.strip()
         if steps & (_OTHER_SPACE | _RUN):
-            squeezed = _squeeze(_codes(text), _table(form)).tobytes().decode("utf-32-le", "surrogatepass")
+            squeezed = _text(_squeeze(_codes(text), _table(form)))
             counts.whitespace_characters += len(text) - len(squeezed)
             text = squeezed
     return text
@@ -98,12 +102,17 @@ def _codes(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
+def _text(codes: np.ndarray) -> str:
+    return codes.tobytes().decode("utf-32-le", "surrogatepass")
+
+
 @functools.cache
 def _table(form: str) -> np.ndarray:
     """For each code point, the steps it may require, uint8 [_TABLE_SIZE]; `form` is NFC, NFKC or NONE."""
     table = np.zeros(_TABLE_SIZE, np.uint8)
     characters = "".join(map(chr, range(_TABLE_SIZE)))
-    for step, pattern in ((_CONTROL, _INVISIBLE), (_LINE_END, _LINE_ENDS), (_OTHER_SPACE, _OTHER_SPACES)):
+    line_ends = re.compile(f"[{_LINE_ENDS}]")
+    for step, pattern in ((_CONTROL, _INVISIBLE), (_LINE_END, line_ends), (_OTHER_SPACE, _OTHER_SPACES)):
         for match in pattern.finditer(characters):
             table[match.start() : match.end()] |= step
     if form == "NONE":
@@ -135,6 +144,18 @@ def _scan(codes: np.ndarray, table: np.ndarray) -> int:
             steps |= _RUN
         before = code
     return steps
+
+
+@numba.njit(cache=True, nogil=True)
+def _without(codes: np.ndarray, table: np.ndarray, step: int) -> np.ndarray:
+    """Removes the characters that require a step."""
+    kept = np.empty_like(codes)
+    size = 0
+    for code in codes:
+        if code >= _TABLE_SIZE or not table[code] & step:
+            kept[size] = code
+            size += 1
+    return kept[:size]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -181,7 +181,7 @@ class _BlockBuilder:
             sentences = [split_lines(text)] * bool(text)
         else:
             paragraphs = split_paragraphs(text)
-            sentences = [split_sentences(paragraph, options.language) for paragraph in paragraphs]
+            sentences = split_sentences(paragraphs, options.language)
         data = text.encode()
         self._keys.append(text_keys.text_key(data))
         ngram_hits = 0

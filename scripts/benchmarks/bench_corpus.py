@@ -71,7 +71,7 @@ def measure_speed(options: argparse.Namespace, directory: Path) -> dict[str, Any
     text.mkdir()
     size = _write_text(documents, text, options.repeat_to_mb) / 1e6
     tokenizer = Tokenizer.load(options.tokenizer)
-    sentences = [s for t in documents for p in split_paragraphs(clean(t)) for s in split_sentences(p)]
+    sentences = [s for t in documents for p in split_sentences(split_paragraphs(clean(t))) for s in p]
     sentence_size = sum(len(sentence.encode()) for sentence in sentences) / 1e6
     tokenizer.encode_flat(sentences[:1000])
     build = functools.partial(_build, options, directory, f"text-files:{text}/*.txt")
