@@ -7,8 +7,6 @@ with slashes. docs/object_stores.md is the user's documentation.
 import concurrent.futures
 import contextlib
 import errno
-import fcntl
-import hashlib
 import json
 import os
 import tempfile
@@ -27,7 +25,6 @@ from bert_jax.errors import OutageError, UserError, causes, install_command, sho
 StoredPath = Path | epath.Path
 """A path on disk, or in an object store; the latter is always an epath.Path."""
 
-BLOCK_BYTES = 1 << 22
 COPY_THREADS = 8
 """Files copied at the same time."""
 UPLOAD_INTERVAL_SECONDS = 30.0
@@ -45,6 +42,8 @@ os.environ.setdefault("EPATH_USE_TF", "false")
 # Other processes write too, which makes cached listings stale.
 for _scheme in ("gcs", "gs", "s3"):
     fsspec.config.conf.setdefault(_scheme, {}).setdefault("use_listings_cache", False)
+# Connections at the same time; botocore's 10 leave many requests of a batch waiting.
+fsspec.config.conf["s3"].setdefault("config_kwargs", {}).setdefault("max_pool_connections", 64)
 
 
 def to_path(text: str | os.PathLike) -> StoredPath:
@@ -95,7 +94,7 @@ def check_reachable(path: StoredPath) -> None:
         raise UserError(f"{path} needs the package {package}, which is missing: {install}") from error
     except Exception as error:
         kinds = {kind.__name__ for link in causes(error) for kind in type(link).__mro__}
-        raise (OutageError if kinds & CONNECTION_ERRORS else UserError)(_unreachable(path, error)) from error
+        raise (OutageError if kinds & CONNECTION_ERRORS else UserError)(describe_unreachable(path, error)) from error
     if not bucket_exists:
         raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
 
@@ -120,7 +119,7 @@ def describe_error(error: BaseException) -> str | None:
         advice = _LIMITS.get(error.errno, "choose another path, or check its permissions and its disk")
         return f"{_file_of(error)}{error.strerror}; {advice}"
     if is_outage(error):
-        return f"{_unreachable('the object store', error)}; the same command continues where this one stopped"
+        return f"{describe_unreachable('the object store', error)}; the same command continues where this one stopped"
     return None
 
 
@@ -149,7 +148,8 @@ def _file_of(error: BaseException) -> str:
     return f"{file}: " if file else ""
 
 
-def _unreachable(target: object, error: BaseException) -> str:
+def describe_unreachable(target: object, error: BaseException) -> str:
+    """Describe in one line why a store cannot be reached."""
     reason = " ".join(str(error).split())[:160] or type(error).__name__
     return f"{target} cannot be reached ({reason}): check credentials, permissions, endpoint and network"
 
@@ -268,6 +268,22 @@ def walk_files(directory: epath.Path, skip: Callable[[epath.Path], bool] = lambd
             yield from walk_files(entry, skip) if entry.is_dir() else [entry]
 
 
+def file_sizes(directory: StoredPath) -> dict[str, int]:
+    """Sizes in bytes of the files in a directory, by name, from one listing; empty if there is no directory."""
+    if not is_remote(directory):
+        try:
+            with os.scandir(directory) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
+        except FileNotFoundError:
+            return {}
+    filesystem, name = fsspec.core.url_to_fs(os.fspath(directory))
+    try:
+        entries = filesystem.ls(name, detail=True)
+    except FileNotFoundError:
+        return {}
+    return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] == "file"}
+
+
 class StagedDirectory:
     """A directory for libraries that write only to disks; `upload` copies it to its target.
 
@@ -313,41 +329,6 @@ def download_if_needed(source: StoredPath, native_schemes: tuple[str, ...] = ())
 def needs_staging(path: StoredPath, native_schemes: tuple[str, ...]) -> bool:
     """Whether a path is in an object store whose scheme is not native to a library."""
     return is_remote(path) and os.fspath(path).partition("://")[0] not in native_schemes
-
-
-def cached_path(path: StoredPath, sha256: str) -> str:
-    """Return a local path of a file. A store's file is copied once per host, to $BERT_JAX_CACHE or ~/.cache/bert_jax.
-
-    Args:
-      path: of the file.
-      sha256: of its content, in hex; the name of the copy, whose content is verified.
-
-    Raises:
-      UserError: the content has a different checksum.
-      FileNotFoundError: there is no such object.
-    """
-    if not is_remote(path):
-        return os.fspath(path)
-    local = Path(os.environ.get("BERT_JAX_CACHE") or Path.home() / ".cache" / "bert_jax") / sha256
-    if not local.exists():
-        local.parent.mkdir(parents=True, exist_ok=True)
-        with local.with_suffix(".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not local.exists():
-                _download_verified(path, local, sha256)
-    return os.fspath(local)
-
-
-def _download_verified(path: StoredPath, local: Path, sha256: str) -> None:
-    digest, partial = hashlib.sha256(), local.with_suffix(".partial")
-    with path.open("rb") as source, partial.open("wb") as target:
-        while block := source.read(BLOCK_BYTES):
-            digest.update(block)
-            target.write(block)
-    if digest.hexdigest() != sha256:
-        partial.unlink()
-        raise UserError(f"{path}: damaged, its SHA-256 is not the recorded one; copy the corpus again or rebuild it")
-    partial.replace(local)
 
 
 class BackgroundUpload:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from array_record.python import array_record_module
 from etils import epath
 
 from bert_jax.data.corpus import (
@@ -26,8 +25,8 @@ from bert_jax.data.integrity import (
 )
 from bert_jax.data.record import Record, StoredFile, open_shard, parse_record
 from bert_jax.errors import UserError
+from bert_jax.local_cache import LocalCache
 from bert_jax.progress import progress_bar
-from bert_jax.storage import cached_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256
@@ -46,7 +45,7 @@ def verify_corpus(directory: os.PathLike | str) -> str:
     manifest = read_manifest(directory)
     files = require_all_files(directory, manifest)
     check_file_sizes(files.values())
-    check_checksums(files.values(), "comparing checksums")
+    check_checksums(files.values(), [LocalCache()] * len(files), "comparing checksums")
     tokenizer = Tokenizer.load(directory / TOKENIZER)
     if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
         raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
@@ -99,12 +98,10 @@ def _verify_split(
 
 def _batches(file: StoredFile, dtype: np.dtype) -> Iterator[list[Record]]:
     """The records of a shard in order, 256 at a time: about 12 MB at most."""
-    open_shard(file).close()
+    reader = open_shard(file, LocalCache())
     try:
-        local = cached_path(file.path, file.sha256)
-        reader = array_record_module.ArrayRecordReader(local, options="readahead_buffer_size:0")
         for start in range(0, file.records, _BATCH_RECORDS):
-            raw = reader.read(start, min(start + _BATCH_RECORDS, file.records))
+            raw = reader.read(range(start, min(start + _BATCH_RECORDS, file.records)))
             yield [parse_record(one, dtype) for one in raw]
         reader.close()
     except (RuntimeError, ValueError, IndexError) as error:

@@ -1,7 +1,6 @@
 """Differences between disks and object stores, and the errors for a store that cannot be reached."""
 
 import concurrent.futures
-import hashlib
 import os
 from pathlib import Path
 
@@ -19,12 +18,6 @@ from tests.stores import MemoryStore, memory_store, tree
 @pytest.fixture
 def bucket():
     return memory_store()
-
-
-@pytest.fixture
-def cache(tmp_path, monkeypatch):
-    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 def test_paths_keep_their_slashes():
@@ -90,29 +83,6 @@ def test_directories_for_libraries_that_need_a_disk(bucket, tmp_path, native):
         staged.close()
         assert staged.directory.exists() == is_itself
         (place / "new").unlink()
-
-
-def test_a_file_is_copied_once_per_host(bucket, cache):
-    content = os.urandom(10_000_000)
-    sha256 = hashlib.sha256(content).hexdigest()
-    (bucket / "shard").write_bytes(content)
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        (local,) = set(pool.map(lambda _: storage.cached_path(bucket / "shard", sha256), range(8)))
-    assert Path(local).read_bytes() == content and Path(local).parent == cache
-    (bucket / "shard").unlink()
-    assert storage.cached_path(bucket / "elsewhere", sha256) == local
-    assert storage.cached_path(Path("here"), sha256) == "here"
-
-
-def test_a_damaged_copy_is_not_kept(bucket, cache):
-    sha256 = hashlib.sha256(b"good").hexdigest()
-    (bucket / "shard").write_bytes(b"bad")
-    with pytest.raises(UserError, match="az://bucket/shard: damaged, its SHA-256 is not the recorded one"):
-        storage.cached_path(bucket / "shard", sha256)
-    (bucket / "shard").write_bytes(b"good")
-    assert Path(storage.cached_path(bucket / "shard", sha256)).read_bytes() == b"good"
-    with pytest.raises(FileNotFoundError):
-        storage.cached_path(bucket / "nothing", "0" * 64)
 
 
 def error_of(capfd, *arguments: str) -> str:

@@ -199,6 +199,10 @@ def from_dict(values: dict[str, Any]) -> Config:
     return from_json(Config, values, "config")
 
 
+READER_FIELDS = ("verify", "reader_processes", "prefetch", "cache_dir", "cache_limit_gb")
+"""Fields of `DataConfig` that do not change the rows."""
+
+
 def identity_fields(config: Config) -> dict[str, Any]:
     """The settings that determine the steps of a run: all but mesh, checkpoint, log, evaluation, recovery, target,
     readers and implementation choices.
@@ -206,7 +210,7 @@ def identity_fields(config: Config) -> dict[str, Any]:
     values = to_dict(config)
     for section in ("mesh", "checkpoint", "log", "evaluation", "recovery", "target"):
         del values[section]
-    for name in ("verify", "reader_processes", "prefetch"):
+    for name in READER_FIELDS:
         del values["data"][name]
     for name in ("attention", "remat", "scan_unroll"):
         del values["model"][name]

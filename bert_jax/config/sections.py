@@ -16,6 +16,7 @@ from bert_jax.field_validation import (
     SizeOrZero,
     check,
 )
+from bert_jax.local_cache import LocalCache
 
 GPU_ATTENTION_BLOCK, TPU_ATTENTION_BLOCK = 64, 128
 """Tokens of a block of the attention `pallas_gpu` and `pallas_tpu`."""
@@ -277,6 +278,12 @@ class DataConfig:
     """Processes that prepare batches; 0: threads of the main process prepare them."""
     prefetch: Annotated[int, Interval("[1, 1e4]")] = 4
     """Batches prepared ahead of the device; with reader processes, by each of them."""
+    cache_dir: str | None = None
+    """Directory of this host for copies of corpora in object stores (docs/object_stores.md). None: $BERT_JAX_CACHE, or
+    else ~/.cache/bert_jax."""
+    cache_limit_gb: Positive | None = None
+    """Largest size of these copies together, in 10^9 bytes; what has no room is read from the store when it is
+    needed. None: a tenth of the disk remains free."""
 
     def __post_init__(self) -> None:
         check(self, "data.")
@@ -285,6 +292,11 @@ class DataConfig:
     def paired(self) -> bool:
         """Whether examples have a second segment."""
         return any(self.format in formats for formats in PAIR_FORMATS.values())
+
+    @property
+    def cache(self) -> LocalCache:
+        """Copies of files from object stores."""
+        return LocalCache(self.cache_dir, self.cache_limit_gb)
 
     def max_examples_per_row(self, seq_len: int) -> int:
         """Largest number of examples in a row of `seq_len` tokens."""

@@ -128,6 +128,7 @@ class TrainingStream:
             slots = np.flatnonzero(of_corpus[first : first + count])
             if len(slots):
                 corpus.read_into(rows, slots, position, int(of_corpus.sum()), first=int(of_corpus[:first].sum()))
+                corpus.prefetch(seq_len, position)
         return rows
 
     def batches(self, start: Cursor) -> Generator[HostBatch, None, None]:

@@ -18,7 +18,8 @@ from etils import epath
 from bert_jax.data.record import REMEDY, DamagedRecordError, Record, RecordReader, StoredFile
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Interval
-from bert_jax.storage import cached_path, check_reachable, read_json_as
+from bert_jax.local_cache import LocalCache
+from bert_jax.storage import check_reachable, is_remote, read_json_as
 
 FORMAT_VERSION = 2
 MANIFEST = "corpus.json"
@@ -158,6 +159,7 @@ class Corpus:
       record_offsets: first sentence of each record, int64 [num_records + 1].
       token_counts: occurrences of each id in the split, int64 [vocab_size].
       num_tokens: tokens in the split.
+      cache: copies of files from a store.
     """
 
     directory: epath.Path
@@ -171,17 +173,24 @@ class Corpus:
     record_offsets: np.ndarray
     token_counts: np.ndarray
     num_tokens: int
+    cache: LocalCache
     _records: RecordReader
 
     @classmethod
-    def open(cls, directory: os.PathLike | str, split: str = "train") -> "Corpus":
-        """Opens a split; the time does not depend on the size of the corpus.
+    def open(cls, directory: os.PathLike | str, split: str = "train", cache: LocalCache | None = None) -> "Corpus":
+        """Opens a split; the time does not depend on the size of the corpus, if it is on a disk.
+
+        Args:
+          directory: of the corpus; the length arrays of one in a store are copied to this host.
+          split: "train" or "validation".
+          cache: where such copies are kept; None: the default one.
 
         Raises:
-          UserError: not a finished corpus of this format, no such split, or arrays or shards that contradict
-            corpus.json.
+          UserError: not a finished corpus of this format, no such split, arrays or shards that contradict
+            corpus.json, or no room for the arrays.
+          OutageError: the store of the corpus does not answer.
         """
-        directory = epath.Path(directory)
+        directory, cache = epath.Path(directory), cache or LocalCache()
         manifest = read_manifest(directory)
         if split not in manifest["splits"]:
             raise UserError(f"{directory}: no split {split!r}; it has {', '.join(sorted(manifest['splits']))}")
@@ -192,8 +201,12 @@ class Corpus:
             "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
             "token_counts": (np.dtype("<i8"), manifest["vocab_size"], None),
         }
+        files = stored_files(directory, manifest)
+        if is_remote(directory):
+            for file in files.values():  # copies of an earlier run are kept for this one
+                cache.use_existing(file.sha256)
         arrays = {
-            array: _map_array(directory, array_file(split, array), manifest, *properties)
+            array: _map_array(files[array_file(split, array)], cache, *properties)
             for array, properties in expected.items()
         }
         if arrays["token_counts"].sum() != counts["tokens"]:
@@ -201,9 +214,8 @@ class Corpus:
                 f"{directory / MANIFEST}: counts {counts['tokens']} tokens in {split}, but"
                 f" {array_file(split, 'token_counts')} holds {arrays['token_counts'].sum()}; {REMEDY}"
             )
-        files = stored_files(directory, manifest)
         shards = [files[shard["file"]] for shard in counts["shards"]]
-        records = RecordReader(shards, token_dtype(manifest["vocab_size"]))
+        records = RecordReader(shards, token_dtype(manifest["vocab_size"]), cache)
         if len(records) != counts["records"]:
             raise UserError(
                 f"{directory / MANIFEST}: its {split} shards hold {len(records)} records, but it counts"
@@ -217,13 +229,14 @@ class Corpus:
             vocab_size=manifest["vocab_size"],
             tokenizer_fingerprint=manifest["tokenizer"]["fingerprint"],
             num_tokens=counts["tokens"],
+            cache=cache,
             _records=records,
             **arrays,
         )
 
     def __reduce__(self):
         # Memory-mapped arrays would be pickled with their whole content.
-        return _reopen, (os.fspath(self.directory), self.split)
+        return Corpus.open, (os.fspath(self.directory), self.split, self.cache)
 
     @property
     def num_documents(self) -> int:
@@ -283,16 +296,10 @@ class Corpus:
             raise DamagedRecordError(index, f"it contradicts {array_file(self.split, 'sentence_lengths')}")
 
 
-def _reopen(directory: str, split: str) -> Corpus:
-    return Corpus.open(directory, split)
-
-
-def _map_array(
-    directory: epath.Path, name: str, manifest: dict, dtype: np.dtype, length: int, last: int | None
-) -> np.ndarray:
-    path = directory / name
+def _map_array(file: StoredFile, cache: LocalCache, dtype: np.dtype, length: int, last: int | None) -> np.ndarray:
+    path = file.path
     try:
-        array = np.load(cached_path(path, manifest["files"][name]["sha256"]), mmap_mode="r")
+        array = np.load(cache.local_path(path, file.sha256, file.size), mmap_mode="r")
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; {REMEDY}") from error
     except (ValueError, EOFError) as error:

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
@@ -23,8 +23,10 @@ from bert_jax.data.corpus import (
 )
 from bert_jax.data.record import REMEDY, StoredFile, open_shard
 from bert_jax.errors import UserError
+from bert_jax.local_cache import LocalCache
 from bert_jax.progress import progress_bar
-from bert_jax.storage import cached_path
+from bert_jax.range_reads import read_blocks
+from bert_jax.storage import COPY_THREADS, file_sizes, is_remote
 
 DATASET_INFO = "dataset_info.json"
 THREADS = 8
@@ -50,21 +52,31 @@ def require_all_files(directory: epath.Path, manifest: Manifest) -> dict[str, St
     return files
 
 
-def check_file_sizes(files: Iterable[StoredFile]) -> None:
-    """Checks that each file exists and has the recorded size; reads none.
+def check_file_sizes(files: Collection[StoredFile]) -> None:
+    """Checks that each file exists and has the recorded size; reads none. Directories are listed once.
 
     Raises:
       UserError: the first file for which this is not so.
     """
+    sizes = {directory: file_sizes(directory) for directory in {file.path.parent for file in files}}
     for file in files:
-        if not file.path.exists():
+        size = sizes[file.path.parent].get(file.path.name)
+        if size is None:
             raise UserError(f"{file.path}: missing; {REMEDY}")
-        if (size := file.path.stat().length) != file.size:
+        if size != file.size:
             raise UserError(f"{file.path}: damaged, it has {size} bytes where {MANIFEST} lists {file.size}; {REMEDY}")
 
 
-def check_checksums(files: Collection[StoredFile], description: str, min_bytes: int = 0) -> None:
+def check_checksums(
+    files: Collection[StoredFile], caches: Collection[LocalCache], description: str, min_bytes: int = 0
+) -> None:
     """Compares each file with its SHA-256, several at a time; shows progress if they have `min_bytes` together.
+
+    Args:
+      files: to compare.
+      caches: of each file; one of a store that has no room there is read without keeping it.
+      description: of the progress bar.
+      min_bytes: size from which there is one.
 
     Raises:
       UserError: the first file that differs.
@@ -77,7 +89,7 @@ def check_checksums(files: Collection[StoredFile], description: str, min_bytes: 
             bar.update(count)
 
     with bar, ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
-        checksums = [pool.submit(_sha256, file, report_bytes) for file in files]
+        checksums = [pool.submit(_sha256, *pair, report_bytes) for pair in zip(files, caches, strict=True)]
         try:
             for file, sha256 in zip(files, checksums, strict=True):
                 if sha256.result() != file.sha256:
@@ -87,13 +99,19 @@ def check_checksums(files: Collection[StoredFile], description: str, min_bytes: 
             raise
 
 
-def _sha256(stored: StoredFile, on_bytes: Callable[[int], None]) -> str:
+def _sha256(stored: StoredFile, cache: LocalCache, on_bytes: Callable[[int], None]) -> str:
     digest = hashlib.sha256()
-    with Path(cached_path(stored.path, stored.sha256)).open("rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            digest.update(block)
-            on_bytes(len(block))
+    local = cache.path_if_room(stored.path, stored.sha256, stored.size)
+    for block in read_blocks(stored.path, stored.size) if local is None else _local_blocks(local):
+        digest.update(block)
+        on_bytes(len(block))
     return digest.hexdigest()
+
+
+def _local_blocks(path: str) -> Iterator[bytes]:
+    with Path(path).open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
 
 
 def check_corpus_files(
@@ -110,20 +128,24 @@ def check_corpus_files(
     Args:
       corpora: any split of each.
       verify: "checksums" reads every file and compares its SHA-256; "counts" reads none and compares sizes. Both
-        compare the number of records of each shard. A file from an object store is copied to this host in either
-        case, and its checksum is compared then.
+        compare the number of records of each shard. With "checksums", files of a store are copied to this host as far
+        as the cache has room.
       process_index, process_count: of this process.
 
     Raises:
       UserError: the first file of this process that is missing or differs, with the difference and a remedy.
     """
     files = [
-        file for one in corpora for file in require_all_files(one.directory, read_manifest(one.directory)).values()
+        (file, one.cache)
+        for one in corpora
+        for file in require_all_files(one.directory, read_manifest(one.directory)).values()
     ]
-    shards = [file for file in files if file.records is not None][process_index::process_count]
-    own_files = [*(file for file in files if file.records is None), *shards]
-    check_file_sizes(own_files)
+    shards = [pair for pair in files if pair[0].records is not None][process_index::process_count]
+    own_files = [*(pair for pair in files if pair[0].records is None), *shards]
+    check_file_sizes([file for file, _ in own_files])
     if verify == "checksums":
-        check_checksums(own_files, "checksums (--data.verify counts skips them)", PROGRESS_BYTES)
-    for shard in shards:
-        open_shard(shard).close()
+        check_checksums(*zip(*own_files, strict=True), "checksums (--data.verify counts skips them)", PROGRESS_BYTES)
+    remote = any(is_remote(file.path) for file, _ in shards)
+    with ThreadPoolExecutor(COPY_THREADS if remote else 1) as pool:
+        for reader in pool.map(lambda pair: open_shard(*pair), shards):
+            reader.close()

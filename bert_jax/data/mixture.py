@@ -7,15 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.data.corpus import TOKENIZER, Corpus
-from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, check_reachable, to_path
+from bert_jax.data.corpus import TOKENIZER, Corpus, read_manifest, stored_files
+from bert_jax.errors import UserError, require
+from bert_jax.local_cache import LocalCache
+from bert_jax.storage import StoredPath, check_reachable, is_remote, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 CYCLE_ROWS = 10_000
 """Rows after which the order of corpora repeats. In every cycle, counted from the start of the stream, each corpus has
 exactly its share s, rounded to a ten-thousandth. In any n consecutive rows it has n s rows plus or minus at most
 1 + s (c - 2), where c is the number of corpora (1 for two of them); in the first n rows, half of that."""
+
+NO_CORPUS = "no corpus is given: add --corpus DIR, a directory that `bert-data build` made"
 
 
 @dataclass(frozen=True)
@@ -51,17 +54,25 @@ def parse_corpus_weight(text: str) -> CorpusWeight:
     return CorpusWeight(to_path(directory), value)
 
 
-def open_corpora(mixture: Sequence[CorpusWeight], split: str = "train") -> tuple[list[CorpusWeight], list[Corpus]]:
+def open_corpora(
+    mixture: Sequence[CorpusWeight], split: str = "train", cache: LocalCache | None = None
+) -> tuple[list[CorpusWeight], list[Corpus]]:
     """Opens one split of each corpus. Both lists are sorted by `Corpus.identity`: the order of flags has no effect.
 
+    Args:
+      mixture: the corpora.
+      split: see `Corpus.open`.
+      cache: of copies from stores, which all corpora share; None: the default one.
+
     Raises:
-      UserError: no corpus, one that cannot be opened, the same corpus twice, or two with one name (metrics are named by
-        corpus).
+      UserError: no corpus, one that cannot be opened, the same corpus twice, two with one name (metrics are named by
+        corpus), or a cache that is too small for them.
     """
-    if not mixture:
-        raise UserError("no corpus is given: add --corpus DIR, a directory that `bert-data build` made")
+    cache = cache or LocalCache()
+    require(bool(mixture), NO_CORPUS)
+    check_cache_limit([entry.directory for entry in mixture], cache)
     pairs = sorted(
-        ((entry, Corpus.open(entry.directory, split)) for entry in mixture), key=lambda pair: pair[1].identity
+        ((entry, Corpus.open(entry.directory, split, cache)) for entry in mixture), key=lambda pair: pair[1].identity
     )
     for (_, other), (_, corpus) in itertools.pairwise(pairs):
         if other.identity == corpus.identity:
@@ -77,6 +88,38 @@ def open_corpora(mixture: Sequence[CorpusWeight], split: str = "train") -> tuple
                 "named by corpus: build one of them again with another --name"
             )
     return [entry for entry, _ in pairs], [corpus for _, corpus in pairs]
+
+
+def check_cache_limit(directories: Sequence[StoredPath], cache: LocalCache) -> None:
+    """Checks that a cache can hold what is in use at the same time: all length arrays, and one shard.
+
+    Args:
+      directories: of the corpora; those on disks need no copies.
+      cache: that they share.
+
+    Raises:
+      UserError: its limit is too small, or a corpus cannot be opened.
+    """
+    if cache.limit_gb is None:
+        return
+    arrays, shard = 0, 0
+    for directory in directories:
+        if is_remote(directory):
+            files = stored_files(directory, read_manifest(directory)).values()
+            arrays += sum(file.size for file in files if file.path.suffix == ".npy")
+            shard = max(shard, *(file.size for file in files if file.records is not None))
+    if cache.limit_gb * 1e9 < arrays + shard:
+        raise UserError(
+            f"data.cache_limit_gb is {cache.limit_gb:g}, but the corpora have {_gigabytes(arrays)} GB of length "
+            f"arrays, which are always in use, and shards of up to {_gigabytes(shard)} GB: set it to at least "
+            f"{_gigabytes(arrays + shard)}"
+        )
+
+
+def _gigabytes(count: int) -> str:
+    """Bytes as 10^9 bytes, rounded up to three digits."""
+    digits = max(0, len(str(count)) - 3)
+    return f"{math.ceil(count / 10**digits) * 10**digits / 1e9:.12g}"
 
 
 def common_tokenizer(corpora: Sequence[Corpus], num_embeddings: int) -> Tokenizer:
@@ -111,9 +154,10 @@ def vocab_size(mixture: Sequence[CorpusWeight]) -> int:
     """Vocabulary size of the corpora, which share one tokenizer (`common_tokenizer` checks that).
 
     Raises:
-      UserError: see `open_corpora`.
+      UserError: see `read_manifest`.
     """
-    return max(corpus.vocab_size for corpus in open_corpora(mixture)[1])
+    require(bool(mixture), NO_CORPUS)
+    return max(read_manifest(entry.directory)["vocab_size"] for entry in mixture)
 
 
 def resolve_shares(mixture: Sequence[CorpusWeight], tokens: Sequence[int], exponent: float) -> list[float]:

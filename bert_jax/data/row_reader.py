@@ -14,6 +14,7 @@ from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
 from bert_jax.data.record import Record
 from bert_jax.errors import UserError
+from bert_jax.storage import is_remote
 
 WINDOWS_KEPT = 2
 """The window that is being read and the next one: 12 MB each (books, 16-bit ids), most of it tokens, and up to 7 MB of
@@ -48,6 +49,8 @@ class LoadedWindow:
         self._loaded = np.zeros(len(self._records), np.bool_)
         self._random_records: dict[int, Record] = {}  # outside of the window, by index
         self._lock = threading.Lock()
+        self.last_read = (0, 0)
+        """First and last row, in the order of the text, that were read together last; (0, 0): none yet"""
         # Used to find documents that begin inside an example.
         none = np.zeros(0, np.int64)
         self._layout = (lengths, np.asarray(corpus.document_offsets) if separated else none)
@@ -67,9 +70,17 @@ class LoadedWindow:
         members, counts, places = _row_members(self.window.row_starts, self.window.members, window_rows)
         examples = self.window.examples[members]
         self._load(examples)
+        self.last_read = int(window_rows.min()), int(window_rows.max())
         text = _Text(self._tokens, *self._random_segments(examples), *self._layout)
         out = RowArrays(*(rows[name] for name in RowArrays._fields))
         _write_rows(examples, np.repeat(slots, counts), places, text, special_ids, out)
+
+    def load(self, window_rows: np.ndarray) -> None:
+        """Reads the records of rows of the window, int64 [n], for a later `read_into`."""
+        members, *_ = _row_members(self.window.row_starts, self.window.members, window_rows)
+        examples = self.window.examples[members]
+        self._load(examples)
+        self._random_segments(examples)
 
     def _load(self, examples: np.ndarray) -> None:
         with self._lock:
@@ -123,6 +134,9 @@ class CorpusRows:
         self._plans: dict[int, EpochPlanner] = {}
         self._windows: dict[tuple[int, int, int], LoadedWindow] = {}
         self._lock = threading.Lock()
+        self._in_store = is_remote(corpus.directory)
+        self._prefetched = (0, -1, -1)
+        """The last window after which the next one was read ahead: row length, epoch, window"""
 
     def epoch_planner(self, seq_len: int) -> EpochPlanner:
         """The plan for rows of one length.
@@ -142,7 +156,7 @@ class CorpusRows:
                 planned = self.epoch_planner(seq_len).window(position.epoch, position.window)
                 separated = self.data.format == "full_sentences"
                 self._windows[key] = LoadedWindow(self.corpus, planned, separated)
-                while len(self._windows) > WINDOWS_KEPT:
+                while len(self._windows) > WINDOWS_KEPT + self._in_store:
                     del self._windows[next(iter(self._windows))]
             return self._windows[key]
 
@@ -191,6 +205,31 @@ class CorpusRows:
             own = span_of_row == i
             rows["mask_epoch"][slots[own]] = start.epoch if copies is None else start.epoch % copies
             loaded.read_into(rows, slots[own], window_rows[own], self.special_ids)
+
+    def prefetch(self, seq_len: int, position: CorpusPosition) -> None:
+        """If the corpus is in a store, reads the rest of a position's window and the next window in a thread.
+
+        Of both it reads the part between the first and the last row that this process read last: a process reads from
+        the same part of every window. Does nothing if no row of the window was read, and the second time.
+        """
+        key = seq_len, position.epoch, position.window
+        with self._lock:
+            loaded = self._windows.get(key)
+            if not self._in_store or self._prefetched == key or loaded is None or loaded.last_read == (0, 0):
+                return
+            self._prefetched = key
+        threading.Thread(target=self._load_ahead, args=(seq_len, position), daemon=True).start()
+
+    def _load_ahead(self, seq_len: int, position: CorpusPosition) -> None:
+        loaded = self.window(seq_len, position)
+        low, high = (row / len(loaded.window) for row in loaded.last_read)
+        for part in (position, self._next_window(seq_len, position)):
+            loaded = self.window(seq_len, part)
+            rows = np.arange(int(low * len(loaded.window)), min(len(loaded.window), int(high * len(loaded.window)) + 1))
+            try:
+                loaded.load(rows)
+            except (UserError, OSError):  # reported when a batch needs the rows
+                return
 
     def epoch_windows(self, seq_len: int, epoch: int) -> Iterator[WindowPlan]:
         """All windows of an epoch, planned one at a time and not cached."""

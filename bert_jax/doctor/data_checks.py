@@ -126,7 +126,7 @@ def _epochs(epochs: PhaseEpochs, before: float, number: int, steps: int) -> Find
 def held_out(context: CheckContext) -> Iterator[Finding]:
     """Rows of the validation splits that evaluation scores."""
     config = context.config
-    splits = [Corpus.open(corpus.directory, "validation") for corpus in context.corpora]
+    splits = [Corpus.open(corpus.directory, "validation", corpus.cache) for corpus in context.corpora]
     validation = HeldOutRows(splits, config.data, SpecialIds(0, 0, 0))  # rows are only counted: ids do not matter
     for rows in validation.corpora:
         count = validation.count(rows, config.phases[-1].seq_len, config.evaluation.rows)

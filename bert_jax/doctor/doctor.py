@@ -116,7 +116,7 @@ def check_run(
 
 
 def _open_mixture(config: Config, parts: Sequence[CorpusWeight]) -> tuple[list[Corpus], MixtureOrder]:
-    ordered, corpora = open_corpora(parts)
+    ordered, corpora = open_corpora(parts, cache=config.data.cache)
     tokens = [corpus.num_tokens for corpus in corpora]
     return corpora, MixtureOrder(resolve_shares(ordered, tokens, config.data.mixture_exponent))
 

@@ -20,6 +20,7 @@ from bert_jax.config import Config, presets
 from bert_jax.data.mixture import CorpusWeight, open_corpora
 from bert_jax.doctor.check_context import Finding, finding
 from bert_jax.errors import UserError
+from bert_jax.local_cache import LocalCache
 from bert_jax.storage import read_json_as
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
@@ -87,7 +88,7 @@ def train_and_compare(config: Config, parts: Sequence[CorpusWeight]) -> Iterator
     """
     curve = read_curve(config.name)
     run_config = comparison_config(config, presets.load_config(config.name), curve)
-    _check_corpus(parts, curve)
+    _check_corpus(parts, curve, config.data.cache)
     with tempfile.TemporaryDirectory(prefix="bert_jax-reference-") as directory:
         workdir = Path(directory) / "run"
         pretraining.pretrain(run_config, list(parts), workdir)
@@ -113,7 +114,7 @@ def comparison_config(config: Config, preset: Config, curve: Curve) -> Config:
                 "mesh, model.attention, compute_dtype, remat and scan_unroll, phases.0.accumulation and data's readers"
             )
     computed = {name: getattr(config.model, name) for name in ("attention", "compute_dtype", "remat", "scan_unroll")}
-    read = {name: getattr(config.data, name) for name in ("verify", "reader_processes", "prefetch")}
+    read = {name: getattr(config.data, name) for name in config_lib.READER_FIELDS}
     phase = dataclasses.replace(reference.phases[0], accumulation=config.phases[0].accumulation)
     return config_lib.replace(reference, model=computed, data=read, phases=(phase,), mesh=config.mesh)
 
@@ -125,13 +126,13 @@ def _decisive_settings(config: Config) -> dict[str, Any]:
     return flat
 
 
-def _check_corpus(parts: Sequence[CorpusWeight], curve: Curve) -> None:
+def _check_corpus(parts: Sequence[CorpusWeight], curve: Curve, cache: LocalCache) -> None:
     """Check that the corpus is that of the curve.
 
     Raises:
       UserError: another corpus, or several; the message contains the commands that create the right one.
     """
-    _, corpora = open_corpora(parts)
+    _, corpora = open_corpora(parts, cache=cache)
     if [corpus.identity for corpus in corpora] != [curve.corpus]:
         names = ", ".join(os.fspath(corpus.directory) for corpus in corpora)
         raise UserError(

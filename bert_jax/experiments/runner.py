@@ -73,7 +73,7 @@ def open_study(
       UserError: corpora that cannot be used together, cells that are not valid or cannot be compared, no data for a
         task, or a directory of something else.
     """
-    ordered, corpora = open_corpora(parts)
+    ordered, corpora = open_corpora(parts, cache=study.base.data.cache)
     tokenizer = common_tokenizer(corpora, sys.maxsize)
     shares = resolve_shares(ordered, [corpus.num_tokens for corpus in corpora], study.base.data.mixture_exponent)
     identity: StudyFile = {

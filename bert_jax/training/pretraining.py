@@ -3,6 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -43,7 +44,8 @@ def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
         tokenizers differ between corpora or from the one that a corpus was built with; a split is too small for the
         format.
     """
-    parts, corpora = open_corpora(parts)
+    cache = config.data.cache
+    parts, corpora = open_corpora(parts, cache=cache)
     tokenizer = common_tokenizer(corpora, config.model.vocab_size)
     process = jax.process_index(), jax.process_count()
     marks = SpecialIds(tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
@@ -52,7 +54,8 @@ def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
     )
     shares = resolve_shares(parts, [corpus.num_tokens for corpus in corpora], config.data.mixture_exponent)
     train = TrainingStream(corpora, shares, config, marks, *process)
-    held_out = HeldOutRows([Corpus.open(part.directory, "validation") for part in parts], config.data, marks, *process)
+    splits = [Corpus.open(part.directory, "validation", cache) for part in parts]
+    held_out = HeldOutRows(splits, config.data, marks, *process)
     # Check all splits now: a phase that begins after hours must not fail here.
     for rows in train.corpora:
         for phase in config.phases:
@@ -191,6 +194,8 @@ def _evaluation_config(config: Config, form: str | None, seq_len: int | None, ro
     model, data, evaluation, last = config.model, config.data, config.evaluation, config.phases[-1]
     if form is not None:
         data = dataclasses.replace(data, format=form, example_end="sentence")
+    if data.cache_dir is not None and not Path(data.cache_dir).is_dir():  # of another host
+        data = dataclasses.replace(data, cache_dir=None)
     if data.paired and model.type_vocab_size < 2:
         raise UserError(
             f"--format {form} marks its second segment with token type 1, and the model has {model.type_vocab_size} "

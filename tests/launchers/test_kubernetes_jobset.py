@@ -1,6 +1,5 @@
 """`bert-jax launch kubernetes`: manifests against Kubernetes' schemas, and the commands that the pods run."""
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -10,11 +9,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bert_jax import storage
 from bert_jax.cli import main as cli
 from bert_jax.distributed import cluster_detection, jax_setup
 from bert_jax.distributed.monitor import ProcessFailure
 from bert_jax.errors import TRY_AGAIN
+from bert_jax.local_cache import LocalCache
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "jobset_schema.json").read_text())
@@ -191,10 +190,7 @@ def test_a_cache_survives_restarts(make_jobset, monkeypatch, tmp_path, path, on_
     assert ("runAsUser" in pod["securityContext"]) == on_nodes
     for variable in container["env"][1:]:
         monkeypatch.setenv(variable["name"], variable["value"].replace(path, str(tmp_path)))
-    (tmp_path / "shard").write_bytes(b"content")
-    digest = hashlib.sha256(b"content").hexdigest()
-    monkeypatch.setattr(storage, "is_remote", lambda _: True)
-    assert Path(storage.cached_path(tmp_path / "shard", digest)).is_relative_to(tmp_path / "corpora")
+    assert LocalCache().path.is_relative_to(tmp_path / "corpora")
     before = jax.config.jax_compilation_cache_dir
     try:
         jax.config.update("jax_compilation_cache_dir", None)

@@ -1,0 +1,331 @@
+"""Corpora in a store: the batches of a local disk, with a small cache and over a link that is slow and fails."""
+
+import dataclasses
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+import time
+import zlib
+
+import numpy as np
+import pytest
+from array_record.python import array_record_module
+
+from bert_jax import config as config_lib
+from bert_jax import range_reads, storage
+from bert_jax.cli import main as cli
+from bert_jax.data import epoch_plan, record
+from bert_jax.data.batches import TrainingStream
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.cursor import Cursor
+from bert_jax.data.integrity import check_corpus_files
+from bert_jax.data.mixture import CorpusWeight, check_cache_limit, open_corpora
+from bert_jax.data.shard_parts import ShardParts
+from bert_jax.errors import TRY_AGAIN, OutageError, UserError
+from bert_jax.local_cache import LocalCache
+from bert_jax.range_reads import ByteRange, read_ranges
+from tests.corpus_writer import write_sample
+from tests.faulty_link import FAULTS, faulty_link
+from tests.stores import MemoryStore, memory_store, use_s3
+from tests.test_local_cache import release
+
+
+@pytest.fixture(autouse=True)
+def read_in_parts(monkeypatch, tmp_path):
+    """Shards are read in parts whatever their size, and nothing waits for long."""
+    monkeypatch.setattr(record, "COPIED_BYTES", 0)
+    monkeypatch.setattr(range_reads, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
+    yield
+    release()
+
+
+@pytest.fixture(scope="module")
+def small_windows():
+    """Several windows per epoch of a small corpus."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(epoch_plan, "CHUNK_TOKENS", 100)
+    patch.setattr(epoch_plan, "WINDOW_CHUNKS", 6)
+    yield
+    patch.undo()
+
+
+@pytest.fixture
+def bucket(tiny_corpus):
+    bucket = memory_store()
+    storage.copy_tree(tiny_corpus, bucket / "corpus")
+    return bucket
+
+
+@pytest.fixture
+def link(s3_server, tiny_corpus, second_corpus, monkeypatch, request):
+    """A bucket with two corpora after a link without faults, and the link."""
+    bucket = use_s3(monkeypatch, s3_server[0], f"link-{zlib.crc32(request.node.name.encode())}")
+    storage.copy_tree(tiny_corpus, bucket / "corpus")
+    storage.copy_tree(second_corpus, bucket / "second")
+    with faulty_link(s3_server[0]) as (address, faults):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        import s3fs
+
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield bucket, faults
+        s3fs.S3FileSystem.clear_instance_cache()
+
+
+def shard_of(corpus: Corpus) -> record.StoredFile:
+    return corpus._records._shards[0]
+
+
+def test_parts_of_a_shard_are_its_records(tmp_path):
+    """Of an index that is longer than the tail, of records that span blocks, and of an empty one."""
+    rng = np.random.default_rng(0)
+    bucket, records = memory_store(), [b"", *(rng.bytes(n) for n in rng.integers(1, 8192, 400)), rng.bytes(200_000)]
+    writer = array_record_module.ArrayRecordWriter(str(tmp_path / "shard"), "group_size:1")
+    for one in records:
+        writer.write(one)
+    writer.close()
+    (bucket / "shard").write_bytes((tmp_path / "shard").read_bytes())
+    size = (tmp_path / "shard").stat().st_size
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bert_jax.data.shard_parts.TAIL_BYTES", 1 << 17)
+        parts = ShardParts(bucket / "shard", size)
+    assert parts.num_records() == len(records)
+    for _ in range(50):
+        chosen = sorted(rng.choice(len(records), rng.integers(1, 20), replace=False).tolist())
+        assert parts.read(chosen) == [records[index] for index in chosen]
+    assert parts.read(range(len(records))) == records
+    everything = parts.ranges(range(len(records)))
+    assert len(everything) == 1 and len(parts.ranges([0, len(records) - 1])) == 2
+    bytes_of_two = sum(one.end - one.start for one in parts.ranges([5, 6]))
+    assert bytes_of_two < 20_000 < parts.bytes_read
+    start = parts.ranges([7])[0].start
+    MemoryStore.objects["bucket/shard"] = flipped(MemoryStore.objects["bucket/shard"], start + 60)
+    with pytest.raises((RuntimeError, ValueError), match="hash mismatch"):
+        parts.read([7])
+    assert parts.read([6]) == [records[6]]
+    parts.close()
+
+
+def flipped(content: bytes, at: int) -> bytes:
+    changed = bytearray(content)
+    changed[at] ^= 1
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("damage", ["cut", "index", "postscript", "groups", "gone"])
+def test_a_shard_without_a_usable_index(bucket, tmp_path, damage):
+    """One line with its name."""
+    corpus = Corpus.open(bucket / "corpus")
+    shard = shard_of(corpus)
+    content = shard.path.read_bytes()
+    if damage == "groups":
+        writer = array_record_module.ArrayRecordWriter(str(tmp_path / "shard"), "group_size:2")
+        for _ in range(shard.records):
+            writer.write(b"text")
+        writer.close()
+        content = (tmp_path / "shard").read_bytes()
+        shard = shard._replace(size=len(content))
+    if damage == "gone":
+        shard.path.unlink()
+    else:
+        index = int(ShardParts(shard.path, shard.size)._offsets[-1]) + 50
+        at = {"index": index, "postscript": shard.size - (1 << 16) + 70}.get(damage)
+        content = content[: shard.size // 2] if damage == "cut" else flipped(content, at) if at else content
+        shard.path.write_bytes(content)
+    other = {"gone": "this shard is missing", "cut": "cannot be reached"}
+    expected = other.get(damage, "cannot be read as ArrayRecord")
+    with pytest.raises(UserError, match=f"^az://bucket/corpus/{shard.path.name}.*{expected}"):
+        record.open_shard(shard, corpus.cache)
+
+
+def batches_of(corpora, special_ids, config, start=Cursor(), **data):  # noqa: B008 (frozen)
+    config = config_lib.replace(config, data=data)
+    shares = [1 / len(corpora)] * len(corpora)
+    return list(TrainingStream(corpora, shares, config, special_ids).batches(start))
+
+
+def assert_same_batches(left, right):
+    assert len(left) == len(right) > 0
+    for one, two in zip(left, right, strict=True):
+        assert one.next_cursor == two.next_cursor
+        for name in one.rows:
+            np.testing.assert_array_equal(one.rows[name], two.rows[name], err_msg=name)
+
+
+@pytest.mark.parametrize("form", ["segment_pair", "doc_sentences"])
+def test_the_batches_of_a_disk(bucket, tiny_corpus, special_ids, two_phases, small_windows, form):
+    config = dataclasses.replace(two_phases, objective=dataclasses.replace(two_phases.objective, pair="none"))
+    local = batches_of([Corpus.open(tiny_corpus)], special_ids, config, format=form)
+    corpus = Corpus.open(bucket / "corpus")
+    assert isinstance(corpus._records._reader(0), ShardParts), "otherwise nothing is compared"
+    remote = batches_of([corpus], special_ids, config, format=form)
+    assert_same_batches(local, remote)
+    middle = local[len(local) // 2]
+    resumed = batches_of([Corpus.open(bucket / "corpus")], special_ids, config, middle.next_cursor, format=form)
+    assert_same_batches(local[len(local) // 2 + 1 :], resumed)
+
+
+def test_a_shard_that_was_read_in_parts_often_is_copied(bucket, tiny_corpus, tmp_path):
+    corpus, local = Corpus.open(bucket / "corpus"), Corpus.open(tiny_corpus)
+    shard, everything = shard_of(corpus), range(len(local.record_offsets) - 1)
+    end = time.monotonic() + 30
+    while isinstance(corpus._records._reader(0), ShardParts) and time.monotonic() < end:
+        records = corpus.records(everything)
+        time.sleep(0.01)
+    assert (tmp_path / "cache" / shard.sha256).read_bytes() == shard.path.read_bytes()
+    shard.path.unlink()
+    for one, two in zip(corpus.records(everything), records, strict=True):
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+
+
+def test_without_room_a_shard_is_never_copied(bucket, tmp_path):
+    manifest = json.loads((bucket / "corpus" / "corpus.json").read_text())
+    arrays = sum(entry["bytes"] for name, entry in manifest["files"].items() if name.endswith(".npy"))
+    corpus = Corpus.open(bucket / "corpus", cache=LocalCache(str(tmp_path / "cache"), (arrays + 1000) / 1e9))
+    end = time.monotonic() + 30
+    while corpus._records._copying is None and time.monotonic() < end:
+        corpus.records(range(len(corpus.record_offsets) - 1))
+    corpus._records._copying.join()
+    assert isinstance(corpus._records._reader(0), ShardParts)
+    check_corpus_files([corpus], "checksums")
+    shards = {entry["sha256"] for name, entry in manifest["files"].items() if "array_record" in name}
+    assert not shards & {path.name for path in (tmp_path / "cache").iterdir()}
+    shard = shard_of(corpus)
+    MemoryStore.objects[f"bucket/corpus/{shard.path.name}"] = flipped(shard.path.read_bytes(), 200)
+    with pytest.raises(UserError, match="damaged, its SHA-256 is not the recorded one"):
+        check_corpus_files([corpus], "checksums")
+
+
+def test_a_limit_that_is_too_small(bucket, tmp_path, monkeypatch, capfd):
+    """Before anything is copied; the value of the message is enough."""
+    write_sample(tmp_path / "sample")
+    storage.copy_tree(tmp_path / "sample", bucket / "sample")
+    both = [bucket / "corpus", bucket / "sample"]
+    with pytest.raises(UserError, match=r"data.cache_limit_gb is 1e-06, but .*: set it to at least \S+$") as caught:
+        check_cache_limit(both, LocalCache(None, 1e-6))
+    enough = float(str(caught.value).rpartition(" ")[2])
+    check_cache_limit(both, LocalCache(None, enough))
+    with pytest.raises(UserError, match="set it to at least"):
+        check_cache_limit(both, LocalCache(None, enough * 0.99))
+    check_cache_limit([tmp_path / "sample"], LocalCache(None, 1e-9))
+    monkeypatch.chdir(tmp_path)
+    words = ["pretrain", "bert_tiny", "--corpus", str(bucket / "corpus"), "--workdir", "run"]
+    assert cli.main([*words, "--data.cache-limit-gb", "1e-6"]) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: data.cache_limit_gb is 1e-06") and not (tmp_path / "cache").exists()
+
+
+def test_corpora_share_the_limit(bucket, second_corpus, tiny_corpus, special_ids, two_phases, small_windows, tmp_path):
+    storage.copy_tree(second_corpus, bucket / "second")
+    both = [CorpusWeight(bucket / "corpus"), CorpusWeight(bucket / "second")]
+    with pytest.raises(UserError) as caught:
+        check_cache_limit([part.directory for part in both], LocalCache(None, 1e-6))
+    limit = float(str(caught.value).rpartition(" ")[2])
+    _, corpora = open_corpora(both, cache=LocalCache(str(tmp_path / "cache"), limit))
+    check_corpus_files(corpora, "checksums")
+    sizes = [path.stat().st_size for path in (tmp_path / "cache").iterdir()]
+    assert max(sizes) > 1000 and sum(sizes) <= limit * 1e9
+    kinds = {isinstance(one._records._reader(0), ShardParts) for one in corpora}
+    assert True in kinds, "the limit has no room for the shards of both"
+    _, local = open_corpora([CorpusWeight(tiny_corpus), CorpusWeight(second_corpus)])
+    assert_same_batches(*(batches_of(each, special_ids, two_phases) for each in (local, corpora)))
+
+
+def test_the_next_window_is_read_before_it_is_needed(bucket, special_ids, two_phases, small_windows, monkeypatch):
+    """No record is read by the thread that waits for the second window's batches."""
+    corpus = Corpus.open(bucket / "corpus")
+    stream = TrainingStream([corpus], [1.0], config_lib.replace(two_phases, data={"examples_per_row": 1}), special_ids)
+    read_by, read = [], corpus._records.read
+
+    def watched(indices):
+        if len(indices):
+            read_by.append(threading.current_thread())
+        return read(indices)
+
+    monkeypatch.setattr(corpus._records, "read", watched)
+    cursor = stream.normalize_cursor(Cursor())
+    while cursor.positions[0].window == 0:
+        assert cursor.positions[0].epoch == 0, "the corpus has one window"
+        stream.rows_at(cursor)
+        for thread in threading.enumerate():
+            if thread is not threading.main_thread() and "_load_ahead" in thread.name:
+                thread.join()
+        cursor = stream.next_cursor(cursor)
+    assert any(thread is not threading.main_thread() for thread in read_by)
+    before = read_by.count(threading.main_thread())
+    window = cursor.positions[0].window
+    while cursor.positions[0].window == window:
+        stream.rows_at(cursor)
+        cursor = stream.next_cursor(cursor)
+    rows = len(stream.corpora[0].window(32, dataclasses.replace(cursor.positions[0], window=window, row=0)).window)
+    assert rows > 0 and read_by.count(threading.main_thread()) - before <= 2, "only rows at the edges, if any"
+
+
+def test_reads_over_a_failing_link(link, tiny_corpus, second_corpus, special_ids, two_phases, small_windows):
+    """Each kind of fault several times: the same batches, and every fault was there."""
+    bucket, faults = link
+    local = [Corpus.open(directory) for directory in (tiny_corpus, second_corpus)]
+    faults.schedule = [fault for fault in FAULTS * 12 for fault in (fault, None)]
+    remote = [Corpus.open(bucket / name) for name in ("corpus", "second")]
+    check_corpus_files(remote[:1], "counts")
+    assert_same_batches(*(batches_of(each, special_ids, two_phases) for each in (local, remote)))
+    assert set(faults.done) == set(FAULTS), faults.done
+
+
+@pytest.mark.parametrize("fault", ["reset", "503", "truncate"])
+def test_tries_are_bounded(link, fault, monkeypatch):
+    """A fault that does not end is an outage, named with its object."""
+    bucket, faults = link
+    monkeypatch.setattr(range_reads, "ATTEMPTS", 2)
+    import s3fs
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    s3fs.S3FileSystem.clear_instance_cache()
+    content = (bucket / "corpus" / "tokenizer.json").read_bytes()
+    part = ByteRange(bucket / "corpus" / "tokenizer.json", 10, 60)
+    assert read_ranges([part]) == [content[10:60]]
+    faults.always = fault
+    with pytest.raises(OutageError, match=r"^s3://.*tokenizer.json cannot be reached \(") as caught:
+        read_ranges([part])
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    with pytest.raises(FileNotFoundError):
+        faults.always = None
+        read_ranges([ByteRange(bucket / "corpus" / "nothing", 0, 5)])
+
+
+@pytest.mark.slow
+def test_a_run_over_a_failing_link(link, tmp_path, monkeypatch):
+    """Truncated and refused answers: the run ends. A store that goes away: one line and exit code 75."""
+    bucket, faults = link
+    words = ["pretrain", "bert_tiny", "--corpus", str(bucket / "corpus"), "--phases.0.steps", "6"]
+    words += ["--data.verify", "counts", "--data.cache-dir", str(tmp_path / "ssd")]
+
+    def train(workdir: str) -> subprocess.CompletedProcess:
+        command = [sys.executable, "-m", "bert_jax", *words, "--workdir", str(tmp_path / workdir)]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    faults.schedule = [fault for fault in FAULTS * 12 for fault in (fault, None)]
+    done = train("good")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert faults.done and (tmp_path / "ssd").is_dir() and not (tmp_path / "cache").exists()
+    faults.schedule, faults.always = [], "down"
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    failed = train("bad")
+    assert failed.returncode == TRY_AGAIN, failed.stderr[-3000:]
+    (line,) = [line for line in failed.stderr.splitlines() if line.startswith("error:")]
+    assert "cannot be reached" in line
+
+
+def test_equal_content_is_one_copy(bucket, tmp_path):
+    """Copies are named by their content."""
+    corpus = Corpus.open(bucket / "corpus")
+    for path in (tmp_path / "cache").iterdir():
+        if not path.suffix:
+            assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
+    storage.copy_tree(bucket / "corpus", bucket / "again")
+    before = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert Corpus.open(bucket / "again").identity == corpus.identity
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == before
