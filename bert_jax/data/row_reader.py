@@ -70,7 +70,8 @@ class LoadedWindow:
         members, counts, places = _row_members(self.window.row_starts, self.window.members, window_rows)
         examples = self.window.examples[members]
         self._load(examples)
-        self.last_read = int(window_rows.min()), int(window_rows.max())
+        if len(window_rows):
+            self.last_read = int(window_rows.min()), int(window_rows.max())
         text = _Text(self._tokens, *self._random_segments(examples), *self._layout)
         out = RowArrays(*(rows[name] for name in RowArrays._fields))
         _write_rows(examples, np.repeat(slots, counts), places, text, special_ids, out)

@@ -116,7 +116,7 @@ def is_shard(path) -> bool:
 def test_a_process_reads_only_its_files(corpora, monkeypatch):
     read = []
 
-    def note(manifest_file, on_bytes):
+    def note(manifest_file, cache, on_bytes):
         read.append(Path(manifest_file.path))
         return file_entry(manifest_file.path)["sha256"]
 
