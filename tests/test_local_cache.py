@@ -117,8 +117,9 @@ def test_several_processes_share_the_limit(bucket, directory):
     words = [sys.executable, "-c", HOLD, str(directory), first[1]]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout.readline() == "used\n"
-        assert cache.path_if_room(*second) is None
+        found = cache.path_if_room(*second)
         user.send_signal(signal.SIGKILL)
+    assert found is None
     cache.local_path(*second)
     assert kept(directory) == {"bbbb"}
 
