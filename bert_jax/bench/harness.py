@@ -7,6 +7,7 @@ benchmark decides what must be installed.
 
 import argparse
 import contextlib
+import dataclasses
 import datetime
 import os
 import statistics
@@ -260,20 +261,52 @@ def memory_megabytes(pid: str = "self", field: str = "VmHWM") -> int:
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith(field)), 0)
 
 
-def run_command(command: Sequence[str], poll_seconds: float = 0.25) -> list[int]:
-    """Run a command; returns the peak memory in MB of it and of each process that it started, largest first.
+@dataclasses.dataclass
+class ProcessUse:
+    """What a process used in a phase of a command."""
+
+    phase: str
+    process: int
+    """0 is the command, the others are those that it started"""
+    peak_megabytes: int
+    """peak resident memory, since the start of the process"""
+    cpu_seconds: float
+
+
+def cpu_seconds(pid: str) -> float:
+    """CPU seconds of a process, without those of its children; OSError if it has ended."""
+    values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def run_command(
+    command: Sequence[str], phase: Callable[[], str] = lambda: "", poll_seconds: float = 0.25
+) -> list[ProcessUse]:
+    """Run a command; returns what it and each process that it started used, by phase.
+
+    Args:
+      command: to run.
+      phase: name of the current phase.
+      poll_seconds: CPU seconds before the end of a process are not counted, up to this time.
 
     Raises:
       UserError: it failed.
     """
-    peaks: dict[str, int] = {}
+    uses: dict[tuple[str, str], ProcessUse] = {}
+    numbers: dict[str, int] = {}
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
+        numbers[str(process.pid)] = 0
         while process.poll() is None:
+            name = phase()
             for path in Path("/proc").glob("[0-9]*"):
                 with contextlib.suppress(OSError):  # it has just ended
                     if os.getsid(int(path.name)) == process.pid:
-                        peaks[path.name] = max(peaks.get(path.name, 0), memory_megabytes(path.name))
+                        number = numbers.setdefault(path.name, len(numbers))
+                        use = uses.setdefault((name, path.name), ProcessUse(name, number, 0, 0.0))
+                        before = sum(other.cpu_seconds for other in uses.values() if other.process == number)
+                        use.peak_megabytes = max(use.peak_megabytes, memory_megabytes(path.name))
+                        use.cpu_seconds += max(0.0, cpu_seconds(path.name) - before)
             time.sleep(poll_seconds)
     if process.returncode:
         raise UserError(f"{' '.join(command)} failed, see above")
-    return sorted(peaks.values(), reverse=True)
+    return list(uses.values())

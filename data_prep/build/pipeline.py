@@ -60,9 +60,8 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     """
     writer.check_name(request.name)
     directory = epath.Path(request.directory)
-    sources = tuple(
-        dataclasses.replace(source, skip_damaged=request.options.skip_damaged) for source in request.sources
-    )
+    skip = request.options.skip_damaged
+    sources = tuple(dataclasses.replace(source, skip_damaged=skip) for source in request.sources)
     inputs = [
         (index, number, part) for index, source in enumerate(sources) for number, part in enumerate(source.inputs())
     ]

@@ -13,7 +13,7 @@ from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
-from data_prep.sources.base import Block, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
 from data_prep.sources.field_validation import document_or_skipped, missing_field_message
 
 # A slice of a split may contain a colon: train[:10%].
@@ -81,7 +81,14 @@ class TfdsSource(Source):
         """A document for each example."""
         directory, start, stop = block.payload
         key = self.field.replace(".", "/")
-        for row, record in enumerate(_records(directory, self.split, start, stop), start):
+        try:
+            records = _records(directory, self.split, start, stop)
+        except DamagedFileError as error:
+            if not self.skip_damaged:
+                raise
+            yield Skipped("damaged_file", f"{directory}:{self.split} {start}", str(error))
+            return
+        for row, record in enumerate(records, start):
             origin = f"{directory}:{self.split} {row}"
             values = tf_example_pb2.Example.FromString(record).features.feature[key].bytes_list.value
             if not values:
@@ -151,8 +158,8 @@ def _records(directory: str, split: str, start: int, stop: int) -> list[bytes]:
         records = _data_source(directory, split).__getitems__(range(start, stop))
     except (OSError, RuntimeError, ValueError, IndexError) as error:
         reason = str(error).splitlines()[0]
-        raise UserError(f"{directory}: cannot be read ({reason}); prepare the dataset again") from error
+        raise DamagedFileError(f"{directory}: cannot be read ({reason}); prepare the dataset again") from error
     if b"" in records:  # ArrayRecord's result for a truncated shard or a wrong checksum
         row = start + records.index(b"")
-        raise UserError(f"{directory}: example {row} of {split} is damaged or cut off; prepare the dataset again")
+        raise DamagedFileError(f"{directory}: example {row} of {split} is damaged or cut off; prepare the dataset again")
     return records

@@ -3,13 +3,17 @@
     python scripts/benchmarks/bench_corpus.py tokenizer --source "text-files:*.txt" --tokenizer vocab.txt
     python scripts/benchmarks/bench_corpus.py speed --source "text-files:*.txt" --tokenizer vocab.txt [--repeat-to-mb 9]
     python scripts/benchmarks/bench_corpus.py memory --tokenizer vocab.txt --gb 2 [--workers 2] [-- FLAG ...]
+    python scripts/benchmarks/bench_corpus.py scaling --source text:large.txt.bz2 --tokenizer vocab.txt [-- FLAG ...]
 
 `tokenizer` compares bert_jax's WordPiece encoder with the `tokenizers` library, both on one core, with identical ids;
 every line of the text is a sentence, and the first round, which compiles code, is not timed. `speed` alternates between
 tokenisation alone (bert_jax's encoder on prepared sentences, one core), a whole build with one worker, and a whole
 build with two; its seconds are per MB of text. `memory` writes a synthetic text that contains a document of 300 MB on a
-single line, builds a corpus of it, and reports the peak resident memory of every process. Flags after -- go to
-`bert-data build`.
+single line, builds a corpus of it, and reports the peak resident memory of every process. `scaling` builds a corpus of
+the source in turn with one worker and with two, and reports CPU seconds and memory of every process by phase. On a
+busy machine its wall times mean little; `CPU bound` is the CPU seconds with one worker over those of the busiest
+process with two, phase by phase: the ratio of wall times if each process has a core. Flags after -- go to `bert-data
+build`.
 """
 
 import argparse
@@ -26,14 +30,17 @@ from typing import Any
 import tokenizers
 
 from bert_jax.bench import harness
+from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.tokenizers.wordpiece import FastWordPiece
 from data_prep import sources
+from data_prep.build.scratch import PLANS
 from data_prep.build.sentences import split_paragraphs, split_sentences
 from data_prep.clean import clean
 
 LONG_DOCUMENT_BYTES = 300_000_000
+PHASES = ["prepare", "decide", "write"]
 NOUNS = "time year people way day man thing woman life child world school state family student group"
 
 
@@ -123,9 +130,41 @@ def measure_memory(options: argparse.Namespace, directory: Path) -> dict[str, An
     """Peak resident memory of the processes of a build of a large text."""
     text = directory / "large.txt"
     _write_synthetic(text, int(options.gb * 1e9))
-    peaks, timing = harness.timed(lambda: _build(options, directory, f"text:{text}", options.workers))
-    processes = [{"process": number, "peak MB": peak} for number, peak in enumerate(peaks)]
-    return {"input MB": text.stat().st_size // 1_000_000, "seconds": timing["seconds"], "memory": processes}
+    uses, timing = harness.timed(lambda: _build(options, directory, f"text:{text}", options.workers))
+    return {"input MB": text.stat().st_size // 1_000_000, "seconds": timing["seconds"], "processes": _rows(uses)}
+
+
+def measure_scaling(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
+    """Builds with one worker and with two, in turn."""
+    (spec,) = options.source
+    rounds, rows = [], []
+    for _ in range(options.rounds):
+        busiest, seconds, parent = {}, {}, 0.0
+        for workers in (1, 2):
+            uses, timing = harness.timed(functools.partial(_build, options, directory, spec, workers))
+            seconds[workers] = timing["seconds"]
+            busiest[workers] = sum(
+                max(use.cpu_seconds for use in uses if use.phase == phase) for phase in {use.phase for use in uses}
+            )
+            parent = sum(use.cpu_seconds for use in uses if not use.process) / sum(use.cpu_seconds for use in uses)
+            rows += [{"workers": workers, **row} for row in _rows(uses)]
+        rounds.append(
+            {
+                "seconds, 1 worker": seconds[1],
+                "seconds, 2 workers": seconds[2],
+                "ratio": seconds[1] / seconds[2],
+                "CPU bound": busiest[1] / busiest[2],
+                "parent's share of the CPU": parent,
+            }
+        )
+    return {"rounds": rounds, "processes": rows}
+
+
+def _rows(uses: Iterable[harness.ProcessUse]) -> list[dict[str, Any]]:
+    return [
+        {"phase": use.phase, "process": use.process, "peak MB": use.peak_megabytes, "CPU seconds": use.cpu_seconds}
+        for use in sorted(uses, key=lambda use: (PHASES.index(use.phase), use.process))
+    ]
 
 
 def _write_synthetic(path: Path, size: int) -> None:
@@ -145,16 +184,28 @@ def _write_synthetic(path: Path, size: int) -> None:
                 written += file.write("\n".join(sentences[begin : begin + 50]) + "\n\n")
 
 
-def _build(options: argparse.Namespace, directory: Path, spec: str, workers: int) -> list[int]:
-    """Run a build; returns the peak memory in MB of each of its processes."""
+def _build(options: argparse.Namespace, directory: Path, spec: str, workers: int) -> list[harness.ProcessUse]:
+    """Run a build; returns what its processes used in each phase."""
     out = directory / "corpus"
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "data_prep", "build", "--source", spec, "--tokenizer", options.tokenizer]
     command += ["--out", str(out), "--workers", str(workers), "--validation-fraction", "0.05", *options.rest]
-    return harness.run_command(command)
+
+    def phase() -> str:
+        scratch = out / INCOMPLETE
+        if (scratch / PLANS).exists():
+            return "write"
+        return "decide" if any(scratch.glob("columns-*")) else "prepare"
+
+    return harness.run_command(command, phase)
 
 
-MODES = {"tokenizer": measure_tokenizer, "speed": measure_speed, "memory": measure_memory}
+MODES = {
+    "tokenizer": measure_tokenizer,
+    "speed": measure_speed,
+    "memory": measure_memory,
+    "scaling": measure_scaling,
+}
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:

@@ -71,10 +71,13 @@ def test_a_report_is_printed_and_written_with_its_circumstances(tmp_path, capsys
         assert error.startswith("error: ") and error.count("\n") == 1
 
 
-def test_processes_of_a_command_are_found_with_their_memory():
-    child = "x = bytearray(300 << 20); import time; time.sleep(1)"
+def test_processes_of_a_command_are_found_with_their_memory_and_time():
+    child = "x = bytearray(300 << 20); import time\nwhile time.process_time() < 1: pass"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
-    peaks = harness.run_command([sys.executable, "-c", code], poll_seconds=0.05)
-    assert peaks[0] >= 300 > peaks[1]
+    phases = iter(["start"])
+    uses = harness.run_command([sys.executable, "-c", code], lambda: next(phases, "rest"), poll_seconds=0.05)
+    assert {use.phase for use in uses} == {"start", "rest"} and {use.process for use in uses} == {0, 1}
+    peaks, seconds = ({use.process: getattr(use, name) for use in uses} for name in ("peak_megabytes", "cpu_seconds"))
+    assert peaks[1] >= 300 > peaks[0] and seconds[1] > 0.7 > seconds[0]
     with pytest.raises(harness.UserError, match="failed"):
         harness.run_command([sys.executable, "-c", "nothing"])
