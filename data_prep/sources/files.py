@@ -67,11 +67,11 @@ def divide_files(files: Sequence[tuple[str, int]], group_bytes: int, range_bytes
         ranges = 1
         if range_bytes and kind != ".gz":
             length = range_bytes // 2 if kind else range_bytes
-            ranges = size // length
+            ranges = -(-size // length)
         if ranges > 1:
             inputs.append(Input((path,), 0, hash_only=True))
-            for start in range(0, ranges * length, length):
-                stop = start + length if start + length < ranges * length else size
+            for start in range(0, size, length):
+                stop = min(size, start + length)
                 inputs.append(Input((path,), stop - start, start, stop))
         elif inputs and not inputs[-1].stop and inputs[-1].size + size <= group_bytes:
             inputs[-1] = Input((*inputs[-1].paths, path), inputs[-1].size + size)

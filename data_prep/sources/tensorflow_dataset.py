@@ -161,5 +161,7 @@ def _records(directory: str, split: str, start: int, stop: int) -> list[bytes]:
         raise DamagedFileError(f"{directory}: cannot be read ({reason}); prepare the dataset again") from error
     if b"" in records:  # ArrayRecord's result for a truncated shard or a wrong checksum
         row = start + records.index(b"")
-        raise DamagedFileError(f"{directory}: example {row} of {split} is damaged or cut off; prepare the dataset again")
+        raise DamagedFileError(
+            f"{directory}: example {row} of {split} is damaged or cut off; prepare the dataset again"
+        )
     return records
