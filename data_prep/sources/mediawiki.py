@@ -19,6 +19,12 @@ _HEAD_BYTES = 1 << 14
 _MAX_HEAD_BYTES = 1 << 20
 # Namespaces of files and categories.
 _HIDDEN_NAMESPACE = re.compile(rb'<namespace key="(?:6|14)"[^>]*>([^<]+)</namespace>')
+# Pages whose dump does not mark them as redirects, as in exports of old software.
+_REDIRECT = re.compile(
+    r"\s*#(?:redirect(?:ion|ección)?|weiterleitung|doorverwijzing|rinvia|redirecionamento|перенаправление|重定向|転送)"
+    r"\s*:?\s*\[\[",
+    re.IGNORECASE,
+)
 
 
 class MediaWikiSource(RecordSource):
@@ -80,6 +86,8 @@ def _article(page: ElementTree.Element, chunk: TextChunk, origin: str) -> Iterat
         yield Skipped("missing_text", origin, "the page has no revision with text")
     elif (model := revision.findtext("model", "wikitext")) != "wikitext":
         yield Skipped("not_wikitext", origin, f"the page's content model is {model}")
+    elif _REDIRECT.match(text):
+        return
     elif plain := mediawiki_markup.plain_text(text, frozenset(chunk.file_properties)):
         yield Document(origin, plain)
     else:

@@ -5,14 +5,17 @@ No library is used. Those that build a syntax tree are slow and keep too much: o
 tens of GB for some old pages (its issues 364 and 286). wikitextparser reaches 2.2 MB/s and has the GPL as its licence.
 To remove most of the markup a stack is enough, at 17 MB/s.
 
-Removed: templates, tables, references, formulas, galleries, files, categories, links to other languages, comments, tags
-(their content is kept, unless it belongs to the above), and headings without text below them. List items are separate
-paragraphs.
+Templates within sentences show text (`mediawiki_templates`). Removed: other templates, tables, references, formulas,
+galleries, files, categories, links to other languages, comments, tags (their content is kept, unless it belongs to the
+above), headings without text below them, and sections of references and links (_APPENDICES). List items are separate
+paragraphs. Of text in several scripts (`-{zh-hans:..;zh-hant:..}-`) the first is shown.
 """
 
 import html
 import re
 from collections.abc import Iterator
+
+from data_prep.sources.mediawiki_templates import may_show_text, shown_text, superscript
 
 # Up to the end tag, nothing is markup.
 _RAW_TAGS = frozenset(
@@ -38,6 +41,48 @@ _LINK = re.compile(r"\[\[|\]\]")
 _MAX_LINK_DEPTH = 8
 """Maximum nesting of links, which keeps time linear; a link in the caption of a file has depth 2."""
 
+_NOTHING = "\0"
+"""Takes the place of a removed template, so that the marks for bold and italics around it remain apart."""
+_MAX_TEMPLATE_DEPTH = 8
+"""Templates that are nested deeper show nothing, which keeps time linear."""
+_PARAMETER = re.compile(r"\{\{\{[^{}|]*+\|?([^{}]*+)\}\}\}")
+_VARIANT = re.compile(r"-\{(?!\{)(?:([A-Z;-]{1,9})\|)?([^{}]*+)\}-(?!\})")
+_VARIANT_TEXT = re.compile(r"\s*[a-z]{2,3}(?:-[a-z]+)*\s*:([^;]*)")
+_SUPERSCRIPT = re.compile(r"<sup>([^<>]{1,20})</sup>", re.IGNORECASE)
+# Sections without sentences, in the languages of which we are certain.
+_APPENDICES = frozenset(
+    [
+        *(
+            "see also",
+            "references",
+            "external links",
+            "further reading",
+            "notes",
+            "footnotes",
+            "bibliography",
+            "sources",
+        ),
+        *("notes and references", "references and notes", "citations", "works cited"),
+        *("siehe auch", "einzelnachweise", "weblinks", "literatur", "anmerkungen"),
+        *("voir aussi", "notes et références", "liens externes", "bibliographie", "références"),
+        *("véase también", "referencias", "enlaces externos", "bibliografía", "notas"),
+        *("voci correlate", "collegamenti esterni", "bibliografia", "note", "zie ook", "externe links"),
+        *("ver também", "referências", "ligações externas", "zobacz też", "przypisy", "linki zewnętrzne"),
+        *(
+            "см. также",
+            "примечания",
+            "ссылки",
+            "литература",
+            "参见",
+            "参考文献",
+            "外部链接",
+            "関連項目",
+            "脚注",
+            "外部リンク",
+        ),
+    ]
+)
+
 _HIDDEN = frozenset({"file", "image", "media", "category"})
 _MEDIA = re.compile(
     r"[^:|]+:.*\.(?:jpe?g|png|gif|svg|tiff?|webp|og[gva]|webm|mp3|wav|flac|midi?|pdf|djvu|stl)\s*\Z", re.IGNORECASE
@@ -51,6 +96,18 @@ _HEADING = re.compile(r"(={1,6})(.+)\1\Z")
 _ITEM = re.compile(r"[*#:;]+")
 _EMPTY_BRACKETS = re.compile(r" ?\([ \t,;:\u00a0\u2013-]*+\)")
 _SPACES_BEFORE = re.compile(r"(?<![ \n])  *+([,.)])(?!\S)")
+# What removed templates leave. Replaced one after the other, which is much faster than regular expressions.
+_LEFT_OVERS = [
+    ("( ", "("),
+    ("(, ", "("),
+    ("(; ", "("),
+    ("(,", "("),
+    ("(;", "("),
+    (" )", ")"),
+    (",)", ")"),
+    (";)", ")"),
+] * 2
+_LEFT_OVERS += [(",,", ","), (", ,", ","), ("; ;", ";")]
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _PROTECTED = str.maketrans({mark: f"&#{ord(mark)};" for mark in "&'[]{}|<>=*#:;_-()"})
 
@@ -63,11 +120,23 @@ def plain_text(text: str, hidden: frozenset[str] = frozenset()) -> str:
       hidden: names of the namespaces of files and categories in the language of the wiki; the English ones
         are known.
     """
-    text = _without_brackets_and_tags("\n" + text.replace("\r", ""))
+    text = "\n" + text.replace("\r", "")
+    if "{{{" in text:
+        text = _PARAMETER.sub(r"\1", text)
+    if "-{" in text:
+        text = _VARIANT.sub(_first_variant, text)
+    if "<sup>" in text:
+        text = _SUPERSCRIPT.sub(lambda match: superscript(match[1]), text)
+    text = _without_brackets_and_tags(text)
     text = _with_links_resolved(text, _HIDDEN | {name.lower() for name in hidden})
     text = _QUOTED_LINE.sub(_without_quotes, _REMAINS.sub("", _EXTERNAL.sub(r"\1", text)))
+    text = text.replace(_NOTHING, "")
     text = _SPACES_BEFORE.sub(r"\1", _EMPTY_BRACKETS.sub("", text))
-    text = "\n\n".join(_with_something_below(_blocks(text)))
+    for found, replacement in _LEFT_OVERS:
+        text = text.replace(found, replacement)
+    while "  " in text:
+        text = text.replace("  ", " ")
+    text = "\n\n".join(_with_something_below(_without_appendices(_blocks(text))))
     return _ENTITY.sub(
         lambda match: html.unescape(match[0]), text
     )  # last, because the characters that they represent are not markup
@@ -120,11 +189,30 @@ def _without_brackets_and_tags(text: str) -> str:
             output.parts.append("\n")
             output.open("|}", "")
         elif output.count(mark):
-            output.close(mark)
+            inside = output.close(mark)
+            if mark == "}}" and output.count(mark) < _MAX_TEMPLATE_DEPTH and inside:
+                output.parts.append(_template(inside))
         else:
             output.parts.append(match[0])
     output.parts.append(text[place:])
     return "".join(output.parts)
+
+
+def _template(parts: list[str]) -> str:
+    """What a template shows, from its output."""
+    name = parts[0].partition("|")[0]
+    if len(name) >= 40 or not may_show_text(name):
+        return _NOTHING
+    return shown_text(name, _SIMPLE_LINK.sub(r"\1", "".join(parts)).replace(_NOTHING, "")) or _NOTHING
+
+
+def _first_variant(match: re.Match) -> str:
+    """The text of `-{FLAGS|..}-`, of several variants the first."""
+    flags, inside = match[1] or "", match[2]
+    if set(flags) & set("HTND-"):  # conversion rules, titles, names of languages
+        return ""
+    variant = _VARIANT_TEXT.match(inside)
+    return variant[1].strip() if variant else inside
 
 
 def _tag(match: re.Match, text: str, output: _Output, unclosed: set[str]) -> int:
@@ -198,6 +286,16 @@ def _blocks(text: str) -> Iterator[tuple[int, str]]:
         yield 7, "\n".join(paragraph)
 
 
+def _without_appendices(blocks: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    """The blocks without sections of references and links, up to the next heading of the same or a higher level."""
+    dropped = 0
+    for level, text in blocks:
+        if level < 7 and (not dropped or level <= dropped):
+            dropped = level if text.strip("' ").casefold() in _APPENDICES else 0
+        if not dropped:
+            yield level, text
+
+
 def _with_something_below(blocks: Iterator[tuple[int, str]]) -> list[str]:
     """All paragraphs, and the headings that are followed by text or by a deeper heading that is kept."""
     kept: list[str] = []
@@ -212,15 +310,31 @@ def _with_something_below(blocks: Iterator[tuple[int, str]]) -> list[str]:
 def _without_quotes(match: re.Match) -> str:
     """Removes '' (italics), ''' (bold) and ''''' (both), but not an adjacent apostrophe, as in L'''amour''.
 
-    If both are odd in number, MediaWiki interprets the first three after a letter as an apostrophe and italics.
+    The rules are those of MediaWiki (`Parser::doQuotes`): of four, and of more than five, the first are apostrophes. If
+    bold and italics are both odd in number, one bold mark is an apostrophe and italics: the first after a word of one
+    letter, else after a longer word, else after a space.
     """
     line = match[0]
-    if "'''" in line:
-        runs = list(_QUOTES.finditer(line))
-        lengths = [len(run[0]) for run in runs]
-        if sum(length in (3, 5) for length in lengths) % 2 and sum(length in (2, 5) for length in lengths) % 2:
-            for run, length in zip(runs, lengths, strict=True):
-                if length == 3 and run.start() and line[run.start() - 1] != " ":
-                    line = f"{line[: run.start()]}\0{line[run.end() :]}"
-                    break
-    return _QUOTES.sub("", line).replace("\0", "'")
+    if "'''" not in line:
+        return line.replace("''", "")
+    runs = [(run.start(), run.end() - run.start()) for run in _QUOTES.finditer(line)]
+    kept = [length - 5 if length > 5 else int(length == 4) for _, length in runs]
+    lengths = [length - apostrophes for (_, length), apostrophes in zip(runs, kept, strict=True)]
+    if sum(length in (3, 5) for length in lengths) % 2 and sum(length in (2, 5) for length in lengths) % 2:
+        bold = [i for i, length in enumerate(lengths) if length == 3]
+        rank = [_before(line, runs[i][0] + kept[i], kept[i] > 0) for i in bold]
+        if bold:
+            kept[bold[rank.index(min(rank))]] += 1
+    pieces, end = [], 0
+    for (start, length), apostrophes in zip(runs, kept, strict=True):
+        pieces += [line[end:start], "'" * apostrophes]
+        end = start + length
+    return "".join(pieces) + line[end:]
+
+
+def _before(line: str, place: int, apostrophe: bool) -> int:
+    """Rank of the text before a bold mark: 0 for a word of one letter, 1 for a longer word, 2 for a space."""
+    before = line[max(0, place - 2) : place]
+    if not before or before.endswith(" "):
+        return 2
+    return 0 if len(before) == 2 and before[0] == " " and not apostrophe else 1

@@ -290,11 +290,11 @@ def test_the_last_revision_counts(tmp_path):
         ("''[[A|'''b''']]''", "b"),
         ("[[Link]], [[target|shown]], [[plural]]s, [[:Category:C]]", "Link, shown, plurals, Category:C"),
         ("a [[Help:X|b]] [[2001: A Space Odyssey]]", "a b 2001: A Space Odyssey"),
-        ("[http://x.org shown] [http://x.org] //x [https://x.org/a]", "shown  //x"),
+        ("[http://x.org shown] [http://x.org] //x [https://x.org/a]", "shown //x"),
         ("x{{template|a={{inner|[[b]]}}\n|c=d}}y", "xy"),
         ("a {{unclosed [[b]] c", "a unclosed b c"),
-        ("a }} [[b]] c", "a  b c"),
-        ("a {{b [[c}} d]] e", "a  d]] e"),
+        ("a }} [[b]] c", "a b c"),
+        ("a {{b [[c}} d]] e", "a d]] e"),
         ('a<ref name="x">{{cite|t=[[y]]}}</ref>b<ref name=z />c<REF>d</REF>', "abc"),
         ("a<ref>never ends", "anever ends"),
         ("a<!-- [[b]] -->c<!-- never ends", "ac"),
@@ -313,13 +313,58 @@ def test_the_last_revision_counts(tmp_path):
         ("<nowiki>* no item</nowiki>", "* no item"),
         ("<syntaxhighlight lang='c'>x</syntaxhighlight>a<gallery>\nFile:x.jpg|y\n</gallery>", "a"),
         ("A&nbsp;B &amp;lt; &lt;b&gt; &#65;&#x42; &unknown; AT&T", "A\u00a0B &lt; <b> AB &unknown; AT&T"),
-        ("Paris ({{lang|fr|x}}; {{ipa|y}}) is ( ) a city ({{x}}, a) .", "Paris is a city (, a)."),
+        ("Paris ({{lang|fr|x}}; {{ipa|y}}) is ( ) a city ({{x}}, a) .", "Paris (x) is a city (a)."),
         ("__NOTOC__ text\n----\nmore", "text\n\nmore"),
         ("a < b and c > d, x<y", "a < b and c > d, x<y"),
     ],
 )
 def test_wikitext(markup, expected):
     assert plain_text(markup, frozenset({"Datei"})) == expected
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("coined in {{circa|1850}} by Browne's {{convert|5|mi|km|adj=on}} walk ({{IPAc-en|x}}; from {{lang-fr|''a''}})",
+         "coined in c. 1850 by Browne's 5-mile walk (from French: a)"),
+        ("l''''amour''''", "l'amour'"),
+        ("a '''''''b'''''", "a ''b"),
+        ("''a'' x l'''b'' c '''d'''", "a x l'b c d"),
+        ("{{convert|242500|km2|sqmi}}, {{convert|5|to|10|km|mi}}, {{convert|5|ft|8|in|m}}, {{cvt|1|C}}",
+         "242,500 square kilometres, 5 to 10 kilometres, 5 feet 8 inches, 1 °C"),
+        ("{{Birth date|1941|6|24|df=y}}, {{death date|1941|6|24}}, {{as of|2010|5|lc=y}}",
+         "24 June 1941, June 24, 1941, as of May 2010"),
+        ("{{frac|3|1|2}} {{val|12345|u=km|e=6}} {{formatnum:1234567}} 10<sup>6</sup> 1<sup>st</sup>",
+         "3 1⁄2 12,345×10⁶ km 1,234,567 10⁶ 1st"),
+        ("{{transl|ar|ALA|Abu}} {{ill|A B|de|C}} "
+         "{{nowrap|[[a|b c]]}} {{abbr|c d|e}} {{lang|fr|2=x}}", "Abu A B b c c d x"),
+        ("5{{ndash}}6{{snd}}7{{mdash}}8{{nbsp}}9", "5–6 – 7—8 9"),
+        ("a {{quote|To be.|author=X}} b", "a\n\nTo be.\n\nb"),
+        ("a{{efn|b}}{{sfn|C|1999}}{{citation needed|date=May}}{{unknown|d}}.", "a."),
+        ("a ({{unknown}}, b; {{unknown}}) {{unknown}} c, {{unknown}}, d {{unknown}}.", "a (b) c, d."),
+        ("-{zh-hans:计算机; zh-hant:電腦}-机 -{A|zh-cn:软件;zh-tw:軟體}- -{H|zh-cn:x}- -{y}-", "计算机机 软件 y"),
+        ("{{{1|default}}} {{{2}}}{{{name|}}} b", "default b"),
+        ("Cela ; dit : oui", "Cela ; dit : oui"),
+        ("{{small|{{nowrap|{{lang|fr|a}}}}}}", "a"),
+        ("{{infobox|" + "x" * 30_000 + "}}{{small|" + "x" * 30_000 + "}}a", "a"),
+    ],
+)  # fmt: skip
+def test_templates_within_sentences(markup, expected):
+    assert plain_text(markup) == expected
+
+
+def test_sections_of_links_are_left_out():
+    text = "Lead.\n== See also ==\n* [[A]]\n=== Deeper ===\nb\n== Life ==\nc\n=== Notes ===\nd\n=== Work ===\ne\n"
+    text += "==Weblinks==\n* f"
+    assert plain_text(text) == "Lead.\n\nLife\n\nc\n\nWork\n\ne"
+
+
+def test_redirects_that_the_dump_does_not_mark(tmp_path):
+    path = tmp_path / "dump.xml"
+    path.write_text(
+        HEAD + page("A", "#redirect [[B]]") + page("C", " #WEITERLEITUNG: [[B]]") + page("B", "Text.") + TAIL
+    )
+    assert read(f"mediawiki:{path}").texts == ["Text."]
 
 
 def test_headings_without_text_are_left_out():
@@ -330,6 +375,20 @@ def test_headings_without_text_are_left_out():
 
 STARTS = ["{{a|", "[[", "[[aaaaaaaa", "<x>", "\n{|", "'''a''", "<ref>", "<ref>{{", "<!--", "<a", "[http://a", "(", "( "]
 STARTS += [" ", "=", "&", "'", "{{{{", "[", "__", "\n::::", "<nowiki>", "|}", "[[a:", "&#1", "[[a|[[b|"]
+STARTS += [
+    "{{lang|fr|",
+    "{{small|",
+    "{{convert|1|",
+    "{{{",
+    "-{",
+    "-{A|",
+    "(,",
+    ",;",
+    "''''",
+    "l'''",
+    "<sup>",
+    "\n==Notes==\n",
+]
 
 
 @pytest.mark.parametrize("start", STARTS)
