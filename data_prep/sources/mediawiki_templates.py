@@ -48,7 +48,8 @@ _UNIT_TABLE = """\
 km::kilometre:kilometres m::metre:metres cm::centimetre:centimetres mm::millimetre:millimetres mi::mile:miles
 yd::yard:yards ft::foot:feet in::inch:inches nmi::nautical_mile:nautical_miles
 km2:km²:square_kilometre:square_kilometres m2:m²:square_metre:square_metres ha::hectare:hectares acre::acre:acres
-acres:acre:acre:acres sqmi:sq_mi:square_mile:square_miles sqft:sq_ft:square_foot:square_feet m3:m³:cubic_metre:cubic_metres
+acres:acre:acre:acres
+sqmi:sq_mi:square_mile:square_miles sqft:sq_ft:square_foot:square_feet m3:m³:cubic_metre:cubic_metres
 km3:km³:cubic_kilometre:cubic_kilometres kg::kilogram:kilograms g::gram:grams t::tonne:tonnes lb::pound:pounds
 oz::ounce:ounces L::litre:litres l::litre:litres USgal:US_gal:US_gallon:US_gallons
 impgal:imp_gal:imperial_gallon:imperial_gallons kW::kilowatt:kilowatts MW::megawatt:megawatts hp::horsepower:horsepower
