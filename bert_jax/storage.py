@@ -268,20 +268,38 @@ def walk_files(directory: epath.Path, skip: Callable[[epath.Path], bool] = lambd
             yield from walk_files(entry, skip) if entry.is_dir() else [entry]
 
 
-def file_sizes(directory: StoredPath) -> dict[str, int]:
-    """Sizes in bytes of the files in a directory, by name, from one listing; empty if there is no directory."""
+def file_sizes(directory: StoredPath, *, recursive: bool = False) -> dict[str, int]:
+    """Sizes in bytes of the files in a directory, by name; empty if there is no directory.
+
+    A store is listed once, whatever the number of files.
+
+    Args:
+      directory: to list.
+      recursive: whether files of directories inside it count, too; their names have slashes.
+
+    Raises:
+      UserError: the store denies listing.
+    """
     if not is_remote(directory):
-        try:
-            with os.scandir(directory) as entries:
-                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
-        except FileNotFoundError:
-            return {}
+        return dict(_local_file_sizes(os.fspath(directory), "", recursive))
     filesystem, name = fsspec.core.url_to_fs(os.fspath(directory))
     try:
-        entries = filesystem.ls(name, detail=True)
+        entries = filesystem.find(name, detail=True).values() if recursive else filesystem.ls(name, detail=True)
     except FileNotFoundError:
         return {}
-    return {entry["name"].rpartition("/")[2]: entry["size"] for entry in entries if entry["type"] == "file"}
+    except PermissionError as error:
+        raise UserError(describe_unreachable(directory, error)) from error
+    prefix = f"{filesystem._strip_protocol(name)}/"
+    return {entry["name"].removeprefix(prefix): entry["size"] for entry in entries if entry["type"] == "file"}
+
+
+def _local_file_sizes(directory: str, prefix: str, recursive: bool) -> Iterator[tuple[str, int]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_file():
+                yield prefix + entry.name, entry.stat().st_size
+            elif recursive and entry.is_dir():
+                yield from _local_file_sizes(entry.path, f"{prefix}{entry.name}/", recursive)
 
 
 class StagedDirectory:

@@ -10,13 +10,13 @@ import functools
 import os
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote
+from bert_jax.storage import file_sizes, is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import resume, scratch, writer
 from data_prep.build.decide import PreparedBlock, decide, sum_skipped
@@ -82,9 +82,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     }
     existed = is_remote(directory) or directory.exists()  # a store has no directories
     scratch_dir = resume.make_scratch_directory(directory, request.name, request.scratch)
-    ngrams = None
-    if decontamination_report:
-        ngrams = scratch.ngrams_name(decontamination_report["sha256"], request.options.decontamination_words)
+    ngrams = _ngrams_name(decontamination_report, request.options)
     job = PrepareJob(
         scratch=os.fspath(scratch_dir),
         sources=sources,
@@ -93,45 +91,66 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         options=request.options,
         evaluation_ngrams=ngrams,
     )
-    with resume.exclusive_build(directory, scratch_dir):
+    with resume.exclusive_build(directory, scratch_dir) as check_locks:
         resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
         with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
             if ngrams:
                 scratch.write_array(scratch_dir / ngrams, evaluation_ngrams.slots)
-            engine.prepare(job, [place for place in inputs if not _is_prepared(job, place)])
-            plans, report = _decide(job, inputs, token_dtype(request.tokenizer.vocab_size).itemsize, engine)
+            engine.prepare(job, _unprepared(job, inputs))
+            notes = _read_notes(job, inputs)
+            plans, report = _decide(job, inputs, notes, token_dtype(request.tokenizer.vocab_size).itemsize, engine)
             ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
             assembler = Assembler(job.scratch, os.fspath(directory), request.name, *ids)
             engine.assemble(assembler, plans)
-            report = _report(job, inputs, report, decontamination_report)
+            report = _report(job, inputs, notes, report, decontamination_report)
+            check_locks()
             manifest = writer.finish_corpus(directory, scratch_dir, request.name, request.tokenizer, report)
             resume.remove_scratch(scratch_dir, directory)
     return manifest
 
 
-def _is_prepared(job: PrepareJob, place: IndexedInput) -> bool:
-    source, number, part = place
-    if not _note_path(job, source, number).exists():
-        return False
-    paths = (epath.Path(job.scratch) / name for name in _block_names(job, source, number))
-    note = scratch.read_json(_note_path(job, source, number))
-    if note["damaged"] and not job.sources[source].skip_damaged:
-        return False
-    return note["input"] == scratch.fingerprint(part) and all(path.exists() for path in paths)
+def _ngrams_name(decontamination_report: dict | None, options: BuildOptions) -> str | None:
+    """File of the n-grams of the evaluation texts, if there are any."""
+    if not decontamination_report:
+        return None
+    return scratch.ngrams_name(decontamination_report["sha256"], options.decontamination_words)
 
 
-def _note_path(job: PrepareJob, source: int, number: int) -> epath.Path:
-    """The file that records that all blocks of an input were read."""
-    return epath.Path(job.scratch) / scratch.input_marker_name(job.keys[source], number)
+def _unprepared(job: PrepareJob, inputs: Sequence[IndexedInput]) -> list[IndexedInput]:
+    """Inputs of which an earlier run has not prepared all blocks. Directories are listed, no block is opened."""
+    notes, blocks = _read_notes(job, inputs), scratch.prepared_blocks(epath.Path(job.scratch))
+
+    def is_prepared(place: IndexedInput) -> bool:
+        source, number, part = place
+        note = notes.get((source, number))
+        if note is None or note["input"] != scratch.fingerprint(part):
+            return False
+        if note["damaged"] and not job.sources[source].skip_damaged:
+            return False
+        return all(name in blocks for name in _block_names(job, source, number, note))
+
+    return [place for place in inputs if not is_prepared(place)]
 
 
-def _block_names(job: PrepareJob, source: int, number: int) -> list[str]:
-    blocks = scratch.read_json(_note_path(job, source, number))["blocks"]
-    return [scratch.block_file_name(job.keys[source], number, block) for block in range(blocks)]
+def _read_notes(job: PrepareJob, inputs: Sequence[IndexedInput]) -> dict[tuple[int, int], dict]:
+    """By source and number, the files that record that all blocks of an input were read, if they exist."""
+    scratch_dir = epath.Path(job.scratch)
+    sizes = file_sizes(scratch_dir)
+    names = {scratch.input_marker_name(job.keys[source], number): (source, number) for source, number, _ in inputs}
+    contents = scratch.read_all_json(scratch_dir, {name: sizes[name] for name in names if name in sizes})
+    return {names[name]: content for name, content in contents.items()}
+
+
+def _block_names(job: PrepareJob, source: int, number: int, note: dict) -> list[str]:
+    return [scratch.block_file_name(job.keys[source], number, block) for block in range(note["blocks"])]
 
 
 def _decide(
-    job: PrepareJob, inputs: Sequence[IndexedInput], token_bytes: int, engine: Engine
+    job: PrepareJob,
+    inputs: Sequence[IndexedInput],
+    notes: Mapping[tuple[int, int], dict],
+    token_bytes: int,
+    engine: Engine,
 ) -> tuple[list[str], dict]:
     """Names of the plans, and the report for corpus.json, of this run or of an earlier one."""
     scratch_dir = epath.Path(job.scratch)
@@ -139,7 +158,7 @@ def _decide(
     if decided.exists():
         content = scratch.read_json(decided)
         return content["plans"], content["report"]
-    blocks, damaged = _read_metadata(job, inputs)
+    blocks, damaged = _read_metadata(job, inputs, notes)
     for index, source in enumerate(job.sources):
         try:
             _check_source(source, [block.metadata for block in blocks if block.source == index], damaged[index])
@@ -157,18 +176,24 @@ def _decide(
         return decide(scratch_dir, blocks, job.options, decontaminates, token_bytes, local, finder)
 
 
-def _read_metadata(job: PrepareJob, inputs: Sequence[IndexedInput]) -> tuple[list[PreparedBlock], list[list[str]]]:
+def _read_metadata(
+    job: PrepareJob, inputs: Sequence[IndexedInput], notes: Mapping[tuple[int, int], dict]
+) -> tuple[list[PreparedBlock], list[list[str]]]:
     """The prepared blocks, with places in files instead of ranges; the damage in each source."""
     scratch_dir = epath.Path(job.scratch)
+    names = {place[:2]: _block_names(job, *place[:2], notes[place[:2]]) for place in inputs}
+    sizes = scratch.prepared_blocks(scratch_dir)
+    wanted = {name: sizes[name] for own in names.values() for name in own}
+    all_metadata = iter(scratch.read_all_metadata(scratch_dir, wanted))
     blocks: list[PreparedBlock] = []
     damaged: list[list[str]] = [[] for _ in job.sources]
     lines = text_bytes = 0
     for source, number, part in inputs:
-        note = scratch.read_json(_note_path(job, source, number))
+        note = notes[source, number]
         if not part.start:
             lines = text_bytes = 0
-        for name in _block_names(job, source, number):
-            metadata = scratch.read_metadata(scratch_dir / name)
+        for name in names[source, number]:
+            metadata = next(all_metadata)
             for entry in metadata["skipped"].values() if part.start else ():
                 entry["first"] = [file_places(place, part.start, lines, text_bytes) for place in entry["first"]]
             blocks.append(PreparedBlock(name, source, metadata))
@@ -191,11 +216,17 @@ def _skipped_files(damaged: list[str]) -> dict[str, dict]:
     return {"damaged_file": {"count": len(damaged), "first": damaged[:FIRST_PLACES]}} if damaged else {}
 
 
-def _report(job: PrepareJob, inputs: Sequence[IndexedInput], report: dict, decontamination_report: dict | None) -> dict:
+def _report(
+    job: PrepareJob,
+    inputs: Sequence[IndexedInput],
+    all_notes: Mapping[tuple[int, int], dict],
+    report: dict,
+    decontamination_report: dict | None,
+) -> dict:
     """The content of corpus.json besides the counts: sources, settings, and what was removed."""
     sources = []
     for index, source in enumerate(job.sources):
-        notes = [scratch.read_json(_note_path(job, index, number)) for of, number, _ in inputs if of == index]
+        notes = [all_notes[of, number] for of, number, _ in inputs if of == index]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
         sources.append({"spec": source.spec, **read, "files": [file for note in notes for file in note["files"]]})
         if damaged := list(dict.fromkeys(message for note in notes for message in note["damaged"])):

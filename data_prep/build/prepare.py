@@ -13,6 +13,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
+from bert_jax.storage import file_sizes, make_directory_if_local
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
 from data_prep.build.sentences import split_lines, split_paragraphs, split_sentences
@@ -74,11 +75,14 @@ def block_tasks(job: PrepareJob, source: int, part: int, source_input: Input) ->
     """
     directory, key = epath.Path(job.scratch), job.keys[source]
     record = InputRecord()
-    blocks = 0
+    blocks, existing = 0, {}
     for block in job.sources[source].blocks(source_input, record):
         task = Task(source, scratch.block_file_name(key, part, blocks), block)
         path = directory / task.target
-        done = path.exists() and scratch.read_metadata(path)["checksum"] == block_checksum(block)
+        if blocks % scratch.BLOCKS_TOGETHER == 0:
+            make_directory_if_local(path.parent)
+            existing = file_sizes(path.parent)
+        done = path.name in existing and scratch.read_metadata(path)["checksum"] == block_checksum(block)
         yield dataclasses.replace(task, done=done)
         blocks += 1
     note = {"blocks": blocks, "input": scratch.fingerprint(source_input), **dataclasses.asdict(record)}

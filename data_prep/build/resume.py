@@ -1,22 +1,21 @@
 """Locks and resumes builds: the scratch directory of a build, and the work of an earlier run in it."""
 
 import contextlib
-import fcntl
+import fnmatch
 import json
 import os
-import pathlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE
+from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
 from bert_jax.storage import check_reachable, is_remote, make_directory_if_local
 from data_prep.build import scratch, writer
 
 _ARGUMENTS = "build.json"
-_LOCK = "build.lock"
 _LEFTOVERS = ("*.partial", "columns-*", "rows-*", "found-*", "writing-*")
 """Files and directories of a killed build that are made again"""
 
@@ -37,37 +36,28 @@ def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike
     scratch_dir = directory / INCOMPLETE
     make_directory_if_local(scratch_dir)
     if parent is not None:
+        check_reachable(epath.Path(parent))
         scratch_dir = epath.Path(parent) / f"{name}.incomplete"
         make_directory_if_local(scratch_dir)
     return scratch_dir
 
 
 @contextlib.contextmanager
-def exclusive_build(directory: epath.Path, scratch_dir: epath.Path) -> Iterator[None]:
-    """Locks out a second build on this machine to the same directory or with the same scratch directory.
+def exclusive_build(directory: epath.Path, scratch_dir: epath.Path) -> Iterator[Callable[[], None]]:
+    """Locks out a second build to the same directory or with the same scratch directory, on any host.
+
+    Yields:
+      a function that raises UserError if another build has taken over a lock, because this process was suspended.
 
     Raises:
-      UserError: another build is running, or the directory has become a corpus.
+      UserError: another build is running, a directory cannot be written, or the directory has become a corpus.
     """
-    with contextlib.ExitStack() as locks:
-        for place in dict.fromkeys((directory / INCOMPLETE, scratch_dir)):
-            if not is_remote(place):
-                _lock(place, locks)
+    locks = [DirectoryLock(place) for place in dict.fromkeys((directory / INCOMPLETE, scratch_dir))]
+    with contextlib.ExitStack() as held:
+        for lock in locks:
+            held.enter_context(lock).acquire()
         writer.check_not_finished(directory)
-        yield
-
-
-def _lock(place: epath.Path, locks: contextlib.ExitStack) -> None:
-    """Acquires the lock of a directory until `locks` is closed."""
-    path = place / _LOCK
-    try:
-        file = locks.enter_context(path.open("w"))
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        is_current = os.path.samestat(os.fstat(file.fileno()), pathlib.Path(path).stat())
-    except (BlockingIOError, FileNotFoundError):  # locked, or removed by a build that has just ended
-        is_current = False
-    if not is_current:
-        raise UserError(f"{place}: another build is running here; wait for it, or stop it")
+        yield lambda: [lock.check() for lock in locks] and None
 
 
 @contextlib.contextmanager
@@ -76,7 +66,7 @@ def cleanup_on_early_failure(scratch_dir: epath.Path, directory: epath.Path, exi
     try:
         yield
     except BaseException:
-        if next(scratch_dir.glob("unit-*"), None) is None:
+        if not scratch.prepared_blocks(scratch_dir):
             remove_scratch(scratch_dir, directory)
             if not existed and not any(directory.iterdir()):
                 directory.rmdir()
@@ -97,22 +87,30 @@ def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: d
     """
     current = json.loads(json.dumps(arguments))
     recorded = scratch_dir / _ARGUMENTS
-    for pattern in _LEFTOVERS:
-        for leftover in scratch_dir.glob(pattern):
-            leftover.rmtree() if leftover.is_dir() else leftover.unlink()
+    for leftover in _leftovers(scratch_dir):
+        leftover.rmtree() if leftover.is_dir() else leftover.unlink()
     if recorded.exists():
         if scratch.read_json(recorded) == current:
             return
-        if any(path.name.split("-")[1] not in keys for path in scratch_dir.glob("unit-*")):
+        if any(scratch.key_of_block(name) not in keys for name in scratch.prepared_blocks(scratch_dir)):
             print(
                 f"note: {scratch_dir} also keeps the work of an unfinished build with other arguments, until this build"
                 " is finished",
                 file=sys.stderr,
             )
-    elif scratch_dir.exists() and any(path.name != _LOCK for path in scratch_dir.iterdir()):
+    elif scratch_dir.exists() and any(path.name != LOCK_FILE for path in scratch_dir.iterdir()):
         raise UserError(f"{scratch_dir}: is not empty and not from an unfinished build; choose another directory")
     _remove_decisions(scratch_dir, directory)
     scratch.write_json(recorded, current)
+
+
+def _leftovers(scratch_dir: epath.Path) -> list[epath.Path]:
+    if not scratch_dir.exists():
+        return []
+    left = [path for path in scratch_dir.iterdir() if any(fnmatch.fnmatch(path.name, one) for one in _LEFTOVERS)]
+    if not is_remote(scratch_dir):  # a store has no unfinished objects
+        left += scratch_dir.glob(f"{scratch.UNITS}/*/*.partial")
+    return left
 
 
 def _remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:

@@ -1,4 +1,4 @@
-"""Files of an unfinished build: prepared blocks (`unit-*`), plans, and markers of finished steps.
+"""Files of an unfinished build: prepared blocks (`units/*/unit-*`), plans, and markers of finished steps.
 
 Prepared blocks and inputs are named by a key: a hash of their source and of all settings that affect a prepared block.
 So a build with other arguments reuses the blocks of an earlier one that would be identical.
@@ -10,7 +10,8 @@ import functools
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,37 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote, write_atomic
+from bert_jax.range_reads import ByteRange, read_ranges
+from bert_jax.storage import file_sizes, is_remote, write_atomic
+
+UNITS = "units"
+"""Directory of the prepared blocks, which are in 256 directories inside it."""
+BLOCKS_TOGETHER = 1024
+"""Consecutive blocks of an input in one directory, so that one listing shows which of them are there."""
+HEADER_BYTES = 1 << 13
+"""Read at first for the metadata of a prepared block; that of most blocks takes less."""
+HEADERS_AT_ONCE = 4096
+"""Headers that are held in memory together."""
 
 
 def block_file_name(key: str, part: int, block: int) -> str:
-    """File of a prepared block; sorted by name, the blocks of a source are in the order of the text."""
-    return f"unit-{key}-{part:08d}-{block:08d}.safetensors"
+    """File of a prepared block, relative to the scratch directory."""
+    return f"{UNITS}/{(part + block // BLOCKS_TOGETHER) % 256:02x}/unit-{key}-{part:08d}-{block:08d}.safetensors"
+
+
+def prepared_blocks(directory: epath.Path) -> dict[str, int]:
+    """Sizes in bytes of all prepared blocks, by `block_file_name`; a store is listed once.
+
+    Raises:
+      UserError: the store denies it.
+    """
+    names = file_sizes(directory / UNITS, recursive=True)
+    return {f"{UNITS}/{name}": size for name, size in names.items() if name.endswith(".safetensors")}
+
+
+def key_of_block(name: str) -> str:
+    """The key in a `block_file_name`."""
+    return name.split("-")[1]
 
 
 def input_marker_name(key: str, part: int) -> str:
@@ -34,7 +60,8 @@ def input_marker_name(key: str, part: int) -> str:
 
 def files_of_source(directory: epath.Path, key: str) -> list[epath.Path]:
     """Files of the inputs and prepared blocks with a key."""
-    return [*directory.glob(f"input-{key}-*"), *directory.glob(f"unit-{key}-*")]
+    blocks = [directory / name for name in prepared_blocks(directory) if key_of_block(name) == key]
+    return [*directory.glob(f"input-{key}-*"), *blocks]
 
 
 def fingerprint(value: object) -> str:
@@ -84,6 +111,45 @@ def read_json(path: epath.Path) -> Any:
         raise _damaged(path) from error
 
 
+def read_many(directory: epath.Path, ends: Mapping[str, int]) -> list[bytes]:
+    """The first bytes of files, whose number is given by name; those of a store are requested at the same time."""
+    if is_remote(directory):
+        return read_ranges([ByteRange(directory / name, 0, end) for name, end in ends.items()])
+    contents = []
+    for name, end in ends.items():
+        with open(os.path.join(directory, name), "rb") as file:  # noqa: PTH118, PTH123 (paths take longer than reading)
+            contents.append(file.read(end))
+    return contents
+
+
+def read_all_json(directory: epath.Path, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Reads files of `write_json`, whose sizes are given by name."""
+    contents = {}
+    for name, content in zip(sizes, read_many(directory, sizes), strict=True):
+        try:
+            contents[name] = json.loads(content)
+        except ValueError as error:
+            raise _damaged(directory / name) from error
+    return contents
+
+
+def _batches(names: list[str]) -> Iterator[list[str]]:
+    return (names[start : start + HEADERS_AT_ONCE] for start in range(0, len(names), HEADERS_AT_ONCE))
+
+
+def read_all_metadata(directory: epath.Path, sizes: Mapping[str, int]) -> list[dict]:
+    """The metadata of files of `write_arrays`, whose sizes are given by name; reads only headers."""
+    metadata = []
+    for names in _batches(list(sizes)):
+        first = {name: min(HEADER_BYTES, sizes[name]) for name in names}
+        heads = dict(zip(names, read_many(directory, first), strict=True))
+        ends = {name: 8 + int.from_bytes(head[:8], "little") for name, head in heads.items()}
+        longer = {name: min(end, sizes[name]) for name, end in ends.items() if end > len(heads[name])}
+        heads |= dict(zip(longer, read_many(directory, longer), strict=True))
+        metadata += [_metadata(directory / name, head[8 : ends[name]]) for name, head in heads.items()]
+    return metadata
+
+
 def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], metadata: dict) -> None:
     """Writes arrays and, as JSON, metadata."""
     contiguous = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -123,7 +189,10 @@ def unpack_texts(packed: np.ndarray) -> list[str]:
 def read_metadata(path: epath.Path) -> dict:
     """The metadata of a file of `write_arrays`; reads only the header."""
     with path.open("rb") as file:
-        raw = file.read(int.from_bytes(file.read(8), "little"))
+        return _metadata(path, file.read(int.from_bytes(file.read(8), "little")))
+
+
+def _metadata(path: epath.Path, raw: bytes) -> dict:
     try:
         return json.loads(json.loads(raw)["__metadata__"]["facts"])
     except (ValueError, KeyError) as error:

@@ -183,7 +183,7 @@ def file_entry(path: epath.PathLike) -> dict:
       DamagedFileError: it cannot be read.
     """
     with readable(os.fspath(path)), epath.Path(path).open("rb") as file:
-        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.tell()}
+        return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.seek(0, os.SEEK_END)}
 
 
 @contextlib.contextmanager

@@ -300,7 +300,7 @@ def test_one_build_at_a_time(text, monkeypatch, first, scratch, second, other):
     specs, finish_corpus = ["text:text.txt"], writer.finish_corpus
 
     def refuse_second(*arguments):
-        with pytest.raises(UserError, match="another build is running here; wait for it, or stop it"):
+        with pytest.raises(UserError, match=r"is in use by process \d+ on .*: wait until it ends"):
             run(second, specs, scratch=other)
         return finish_corpus(*arguments)
 

@@ -92,7 +92,7 @@ def test_killed_in_a_range(large_files, monkeypatch, source, part, number, worke
     pathlib.Path("driver.py").write_text(DRIVER.format(root=str(ROOT), **places))
     process = subprocess.run([sys.executable, "driver.py"], capture_output=True, text=True)
     assert process.returncode == -signal.SIGKILL, process.stderr
-    before = sorted(path.name for path in pathlib.Path("c/corpus.incomplete").glob("unit-*"))
+    before = sorted(path.name for path in pathlib.Path("c/corpus.incomplete").glob("units/*/unit-*"))
     prepared, prepare = [], BlockPreparer.__call__
 
     def count(self, task):

@@ -140,7 +140,7 @@ def test_scratch_files_of_a_killed_decision_are_removed(text, monkeypatch):
         patch.setattr("data_prep.build.pipeline.decide", stop)
         run("c", SPECS[:1], OPTIONS)
     left = {path.name.split("-")[0] for path in scratch_dir.iterdir()}
-    assert left == {"build.json", "build.lock", "input", "unit"}
+    assert left == {"build.json", "input", "units"}
 
 
 def stop(*_):

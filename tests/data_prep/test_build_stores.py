@@ -1,0 +1,248 @@
+"""Builds in object stores: one at a time, few requests, the bytes of a disk whether or not they are killed."""
+
+import collections
+import pathlib
+import signal
+import subprocess
+import sys
+import zlib
+
+import numpy as np
+import pytest
+from etils import epath
+
+from bert_jax import directory_lock
+from bert_jax.data.corpus import INCOMPLETE
+from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
+from bert_jax.errors import UserError
+from data_prep.build import resume, scratch, writer
+from data_prep.build.engines.local import LocalEngine
+from data_prep.cli import main as cli
+from tests.building import make_tokenizer, run
+from tests.stores import MemoryStore, memory_store, tree, use_s3
+
+ROOT = pathlib.Path(__file__).parents[2]
+SPECS = ["text:text.txt"]
+SCRATCH = "c/" + INCOMPLETE
+# Builds at the URL of its argument; is killed before the N-th prepared block, or waits after it for a line of stdin.
+DRIVER = """
+import os, signal, sys
+sys.path.insert(0, {root!r})
+from data_prep.build import scratch
+from tests.building import run
+from bert_jax.errors import UserError
+url, number, then = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+write_atomic, seen = scratch.write_atomic, []
+def write(path, content):
+    seen.append(path.name.startswith("unit"))
+    if seen[-1] and sum(seen) == number:
+        if then == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        print("waits", flush=True)
+        sys.stdin.readline()
+    write_atomic(path, content)
+scratch.write_atomic = write
+try:
+    run(url, ["text:text.txt"])
+except UserError as error:
+    print("error:", error, file=sys.stderr)
+    raise SystemExit(2)
+"""
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(directory_lock, "SETTLE_SECONDS", 0.0)
+
+
+@pytest.fixture
+def prepared(text, monkeypatch):
+    """A bucket with a build at "c" that was stopped before its decisions, and the number of its blocks."""
+    bucket = memory_store()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.build.pipeline.decide", stop)
+        run(bucket / "c", SPECS)
+    blocks = scratch.prepared_blocks(bucket / SCRATCH)
+    assert len(blocks) > 15
+    return bucket, len(blocks)
+
+
+def stop(*_):
+    raise KeyboardInterrupt
+
+
+def corpus_files(place) -> dict[str, bytes]:
+    return tree(epath.Path(place))
+
+
+def test_prepared_blocks_are_listed_and_their_metadata_is_that_of_each(tmp_path, monkeypatch):
+    """On disk and in a store, also of headers that are longer than what is read first."""
+    monkeypatch.setattr(scratch, "HEADERS_AT_ONCE", 3)
+    for place in (memory_store(), epath.Path(tmp_path)):
+        names = [scratch.block_file_name("a1", part, block) for part in range(3) for block in (0, 5, 1023, 1024)]
+        for number, name in enumerate(names):
+            directory_lock.make_directory_if_local((place / name).parent)
+            scratch.write_arrays(place / name, {"x": np.zeros(number)}, {"number": number, "long": "x" * number * 900})
+        sizes = scratch.prepared_blocks(place)
+        assert sizes == {name: (place / name).stat().length for name in names}
+        assert {scratch.key_of_block(name) for name in sizes} == {"a1"}
+        expected = [scratch.read_metadata(place / name) for name in names]
+        assert scratch.read_all_metadata(place, {name: sizes[name] for name in names}) == expected
+        assert len({name.rpartition("/")[0] for name in names}) == 4, "parts, and runs of 1,024 blocks"
+        (place / names[0]).write_bytes((10).to_bytes(8, "little") + b"not JSON..")
+        with pytest.raises(UserError, match=f"{names[0]}: damaged, perhaps by a crash"):
+            scratch.read_all_metadata(place, scratch.prepared_blocks(place))
+
+
+def test_the_bytes_of_a_disk_after_an_interruption(prepared):
+    bucket, _ = prepared
+    run("c", SPECS)
+    run(bucket / "c", SPECS)
+    assert corpus_files(bucket / "c") == corpus_files("c")
+
+
+def counted(monkeypatch) -> collections.Counter:
+    """Counts the requests of a store."""
+    requests = collections.Counter()
+    for name in ("ls", "info", "_open", "cat_file", "find", "rm", "put_whole"):
+        function = getattr(MemoryStore, name)
+
+        def count(self, *arguments, name=name, function=function, **options):
+            requests[name] += 1
+            return function(self, *arguments, **options)
+
+        monkeypatch.setattr(MemoryStore, name, count)
+    return requests
+
+
+def test_a_resumed_build_opens_no_block_to_see_what_is_prepared(prepared, monkeypatch):
+    bucket, blocks = prepared
+    requests, prepare = collections.Counter(), LocalEngine.prepare
+
+    def note(self, job, inputs):
+        requests.update(current)
+        assert not inputs, "everything is prepared"
+        prepare(self, job, inputs)
+
+    monkeypatch.setattr(LocalEngine, "prepare", note)
+    current = counted(monkeypatch)
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
+        patch.setattr("data_prep.build.pipeline.decide", stop)
+        run(bucket / "c", SPECS)
+    assert 0 < requests["_open"] + requests["cat_file"] < 8 < blocks, requests
+    assert current["cat_file"] >= blocks, "then each header is read, all in one call"
+
+
+def test_a_block_that_is_gone_is_prepared_again(prepared):
+    bucket, _ = prepared
+    name = next(iter(scratch.prepared_blocks(bucket / SCRATCH)))
+    (bucket / SCRATCH / name).unlink()
+    run("c", SPECS)
+    run(bucket / "c", SPECS)
+    assert corpus_files(bucket / "c") == corpus_files("c")
+
+
+@pytest.mark.parametrize(
+    ("first", "scratch_of_first", "second", "scratch_of_second"),
+    [("c", None, "c", None), ("c", "one", "c", "two"), ("c", "one", "d", "one")],
+)
+def test_one_build_at_a_time(text, monkeypatch, first, scratch_of_first, second, scratch_of_second):
+    bucket, finish, refused = memory_store(), writer.finish_corpus, []
+
+    def place(name):
+        return name and bucket / name
+
+    def refuse_second(*arguments):
+        with pytest.raises(UserError, match=r"^az://bucket/.* is in use by process \d+ on .*: wait until it ends"):
+            run(bucket / second, SPECS, scratch=place(scratch_of_second))
+        refused.append(True)
+        return finish(*arguments)
+
+    monkeypatch.setattr(writer, "finish_corpus", refuse_second)
+    run(bucket / first, SPECS, scratch=place(scratch_of_first))
+    assert refused and not [name for name in MemoryStore.objects if INCOMPLETE in name or LOCK_FILE in name]
+
+
+def test_a_build_whose_lock_was_taken_over_does_not_finish(text, monkeypatch):
+    """As after a suspension."""
+    bucket, check = memory_store(), DirectoryLock.check
+
+    def taken_over(self):
+        self._lost = "process 3 on node7"
+        check(self)
+
+    monkeypatch.setattr(DirectoryLock, "check", taken_over)
+    with pytest.raises(UserError, match="was taken over by process 3 on node7"):
+        run(bucket / "c", SPECS)
+    assert "bucket/c/corpus.json" not in MemoryStore.objects
+
+
+@pytest.mark.parametrize("denied", ["ls", "put_whole", "scratch"])
+def test_a_bucket_that_denies_listing_or_writing(text, monkeypatch, capsys, denied):
+    bucket = memory_store()
+    pathlib.Path("tokenizer.json").write_text(make_tokenizer().to_json())
+    function = "ls" if denied == "scratch" else denied
+
+    def refuse(self, path, *_, **__):
+        if denied != "scratch" or "scratch" in str(path):
+            raise PermissionError(13, "AccessDenied", path)
+        return original(self, path)
+
+    original = getattr(MemoryStore, function)
+    monkeypatch.setattr(MemoryStore, function, refuse)
+    words = ["build", "--source", "text:text.txt", "--tokenizer", "tokenizer.json", "--out", str(bucket / "c")]
+    words += ["--workers", "1", *(["--scratch", str(bucket / "scratch")] if denied == "scratch" else [])]
+    assert cli.main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and "az://bucket" in line and len(line) < 400, line
+
+
+def start(url: str, number: int, then: str) -> subprocess.Popen:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-c", DRIVER.format(root=str(ROOT)), url, str(number), then]
+    return subprocess.Popen(command, text=True, **pipes)
+
+
+@pytest.fixture
+def s3(s3_server, monkeypatch, request):
+    address, _ = s3_server
+    return use_s3(monkeypatch, address, f"build-{zlib.crc32(request.node.name.encode())}")
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_on_s3(text, s3):
+    """The lock of a process that was killed on this host is taken over at once."""
+    run("c", SPECS)
+    for number in (3, 12):
+        with start(f"{s3}/c", number, "die") as killed:
+            _, errors = killed.communicate()
+        assert killed.returncode == -signal.SIGKILL, errors[-3000:]
+        assert (s3 / SCRATCH / LOCK_FILE).exists() and not (s3 / "c" / "corpus.json").exists()
+    with start(f"{s3}/c", 0, "") as again:
+        _, errors = again.communicate()
+    assert again.returncode == 0 and "was left locked by process" in errors, errors[-3000:]
+    assert corpus_files(s3 / "c") == corpus_files("c")
+
+
+@pytest.mark.slow
+def test_two_builds_at_once_on_s3(text, s3):
+    """Exactly one goes on, and its bytes are those of a build on disk."""
+    run("c", SPECS)
+    both = [start(f"{s3}/c", 2, "wait") for _ in range(2)]
+    refused = next(iter([one for one in both if one.stdout.readline() == ""]), None)
+    assert refused is not None, "both go on"
+    (other,) = (one for one in both if one is not refused)
+    assert "is in use by process" in refused.communicate()[1] and refused.returncode == 2
+    _, errors = other.communicate("go on\n")
+    assert other.returncode == 0, errors[-3000:]
+    assert corpus_files(s3 / "c") == corpus_files("c")
+
+
+def test_partial_files_of_a_killed_worker_are_removed(text, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.build.pipeline.decide", stop)
+        run("c", SPECS)
+    left = next(pathlib.Path(SCRATCH, scratch.UNITS).iterdir()) / "unit-1.partial"
+    left.write_bytes(b"")
+    resume.resume_or_start(epath.Path(SCRATCH), epath.Path("c"), {}, ())
+    assert not left.exists() and scratch.prepared_blocks(epath.Path(SCRATCH))
