@@ -36,7 +36,6 @@ def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike
     scratch_dir = directory / INCOMPLETE
     make_directory_if_local(scratch_dir)
     if parent is not None:
-        check_reachable(epath.Path(parent))
         scratch_dir = epath.Path(parent) / f"{name}.incomplete"
         make_directory_if_local(scratch_dir)
     return scratch_dir

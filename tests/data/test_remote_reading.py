@@ -274,6 +274,40 @@ def test_reads_over_a_failing_link(link, tiny_corpus, second_corpus, special_ids
     assert set(faults.done) == set(FAULTS), faults.done
 
 
+@pytest.mark.parametrize(
+    ("answers", "tries"),
+    [
+        ([OSError("reset"), b"whole"], 2),
+        ([b"who", ConnectionError("refused"), b"whole"], 3),
+        ([b"who", b"who", b"who"], 3),
+        ([FileNotFoundError("x")], 1),
+        ([PermissionError("x")], 1),
+    ],
+)
+def test_a_range_is_tried_again(bucket, monkeypatch, answers, tries):
+    """Also one of which only a part came; the other ranges are not read again."""
+    left, read = list(answers), []
+
+    def answer(self, path, start=None, end=None, **_):
+        read.append(path)
+        if not path.endswith("bad"):
+            return b"intact"
+        outcome = left.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(MemoryStore, "cat_file", answer)
+    ranges = [ByteRange(bucket / "good", 0, 6), ByteRange(bucket / "bad", 0, 5)]
+    if answers[-1] == b"whole":
+        assert read_ranges(ranges) == [b"intact", b"whole"]
+    else:
+        expected = OutageError if tries > 1 else type(answers[-1])
+        with pytest.raises(expected, match=r"az://bucket/bad cannot be reached|x"):
+            read_ranges(ranges)
+    assert len(read) == tries + 1 and not left
+
+
 @pytest.mark.parametrize("fault", ["reset", "503", "truncate"])
 def test_tries_are_bounded(link, fault, monkeypatch):
     """A fault that does not end is an outage, named with its object."""
