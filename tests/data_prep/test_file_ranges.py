@@ -40,8 +40,8 @@ FORMS = {
     ".zst": lambda data: in_parts(zstd_compress, data, 7000),
     ".one_frame.zst": zstd_compress,
 }
-PAGE = "<page><title>A{}</title><ns>0</ns><revision><text>[[Datei:x.png|hidden]]{}</text></revision></page>\n"
-HEAD = '<mediawiki><namespace key="6">Datei</namespace>\n'
+PAGE = "<page><title>A{}</title><ns>0</ns><revision><text>[[Bilderey:x.png|hidden]]{}</text></revision></page>\n"
+HEAD = '<mediawiki><namespace key="6">Bilderey</namespace>\n'
 CONTENTS = {
     # Some documents in Latin-1.
     "text:{}": "\n \n".join(text + " caf\udce9" * (i % 300 == 9) for i, text in enumerate(DOCUMENTS)),
