@@ -40,7 +40,7 @@ FORMS = {
     ".zst": lambda data: in_parts(zstd_compress, data, 7000),
     ".one_frame.zst": zstd_compress,
 }
-PAGE = "<page><title>A{}</title><ns>0</ns><revision><text>[[Bilderey:x.png|hidden]]{}</text></revision></page>\n"
+PAGE = "<page><title>A{}</title><ns>0</ns><revision><text>[[Bilderey:x|hidden]]{}</text></revision></page>\n"
 HEAD = '<mediawiki><namespace key="6">Bilderey</namespace>\n'
 CONTENTS = {
     # Some documents in Latin-1.
