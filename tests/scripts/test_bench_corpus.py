@@ -43,3 +43,11 @@ def test_planted_copies_are_found(tmp_path, monkeypatch):
     text.write_text(" ".join(f"word{draw.randrange(5000)}" + "." * (i % 20 == 19) for i in range(60_000)))
     (run,) = report_of("bench_duplicates.py", tmp_path / "report.json", text, "--documents", 100)["runs"]
     assert float(run["recall"]) >= 0.9 and float(run["precision"]) >= 0.9
+
+
+def test_simulated_copies_are_found(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    words = ["--simulated", 3000, "--workers", 1, "--memory-mb", 1, "--scratch", tmp_path]
+    (row,) = report_of("bench_duplicates.py", tmp_path / "report.json", *words)["simulated"]
+    assert float(row["recall"]) >= 0.999 and float(row["precision"]) >= 0.99 and row["documents"] == 3000
+    assert row["removed"] > 250
