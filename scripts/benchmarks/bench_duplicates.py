@@ -291,9 +291,7 @@ def open_engine(name: str, options: argparse.Namespace) -> Iterator[Engine]:
         if name == "dask":
             import distributed
 
-            cluster = distributed.LocalCluster(
-                n_workers=options.workers, threads_per_worker=1, dashboard_address=None
-            )
+            cluster = distributed.LocalCluster(n_workers=options.workers, threads_per_worker=1, dashboard_address=None)
             stack.enter_context(cluster)
             # By default, Dask gives 128 ranges to one worker.
             flags = [f"--dask_client_address={cluster.scheduler_address}", "--dask_partition_size=1"]
