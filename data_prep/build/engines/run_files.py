@@ -40,7 +40,7 @@ def run_in_files(
         groups = steps.groups[number] if number < len(steps.groups) else 1
         call = _Call(steps.steps[number], directory / source if source else None, target, groups, memory_bytes // 8)
         tasks = (_Task(call, key, first_name + key) for key in keys)
-        for _ in pool.map(_run, tasks, lambda task: f"{steps.name}, group {task.key}"):
+        for _ in pool.map_unordered(_run, tasks, lambda task: f"{steps.name}, group {task.key}"):
             bar.update()
         if source:
             shutil.rmtree(directory / source)
