@@ -28,6 +28,7 @@ class TokenizerModel(abc.ABC):
       settings: normalization settings, by their names in transformers' tokenizer_config.json, if they have one.
       matched: tokens that are matched in text as a whole, including special tokens (unless they are plain text).
       note: one line about an assumption that reading the file needed; None: no assumption.
+      sentencepiece_model: the content of a .model file that gives the same ids in the SentencePiece library, or None.
     """
 
     pieces: list[str]
@@ -37,6 +38,7 @@ class TokenizerModel(abc.ABC):
     settings: dict[str, bool]
     matched: frozenset[str] = frozenset()
     note: str | None = None
+    sentencepiece_model: bytes | None = None
 
     @abc.abstractmethod
     def encode(self, texts: Sequence[str]) -> list[list[int]]:

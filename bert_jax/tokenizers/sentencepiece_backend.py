@@ -54,6 +54,7 @@ class SentencePieceBackend(TokenizerModel):
         except RuntimeError as error:
             raise UserError(f"{origin}: the SentencePiece library rejects this model ({error})") from error
         self.content, self.preprocessing = content, preprocessing
+        self.sentencepiece_model = None if preprocessing else content
         self.lowercase = proto.normalizer_spec.name.endswith("_cf") or bool(preprocessing and preprocessing.lowercase)
         # Normalization inside the .model file needs no setting.
         applied = preprocessing or AlbertPreprocessing(False, True)

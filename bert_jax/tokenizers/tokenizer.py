@@ -38,6 +38,8 @@ class Tokenizer:
       settings: normalization settings by their names in transformers' tokenizer_config.json (do_lower_case,
         strip_accents, tokenize_chinese_chars; add_prefix_space; keep_accents), if they have one.
       note: one line about an assumption of `load`; None: no assumption.
+      sentencepiece_model: the content of a .model file that gives the same ids in the SentencePiece library; None for
+        other kinds and for ALBERT, whose texts are preprocessed, which the file does not describe.
     """
 
     def __init__(self, model: TokenizerModel):
@@ -54,6 +56,7 @@ class Tokenizer:
         self.lowercase: bool = model.lowercase
         self.settings: dict[str, bool] = dict(model.settings)
         self.note: str | None = model.note
+        self.sentencepiece_model: bytes | None = model.sentencepiece_model
         self._ids = {piece: i for i, piece in enumerate(model.pieces)}
         # Some models match "<mask>" in text as an ordinary piece; it becomes the unknown id.
         self._not_text = frozenset(self.special_ids) - {self.unk_id}
@@ -197,9 +200,23 @@ class Tokenizer:
         """The text of a file that `load` reads; except for SentencePiece, the `tokenizers` library reads it too."""
         return self._model.to_json()
 
-    def save(self, path: os.PathLike | str) -> None:
-        """Write a tokenizer.json."""
-        write_atomic(epath.Path(path), self.to_json().encode())
+    def save(self, path: os.PathLike | str) -> list[epath.Path]:
+        """Write a tokenizer.json and, if there is a `sentencepiece_model`, the .model beside it for other libraries.
+
+        Returns:
+          the files, the tokenizer.json last.
+        """
+        path = epath.Path(path)
+        files = {model_file(path): self.sentencepiece_model, path: self.to_json().encode()}
+        files = {file: content for file, content in files.items() if content is not None}
+        for file, content in files.items():
+            write_atomic(file, content)
+        return list(files)
+
+
+def model_file(path: epath.Path) -> epath.Path:
+    """The SentencePiece model beside a tokenizer.json: tokenizer.model."""
+    return path.with_suffix(".model")
 
 
 def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:

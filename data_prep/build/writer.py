@@ -55,9 +55,9 @@ def finish_corpus(
                 num_bytes=sum(shard["record_bytes"] for shard in facts),
             )
         )
-    tokenizer.save(directory / corpus.TOKENIZER)
+    saved = [path.name for path in tokenizer.save(directory / corpus.TOKENIZER)]
     _write_tfds_metadata(directory, name, tokenizer.vocab_size, infos)
-    for file in (corpus.TOKENIZER, "dataset_info.json", "features.json"):
+    for file in (*saved, "dataset_info.json", "features.json"):
         files[file] = file_entry(directory / file)
     manifest = {
         "format_version": corpus.FORMAT_VERSION,

@@ -13,7 +13,7 @@ from bert_jax import storage
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Count, Share, check
 from bert_jax.flags import DirectoryArg
-from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import Tokenizer, model_file
 from data_prep import sources
 from data_prep.cli.arguments import Sources, Switch, Workers
 from data_prep.vocabularies.merges import SCORES
@@ -58,7 +58,7 @@ class TrainTokenizer:
     """Instead of --source: a tokenizer.json, vocab.txt, merges.txt (with vocab.json beside it), SentencePiece .model,
     or a directory that holds one. Default: train one."""
     out: Annotated[DirectoryArg, tyro.conf.arg(metavar="FILE")]
-    """tokenizer.json to write; must not exist."""
+    """tokenizer.json to write; must not exist. SentencePiece: FILE.model is written beside it, for other libraries."""
     lowercase: Switch = False
     """Lower-case text; wordpiece and bpe, which do so by default, also strip accents."""
     no_lowercase: Switch = False
@@ -74,9 +74,18 @@ class TrainTokenizer:
         started = time.perf_counter()
         out = epath.Path(self.out)
         storage.check_reachable(out)
-        if out.exists():
-            raise UserError(f"{out}: exists already; choose another --out or remove it first")
+        model = model_file(out)
+        if out == model:
+            raise UserError(
+                f"--out {out}: is the tokenizer.json; the .model is written beside it, so choose another name"
+            )
+        for file in (out, model) if (self.training.kind or "").startswith("sentencepiece") else (out,):
+            if file.exists():
+                raise UserError(f"{file}: exists already; choose another --out or remove it first")
         tokenizer = self._train() if self.existing is None else self._convert()
+        content = tokenizer.sentencepiece_model
+        if content is not None and model.exists() and model.read_bytes() != content:
+            raise UserError(f"{model}: exists already and is another model; choose another --out or remove it first")
         storage.make_directory_if_local(out.parent)
         tokenizer.save(out)
         seconds = time.perf_counter() - started

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import sentencepiece
 
 from bert_jax.tokenizers.kinds import SPECIAL_TOKENS, byte_alphabet
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -114,6 +115,34 @@ def test_user_errors(folder, capsys, words, message):
     errors = [line for line in captured.err.splitlines() if line.startswith("error:")]
     assert len(errors) == 1 and message in errors[0], captured.err
     assert not captured.out and sorted(Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("kind", ["sentencepiece-unigram", "sentencepiece-bpe"])
+def test_sentencepiece_also_leaves_the_file_of_its_library(folder, kind, capsys):
+    command = ["--source", "text:texts/en.txt", "--kind", kind, "--vocab-size", "60"]
+    assert run(*command, "--out", "new/tokenizer.json") == 0
+    tokenizer = Tokenizer.load("new/tokenizer.json")
+    library = sentencepiece.SentencePieceProcessor(model_file="new/tokenizer.model")
+    texts = [Path("texts/en.txt").read_text(), "[MASK] ﬁnal  Ü ①"]
+    assert [library.encode(text) for text in texts] == tokenizer.encode_batch(texts) and len(texts[0]) > 100
+    assert [library.id_to_piece(i) for i in range(5)] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    # From the .model, beside it; an existing file that is another model is kept.
+    Path("new/tokenizer.json").unlink()
+    assert run("--from", "new/tokenizer.model", "--out", "new/tokenizer.json") == 0
+    assert Tokenizer.load("new/tokenizer.json").fingerprint == tokenizer.fingerprint
+    Path("other.model").write_bytes(b"another")
+    capsys.readouterr()
+    for words in (command, ["--from", "new/tokenizer.model"]):
+        assert run(*words, "--out", "other.json") == 2
+        assert "other.model: exists already" in capsys.readouterr().err
+    assert Path("other.model").read_bytes() == b"another" and not Path("other.json").exists()
+    assert run(*command, "--out", "x.model") == 2 and not Path("x.model").exists()
+    # In a corpus, listed and verified.
+    build = ["--source", "text:texts/en.txt", "--tokenizer", "new/tokenizer.json", "--out", "corpus", "--workers", "1"]
+    assert main(["build", *build, "--validation-fraction", "0.1"]) == 0 and main(["verify", "corpus"]) == 0
+    assert Path("corpus/tokenizer.model").read_bytes() == Path("new/tokenizer.model").read_bytes()
+    Path("corpus/tokenizer.model").write_bytes(b"damaged")
+    assert main(["verify", "corpus"]) == 2 and "tokenizer.model" in capsys.readouterr().err
 
 
 @pytest.mark.slow
