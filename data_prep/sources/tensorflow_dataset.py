@@ -1,7 +1,8 @@
-"""`tfds:NAME[/CONFIG]:SPLIT@FIELD`: a prepared TFDS dataset in ArrayRecord format, read without TensorFlow."""
+"""`tfds:NAME[/CONFIG]:SPLIT@FIELD`: a prepared TFDS dataset, ArrayRecord or TFRecord, read without TensorFlow."""
 
 import dataclasses
 import functools
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -13,17 +14,18 @@ from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
+from data_prep.sources import files, tfrecord
 from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
 from data_prep.sources.field_validation import document_or_skipped, missing_field_message
 
 # A slice of a split may contain a colon: train[:10%].
 _ARGUMENT = re.compile(r"(?P<name>.+):(?P<split>[^:@\[\]]+(?:\[[^\[\]]*\])?)@(?P<field>[^@]+)")
 _BLOCKS_PER_INPUT = 16
+_FORMATS = (tfds.core.FileFormat.ARRAY_RECORD, tfds.core.FileFormat.TFRECORD)
 _INFO = "dataset_info.json"
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)/?")
 _PREPARE_HINT = (
-    "on a machine with TensorFlow, prepare it with"
-    " tfds.builder(NAME, file_format='array_record').download_and_prepare() and copy it here"
+    "on a machine with TensorFlow, prepare it with tfds.builder(NAME).download_and_prepare() and copy it here"
 )
 
 
@@ -32,7 +34,10 @@ class TfdsSource(Source):
     """`tfds:NAME[/CONFIG][/VERSION]:SPLIT@FIELD`, or a directory for the name; FIELD may be dotted.
 
     The dataset is searched below $TFDS_DATA_DIR, by default ~/tensorflow_datasets; of several versions the highest is
-    read. SPLIT may be a slice, e.g. `train[:10%]`. The payload of a block is a range of examples.
+    read. SPLIT may be a slice, e.g. `train[:10%]`.
+
+    Of ArrayRecord, which has random access, an input and the payload of a block are ranges of examples, so that workers
+    read. Of TFRecord an input is a shard, and the payload of a block its examples.
     """
 
     name: str
@@ -47,49 +52,73 @@ class TfdsSource(Source):
         raise UserError(f"source {spec}: write tfds:NAME:SPLIT@FIELD, e.g. `tfds:lm1b:train@text`")
 
     def inputs(self) -> list[Input]:
-        """Ranges of examples with about 16 blocks each."""
+        """Ranges of examples with about 16 blocks each, or parts of shards."""
         directory = os.fspath(_find(self.spec, self.name))
         info = self._checked_info(directory)
-        examples = info.splits[self.split].num_examples
-        rows, size = self._rows(info), info.splits[self.split.partition("[")[0]].num_bytes
-        share = size / max(1, info.splits[self.split.partition("[")[0]].num_examples)
-        inputs = []
-        for start in range(0, examples, rows * _BLOCKS_PER_INPUT):
-            stop = min(examples, start + rows * _BLOCKS_PER_INPUT)
-            inputs.append(Input((directory,), int(share * stop) - int(share * start), start, stop))
-        if not inputs:
-            raise UserError(f"source {self.spec}: the split {self.split!r} has no examples")
-        return inputs
+        ranges = self._shards if info.file_format is tfds.core.FileFormat.TFRECORD else self._ranges
+        if inputs := list(ranges(directory, info)):
+            return inputs
+        raise UserError(f"source {self.spec}: the split {self.split!r} has no examples")
+
+    def _ranges(self, directory: str, info: tfds.core.DatasetInfo) -> Iterator[Input]:
+        """Ranges of examples, counted in the split."""
+        whole = info.splits[self.split.partition("[")[0]]
+        examples, share = info.splits[self.split].num_examples, whole.num_bytes / max(1, whole.num_examples)
+        rows = self._rows(info) * _BLOCKS_PER_INPUT
+        for start in range(0, examples, rows):
+            stop = min(examples, start + rows)
+            yield Input((directory,), int(share * stop) - int(share * start), start, stop)
+
+    def _shards(self, directory: str, info: tfds.core.DatasetInfo) -> Iterator[Input]:
+        """Ranges of examples, counted in their shard: its path is the second one."""
+        for shard in info.splits[self.split].file_instructions:
+            with files.readable(shard.filename):
+                share = epath.Path(shard.filename).stat().length / max(1, shard.examples_in_shard)
+            paths = directory, os.fspath(shard.filename)
+            yield Input(paths, int(share * shard.take), shard.skip, shard.skip + shard.take)
 
     def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
-        """Ranges of examples; the workers read them."""
-        (directory,) = part.paths
+        """Ranges of examples, which the workers read, or the examples of a shard."""
+        directory, *shard = part.paths
         info = _builder(directory).info
         rows, total = self._rows(info), part.stop - part.start
+        records = self._examples(shard[0], part, record) if shard else None
         for start in range(part.start, part.stop, rows):
             stop = min(part.stop, start + rows)
             # In integers, so that the sizes sum to that of the input.
             before, after = (part.size * (row - part.start) // total for row in (start, stop))
-            yield Block(f"{directory}:{self.split} {start}", (directory, start, stop), after - before)
+            origin = shard[0] if shard else f"{directory}:{self.split}"
+            examples = tuple(itertools.islice(records, stop - start)) if shard else None
+            yield Block(f"{origin} {start}", (origin, directory, start, stop, examples), after - before)
         split = info.splits[self.split]
-        if part.stop == split.num_examples:
+        if (part.paths[-1] == split.file_instructions[-1].filename) if shard else (part.stop == split.num_examples):
             record.files.append(
                 {"name": f"{info.full_name}:{self.split}", "path": directory, "examples": split.num_examples}
             )
 
-    def documents(self, block: Block) -> Iterator[Document | Skipped]:
-        """A document for each example."""
-        directory, start, stop = block.payload
-        key = self.field.replace(".", "/")
+    def _examples(self, shard: str, part: Input, record: InputRecord) -> Iterator[bytes]:
+        """Of a TFRecord file."""
         try:
-            records = _records(directory, self.split, start, stop)
-        except DamagedFileError as error:
+            yield from tfrecord.read_records(shard, part.start, part.stop)
+        except UserError as error:
             if not self.skip_damaged:
                 raise
-            yield Skipped("damaged_file", f"{directory}:{self.split} {start}", str(error))
-            return
-        for row, record in enumerate(records, start):
-            origin = f"{directory}:{self.split} {row}"
+            record.damaged.append(str(error))
+
+    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+        """A document for each example."""
+        place, directory, start, stop, examples = block.payload
+        key = self.field.replace(".", "/")
+        if examples is None:
+            try:
+                examples = _records(directory, self.split, start, stop)
+            except DamagedFileError as error:
+                if not self.skip_damaged:
+                    raise
+                yield Skipped("damaged_file", f"{place} {start}", str(error))
+                return
+        for row, record in enumerate(examples, start):
+            origin = f"{place} {row}"
             values = tf_example_pb2.Example.FromString(record).features.feature[key].bytes_list.value
             if not values:
                 yield Skipped("missing_field", origin, f"the example has no {self.field!r}")
@@ -104,11 +133,10 @@ class TfdsSource(Source):
     def _checked_info(self, directory: str) -> tfds.core.DatasetInfo:
         """TFDS's description of the dataset, after checks that it can be read."""
         info = _builder(directory).info
-        if info.file_format is not tfds.core.FileFormat.ARRAY_RECORD:
-            file_format = info.file_format.value if info.file_format else "an unknown format"
-            raise UserError(
-                f"source {self.spec}: {directory} is {file_format}, which needs TensorFlow; {_PREPARE_HINT}"
-            )
+        if info.file_format not in _FORMATS:
+            file_format = info.file_format.value if info.file_format else "in an unknown format"
+            known = " and ".join(known.value for known in _FORMATS)
+            raise UserError(f"source {self.spec}: {directory} is {file_format}; {known} can be read; {_PREPARE_HINT}")
         try:
             _ = info.splits[self.split]
         except (KeyError, ValueError) as error:

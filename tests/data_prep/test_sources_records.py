@@ -1,16 +1,22 @@
 """Records with fields: JSON lines, Parquet, TFDS."""
 
+import base64
 import gzip
 import json
+import pathlib
+import struct
 import sys
 
+import google_crc32c
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from array_record.python import array_record_module
+from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
 from data_prep.sources import InputRecord, parse
+from data_prep.sources.tfrecord import read_records
 from tests.data_prep.test_sources_reading import read
 
 TEXTS = [f"Text {i}, mit Ümläuten.\n\nA second paragraph {'x' * (i % 7)}." for i in range(120)]
@@ -205,6 +211,29 @@ FEATURES = tfds.features.FeaturesDict(
 )
 
 
+class TfRecordWriter:
+    """As TensorFlow's (core/lib/io/record_writer.h), from its description."""
+
+    def __init__(self, path):
+        self._file = pathlib.Path(path).open("wb")  # noqa: SIM115
+        self.close = self._file.close
+
+    def write(self, record):
+        length = struct.pack("<Q", len(record))
+        self._file.write(length + self._masked(length) + record + self._masked(record))
+
+    def _masked(self, data):
+        crc = int.from_bytes(google_crc32c.Checksum(data).digest())
+        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) % 2**32)
+
+
+RECORD_WRITERS = {
+    "array_record": lambda path: array_record_module.ArrayRecordWriter(path, "group_size:1"),
+    "tfrecord": TfRecordWriter,
+    "riegeli": TfRecordWriter,
+}
+
+
 def write_tfds(base, name="my_text", config="cfg", version="1.0.0", suffix="array_record"):
     directory = base / name / config / version if config else base / name / version
     directory.mkdir(parents=True)
@@ -212,7 +241,7 @@ def write_tfds(base, name="my_text", config="cfg", version="1.0.0", suffix="arra
     size, shards = 0, [TEXTS[:50], TEXTS[50:]]
     for index, texts in enumerate(shards):
         path = directory / f"{name}-train.{suffix}-{index:05d}-of-00002"
-        writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+        writer = RECORD_WRITERS[suffix](str(path))
         for i, text in enumerate(texts):
             example = {"text": text, "id": i, "meta": {"title": f"T{version}"}, "words": ["a"]}
             example["image"] = b"no image at all: it is not decoded"
@@ -249,9 +278,9 @@ def test_tfds(tmp_path, monkeypatch):
 
 def test_tfds_mistakes(tmp_path, monkeypatch):
     write_tfds(tmp_path)
-    tfrecord = write_tfds(tmp_path, name="old", config="", suffix="tfrecord")
+    riegeli = write_tfds(tmp_path, name="old", config="", suffix="riegeli")
     monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
-    way_round = r"with TensorFlow, prepare it with tfds\.builder\(NAME, file_format='array_record'\)"
+    way_round = r"with TensorFlow, prepare it with tfds\.builder\(NAME\)"
     for rest, message in {
         "my_text:train@text": r"if it has configurations, write my_text/CONFIG",
         "my_txt:train@text": rf"no dataset my_txt prepared in {tmp_path} \(\$TFDS_DATA_DIR\); .*{way_round}",
@@ -261,11 +290,68 @@ def test_tfds_mistakes(tmp_path, monkeypatch):
         "my_text/cfg:train@meta": "the field 'meta' is FeaturesDict.*not text",
         "my_text/cfg:train@id": "the field 'id' is .*int64.*not text",
         "my_text/cfg:train@words": "the field 'words' is .*not text",
-        "old:train@text": rf"{tfrecord} is tfrecord, which needs TensorFlow; .*{way_round}",
+        "old:train@text": rf"{riegeli} is riegeli; array_record and tfrecord can be read; .*{way_round}",
     }.items():
         with pytest.raises(UserError, match=f"(?s)source tfds:.*{message}") as error:
             parse(f"tfds:{rest}").inputs()
         assert "\n" not in str(error.value)
+
+
+GOLDEN = (
+    "VAAAAAAAAABfUUWHClIKFwoNbWV0YS9sYW5ndWFnZRIGCgQKAmRlCg4KBWxhYmVsEgUaAwoBBAonCgR0ZXh0Eh8KHQobVGV4dCBudW1iZXIgNCwg"
+    "w7xiZXIgYWxsZXMuazzwPVQAAAAAAAAAX1FFhwpSChcKDW1ldGEvbGFuZ3VhZ2USBgoECgJkZQoOCgVsYWJlbBIFGgMKAQAKJwoEdGV4dBIfCh0K"
+    "G1RleHQgbnVtYmVyIDAsIMO8YmVyIGFsbGVzLsHPpD4="
+)
+"""The first two records of a shard that TFDS 4.9.10 wrote with TensorFlow 2.21, base64."""
+
+
+def test_tfrecord_is_read_as_tensorflow_writes_it(tmp_path):
+    shard = base64.b64decode(GOLDEN)
+    path = tmp_path / "a.tfrecord"
+    path.write_bytes(shard)
+    records = list(read_records(str(path), 0, 2))
+    expected = [{"meta/language": b"de", "text": f"Text number {i}, über alles.".encode()} for i in (4, 0)]
+    for record, fields in zip(records, expected, strict=True):
+        features = tf_example_pb2.Example.FromString(record).features.feature
+        assert {name: features[name].bytes_list.value[0] for name in fields} == fields
+    assert list(read_records(str(path), 1, 2)) == records[1:]
+    writer = TfRecordWriter(tmp_path / "again")
+    for record in records:
+        writer.write(record)
+    writer.close()
+    assert (tmp_path / "again").read_bytes() == shard
+    for place in (0, 9, 30, 97, len(shard) - 1):  # length, its checksum, data, its checksum; of either record
+        path.write_bytes(shard[:place] + bytes([shard[place] ^ 1]) + shard[place + 1 :])
+        with pytest.raises(UserError, match=rf"{path}: record {place // 100} is damaged or cut off"):
+            list(read_records(str(path), 0, 2))
+    for size in (0, 5, 100, len(shard) - 1):
+        path.write_bytes(shard[:size])
+        with pytest.raises(UserError, match=r"record [01] is damaged or cut off; prepare the dataset again"):
+            list(read_records(str(path), 0, 2))
+
+
+def test_tfds_in_tfrecord(tmp_path, monkeypatch):
+    """The same documents as in ArrayRecord, for whole splits, slices and any size of blocks."""
+    directory = write_tfds(tmp_path, suffix="tfrecord")
+    other = write_tfds(tmp_path / "other")
+    for split in ("train", "train[40:60]", "train[:10%]", "train[50:]"):
+        for block_bytes in (64, 1000, 1 << 20):
+            reading = read(f"tfds:{directory}:{split}@text", block_bytes=block_bytes)
+            assert reading.texts == read(f"tfds:{other}:{split}@text").texts != []
+            (entry,) = reading.file_entries
+            assert entry["path"] == str(directory) and entry["examples"] == len(reading.texts)
+    assert reading.documents[0].origin == f"{directory}/my_text-train.tfrecord-00001-of-00002 0"
+    assert read(f"tfds:{directory}:train@meta.title").texts == ["T1.0.0"] * 120
+    shard = directory / "my_text-train.tfrecord-00001-of-00002"
+    shard.write_bytes(shard.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"00001-of-00002: record 69 is damaged or cut off"):
+        read(f"tfds:{directory}:train@text")
+    reading = read(f"tfds:{directory}:train@text", skip_damaged=True, block_bytes=100)
+    assert reading.texts == TEXTS[:-1] and "record 69 is damaged" in reading.damaged[0]
+    shard.unlink()
+    with pytest.raises(UserError, match=r"my_text-train\.tfrecord-00001-of-00002: cannot be read"):
+        read(f"tfds:{directory}:train@text")
+    assert "tensorflow" not in sys.modules
 
 
 def test_tfds_damage(tmp_path):
