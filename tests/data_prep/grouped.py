@@ -2,12 +2,18 @@
 
 import collections
 import dataclasses
+import functools
 import pickle
 
 import numpy as np
 
 from data_prep.duplicates.minhash import EMPTY
-from data_prep.duplicates.near_duplicates import BUCKET, bands_and_rows
+from data_prep.duplicates.near_duplicates import (
+    BUCKET,
+    bands_and_rows,
+    find_near_duplicates,
+    find_repeated_signatures,
+)
 
 
 def run_in_memory(steps):
@@ -70,3 +76,33 @@ def slow_near_duplicates(signatures, active, threshold, bucket_size=BUCKET):
         agreements = (signatures[others] == signatures[document]).sum(axis=1)
         removed[document] |= (agreements >= threshold * permutations - 1e-9).any()
     return removed
+
+
+def decide(signatures, threshold=0.5, memory_bytes=256 << 20, active=None, per_range=100, run=run_in_memory):
+    """As in a build: equal signatures first."""
+    active = np.ones(len(signatures), bool) if active is None else active
+    repeated = find_repeated_signatures(reader_of(signatures, active, per_range), run, memory_bytes)
+    reader = reader_of(signatures, active & ~repeated, per_range)
+    return repeated | find_near_duplicates(reader, run, signatures.shape[1], threshold, memory_bytes)
+
+
+def random_signatures(count):
+    return np.random.default_rng(3).integers(0, 2**32 - 1, (count, 128), dtype=np.uint32)
+
+
+@functools.cache
+def clusters():
+    """1,500 signatures around two centres, the most similar ones last; some are equal, some without words."""
+    rng = np.random.default_rng(0)
+    count = 1500
+    centres = random_signatures(2)[rng.integers(2, size=count)]
+    own = rng.integers(0, 2**32 - 1, (count, 128), dtype=np.uint32)
+    signatures = np.where(rng.random((count, 128)) < np.linspace(0.35, 0.8, count)[:, None], centres, own)
+    signatures[rng.integers(count, size=count // 10)] = signatures[rng.integers(count, size=count // 10)]
+    signatures[rng.integers(count, size=3)] = EMPTY
+    return signatures, rng.random(count) < 0.9
+
+
+@functools.cache
+def expected_of_clusters(threshold, bucket=BUCKET):
+    return slow_near_duplicates(*clusters(), threshold, bucket)

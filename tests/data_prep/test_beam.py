@@ -1,9 +1,11 @@
 """Apache Beam builds the same bytes as local processes: on the direct runner, and on Dask with two workers."""
 
+import functools
 import gzip
 import json
 import pathlib
 
+import numpy as np
 import pytest
 
 pytest.importorskip("apache_beam", reason="needs the extra `beam`")
@@ -13,6 +15,7 @@ from data_prep.build.engines.beam import BeamEngine
 from data_prep.cli.main import main
 from data_prep.options import BuildOptions, NearDuplicateOptions
 from tests.building import files, make_documents, make_tokenizer, run
+from tests.data_prep.grouped import clusters, decide, expected_of_clusters
 
 # Beam 2.77 and Dask raise DeprecationWarnings.
 pytestmark = [pytest.mark.slow, pytest.mark.beam, pytest.mark.filterwarnings("default")]
@@ -43,6 +46,20 @@ def test_direct_runner(expected):
     assert files("beam") == expected
 
 
+def check_order(engine):
+    """Groups of several chunks, whose order matters: the signatures of clusters, in ranges of 300."""
+    local = pathlib.Path.cwd()
+    run_steps = functools.partial(engine.run_steps, scratch=str(local), local=local)
+    removed = decide(clusters()[0], 0.5, engine.memory_bytes, clusters()[1], 300, run_steps)
+    assert np.array_equal(removed, expected_of_clusters(0.5))
+    assert not list(local.glob("found-*"))
+
+
+def test_order_of_chunks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_order(BeamEngine(None, (), 100_000))
+
+
 def message(capsys):
     return capsys.readouterr().err.splitlines()[-1]
 
@@ -71,6 +88,7 @@ def test_dask_with_two_workers(expected):
         # As many partitions as inputs: by default Dask uses one worker for so little data.
         flags = [f"--dask_client_address={cluster.scheduler_address}", "--dask_partition_size=1"]
         engine = BeamEngine("DaskRunner", flags, 100_000)
+        check_order(engine)
         run(pathlib.Path("beam").resolve(), SPECS, OPTIONS, engine)
     assert len({task["worker"] for task in stream.data}) == 2
     assert files("beam") == expected

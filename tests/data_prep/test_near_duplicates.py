@@ -10,10 +10,17 @@ from hypothesis import strategies as st
 from data_prep.build.engines import run_files
 from data_prep.build.engines.local import LocalEngine
 from data_prep.duplicates import minhash, near_duplicates
-from data_prep.duplicates.near_duplicates import find_near_duplicates, find_repeated_signatures
 from data_prep.duplicates.repeated_keys import find_repeats
 from data_prep.duplicates.word_hashes import word_hashes
-from tests.data_prep.grouped import reader_of, run_in_memory, slow_near_duplicates, slow_repeats
+from tests.data_prep.grouped import (
+    clusters,
+    decide,
+    expected_of_clusters,
+    random_signatures,
+    reader_of,
+    run_in_memory,
+    slow_repeats,
+)
 
 MEMORY = [256 << 20, 20_000, 1]
 """bytes: one group; a few; one for each row"""
@@ -37,36 +44,6 @@ def test_tables_of_keys_grow():
     assert 10_000 < len(np.unique(keys)) < 30_000
     found = find_repeats(reader_of(keys, active, 1000), run_in_memory, MEMORY[0])
     assert np.array_equal(found, slow_repeats(keys, active))
-
-
-def decide(signatures, threshold=0.5, memory_bytes=MEMORY[0], active=None, per_range=100, run=run_in_memory):
-    """As in a build: equal signatures first."""
-    active = np.ones(len(signatures), bool) if active is None else active
-    repeated = find_repeated_signatures(reader_of(signatures, active, per_range), run, memory_bytes)
-    reader = reader_of(signatures, active & ~repeated, per_range)
-    return repeated | find_near_duplicates(reader, run, signatures.shape[1], threshold, memory_bytes)
-
-
-def random_signatures(count):
-    return np.random.default_rng(3).integers(0, 2**32 - 1, (count, 128), dtype=np.uint32)
-
-
-@functools.cache
-def clusters():
-    """1,500 signatures around two centres, the most similar ones last; some are equal, some without words."""
-    rng = np.random.default_rng(0)
-    count = 1500
-    centres = random_signatures(2)[rng.integers(2, size=count)]
-    own = rng.integers(0, 2**32 - 1, (count, 128), dtype=np.uint32)
-    signatures = np.where(rng.random((count, 128)) < np.linspace(0.35, 0.8, count)[:, None], centres, own)
-    signatures[rng.integers(count, size=count // 10)] = signatures[rng.integers(count, size=count // 10)]
-    signatures[rng.integers(count, size=3)] = minhash.EMPTY
-    return signatures, rng.random(count) < 0.9
-
-
-@functools.cache
-def expected_of_clusters(threshold, bucket=near_duplicates.BUCKET):
-    return slow_near_duplicates(*clusters(), threshold, bucket)
 
 
 @pytest.mark.parametrize("memory_bytes", MEMORY[:2])
