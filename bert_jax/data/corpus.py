@@ -103,6 +103,8 @@ def read_manifest(directory: os.PathLike | str) -> dict:
         raise UserError(f"{directory}: no such corpus; make one with `bert-data build`")
     path = directory / MANIFEST
     if not path.exists():
+        if versions := sorted(os.fspath(version.parent) for version in directory.glob(f"*/{MANIFEST}")):
+            raise UserError(f"{directory}: not a corpus, but it contains some: {', '.join(versions)}; name one of them")
         raise UserError(f"{directory}: not a finished corpus (it has no {MANIFEST}); build it with `bert-data build`")
     return read_json_as(path, Manifest, REBUILD, FORMAT_VERSION)
 

@@ -99,7 +99,7 @@ class Build:
     tokenizer: File
     """tokenizer.json, vocab.txt, merges.txt, .model, or a directory that holds one."""
     out: DirectoryArg
-    """Directory to write; must be empty or not exist."""
+    """Directory to write; must be empty or not exist. NAME/1.0.0: `tfds.data_source(NAME, data_dir=...)` finds it."""
     name: str | None = None
     """Name of the corpus. Default: from --out."""
     language: str = BuildOptions.language
@@ -156,6 +156,8 @@ class Build:
 
     def _default_name(self, out: epath.Path) -> str:
         directory = (out if is_remote(out) else out.resolve()).name
+        if re.fullmatch(r"\d+\.\d+\.\d+", directory):  # as TFDS lays datasets out
+            directory = (out if is_remote(out) else out.resolve()).parent.name
         name = re.sub(r"[^a-z0-9]+", "_", directory.lower()).strip("_")
         if not name[:1].isalpha():
             raise UserError(f"--out {out}: no corpus name can be derived from it; give one with --name")

@@ -10,7 +10,10 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tensorflow_datasets as tfds
+from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from bert_jax.data.corpus import Corpus
 from data_prep.build import prepare, scratch
@@ -56,6 +59,30 @@ def expect_error(capsys, arguments, message):
     errors = [line for line in captured.err.splitlines() if line.startswith("error:")]
     assert len(errors) == 1 and message in errors[0], captured.err
     assert "Traceback" not in captured.err and not captured.out
+
+
+def test_a_corpus_with_a_version_is_found_by_tfds(workspace, capsys):
+    """By name and version below a data_dir; `tfds.load` cannot read ArrayRecord, with TensorFlow either (4.9.10)."""
+    assert build("d/books/1.2.0") == 0 and build("c") == 0
+    assert json.loads(pathlib.Path("d/books/1.2.0/corpus.json").read_text())["name"] == "books"
+    with pytest.raises(DatasetNotFoundError):
+        tfds.builder("c", data_dir="d")
+    expected = Corpus.open("c")
+    for name in ("books", "books:1.2.0", "books:1.*.*"):
+        source = tfds.data_source(name, data_dir="d", split="train")
+        assert len(source) == len(expected.record_offsets) - 1
+        np.testing.assert_array_equal(source[0]["tokens"], expected.records([0])[0].tokens)
+    assert str(tfds.builder("books", data_dir="d").info.full_name) == "books/1.2.0"
+    assert Corpus.open("d/books/1.2.0").identity == expected.identity, "neither its name nor its place counts"
+    assert main(["verify", "d/books/1.2.0"]) == 0
+    capsys.readouterr()
+    assert main(["inspect", "d/books"]) == 2
+    assert "d/books: not a corpus, but it contains some: d/books/1.2.0; name one" in capsys.readouterr().err
+    # An existing corpus is moved into such a place.
+    pathlib.Path("d/c").mkdir()
+    pathlib.Path("c").rename("d/c/1.0.0")
+    assert len(tfds.data_source("c", data_dir="d", split="train")) == len(source)
+    assert "tensorflow" not in sys.modules
 
 
 def test_a_whole_build(workspace, capsys):
