@@ -14,7 +14,7 @@ from etils import epath
 from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
-from data_prep.sources import files, tfrecord
+from data_prep.sources import tfrecord
 from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
 from data_prep.sources.field_validation import document_or_skipped, missing_field_message
 
@@ -72,10 +72,10 @@ class TfdsSource(Source):
     def _shards(self, directory: str, info: tfds.core.DatasetInfo) -> Iterator[Input]:
         """Ranges of examples, counted in their shard: its path is the second one."""
         for shard in info.splits[self.split].file_instructions:
-            with files.readable(shard.filename):
-                share = epath.Path(shard.filename).stat().length / max(1, shard.examples_in_shard)
-            paths = directory, os.fspath(shard.filename)
-            yield Input(paths, int(share * shard.take), shard.skip, shard.skip + shard.take)
+            path = epath.Path(shard.filename)
+            size = path.stat().length if path.exists() else 0  # reading it is the error
+            size = size * shard.take // max(1, shard.examples_in_shard)
+            yield Input((directory, os.fspath(path)), size, shard.skip, shard.skip + shard.take)
 
     def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         """Ranges of examples, which the workers read, or the examples of a shard."""
@@ -100,7 +100,7 @@ class TfdsSource(Source):
         """Of a TFRecord file."""
         try:
             yield from tfrecord.read_records(shard, part.start, part.stop)
-        except UserError as error:
+        except DamagedFileError as error:
             if not self.skip_damaged:
                 raise
             record.damaged.append(str(error))
@@ -109,14 +109,13 @@ class TfdsSource(Source):
         """A document for each example."""
         place, directory, start, stop, examples = block.payload
         key = self.field.replace(".", "/")
-        if examples is None:
-            try:
-                examples = _records(directory, self.split, start, stop)
-            except DamagedFileError as error:
-                if not self.skip_damaged:
-                    raise
-                yield Skipped("damaged_file", f"{place} {start}", str(error))
-                return
+        try:
+            examples = _records(directory, self.split, start, stop) if examples is None else examples
+        except DamagedFileError as error:
+            if not self.skip_damaged:
+                raise
+            yield Skipped("damaged_file", f"{place} {start}", str(error))
+            return
         for row, record in enumerate(examples, start):
             origin = f"{place} {row}"
             values = tf_example_pb2.Example.FromString(record).features.feature[key].bytes_list.value

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import google_crc32c
 from etils import epath
 
-from bert_jax.errors import UserError
 from data_prep.sources import files
+from data_prep.sources.base import DamagedFileError
 
 _LENGTH = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
@@ -23,7 +23,7 @@ def read_records(path: str, start: int, stop: int) -> Iterator[bytes]:
     """The records [start, stop) of a file; the ones before are read, too.
 
     Raises:
-      UserError: the file cannot be read, is cut off, or a checksum is wrong.
+      DamagedFileError: the file cannot be read, is cut off, or a checksum is wrong.
     """
     with files.readable(path), epath.Path(path).open("rb") as file:
         for index in range(stop):
@@ -38,7 +38,7 @@ def _checked(file, size: int, path: str, index: int) -> bytes:
     data = file.read(size)
     checksum = file.read(_CHECKSUM.size)
     if len(data) < size or len(checksum) < _CHECKSUM.size or _masked_crc(data) != _CHECKSUM.unpack(checksum)[0]:
-        raise UserError(f"{path}: record {index} is damaged or cut off; prepare the dataset again")
+        raise DamagedFileError(f"{path}: record {index} is damaged or cut off; prepare the dataset again")
     return data
 
 

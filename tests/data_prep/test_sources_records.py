@@ -349,6 +349,7 @@ def test_tfds_in_tfrecord(tmp_path, monkeypatch):
     reading = read(f"tfds:{directory}:train@text", skip_damaged=True, block_bytes=100)
     assert reading.texts == TEXTS[:-1] and "record 69 is damaged" in reading.damaged[0]
     shard.unlink()
+    assert read(f"tfds:{directory}:train@text", skip_damaged=True).texts == TEXTS[:50]
     with pytest.raises(UserError, match=r"my_text-train\.tfrecord-00001-of-00002: cannot be read"):
         read(f"tfds:{directory}:train@text")
     assert "tensorflow" not in sys.modules
