@@ -16,7 +16,6 @@ from bert_jax.field_validation import (
     SizeOrZero,
     check,
 )
-from bert_jax.local_cache import LocalCache
 
 GPU_ATTENTION_BLOCK, TPU_ATTENTION_BLOCK = 64, 128
 """Tokens of a block of the attention `pallas_gpu` and `pallas_tpu`."""
@@ -292,11 +291,6 @@ class DataConfig:
     def paired(self) -> bool:
         """Whether examples have a second segment."""
         return any(self.format in formats for formats in PAIR_FORMATS.values())
-
-    @property
-    def cache(self) -> LocalCache:
-        """Copies of files from object stores."""
-        return LocalCache(self.cache_dir, self.cache_limit_gb)
 
     def max_examples_per_row(self, seq_len: int) -> int:
         """Largest number of examples in a row of `seq_len` tokens."""

@@ -16,6 +16,7 @@ from bert_jax.distributed.rendezvous import open_rendezvous
 from bert_jax.doctor import data_checks, machine_checks, process_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import CheckContext, Finding, Machine
 from bert_jax.errors import PeerError, UserError
+from bert_jax.local_cache import LocalCache
 from bert_jax.storage import StoredPath
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.micro_batch import MicroBatchRequest
@@ -116,7 +117,7 @@ def check_run(
 
 
 def _open_mixture(config: Config, parts: Sequence[CorpusWeight]) -> tuple[list[Corpus], MixtureOrder]:
-    ordered, corpora = open_corpora(parts, cache=config.data.cache)
+    ordered, corpora = open_corpora(parts, cache=LocalCache(config.data.cache_dir, config.data.cache_limit_gb))
     tokens = [corpus.num_tokens for corpus in corpora]
     return corpora, MixtureOrder(resolve_shares(ordered, tokens, config.data.mixture_exponent))
 

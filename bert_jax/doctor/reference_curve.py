@@ -88,7 +88,7 @@ def train_and_compare(config: Config, parts: Sequence[CorpusWeight]) -> Iterator
     """
     curve = read_curve(config.name)
     run_config = comparison_config(config, presets.load_config(config.name), curve)
-    _check_corpus(parts, curve, config.data.cache)
+    _check_corpus(parts, curve, LocalCache(config.data.cache_dir, config.data.cache_limit_gb))
     with tempfile.TemporaryDirectory(prefix="bert_jax-reference-") as directory:
         workdir = Path(directory) / "run"
         pretraining.pretrain(run_config, list(parts), workdir)

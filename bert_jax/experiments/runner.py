@@ -34,6 +34,7 @@ from bert_jax.experiments.cell_records import (
 )
 from bert_jax.experiments.results import write_results
 from bert_jax.experiments.study import Study
+from bert_jax.local_cache import LocalCache
 from bert_jax.report.page_file import write_page
 from bert_jax.storage import StoredPath
 from bert_jax.training import pretraining
@@ -73,7 +74,8 @@ def open_study(
       UserError: corpora that cannot be used together, cells that are not valid or cannot be compared, no data for a
         task, or a directory of something else.
     """
-    ordered, corpora = open_corpora(parts, cache=study.base.data.cache)
+    data = study.base.data
+    ordered, corpora = open_corpora(parts, cache=LocalCache(data.cache_dir, data.cache_limit_gb))
     tokenizer = common_tokenizer(corpora, sys.maxsize)
     shares = resolve_shares(ordered, [corpus.num_tokens for corpus in corpora], study.base.data.mixture_exponent)
     identity: StudyFile = {

@@ -20,6 +20,7 @@ from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, 
 from bert_jax.distributed.agreement import raise_on_all
 from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.errors import UserError
+from bert_jax.local_cache import LocalCache
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -44,7 +45,7 @@ def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
         tokenizers differ between corpora or from the one that a corpus was built with; a split is too small for the
         format.
     """
-    cache = config.data.cache
+    cache = LocalCache(config.data.cache_dir, config.data.cache_limit_gb)
     parts, corpora = open_corpora(parts, cache=cache)
     tokenizer = common_tokenizer(corpora, config.model.vocab_size)
     process = jax.process_index(), jax.process_count()
