@@ -237,8 +237,9 @@ class Corpus:
         )
 
     def __reduce__(self):
-        # Memory-mapped arrays would be pickled with their whole content.
-        return Corpus.open, (os.fspath(self.directory), self.split, self.cache)
+        # Memory-mapped arrays would be pickled with their whole content. Not `Corpus.open` itself: cloudpickle, which
+        # Grain uses for reader processes, pickles the code and globals of a class method by value.
+        return _open_corpus, (os.fspath(self.directory), self.split, self.cache)
 
     @property
     def num_documents(self) -> int:
@@ -296,6 +297,10 @@ class Corpus:
         lengths = self.sentence_lengths[self.record_offsets[index] : self.record_offsets[index + 1]]
         if len(record.sentence_ends) != len(lengths) or len(record.tokens) != lengths.sum(dtype=np.int64):
             raise DamagedRecordError(index, f"it contradicts {array_file(self.split, 'sentence_lengths')}")
+
+
+def _open_corpus(directory: str, split: str, cache: LocalCache) -> Corpus:
+    return Corpus.open(directory, split, cache)
 
 
 def _map_array(file: StoredFile, cache: LocalCache, dtype: np.dtype, length: int, last: int | None) -> np.ndarray:
