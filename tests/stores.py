@@ -144,6 +144,8 @@ def use_s3(monkeypatch: pytest.MonkeyPatch, address: str, bucket: str) -> epath.
     settings |= {"DEFAULT_REGION": "us-east-1", "EC2_METADATA_DISABLED": "true", "CONFIG_FILE": os.devnull}
     for name, value in settings.items():
         monkeypatch.setenv(f"AWS_{name}", value)
+    # A thread of an earlier test may have made a file system for an address that is gone; the cache ignores variables.
+    s3fs.S3FileSystem.clear_instance_cache()
     s3fs.S3FileSystem().mkdir(bucket)
     return epath.Path(f"s3://{bucket}")
 
