@@ -61,6 +61,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     threads = len(harness.usable_cores())
     models = open_models([to_path(path) for path in options.serve], threads)
     lengths = _checked_lengths(models, options.seq_lens)
+    if len(outputs := {one.head or "last hidden state" for one in models}) > 1:
+        harness.progress(f"note: the models compute different outputs ({', '.join(sorted(outputs))})")
     require(
         (options.batch or 1) * max(lengths) <= MAX_BATCH_TOKENS,
         f"--batch {options.batch}: rows of {max(lengths):,} tokens: give at most {MAX_BATCH_TOKENS // max(lengths):,}",

@@ -75,8 +75,14 @@ def convert(
     ):
         if read_options.optimizer_state and source_model.optimizer_state is None:
             raise UserError(f"{source} has no optimizer moments: convert it with --optimizer-state drop")
+        only_logits = OUTPUT_FORMATS[to].run is not None and source_model.model.heads.reads_cls_only
+        if pooling is not None and only_logits:
+            raise UserError(
+                f"--pooling {pooling}: {source} classifies [CLS], and {to} then has its logits as the only output:"
+                " leave --pooling out, or use --to huggingface"
+            )
         OUTPUT_FORMATS[to].write(source_model, output_directory)
-        if OUTPUT_FORMATS[to].for_sentence_transformers:
+        if OUTPUT_FORMATS[to].for_sentence_transformers and not only_logits:
             _write_sentence_embedding(source_model, output_directory, pooling)
         report = _check_parity(source_model, output_directory, to)
         if not report.passed and not force:

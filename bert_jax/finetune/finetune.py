@@ -17,7 +17,7 @@ from bert_jax.convert.formats import input_formats
 from bert_jax.convert.translate import NativeModel
 from bert_jax.distributed.agreement import is_first
 from bert_jax.distributed.stop_request import stop_request
-from bert_jax.errors import did_you_mean, require
+from bert_jax.errors import UserError, did_you_mean, require
 from bert_jax.finetune import glue
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
@@ -221,15 +221,26 @@ def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> S
     """Read the examples of a task, which need no model yet.
 
     Raises:
-      UserError: an unknown task, or a split is missing or does not have the form of the task.
+      UserError: an unknown task, columns for a task that has its own, or a split is missing or does not have the form
+        of the task.
     """
     check_task(task)
+    _check_columns(task, options)
     require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
     if task == "tagging":
         return read_tagging(directory, options.tag_column)
     if task == "squad":
         return read_squad_splits(directory)
     return read_glue(task, directory) if task in glue.GLUE else read_own(task, directory, options)
+
+
+def _check_columns(task: str, options: FinetuneOptions) -> None:
+    """Raise UserError for a column that the task does not read."""
+    tables, defaults = ("classification", "regression"), FinetuneOptions()
+    for name, tasks in (("text_columns", tables), ("label_column", tables), ("tag_column", ("tagging",))):
+        if task not in tasks and getattr(options, name) != getattr(defaults, name):
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} is for --task {' and '.join(tasks)}; {task} has columns of its own: leave it out")
 
 
 def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, encoder: SourceEncoder) -> TaskData:

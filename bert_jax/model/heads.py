@@ -31,6 +31,12 @@ class Heads:
         """Whether the encoder has a pooler: requested, or read by a head."""
         return self.pooler or self.pair or (self.task is not None and self.task.reads == "pooled")
 
+    @property
+    def reads_cls_only(self) -> bool:
+        """Whether the only head classifies the [CLS] of the last layer: graphs for serving then give logits only."""
+        task = self.task
+        return not (self.mlm or self.pair) and task is not None and not task.mix and task.reads in ("cls", "pooled")
+
 
 class MlmHead(nnx.Module):
     """Dense, activation, LayerNorm; the decoder is the word embedding table plus a bias (BERT's modeling code).

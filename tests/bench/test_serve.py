@@ -98,6 +98,17 @@ def test_encoders_without_a_head_give_hidden_states(models):
         assert 0 < np.abs(outputs - first).max() < (0.3 if "int8" in name else 1e-4), name
 
 
+def test_pooling_of_a_graph_without_hidden_states(models, tmp_path):
+    """A graph that classifies [CLS] has logits only: nothing to pool, whether the pooling is given or the model's."""
+    pytest.importorskip("onnx")
+    with pytest.raises(UserError, match=r"--pooling mean: .*ours classifies .CLS., and onnx then has its logits"):
+        convert(models / "ours", tmp_path / "out", "onnx", pooling="mean")
+    assert not list(tmp_path.iterdir())
+    convert(models / "ours", tmp_path / "sentences", "bert-jax", pooling="mean")
+    convert(tmp_path / "sentences", tmp_path / "out", "onnx")
+    assert (tmp_path / "sentences/modules.json").exists() and not (tmp_path / "out/modules.json").exists()
+
+
 def test_a_model_that_is_given_twice_has_two_names(models):
     """Rows are found by name."""
     paths = [to_path(f"{models}/{name}") for name in ("ours", "encoder", "ours", "./ours/")]
@@ -113,8 +124,9 @@ def test_the_whole_command(models, tmp_path, capsys):
     for ending in ("svg", "png"):
         files = [tmp_path / f"report-{ending}.json", tmp_path / f"figure.{ending}"]
         assert bench.main([*arguments, "--json", str(files[0]), "--figure", str(files[1])]) == 0
-    printed, report = capsys.readouterr().out, json.loads(files[0].read_text())
+    (printed, err), report = capsys.readouterr(), json.loads(files[0].read_text())
     assert [row["model"] for row in report["models"]] == names and "throughput, rows 2" in printed
+    assert "different outputs" not in err
     for part in ("latency", "throughput"):
         assert [(row["model"], row["tokens"]) for row in report[part]] == [(n, t) for t in (8, 16) for n in names]
     for row in report["throughput"]:
@@ -129,6 +141,12 @@ def test_the_whole_command(models, tmp_path, capsys):
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     drawn = (tmp_path / "figure.svg").read_text()
     assert "score of sst2 / that of ours" in drawn and "throughput / that of ours" in drawn
+
+
+def test_different_outputs_are_noted(models, capsys):
+    arguments = ["--serve", str(models / "ours"), str(models / "encoder"), "--seq-lens", "8", "--batch", "1"]
+    assert bench.main([*arguments, "--rounds", "1"]) == 0
+    assert "note: the models compute different outputs (classification, last hidden state)" in capsys.readouterr().err
 
 
 def fake(name: str, call, **changes) -> ServedModel:

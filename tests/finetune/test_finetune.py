@@ -277,6 +277,8 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task tagging --data untagged", "all examples of dev have the same label"),
         ("--task classification --data tfds", "tfds has a dataset_info.json, but TFDS cannot read .*prepare it again"),
         ("--task classification --data ragged", "train.tsv:3 has 3 columns, the first line 2"),
+        ("--task sst2 --text-columns sentence", "--text-columns is for --task classification and regression; sst2 has"),
+        ("--task sst2 --tag-column 1", "--tag-column is for --task tagging; sst2 has columns of its own: leave it out"),
         ("--task squad", "has no train split: it needs a file train with ending .json"),
         ("--task tagging --tag-column 7 --data tagging", "there is no column 7 of tags"),
         ("--task sst2 --max-length 65", "--max-length 65 is longer than the model's 64 positions"),

@@ -43,7 +43,7 @@ def build(model: NativeModel, graph_class: type[FloatGraph] = FloatGraph) -> onn
     """
     config = model.config
     _refuse_unsupported(config)
-    graph, reads_cls = graph_class(name_leaves(model.params)), reads_cls_only(model)
+    graph, reads_cls = graph_class(name_leaves(model.params)), model.heads.reads_cls_only
     bias = _attention_bias(graph)
     hidden = _embed(graph, config)
     states = [hidden]
@@ -138,13 +138,6 @@ def _adapt(graph: FloatGraph, x: str, path: str, group: int) -> str:
         return x
     inner = graph.activate(graph.dense(x, f"{path}/down", group), "gelu")
     return graph.add("Add", x, graph.dense(inner, f"{path}/up", group))
-
-
-def reads_cls_only(model: NativeModel) -> bool:
-    """Whether the only head classifies the [CLS] of the last layer: its logits are then the only output."""
-    task = model.heads.task
-    only_task = task is not None and not (model.heads.mlm or model.heads.pair)
-    return only_task and not task.mix and task.reads in ("cls", "pooled")
 
 
 def _heads(graph: FloatGraph, model: NativeModel, states: Sequence[str]) -> dict[str, str]:
