@@ -29,8 +29,6 @@ class NearDuplicateOptions:
 class BuildOptions:
     """How a build cleans, filters and splits its text."""
 
-    language: str = "en"
-    """ISO 639 code, for sentence splitting"""
     cleaning: CleaningOptions = dataclasses.field(default_factory=CleaningOptions)
     drop_repeated_lines: bool = False
     """within a document, or within 2 million characters of a longer one"""
@@ -62,7 +60,6 @@ class BuildOptions:
         """The settings that phase 1 depends on, as JSON values; others can change without preparing blocks again."""
         near = self.near_duplicates
         return {
-            "language": self.language,
             "cleaning": dataclasses.asdict(self.cleaning),
             "drop_repeated_lines": self.drop_repeated_lines,
             "paragraph_keys": self.drop_duplicate_paragraphs is not None,

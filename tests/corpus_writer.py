@@ -31,7 +31,7 @@ class CorpusWriter:
         dtype, shards = token_dtype(self._tokenizer.vocab_size), self._shards[split]
         if sum(part.tokens.nbytes for part in shards[-1]) >= self._max_shard_bytes:
             shards.append([])
-        shards[-1].append(DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, "a test"))
+        shards[-1].append(DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, "a test", "en"))
 
     def finish(self, report: dict) -> dict:
         """Writes the corpus; `report` is the content of corpus.json besides the counts."""

@@ -40,7 +40,22 @@ class ShardEntry(TypedDict):
     records: StoredCount
 
 
-class SplitEntry(TypedDict):
+class LanguageEntry(TypedDict):
+    """A language in corpus.json."""
+
+    documents: StoredCount
+    sentences: StoredCount
+    tokens: StoredCount
+    unknown_tokens: StoredCount
+    text_bytes: StoredCount
+
+
+class _OptionalCounts(TypedDict, total=False):
+    languages: dict[str, LanguageEntry]
+    """Corpora that were built before languages were counted lack it."""
+
+
+class SplitEntry(_OptionalCounts):
     """A split in corpus.json."""
 
     documents: StoredCount

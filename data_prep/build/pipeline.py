@@ -72,9 +72,9 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         **request.options.preparation_settings(bool(evaluation_ngrams)),
     }
     # If a file differs from that of an earlier run, its input is prepared again and all decisions are made again.
-    keys = tuple(scratch.fingerprint((source.spec, preparation))[:16] for source in sources)
+    keys = tuple(scratch.fingerprint((source.spec, source.language, preparation))[:16] for source in sources)
     decisions = {
-        "sources": [source.spec for source in sources],
+        "sources": [(source.spec, source.language) for source in sources],
         "name": request.name,
         "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
         "settings": request.options.to_dict(),
@@ -204,11 +204,17 @@ def _read_metadata(
 
 
 def _check_source(source: Source, metadata: list[dict], damaged: list[str]) -> None:
-    """Raises UserError if a source gave no document."""
+    """Raises UserError if a source gave no document, or none with a language in the given field."""
     skipped = sum_skipped([*metadata, {"skipped": _skipped_files(damaged)}])
     first = next((entry["first"][0] for entry in skipped.values()), None)
     counts = {reason: entry["count"] for reason, entry in skipped.items()}
-    source.check_not_empty(sum(block["parts"] for block in metadata), counts, first)
+    parts = sum(block["parts"] for block in metadata)
+    source.check_not_empty(parts, counts, first)
+    if source.language_field and parts == sum(block["undetermined"] for block in metadata):
+        raise UserError(
+            f"--language {source.language}: no document of source {source.spec} has an ISO 639 code in the field"
+            f" {source.language_field!r}"
+        )
 
 
 def _skipped_files(damaged: list[str]) -> dict[str, dict]:
@@ -228,7 +234,8 @@ def _report(
     for index, source in enumerate(job.sources):
         notes = [all_notes[of, number] for of, number, _ in inputs if of == index]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
-        sources.append({"spec": source.spec, **read, "files": [file for note in notes for file in note["files"]]})
+        about = {"spec": source.spec, "language": source.language}
+        sources.append({**about, **read, "files": [file for note in notes for file in note["files"]]})
         if damaged := list(dict.fromkeys(message for note in notes for message in note["damaged"])):
             sources[-1]["damaged"] = damaged
     content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}

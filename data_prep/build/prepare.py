@@ -15,6 +15,7 @@ from etils import epath
 from bert_jax.data.corpus import token_dtype
 from bert_jax.storage import file_sizes, make_directory_if_local
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep import languages
 from data_prep.build import scratch
 from data_prep.build.sentences import split_lines, split_paragraphs, split_sentences
 from data_prep.clean import CleaningCounts, clean
@@ -117,8 +118,9 @@ class BlockPreparer:
         """Writes the prepared block of a task."""
         name = self.job.evaluation_ngrams
         evaluation_ngrams = scratch.open_array(epath.Path(self.job.scratch) / name) if name else None
-        builder = _BlockBuilder(self.job.options, evaluation_ngrams, self._tokenizer)
-        for item in self.job.sources[task.source].documents(task.block):
+        source = self.job.sources[task.source]
+        builder = _BlockBuilder(self.job.options, source.language, evaluation_ngrams, self._tokenizer)
+        for item in source.documents(task.block):
             if isinstance(item, Skipped):
                 builder.skip(item)
                 continue
@@ -148,8 +150,11 @@ def _parts(document: Document) -> Iterator[Document]:
 class _BlockBuilder:
     """Collects the prepared parts of documents in a block."""
 
-    def __init__(self, options: BuildOptions, evaluation_ngrams: np.ndarray | None, tokenizer: Tokenizer):
+    def __init__(
+        self, options: BuildOptions, language: str, evaluation_ngrams: np.ndarray | None, tokenizer: Tokenizer
+    ):
         self._options = options
+        self._language = language
         self._evaluation_ngrams = evaluation_ngrams
         self._tokenizer = tokenizer
         self._cleaned = CleaningCounts()
@@ -157,6 +162,7 @@ class _BlockBuilder:
         self._repeated = {"lines": 0, "text_bytes": 0}
         self._parts: list[tuple] = []  # begins, ends, characters, bytes, n-gram hits, paragraphs
         self._origins: list[str] = []
+        self._languages: list[str] = []
         self._keys: list[np.ndarray] = []
         self._signatures: list[np.ndarray] = []
         self._paragraph_keys: list[np.ndarray] = []
@@ -180,12 +186,13 @@ class _BlockBuilder:
         text = clean(part.text, options.cleaning, self._cleaned)
         if options.drop_repeated_lines:
             text = self._without_repeated_lines(text)
+        language = self._language_of(part, text)
         if part.sentence_per_line:
             paragraphs = [text] * bool(text)
             sentences = [split_lines(text)] * bool(text)
         else:
             paragraphs = split_paragraphs(text)
-            sentences = split_sentences(paragraphs, options.language)
+            sentences = split_sentences(paragraphs, languages.splitter_code(language))
         data = text.encode()
         self._keys.append(text_keys.text_key(data))
         ngram_hits = 0
@@ -205,7 +212,14 @@ class _BlockBuilder:
         if self._characters >= PART_CHARACTERS:
             self._tokenize()
         self._origins.append(part.origin)
+        self._languages.append(language)
         self._parts.append((part.begins, part.ends, len(text), len(data), ngram_hits, len(paragraphs)))
+
+    def _language_of(self, part: Document, text: str) -> str:
+        """Of a document or, if it is identified, of a part of one."""
+        if self._language == languages.AUTO:
+            return languages.identify(text)
+        return languages.normalize(part.language if self._language.startswith("@") else self._language)
 
     def _without_repeated_lines(self, text: str) -> str:
         known_lines, kept = set(), []
@@ -248,6 +262,7 @@ class _BlockBuilder:
             "part_paragraphs": paragraphs,
             "part_keys": np.array(self._keys),
             "part_origins": scratch.pack_texts(self._origins),
+            "part_languages": scratch.pack_texts(self._languages),
         }
         if self._options.near_duplicates:
             arrays["part_signatures"] = np.array(self._signatures)
@@ -260,5 +275,6 @@ class _BlockBuilder:
             "skipped": self._skipped,
             "cleaned": dataclasses.asdict(self._cleaned),
             "repeated_lines": self._repeated,
+            "undetermined": self._languages.count(languages.UNDETERMINED),
         }
         return arrays, metadata

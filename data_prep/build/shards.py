@@ -1,6 +1,7 @@
 """Writes one shard of a corpus: an ArrayRecord file, and its part of the length arrays."""
 
 import array
+import collections
 import contextlib
 import os
 import pathlib
@@ -15,6 +16,9 @@ from etils import epath
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
 from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_lengths
+
+LANGUAGE_COUNTS = ("documents", "sentences", "tokens", "unknown_tokens", "text_bytes")
+"""What is counted by language."""
 
 # One record per chunk, so that a record can be read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
@@ -43,6 +47,8 @@ class DocumentPart(NamedTuple):
     """size of its text in UTF-8, for statistics"""
     origin: str
     """where the document begins, for messages"""
+    language: str
+    """code; that of the first part counts for the document"""
 
 
 class ShardWriter:
@@ -72,7 +78,7 @@ class ShardWriter:
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")
         self._token_counts = np.zeros(vocab_size, np.int64)
-        self._text_bytes = 0
+        self._languages: dict[str, collections.Counter[str]] = {}
         self.record_bytes = 0
         """size of the records so far, uncompressed"""
 
@@ -87,15 +93,19 @@ class ShardWriter:
 
         Sentences of more than MAX_RECORD_TOKENS are split. Exceptions get a note with the origin of the document.
         """
-        sentences = part = 0
-        origin = None
+        counts = collections.Counter(dict.fromkeys(LANGUAGE_COUNTS, 0), documents=1)
+        part = 0
+        origin = language = None
         try:
             for document_part in document:
                 origin = document_part.origin
+                language = document_part.language if language is None else language
                 lengths = split_long_lengths(document_part.sentence_lengths)
-                sentences += len(lengths)
+                counts["sentences"] += len(lengths)
+                counts["tokens"] += len(document_part.tokens)
+                counts["unknown_tokens"] += int(np.count_nonzero(document_part.tokens == self._unk_id))
+                counts["text_bytes"] += document_part.text_bytes
                 self._lengths.append(lengths)
-                self._text_bytes += document_part.text_bytes
                 np.add.at(self._token_counts, document_part.tokens, 1)
                 for record in self._cutter.add(document_part.tokens, lengths):
                     self._write(part, *record)
@@ -104,7 +114,8 @@ class ShardWriter:
         except Exception as error:
             error.add_note(f"while writing the document at {origin}")
             raise
-        self._document_sentences.append(sentences)
+        self._document_sentences.append(counts["sentences"])
+        self._languages.setdefault(language, collections.Counter()).update(counts)
         self._document += 1
 
     def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
@@ -136,7 +147,8 @@ class ShardWriter:
             "tokens": int(self._token_counts.sum()),
             "records": len(self._record_sentences),
             "unknown_tokens": int(self._token_counts[self._unk_id]),
-            "text_bytes": self._text_bytes,
+            "text_bytes": sum(counts["text_bytes"] for counts in self._languages.values()),
             "record_bytes": self.record_bytes,
+            "languages": self._languages,
         }
         return arrays, facts

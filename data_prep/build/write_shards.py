@@ -22,6 +22,7 @@ _BLOCK_ARRAYS = (
     "part_bytes",
     "paragraph_bytes",
     "part_origins",
+    "part_languages",
 )
 
 
@@ -79,7 +80,7 @@ def _pieces(
     paragraph_ends = np.cumsum(arrays["part_paragraphs"])
     sentence_ends = np.concatenate([[0], np.cumsum(arrays["paragraph_sentences"], dtype=np.int64)])
     token_ends = np.concatenate([[0], np.cumsum(arrays["sentence_lengths"], dtype=np.int64)])
-    origins = scratch.unpack_texts(arrays["part_origins"])
+    origins, languages = (scratch.unpack_texts(arrays[name]) for name in ("part_origins", "part_languages"))
     for index in np.flatnonzero(is_kept):
         last = int(paragraph_ends[index])
         first = last - int(arrays["part_paragraphs"][index])
@@ -91,4 +92,4 @@ def _pieces(
             text_bytes -= int(arrays["paragraph_bytes"][first:last][paragraph_repeats[first:last]].sum())
             kept = np.repeat(~paragraph_repeats[first:last], arrays["paragraph_sentences"][first:last])
             tokens, lengths = tokens[np.repeat(kept, lengths)], lengths[kept]
-        yield index, DocumentPart(tokens, lengths, text_bytes, origins[index])
+        yield index, DocumentPart(tokens, lengths, text_bytes, origins[index], languages[index])

@@ -15,6 +15,7 @@ from bert_jax.data import corpus
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import scratch
+from data_prep.build.shards import LANGUAGE_COUNTS
 from data_prep.sources.files import file_entry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -45,6 +46,7 @@ def finish_corpus(
         shards = scratch.shard_markers(scratch_dir, split)
         facts = [scratch.read_metadata(path) for path in shards]
         splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
+        splits[split]["languages"] = _sum_languages([shard["languages"] for shard in facts])
         splits[split]["shards"] = [{"file": shard["file"], "records": shard["records"]} for shard in facts]
         files |= {shard["file"]: {"sha256": shard["sha256"], "bytes": shard["bytes"]} for shard in facts}
         files |= _write_arrays(directory, split, shards, splits[split], tokenizer.vocab_size)
@@ -70,6 +72,15 @@ def finish_corpus(
     }
     scratch.write_json(directory / corpus.MANIFEST, manifest)
     return manifest
+
+
+def _sum_languages(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
+    """Counts by language of all shards, in the order of the codes."""
+    codes = sorted({code for shard in shards for code in shard})
+    return {
+        code: {count: sum(shard[code][count] for shard in shards if code in shard) for count in LANGUAGE_COUNTS}
+        for code in codes
+    }
 
 
 def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], counts: dict, vocab_size: int) -> dict:

@@ -18,7 +18,7 @@ from bert_jax.flags import DirectoryArg
 from bert_jax.report import text
 from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep import sources
+from data_prep import languages, sources
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
 from data_prep.cli.arguments import File, Fraction, Sources, Specs, Switch, Workers
 from data_prep.options import BuildOptions, NearDuplicateOptions
@@ -102,8 +102,9 @@ class Build:
     """Directory to write; must be empty or not exist. NAME/1.0.0: `tfds.data_source(NAME, data_dir=...)` finds it."""
     name: str | None = None
     """Name of the corpus. Default: from --out."""
-    language: str = BuildOptions.language
-    """ISO 639 code, for sentence splitting."""
+    language: Annotated[Specs, tyro.conf.arg(metavar="CODE")] = ()
+    """Language of the text: an ISO 639 code, @FIELD of each record (jsonl, parquet, tfds), or auto (identified for each
+    document). One for all sources, or one for each --source, in their order (default en)."""
     skip_damaged: Switch = False
     """Leave out files that cannot be read, are damaged or binary, and list them. Default: they are an error."""
     validation_fraction: Fraction = BuildOptions.validation_fraction
@@ -139,10 +140,12 @@ class Build:
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
-        read = [sources.parse(spec, self.workers) for spec in self.source]
+        read = self._sources()
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
         manifest = build(request, engine)
         print(text.render(report.summary_sections(manifest)))
+        if note := report.sentence_rules_note(manifest["splits"]):
+            print(f"note: {note}", file=sys.stderr)
         train = manifest["splits"]["train"]
         if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
             share = train["unknown_tokens"] / train["tokens"]
@@ -154,6 +157,15 @@ class Build:
         seconds = time.perf_counter() - started
         print(f"{out}: ready in {seconds:.0f} s; look at it with `bert-data inspect {shlex.quote(os.fspath(out))}`")
 
+    def _sources(self) -> list[sources.Source]:
+        chosen = self.language or (languages.DEFAULT,)
+        if len(chosen) not in (1, len(self.source)):
+            raise UserError(
+                f"{len(chosen)} --language for {len(self.source)} --source: give one for all, or one for each"
+            )
+        every = chosen * len(self.source) if len(chosen) == 1 else chosen
+        return [sources.parse(spec, self.workers, code) for spec, code in zip(self.source, every, strict=True)]
+
     def _default_name(self, out: epath.Path) -> str:
         directory = (out if is_remote(out) else out.resolve()).name
         if re.fullmatch(r"\d+\.\d+\.\d+", directory):  # as TFDS lays datasets out
@@ -164,15 +176,12 @@ class Build:
         return name
 
     def _options(self) -> BuildOptions:
-        language, filters, words = self.language.lower(), self.filters, self.filters.decontamination_words
-        if not re.fullmatch(r"[a-z]{2,3}(-[a-z]+)*", language):
-            raise UserError(f"--language {self.language}: it is not an ISO 639 code such as en, de or zh")
+        filters, words = self.filters, self.filters.decontamination_words
         if words and not filters.decontaminate:
             raise UserError(
                 "--decontamination-words has no effect by itself; add --decontaminate with evaluation texts"
             )
         return BuildOptions(
-            language=language,
             cleaning=CleaningOptions(
                 normalization=self.cleaning.normalization,
                 control_characters=not self.cleaning.keep_control_characters,

@@ -1,14 +1,17 @@
 """The report on corpora, as sections, from the values of `statistics`."""
 
+import collections
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from bert_jax.data.corpus import SPLITS
 from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
+from data_prep import languages
 from data_prep.inspection.statistics import ROW_LENGTHS, split_counts
 
 _PIECE_COLUMNS = 4
+_LISTED_LANGUAGES = 20
 
 
 def sections(corpora: Sequence[Mapping], mixture: Mapping | None) -> list[Section]:
@@ -22,7 +25,17 @@ def sections(corpora: Sequence[Mapping], mixture: Mapping | None) -> list[Sectio
 def summary_sections(manifest: Mapping) -> list[Section]:
     """The report at the end of a build, from corpus.json alone."""
     splits = {split: split_counts(manifest["splits"][split]) for split in SPLITS}
-    return [Section(manifest["name"], (_counts(splits),), level=1), _removed_and_skipped(manifest)]
+    counts = Section(manifest["name"], (_counts(splits),), level=1)
+    return [counts, *_languages(splits), _removed_and_skipped(manifest)]
+
+
+def sentence_rules_note(splits: Mapping[str, Mapping]) -> str | None:
+    """A note on the languages of the splits without rules for sentences, if there are any."""
+    codes = {code for split in splits.values() for code in split["languages"] if not languages.has_rules(code)}
+    if not codes:
+        return None
+    listed = ", ".join([*sorted(codes)[:_LISTED_LANGUAGES], *(["..."] if len(codes) > _LISTED_LANGUAGES else [])])
+    return f"no rules for sentences in {listed}: those of a related language, or of English, were used"
 
 
 def short_documents_warning(train: Mapping) -> str | None:
@@ -52,6 +65,7 @@ def _corpus(corpus: Mapping) -> list[Section]:
     )
     return [
         Section(corpus["name"], (about, _counts(corpus["splits"])), level=1),
+        *_languages(corpus["splits"]),
         _removed_and_skipped(corpus),
         _lengths(corpus["splits"]),
         _packing(corpus["splits"]["train"]["packing"]),
@@ -100,6 +114,35 @@ def _counts(splits: Mapping[str, Mapping]) -> Table:
     for label, (key, form) in forms.items():
         rows.append((label, *(form.format(splits[s][key]) if form else _size(splits[s][key]) for s in SPLITS)))
     return Table(("", *SPLITS), tuple(rows))
+
+
+def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
+    """Counts by language, if there are several."""
+    counts = collections.defaultdict(collections.Counter)
+    for split in splits.values():
+        for code, count in split.get("languages", {}).items():
+            counts[code].update(count)
+    if len(counts) < 2:
+        return []
+    total = max(1, sum(count["tokens"] for count in counts.values()))
+    rows = [
+        (
+            code,
+            *(f"{count[what]:,}" for what in ("documents", "sentences", "tokens")),
+            f"{count['tokens'] / total:.2%}",
+            _size(count["text_bytes"]),
+            f"{count['text_bytes'] / max(1, count['tokens']):.2f}",
+            f"{count['unknown_tokens'] / max(1, count['tokens']):.4%}",
+            "its own" if languages.has_rules(code) else "others'",
+        )
+        for code, count in sorted(counts.items(), key=lambda item: (-item[1]["tokens"], item[0]))
+    ]
+    header = ("language", "documents", "sentences", "tokens", "share", "text", "bytes per token", "unknown", "rules")
+    about = (
+        "Both splits. und: not determined. Rules: of sentence splitting; languages without their own have those of a"
+        " related language, or of English."
+    )
+    return [Section("Languages", (Note(about), Table(header, tuple(rows))))]
 
 
 def _removed_and_skipped(corpus: Mapping) -> Section:
@@ -208,13 +251,13 @@ def _excerpt(sample: Mapping) -> Excerpt:
 
 def _sources(corpus: Mapping) -> Section:
     rows = [
-        (source["spec"], f"{source['documents']:,}", _size(source["text_bytes"]), f"{source['files']:,}")
-        for source in corpus["sources"]
+        (one["spec"], one.get("language", ""), f"{one['documents']:,}", _size(one["text_bytes"]), f"{one['files']:,}")
+        for one in corpus["sources"]
     ]
     return Section(
         "Where it came from",
         (
-            Table(("source", "documents", "text", "files"), tuple(rows)),
+            Table(("source", "language", "documents", "text", "files"), tuple(rows)),
             Table(("setting of the build", "value"), tuple(_settings(corpus["settings"], "")), words=True),
         ),
     )

@@ -4,11 +4,13 @@
 package, and a line in `_KINDS`.
 """
 
+import dataclasses
 import difflib
 import importlib
 import re
 
 from bert_jax.errors import UserError
+from data_prep import languages
 from data_prep.sources.base import BLOCK_BYTES, RANGE_BYTES, Block, Document, Input, InputRecord, Skipped, Source
 
 __all__ = [
@@ -50,16 +52,17 @@ KINDS_HELP = (
 """Help text of `--source`."""
 
 
-def parse(spec: str, workers: int = 1) -> Source:
+def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT) -> Source:
     """The source of a SPEC; docs/corpus.md describes the kinds.
 
     Args:
       spec: `KIND:GLOB`, `KIND:GLOB@FIELD`, `tfds:NAME[/CONFIG]:SPLIT@FIELD`, `python-docs` or
         `reference`.
       workers: processes that `python-docs` may use.
+      language: see `Source.language`.
 
     Raises:
-      UserError: the kind is unknown, or a part of the SPEC is missing.
+      UserError: the kind is unknown, a part of the SPEC is missing, or the language is not one.
     """
     kind, _, argument = spec.partition(":")
     if kind not in KINDS:
@@ -70,4 +73,7 @@ def parse(spec: str, workers: int = 1) -> Source:
         raise UserError(f"source {spec}: unknown kind {kind!r}{hint} Kinds: {', '.join(KINDS)}")
     module, _, name = _KINDS[kind][0].partition(".")
     source = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    return source.from_spec(spec, argument, workers)
+    parsed = dataclasses.replace(source.from_spec(spec, argument, workers), language=languages.check_setting(language))
+    if parsed.language_field and not parsed.has_fields:
+        raise UserError(f"--language {language}: source {spec} has no fields; write a code such as de, or auto")
+    return parsed

@@ -9,9 +9,10 @@ import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Any
+from typing import Any, ClassVar
 
 from bert_jax.errors import UserError, install_command
+from data_prep import languages
 
 BLOCK_BYTES = 4 << 20
 """Approximate size of the text of a block."""
@@ -37,6 +38,8 @@ class Document:
     """paragraphs separated by blank lines, or one sentence per line; the concatenated parts of a document are its text,
     and a part may be empty"""
     sentence_per_line: bool = False
+    language: str | None = None
+    """the value of the field with its language; None: no field, or no text in it"""
     begins: bool = True
     """False: continues the last document of the previous block"""
     ends: bool = True
@@ -113,11 +116,20 @@ class Source(abc.ABC):
     """approximate size of the text of a block"""
     max_record_bytes: int = dataclasses.field(default=MAX_RECORD_BYTES, kw_only=True)
     """longer records are skipped"""
+    language: str = dataclasses.field(default=languages.DEFAULT, kw_only=True)
+    """ISO 639 code of its documents, `@FIELD` for a field of each record, or `auto` to identify each document's"""
+    has_fields: ClassVar[bool] = False
+    """whether documents are records with fields, so that `language` can be one"""
     range_bytes: int = dataclasses.field(default=RANGE_BYTES, kw_only=True)
     """bytes on disk of a range of a file that can be split; half of it in a compressed file"""
     skip_damaged: bool = dataclasses.field(default=False, kw_only=True)
     """of a file that cannot be read, or is damaged or binary, the text before the damage is used: in its range if it is
     read by ranges, else in the file"""
+
+    @property
+    def language_field(self) -> str | None:
+        """Name of the field with the language of a document."""
+        return self.language[1:] if self.language.startswith("@") else None
 
     @classmethod
     def from_spec(cls, spec: str, argument: str, workers: int) -> "Source":

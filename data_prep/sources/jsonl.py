@@ -19,6 +19,7 @@ class JsonLinesSource(RecordSource):
     """`jsonl:GLOB@FIELD`; FIELD may be dotted: `meta.text` is the field `text` of the object `meta`."""
 
     field: str
+    has_fields = True
     end_marker = b"\n"
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
@@ -36,7 +37,12 @@ class JsonLinesSource(RecordSource):
         orjson = import_optional("orjson", "reading JSON lines")
         origin = chunk.origin_at(number)
         try:
-            yield _document(orjson.loads(data[begin:end]), self.field.split("."), origin)
+            record = orjson.loads(data[begin:end])
+            document = _document(record, self.field.split("."), origin)
+            if self.language_field and isinstance(document, Document):
+                value = _value(record, self.language_field.split("."))
+                document = dataclasses.replace(document, language=value if isinstance(value, str) else None)
+            yield document
         except orjson.JSONDecodeError as error:
             text = decode_or_skipped(chunk, begin, end, origin)
             if isinstance(text, Skipped):
@@ -56,3 +62,10 @@ def _document(record: Any, names: list[str], origin: str) -> Document | Skipped:
             return Skipped("missing_field", origin, missing_field_message(name, record))
         record = record[name]
     return validate_text_field(record, ".".join(names), origin)
+
+
+def _value(record: Any, names: list[str]) -> Any:
+    """A field of a field, or None."""
+    for name in names:
+        record = record.get(name) if isinstance(record, dict) else None
+    return record

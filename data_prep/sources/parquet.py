@@ -5,6 +5,7 @@ pyarrow reads the column page by page, so that neither other columns nor a whole
 
 import contextlib
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,11 +37,12 @@ class ParquetSource(Source):
     """`parquet:GLOB@FIELD`; FIELD may be dotted: `meta.text` is the field `text` of the struct `meta`.
 
     An input is a range of row groups; the payload of a block is the path, the number of its first row, and the
-    column's values, serialised by Arrow.
+    column's values, and those of the language's column if there is one, serialised by Arrow.
     """
 
     pattern: str
     field: str
+    has_fields = True
 
     def inputs(self) -> list[Input]:
         """Ranges of row groups with about 16 blocks of the column each."""
@@ -81,15 +83,15 @@ class ParquetSource(Source):
     def _read(self, path: str, part: Input, record: InputRecord) -> Iterator[Block]:
         with _open_parquet(path) as parquet:
             groups = [parquet.metadata.row_group(group) for group in range(part.start, part.stop)]
-            names = self._names(path, parquet.schema_arrow)
+            columns = self._names(path, parquet.schema_arrow)
             first = sum(parquet.metadata.row_group(group).num_rows for group in range(part.start))
             rows = sum(group.num_rows for group in groups)
             begin = first
-            for column in self._columns(parquet, part, names):
+            for column, *language in self._columns(parquet, part, columns):
                 for start, stop in self._cuts(column):
                     # In integers, so that the sizes sum to that of the input.
                     done = [part.size * (row - first) // rows for row in (begin, begin + stop - start)]
-                    payload = path, begin, _serialized(column[start:stop])
+                    payload = path, begin, _serialized([one[start:stop] for one in (column, *language)])
                     yield Block(f"{path}:row {begin}", payload, done[1] - done[0])
                     begin += stop - start
             is_whole = part.start == 0 and part.stop == parquet.num_row_groups
@@ -111,12 +113,21 @@ class ParquetSource(Source):
             yield Skipped("empty_file", path, "has no rows")
         if not data:
             return
-        for row, value in enumerate(_values(data), begin):
-            yield document_or_skipped(value, self.field, f"{path}:row {row}", self.max_record_bytes)
+        texts, *languages = _values(data)
+        for row, (value, language) in enumerate(itertools.zip_longest(texts, *languages or [()]), begin):
+            document = document_or_skipped(value, self.field, f"{path}:row {row}", self.max_record_bytes)
+            if language is not None and isinstance(document, Document):
+                document = dataclasses.replace(document, language=language.decode(errors="replace"))
+            yield document
 
-    def _names(self, path: str, schema: Any) -> list[str]:
-        """The names of the field from the outermost struct inwards; checks that it exists and is text."""
-        names = [self.field] if self.field in schema.names else self.field.split(".")
+    def _names(self, path: str, schema: Any) -> list[list[str]]:
+        """`_field_names` of the text and, if there is one, of its language."""
+        fields = [self.field] + [self.language_field] * bool(self.language_field)
+        return [self._field_names(path, schema, field) for field in fields]
+
+    def _field_names(self, path: str, schema: Any, field: str) -> list[str]:
+        """The names of a field from the outermost struct inwards; checks that it exists and is text."""
+        names = [field] if field in schema.names else field.split(".")
         kind = import_optional("pyarrow", "reading Parquet").struct(list(schema))
         for name in names:
             fields = [field.name for field in kind] if hasattr(kind, "get_field_index") else []
@@ -124,7 +135,7 @@ class ParquetSource(Source):
                 raise UserError(f"source {self.spec}: {path}: {missing_field_message(name, fields)}")
             kind = kind.field(name).type
         if str(getattr(kind, "value_type", kind)) not in _TEXT_TYPES or hasattr(kind, "value_field"):
-            raise UserError(f"source {self.spec}: {path}: the column {self.field!r} has type {kind}, not text")
+            raise UserError(f"source {self.spec}: {path}: the column {field!r} has type {kind}, not text")
         return names
 
     def _sizes(self, group: Any) -> tuple[int, int]:
@@ -133,20 +144,24 @@ class ParquetSource(Source):
         own = [column for column in columns if column.path_in_schema == self.field]
         return sum(c.total_compressed_size for c in own), sum(c.total_uncompressed_size for c in own)
 
-    def _columns(self, parquet: Any, part: Input, names: list[str]) -> Iterator[Any]:
-        """The column's values, as large binary arrays of about a block."""
+    def _columns(self, parquet: Any, part: Input, columns: list[list[str]]) -> Iterator[list[Any]]:
+        """The values of the columns, as large binary arrays; those of the first have about the size of a block."""
         pyarrow, compute = (import_optional(name, "reading Parquet") for name in ("pyarrow", "pyarrow.compute"))
         for group in range(part.start, part.stop):
             metadata = parquet.metadata.row_group(group)
             rows = self.block_bytes * metadata.num_rows // max(1, self._sizes(metadata)[1])
             rows = min(max(1, rows), _MAX_ROWS)
-            for batch in parquet.iter_batches(rows, row_groups=[group], columns=[self.field], use_threads=False):
-                column = batch.column(0)
-                for name in names[1:]:
-                    column = compute.struct_field(column, name)
-                if pyarrow.types.is_dictionary(column.type):
-                    column = column.dictionary_decode()
-                yield column.cast(pyarrow.large_binary())
+            paths = [".".join(names) for names in columns]
+            for batch in parquet.iter_batches(rows, row_groups=[group], columns=paths, use_threads=False):
+                values = []
+                for names in columns:
+                    column = batch.column(names[0])
+                    for name in names[1:]:
+                        column = compute.struct_field(column, name)
+                    if pyarrow.types.is_dictionary(column.type):
+                        column = column.dictionary_decode()
+                    values.append(column.cast(pyarrow.large_binary()))
+                yield values
 
     def _cuts(self, column: Any) -> Iterator[tuple[int, int]]:
         """Ranges of rows with about a block of text, at least a row."""
@@ -180,12 +195,17 @@ def _open_parquet(path: str) -> Iterator[Any]:
         ) from error
 
 
-def _serialized(column: Any) -> bytes:
+def _serialized(columns: list[Any]) -> bytes:
+    """Arrow's stream format, which includes the schema."""
     pyarrow = import_optional("pyarrow", "reading Parquet")
-    return pyarrow.RecordBatch.from_arrays([column], ["text"]).serialize().to_pybytes()
+    batch = pyarrow.RecordBatch.from_arrays(columns, [str(index) for index in range(len(columns))])
+    sink = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
 
 
-def _values(data: bytes) -> list[bytes | None]:
+def _values(data: bytes) -> list[list[bytes | None]]:
     pyarrow = import_optional("pyarrow", "reading Parquet")
-    schema = pyarrow.schema([("text", pyarrow.large_binary())])
-    return pyarrow.ipc.read_record_batch(pyarrow.py_buffer(data), schema).column(0).to_pylist()
+    with pyarrow.ipc.open_stream(pyarrow.py_buffer(data)) as reader:
+        return [column.to_pylist() for column in reader.read_next_batch().columns]

@@ -43,6 +43,7 @@ class TfdsSource(Source):
     name: str
     split: str
     field: str
+    has_fields = True
 
     @classmethod
     def from_spec(cls, spec: str, argument: str, workers: int) -> Source:
@@ -118,11 +119,16 @@ class TfdsSource(Source):
             return
         for row, record in enumerate(examples, start):
             origin = f"{place} {row}"
-            values = tf_example_pb2.Example.FromString(record).features.feature[key].bytes_list.value
+            features = tf_example_pb2.Example.FromString(record).features.feature
+            values = features[key].bytes_list.value
             if not values:
                 yield Skipped("missing_field", origin, f"the example has no {self.field!r}")
             else:
-                yield document_or_skipped(values[0], self.field, origin, self.max_record_bytes)
+                document = document_or_skipped(values[0], self.field, origin, self.max_record_bytes)
+                if self.language_field and isinstance(document, Document):
+                    language = b"".join(features[self.language_field.replace(".", "/")].bytes_list.value[:1])
+                    document = dataclasses.replace(document, language=language.decode(errors="replace"))
+                yield document
 
     def _rows(self, info: tfds.core.DatasetInfo) -> int:
         """Examples in a block."""
@@ -141,16 +147,19 @@ class TfdsSource(Source):
         except (KeyError, ValueError) as error:
             splits = ", ".join(sorted(info.splits)) or "none"
             raise UserError(f"source {self.spec}: no split {self.split!r}; there are: {splits}") from error
-        feature = info.features
-        for name in self.field.split("."):
+        for field in [self.field] + [self.language_field] * bool(self.language_field):
+            self._check_field(info.features, field)
+        return info
+
+    def _check_field(self, feature: Any, field: str) -> None:
+        for name in field.split("."):
             names = list(feature) if isinstance(feature, tfds.features.FeaturesDict) else []
             if name not in names:
                 raise UserError(f"source {self.spec}: {missing_field_message(name, names)}")
             feature = feature[name]
         if feature.shape != () or np.dtype(feature.np_dtype) != object:
             kind = " ".join(str(feature).split())
-            raise UserError(f"source {self.spec}: the field {self.field!r} is {kind}, not text")
-        return info
+            raise UserError(f"source {self.spec}: the field {field!r} is {kind}, not text")
 
 
 def _find(spec: str, name: str) -> epath.Path:

@@ -126,8 +126,8 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
     assert build("c", "text:text.txt", *flags.split()) == 0
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     assert manifest["name"] == "other" and manifest["leak_check"]["sources"] == ["text:text.txt"]
+    assert manifest["sources"][0]["language"] == "de" and [*manifest["splits"]["train"]["languages"]] == ["de"]
     assert manifest["settings"] == {
-        "language": "de",
         "cleaning": {"normalization": "nfkc", "control_characters": False, "whitespace": False},
         "drop_repeated_lines": True,
         "min_characters": 30,
