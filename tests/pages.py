@@ -56,7 +56,7 @@ TRAINING += ["docs/report.md", "docs/slurm.md"]
 TRAINING += ["docs/stream.md", "docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
 TOOLS = ["docs/doctor.md", "docs/performance.md", "docs/tpu.md"]
 ALONE = ["docs/conversion.md", "docs/kubernetes.md", "docs/object_stores.md", "docs/plan.md", "docs/reference.md"]
-ALONE += ["docs/finetuning.md", "docs/scaling.md"]
+ALONE += ["docs/finetuning.md", "docs/multilingual.md", "docs/scaling.md"]
 ALONE += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "compression").glob("*.md"))
 """Pages whose commands need something of their own."""
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).

@@ -1,6 +1,7 @@
 """Trains a tokenizer on sources: reading, sampling, counting, and training."""
 
 import dataclasses
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -84,7 +85,9 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
         return _from_counts(recipe, tables[0].counts, MIN_COUNT)
     sizes = _sizes(sources, totals) if sizes is None else sizes
     kept = np.maximum([total.kept_bytes for total in totals], 1)
-    weights = smoothed_shares(sizes, recipe.sampling_exponent) / kept
+    shares = smoothed_shares(sizes, recipe.sampling_exponent)
+    _print_shares(sources, shares)
+    weights = shares / kept
     weights /= weights.min()
     return _from_counts(recipe, weighted_counts([table.counts for table in tables], weights), MIN_COUNT * WEIGHT_SCALE)
 
@@ -105,6 +108,8 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
 
     sizes = _measure(sources, workers)
     shares = smoothed_shares(sizes, recipe.sampling_exponent)
+    if recipe.sampling_exponent != 1 and len(sources) > 1:
+        _print_shares(sources, shares)
     largest = float((sizes / shares).min())  # with these shares and without repeating text
     limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest)
     lines: list[str] = []
@@ -118,6 +123,11 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
     )
     model_type = recipe.kind.removeprefix("sentencepiece-")
     return train_sentencepiece(lines, model_type, recipe.vocab_size, recipe.lowercase)
+
+
+def _print_shares(sources: Sequence[Source], shares: np.ndarray) -> None:
+    parts = [f"{source.spec} {share:.1%}" for source, share in zip(sources, shares, strict=True)]
+    print(f"shares of the text: {', '.join(parts)}", file=sys.stderr)
 
 
 def _measure(sources: Sequence[Source], workers: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -147,11 +148,12 @@ def test_sentencepiece_also_leaves_the_file_of_its_library(folder, kind, capsys)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece-unigram"])
-def test_same_bytes_whatever_the_machine_does(folder, kind):
+def test_same_bytes_whatever_the_machine_does(folder, kind, capsys):
     """Another process, with another number of workers and of threads, and another hash seed."""
     command = ["tokenizer", "--source", "text:texts/en.txt", "--source", "text:texts/de.txt", "--kind", kind]
     command += ["--vocab-size", "300", "--sampling-exponent", "0.7", "--sample-mb", "1"]
     assert main([*command, "--workers", "1", "--out", "a.json"]) == 0
+    assert re.search(r"shares of the text: text:texts/en.txt [0-9.]+%, text:texts/de.txt", capsys.readouterr().err)
     subprocess.run(
         [sys.executable, "-m", "data_prep", *command, "--workers", "2", "--out", "b.json"],
         check=True,

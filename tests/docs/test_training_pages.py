@@ -1,7 +1,10 @@
 """The commands of the pages that train and evaluate."""
 
+import json
+
 import pytest
 
+from tests.building import make_documents
 from tests.pages import TRAINING, run_page
 from tests.stores import use_s3
 
@@ -17,3 +20,20 @@ def test_commands_on_an_object_store(folder, s3_server, monkeypatch):
     use_s3(monkeypatch, s3_server[0], "my-bucket")
     monkeypatch.setenv("BERT_JAX_CACHE", str(folder / "cache"))
     run_page("docs/object_stores.md", folder, monkeypatch)
+
+
+def test_commands_on_several_languages(folder, monkeypatch):
+    """Languages are the same words with other letters."""
+    for package in ("orjson", "pycld2"):
+        pytest.importorskip(package)
+    (folder / "languages").mkdir()
+    texts = {"en": make_documents(5, 60), "de": make_documents(6, 40), "is": make_documents(7, 30)}
+    for code, letters in (("de", {"o": "ö"}), ("is", {"d": "ð"})):
+        texts[code] = [text.translate(str.maketrans(letters)) for text in texts[code]]
+    for code, documents in texts.items():
+        (folder / "languages" / f"{code}.txt").write_text("\n\n".join(documents))
+    records = [{"text": text, "lang": code} for code, documents in texts.items() for text in documents]
+    (folder / "collection.jsonl").write_text("\n".join(map(json.dumps, records)))
+    run_page("docs/multilingual.md", folder, monkeypatch)
+    splits = json.loads((folder / "corpora/by_field/corpus.json").read_text())["splits"].values()
+    assert {code for split in splits for code in split["languages"]} == set(texts)
