@@ -75,15 +75,10 @@ def convert(
     ):
         if read_options.optimizer_state and source_model.optimizer_state is None:
             raise UserError(f"{source} has no optimizer moments: convert it with --optimizer-state drop")
-        only_logits = OUTPUT_FORMATS[to].run is not None and source_model.model.heads.reads_cls_only
-        if pooling is not None and only_logits:
-            raise UserError(
-                f"--pooling {pooling}: {source} classifies [CLS], and {to} then has its logits as the only output:"
-                " leave --pooling out, or use --to huggingface"
-            )
+        embedding = _sentence_embedding(source_model, to, pooling)
         OUTPUT_FORMATS[to].write(source_model, output_directory)
-        if OUTPUT_FORMATS[to].for_sentence_transformers and not only_logits:
-            _write_sentence_embedding(source_model, output_directory, pooling)
+        if embedding is not None:
+            sentence_transformers.write(output_directory, embedding)
         report = _check_parity(source_model, output_directory, to)
         if not report.passed and not force:
             raise UserError(
@@ -282,15 +277,23 @@ def _run_source(source_model: SourceModel) -> tuple[ForwardInputs, ForwardOutput
     return inputs, *parity_report.reference_forward(hf_model, inputs)
 
 
-def _write_sentence_embedding(source_model: SourceModel, directory: Path, pooling: str | None) -> None:
-    config = source_model.model.config
+def _sentence_embedding(
+    source_model: SourceModel, to: str, pooling: str | None
+) -> sentence_transformers.SentenceEmbedding | None:
+    """The pooling to write: the given one or the source's; None if there is none, or the output has nothing to pool."""
+    output_format, config = OUTPUT_FORMATS[to], source_model.model.config
+    if not output_format.for_sentence_transformers:
+        return None
+    only_logits = output_format.run is not None and source_model.model.heads.reads_cls_only
     if pooling is None:
-        embedding = source_model.sentence_embedding
-    else:
-        sentence_transformers.validate_pooling(pooling, config.direction)
-        embedding = sentence_transformers.make(pooling, config.hidden_size, config.max_positions)
-    if embedding is not None:
-        sentence_transformers.write(directory, embedding)
+        return None if only_logits else source_model.sentence_embedding
+    if only_logits:
+        raise UserError(
+            f"--pooling {pooling}: {source_model} classifies [CLS], and {to} then has its logits as the only output:"
+            " leave --pooling out, or use --to huggingface"
+        )
+    sentence_transformers.validate_pooling(pooling, config.direction)
+    return sentence_transformers.make(pooling, config.hidden_size, config.max_positions)
 
 
 OUTPUT_FORMATS = {

@@ -136,11 +136,11 @@ class Build:
         started = time.perf_counter()
         out = epath.Path(self.out)
         options, name, engine = self._options(), self.name or self._default_name(out), self._engine()
+        read = self._sources()
         evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
-        read = self._sources()
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
         manifest = build(request, engine)
         print(text.render(report.summary_sections(manifest)))

@@ -38,12 +38,12 @@ class Document:
     """paragraphs separated by blank lines, or one sentence per line; the concatenated parts of a document are its text,
     and a part may be empty"""
     sentence_per_line: bool = False
-    language: str | None = None
-    """the value of the field with its language; None: no field, or no text in it"""
     begins: bool = True
     """False: continues the last document of the previous block"""
     ends: bool = True
     """False: continues in the first document of the next block"""
+    language: str | None = None
+    """the value of the field with its language; None: no field, or no text in it"""
 
 
 @dataclasses.dataclass(frozen=True)
