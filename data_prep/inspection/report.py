@@ -31,11 +31,18 @@ def summary_sections(manifest: Mapping) -> list[Section]:
 
 def sentence_rules_note(splits: Mapping[str, Mapping]) -> str | None:
     """A note on the languages of the splits without rules for sentences, if there are any."""
-    codes = {code for split in splits.values() for code in split["languages"] if not languages.has_rules(code)}
-    if not codes:
+    documents = collections.Counter()
+    for split in splits.values():
+        documents.update({code: count["documents"] for code, count in split["languages"].items()})
+    without = sorted((-count, code) for code, count in documents.items() if not languages.has_rules(code))
+    if not without:
         return None
-    listed = ", ".join([*sorted(codes)[:_LISTED_LANGUAGES], *(["..."] if len(codes) > _LISTED_LANGUAGES else [])])
-    return f"no rules for sentences in {listed}: those of a related language, or of English, were used"
+    listed = ", ".join(f"{code} ({-count:,})" for count, code in without[:_LISTED_LANGUAGES])
+    more = f" and {len(without) - _LISTED_LANGUAGES} more" if len(without) > _LISTED_LANGUAGES else ""
+    return (
+        f"{-sum(count for count, _ in without):,} documents are in languages without rules for sentences"
+        f" ({listed}{more}): those of a related language, or of English, were used"
+    )
 
 
 def short_documents_warning(train: Mapping) -> str | None:

@@ -46,6 +46,21 @@ def test_direct_runner(expected):
     assert files("beam") == expected
 
 
+def test_languages(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = [
+        json.dumps({"text": text, "lang": "de" if i % 3 else "is"}) for i, text in enumerate(make_documents(0, 60))
+    ]
+    pathlib.Path("data.jsonl").write_text("\n".join(texts))
+    make_tokenizer().save("tokenizer.json")
+    command = ["build", "--source", "jsonl:data.jsonl@text", "--language", "@lang", "--tokenizer", "tokenizer.json"]
+    command += ["--validation-fraction", "0.2", "--name", "c"]
+    assert main([*command, "--out", "local", "--workers", "1"]) == 0
+    assert main([*command, "--out", "beam", "--engine", "beam", "--", "--direct_num_workers=1"]) == 0
+    assert files("beam") == files("local")
+    assert [*json.loads(files("beam")["corpus.json"])["splits"]["train"]["languages"]] == ["de", "is"]
+
+
 def check_order(engine):
     """Groups of several chunks, whose order matters: the signatures of clusters, in ranges of 300."""
     local = pathlib.Path.cwd()

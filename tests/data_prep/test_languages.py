@@ -75,7 +75,10 @@ SOURCES = [word for code in TEXTS for word in ("--source", f"text:{code}.txt")]
 def test_a_language_for_each_source(folder, capsys):
     assert build("each", *SOURCES, "--language", "de", "--language", "EN", "--language", "is") == 0
     captured = capsys.readouterr()
-    assert "no rules for sentences in is: those of a related language, or of English, were used" in captured.err
+    assert (
+        "note: 20 documents are in languages without rules for sentences (is (20)): those of a related language"
+        in captured.err
+    )
     assert without_tokens(counts("each")) == expected({}) and "Languages" in captured.out
     assert build("one", *SOURCES, "--language", "de") == 0
     sentences = sum(language["sentences"] for language in expected(dict.fromkeys(TEXTS, "de")).values())
@@ -114,7 +117,7 @@ def test_a_field_has_the_language(folder, kind, capsys):
         parquet = pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pyarrow.Table.from_pylist(records), "all.parquet", row_group_size=17)
     assert build("c", "--source", f"{kind}:all.{kind}@text", "--language", "@meta.lang") == 0
-    assert "no rules for sentences in is, und: " in capsys.readouterr().err
+    assert "22 documents are in languages without rules for sentences (is (20), und (2)): " in capsys.readouterr().err
     found, wanted = counts("c"), expected({})
     assert found.pop("und")["sentences"] == 2 * 4, "English rules"
     assert found["de"]["documents"] == 38 and found["de"]["sentences"] == 38 * 3
