@@ -10,7 +10,8 @@ import sentencex
 from data_prep import languages
 from data_prep.build import prepare
 from data_prep.cli.main import main
-from tests.building import files, make_tokenizer
+from data_prep.options import BuildOptions
+from tests.building import files, make_tokenizer, run
 
 GERMAN = "Der Brief kam am 3. Januar an, und niemand hat ihn damals gelesen. Es war sehr kalt in der Stadt. Nummer {}."
 """Three sentences by German rules, four by English ones."""
@@ -87,6 +88,13 @@ def test_a_language_for_each_source(folder, capsys):
     assert [*counts("default")] == ["en"] and counts("default")["en"]["sentences"] == sentences + 40
     sources = json.loads(pathlib.Path("each/corpus.json").read_text())["sources"]
     assert [source["language"] for source in sources] == ["de", "en", "is"]
+
+
+def test_counts_of_several_shards_are_summed(folder):
+    options = BuildOptions(validation_fraction=0.2, max_shard_bytes=1000)
+    manifest = run("c", ["text:de.txt", "text:en.txt"], options)
+    assert len(manifest["splits"]["train"]["shards"]) > 1
+    assert counts("c")["en"]["documents"] == 70
 
 
 def test_the_report_has_counts_by_language(folder, capsys):
