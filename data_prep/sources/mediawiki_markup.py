@@ -42,7 +42,8 @@ _MAX_LINK_DEPTH = 8
 """Maximum nesting of links, which keeps time linear; a link in the caption of a file has depth 2."""
 
 _NOTHING = "\0"
-"""Takes the place of a removed template, so that the marks for bold and italics around it remain apart."""
+"""Takes the place of a removed template, raw tag or link: marks for bold and italics around it remain apart, and
+`_without_marks` finds the punctuation around it."""
 _MAX_TEMPLATE_DEPTH = 8
 """Templates that are nested deeper show nothing, which keeps time linear."""
 _PARAMETER = re.compile(r"\{\{\{[^{}|]*+\|?([^{}]*+)\}\}\}")
@@ -94,20 +95,7 @@ _QUOTES = re.compile(r"'{2,}")
 _QUOTED_LINE = re.compile(r"^.*?''.*$", re.MULTILINE)
 _HEADING = re.compile(r"(={1,6})(.+)\1\Z")
 _ITEM = re.compile(r"[*#:;]+")
-_EMPTY_BRACKETS = re.compile(r" ?\([ \t,;:\u00a0\u2013-]*+\)")
-_SPACES_BEFORE = re.compile(r"(?<![ \n])  *+([,.)])(?!\S)")
-# What removed templates leave. Replaced one after the other, which is much faster than regular expressions.
-_LEFT_OVERS = [
-    ("( ", "("),
-    ("(, ", "("),
-    ("(; ", "("),
-    ("(,", "("),
-    ("(;", "("),
-    (" )", ")"),
-    (",)", ")"),
-    (";)", ")"),
-] * 2
-_LEFT_OVERS += [(",,", ","), (", ,", ","), ("; ;", ";")]
+_SEPARATORS = " ,;\u00a0"
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _PROTECTED = str.maketrans({mark: f"&#{ord(mark)};" for mark in "&'[]{}|<>=*#:;_-()"})
 
@@ -127,13 +115,10 @@ def plain_text(text: str, hidden: frozenset[str] = frozenset()) -> str:
         text = _VARIANT.sub(_first_variant, text)
     if "<sup>" in text:
         text = _SUPERSCRIPT.sub(lambda match: superscript(match[1]), text)
-    text = _without_brackets_and_tags(text)
-    text = _with_links_resolved(text, _HIDDEN | {name.lower() for name in hidden})
+    hidden = _HIDDEN | {name.lower() for name in hidden}
+    text = _with_links_resolved(_without_brackets_and_tags(text, hidden), hidden)
     text = _QUOTED_LINE.sub(_without_quotes, _REMAINS.sub("", _EXTERNAL.sub(r"\1", text)))
-    text = text.replace(_NOTHING, "")
-    text = _SPACES_BEFORE.sub(r"\1", _EMPTY_BRACKETS.sub("", text))
-    for found, replacement in _LEFT_OVERS:
-        text = text.replace(found, replacement)
+    text = _without_marks(text)
     while "  " in text:
         text = text.replace("  ", " ")
     text = "\n\n".join(_with_something_below(_without_appendices(_blocks(text))))
@@ -171,7 +156,7 @@ class _Output:
                 return inside
 
 
-def _without_brackets_and_tags(text: str) -> str:
+def _without_brackets_and_tags(text: str, hidden: frozenset[str]) -> str:
     output, place = _Output(), 0
     unclosed: set[str] = set()  # tags without an end tag
     while match := _MARKUP.search(text, place):
@@ -191,19 +176,22 @@ def _without_brackets_and_tags(text: str) -> str:
         elif output.count(mark):
             inside = output.close(mark)
             if mark == "}}" and output.count(mark) < _MAX_TEMPLATE_DEPTH and inside:
-                output.parts.append(_template(inside))
+                output.parts.append(_template(inside, hidden))
         else:
             output.parts.append(match[0])
     output.parts.append(text[place:])
     return "".join(output.parts)
 
 
-def _template(parts: list[str]) -> str:
+def _template(parts: list[str], hidden: frozenset[str]) -> str:
     """What a template shows, from its output."""
     name = parts[0].partition("|")[0]
     if len(name) >= 40 or not may_show_text(name):
         return _NOTHING
-    return shown_text(name, _SIMPLE_LINK.sub(r"\1", "".join(parts)).replace(_NOTHING, "")) or _NOTHING
+    inside = "".join(parts).replace(_NOTHING, "")
+    if "[[" in inside:  # the bars of links do not divide arguments
+        inside = _with_links_resolved(inside, hidden)
+    return shown_text(name, inside) or _NOTHING
 
 
 def _first_variant(match: re.Match) -> str:
@@ -221,8 +209,8 @@ def _tag(match: re.Match, text: str, output: _Output, unclosed: set[str]) -> int
     begins = not match[1] and not match[3].endswith("/")
     if name in _RAW_TAGS and begins and name not in unclosed:
         if end := _END_TAGS[name].search(text, place):
-            if name in _SHOWN_RAW_TAGS:
-                output.parts.append(text[place : end.start()].translate(_PROTECTED))
+            shown = name in _SHOWN_RAW_TAGS
+            output.parts.append(text[place : end.start()].translate(_PROTECTED) if shown else _NOTHING)
             return end.end()
         unclosed.add(name)
     elif name == "table" and begins:
@@ -258,8 +246,38 @@ def _link(inside: str, hidden: frozenset[str]) -> str:
     prefix, colon, _ = target.partition(":")
     prefix = prefix.strip()
     if colon and (prefix.lower() in hidden or _MEDIA.match(target) or _LANGUAGE.match(prefix)):
-        return ""
+        return _NOTHING
     return shown if bar else target.strip().removeprefix(":")
+
+
+def _without_marks(text: str) -> str:
+    """Removes each _NOTHING with the punctuation that it leaves: in brackets, doubled, or after a space.
+
+    `(; from X)` becomes `(from X)`, `X (, ) is` becomes `X is`, and `in , a town` becomes `in, a town`.
+    """
+    left, *others = text.split(_NOTHING)
+    kept: list[str] = []
+    for right in filter(None, others):
+        before, after = left.rstrip(_SEPARATORS), right.lstrip(_SEPARATORS)
+        if before.endswith("("):
+            if after.startswith(")"):
+                before, after = before[:-1].rstrip(" "), after[1:]
+            left, right = before, after
+        elif after.startswith(")"):
+            left, right = before, after
+        elif left.endswith("\n"):  # nothing is left of the beginning of a paragraph
+            right = right.lstrip(" .,;")
+        elif right.startswith(",") and (spaceless := left.rstrip(" ")).endswith(","):
+            left = spaceless.removesuffix(",")
+        elif left.endswith(" "):
+            if right.startswith((",", ".", ";")):
+                left = left.rstrip(" ")
+            else:
+                left, right = left.rstrip(" ") + " ", right.lstrip(" ")
+        if right:
+            kept.append(left)
+            left = right
+    return "".join([*kept, left])
 
 
 def _blocks(text: str) -> Iterator[tuple[int, str]]:

@@ -37,11 +37,12 @@ def _codes(text: str) -> dict[str, str]:
 
 
 _LANGUAGES = _codes(
-    "ar:Arabic bg:Bulgarian ca:Catalan cs:Czech cy:Welsh da:Danish de:German el:Greek en:English es:Spanish eu:Basque "
-    "fa:Persian fi:Finnish fr:French ga:Irish he:Hebrew hi:Hindi hr:Croatian hu:Hungarian hy:Armenian is:Icelandic "
-    "it:Italian ja:Japanese ka:Georgian ko:Korean kw:Cornish la:Latin lt:Lithuanian lv:Latvian nl:Dutch no:Norwegian "
-    "pl:Polish pt:Portuguese ro:Romanian ru:Russian sa:Sanskrit sk:Slovak sl:Slovene sr:Serbian sv:Swedish ta:Tamil "
-    "th:Thai tr:Turkish uk:Ukrainian ur:Urdu vi:Vietnamese yi:Yiddish zh:Chinese grc:Greek"
+    "ar:Arabic az:Azerbaijani be:Belarusian bg:Bulgarian ca:Catalan cs:Czech cy:Welsh da:Danish de:German el:Greek "
+    "en:English es:Spanish et:Estonian eu:Basque fa:Persian fi:Finnish fr:French ga:Irish grc:Greek he:Hebrew "
+    "hi:Hindi hr:Croatian hu:Hungarian hy:Armenian is:Icelandic it:Italian ja:Japanese ka:Georgian ko:Korean "
+    "kw:Cornish la:Latin lt:Lithuanian lv:Latvian nl:Dutch no:Norwegian pl:Polish pt:Portuguese ro:Romanian "
+    "ru:Russian sa:Sanskrit sk:Slovak sl:Slovene sq:Albanian sr:Serbian sv:Swedish ta:Tamil th:Thai tr:Turkish "
+    "uk:Ukrainian ur:Urdu vi:Vietnamese yi:Yiddish zh:Chinese"
 )
 # Units by code: symbol, if it is not the code; singular and plural.
 _UNIT_TABLE = """\
@@ -62,8 +63,8 @@ _UNITS = {
     code: (symbol or code, singular, plural)
     for code, symbol, singular, plural in (unit.replace("_", " ").split(":") for unit in _UNIT_TABLE.split())
 }
-_RANGES = _codes("to:to and:and or:or x:× by:by")
-_RANGES |= {"-": "–", "–": "–", "+/-": "±"}
+_RANGES = _codes("to:to to(-):to and:and and(-):and or:or or(-):or x:× xx:× by:by by(x):by")
+_RANGES |= {"-": "–", "–": "–", "+/-": "±", "±": "±", "to about": "to about"}
 
 
 def shown_text(name: str, inside: str) -> str:
@@ -73,7 +74,7 @@ def shown_text(name: str, inside: str) -> str:
       name: the name of the template, with space around it.
       inside: the template without braces, with what the templates in it show.
     """
-    known = _TEMPLATES.get(name.strip().replace("_", " ").lower())
+    known = _known(name)
     if known is None:
         return _function(inside)
     if isinstance(known, str):
@@ -83,7 +84,12 @@ def shown_text(name: str, inside: str) -> str:
 
 def may_show_text(name: str) -> bool:
     """Whether a template with this name can show text; quick, because most cannot."""
-    return ":" in name or name.strip().replace("_", " ").lower() in _TEMPLATES
+    return ":" in name or _known(name) is not None
+
+
+def _known(name: str) -> str | Callable[[Arguments], str] | None:
+    name = name.strip().replace("_", " ").lower()
+    return _TEMPLATES.get(name) or (_argument("1") if name.startswith("lang-") else None)
 
 
 def arguments(inside: str) -> Arguments:
@@ -234,7 +240,7 @@ _FIRST_ARGUMENT = [
     "key", "press", "math", "mvar", "not a typo", "proper name", "as written", "title", "birth-date",
     "death-date", "start-date", "end-date", "birth based on age as of date", "flag", "flagcountry", "flagu",
     "chem2", "bigmath", "underline", "strikethrough", "resize", "nobreak", "normal", "gloss", "linktext",
-    "visible anchor", "anchor text", "angbr", "no wrap", "font", "color", "sub", "var", "italic", "bold",
+    "visible anchor", "vanchor", "anchor text", "angbr", "no wrap", "font", "color", "sub", "var", "italic", "bold",
     "dfn",
 ]
 # fmt: on
@@ -272,6 +278,13 @@ _TEMPLATES: dict[str, str | Callable[[Arguments], str]] = {
     "pi": "π",
     "!": "|",
     "=": "=",
+    "'s": "'s",
+    "' \"": "'\"",
+    '-"': '"',
+    "eqm": "⇌",
+    "vr": _around("⟨", "⟩"),
+    "e": lambda values: f"×10{superscript(values.get('1', ''))}",
+    "music": lambda values: {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(values.get("1", ""), ""),
     "'\"": "'\"",
     "\"'": "\"'",
     "\\": " / ",

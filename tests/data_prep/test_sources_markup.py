@@ -313,7 +313,7 @@ def test_the_last_revision_counts(tmp_path):
         ("<nowiki>* no item</nowiki>", "* no item"),
         ("<syntaxhighlight lang='c'>x</syntaxhighlight>a<gallery>\nFile:x.jpg|y\n</gallery>", "a"),
         ("A&nbsp;B &amp;lt; &lt;b&gt; &#65;&#x42; &unknown; AT&T", "A\u00a0B &lt; <b> AB &unknown; AT&T"),
-        ("Paris ({{lang|fr|x}}; {{ipa|y}}) is ( ) a city ({{x}}, a) .", "Paris (x) is a city (a)."),
+        ("Paris ({{lang|fr|x}}; {{ipa|y}}) is ( ) a city ({{x}}, a) .", "Paris (x) is ( ) a city (a) ."),
         ("__NOTOC__ text\n----\nmore", "text\n\nmore"),
         ("a < b and c > d, x<y", "a < b and c > d, x<y"),
     ],
@@ -342,6 +342,13 @@ def test_wikitext(markup, expected):
         ("a {{quote|To be.|author=X}} b", "a\n\nTo be.\n\nb"),
         ("a{{efn|b}}{{sfn|C|1999}}{{citation needed|date=May}}{{unknown|d}}.", "a."),
         ("a ({{unknown}}, b; {{unknown}}) {{unknown}} c, {{unknown}}, d {{unknown}}.", "a (b) c, d."),
+        ("X ({{unknown}}; {{unknown}}), {{a}}, {{b}}, y<ref>z</ref>, w <math>v</math>; {{a}} u", "X, y, w; u"),
+        ("{{unknown}}, a town. [[File:A.png]]; b\n{{unknown}}. c", "a town.; b\nc"),
+        ("He said . . . \"( )\" , f() ; so", "He said . . . \"( )\" , f() ; so"),
+        ("{{quote|by the [[wikt:bondman|bond-man]]'s toil [[File:A.png|thumb|a [[b|c]]]]}}", "by the bond-man's toil"),
+        ("''Eagle''{{'s}} {{lang-sq|a}}, {{lang-aln|b}}; 5.98{{e|24}} A{{Music|flat}} {{vr|a}}",
+         "Eagle's Albanian: a, b; 5.98×10²⁴ A♭ ⟨a⟩"),
+        ("between {{convert|60|and(-)|80|kg}}", "between 60 and 80 kilograms"),
         ("-{zh-hans:计算机; zh-hant:電腦}-机 -{A|zh-cn:软件;zh-tw:軟體}- -{H|zh-cn:x}- -{y}-", "计算机机 软件 y"),
         ("{{{1|default}}} {{{2}}}{{{name|}}} b", "default b"),
         ("Cela ; dit : oui", "Cela ; dit : oui"),
@@ -388,6 +395,10 @@ STARTS += [
     "l'''",
     "<sup>",
     "\n==Notes==\n",
+    " {{a}}",
+    "({{a}}",
+    ", {{a}}",
+    " " * 1000 + "{{a}} " * 1000,
 ]
 
 
