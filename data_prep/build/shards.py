@@ -1,7 +1,6 @@
 """Writes one shard of a corpus: an ArrayRecord file, and its part of the length arrays."""
 
 import array
-import collections
 import contextlib
 import os
 import pathlib
@@ -78,7 +77,7 @@ class ShardWriter:
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")
         self._token_counts = np.zeros(vocab_size, np.int64)
-        self._languages: dict[str, collections.Counter[str]] = {}
+        self._languages: dict[str, dict[str, int]] = {}
         self.record_bytes = 0
         """size of the records so far, uncompressed"""
 
@@ -93,18 +92,17 @@ class ShardWriter:
 
         Sentences of more than MAX_RECORD_TOKENS are split. Exceptions get a note with the origin of the document.
         """
-        counts = collections.Counter(dict.fromkeys(LANGUAGE_COUNTS, 0), documents=1)
-        part = 0
+        part = sentences = tokens = text_bytes = 0
+        unknown_before = self._token_counts[self._unk_id]
         origin = language = None
         try:
             for document_part in document:
                 origin = document_part.origin
                 language = document_part.language if language is None else language
                 lengths = split_long_lengths(document_part.sentence_lengths)
-                counts["sentences"] += len(lengths)
-                counts["tokens"] += len(document_part.tokens)
-                counts["unknown_tokens"] += int(np.count_nonzero(document_part.tokens == self._unk_id))
-                counts["text_bytes"] += document_part.text_bytes
+                sentences += len(lengths)
+                tokens += len(document_part.tokens)
+                text_bytes += document_part.text_bytes
                 self._lengths.append(lengths)
                 np.add.at(self._token_counts, document_part.tokens, 1)
                 for record in self._cutter.add(document_part.tokens, lengths):
@@ -114,8 +112,11 @@ class ShardWriter:
         except Exception as error:
             error.add_note(f"while writing the document at {origin}")
             raise
-        self._document_sentences.append(counts["sentences"])
-        self._languages.setdefault(language, collections.Counter()).update(counts)
+        self._document_sentences.append(sentences)
+        unknown_tokens = int(self._token_counts[self._unk_id] - unknown_before)
+        counts = self._languages.setdefault(language, dict.fromkeys(LANGUAGE_COUNTS, 0))
+        for name, count in zip(LANGUAGE_COUNTS, (1, sentences, tokens, unknown_tokens, text_bytes), strict=True):
+            counts[name] += count
         self._document += 1
 
     def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
