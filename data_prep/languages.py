@@ -22,7 +22,9 @@ _WITH_RULES = dict(
     )
 )
 """Codes of two letters with those of three letters (ISO 639-3)."""
-_SHORT_CODES = {three: two for two, three in _WITH_RULES.items()} | {"arb": "ar"}
+_BIBLIOGRAPHIC_CODES = {"ger": "de", "fre": "fr", "dut": "nl", "gre": "el", "arm": "hy", "bur": "my", "slo": "sk"}
+"""ISO 639-2/B: other codes of three letters for some languages."""
+_SHORT_CODES = {three: two for two, three in _WITH_RULES.items()} | _BIBLIOGRAPHIC_CODES | {"arb": "ar"}
 _CODE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
 
 _SLICES, _SLICE_CHARACTERS = 4, 2000

@@ -111,6 +111,8 @@ class TrainTokenizer:
         for name, kinds in _KINDS_WITH_FLAG.items():
             if name in flags and kind not in kinds:
                 raise UserError(f"--{name.replace('_', '-')} applies to --kind {' or '.join(kinds)}, not to {kind}")
+        if "sampling_exponent" in flags and len(self.source) < 2:
+            raise UserError("--sampling-exponent weights sources: give each language a --source of its own")
         if "sample_mb" in flags:
             flags["sample_bytes"] = flags.pop("sample_mb") * 10**6
         recipe = Recipe(**{"vocab_size": 30522} | flags, lowercase=self._case(kind in ("wordpiece", "bpe")))

@@ -117,6 +117,7 @@ MISTAKES = [
     (f"{BUILD} --language english", "--language english: it is not an ISO 639 code"),
     (f"{BUILD} --shingle-words 3", "add --drop-near-duplicates"),
     (f"{BUILD} --decontamination-words 3", "add --decontaminate"),
+    (f"{TOKENIZER} --source text:a --sampling-exponent 0.3", "--sampling-exponent weights sources: give each language"),
     (f"{TOKENIZER} --source text:a --sampling-exponent 1.5", "sampling-exponent is 1.5: it must be a number in [0, 1]"),
     (f"{TOKENIZER} --source text:a --kind morphemes", "--kind is 'morphemes': it must be one of wordpiece, bpe"),
 ]

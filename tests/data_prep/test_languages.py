@@ -161,7 +161,16 @@ def test_codes():
     codes = {" EN ": "en", "zh_Hant": "zh-hant", "deu": "deu", "german": "und", "": "und", "e": "und"}
     assert {code: languages.normalize(code) for code in codes} == codes
     assert languages.normalize(None) == languages.normalize(3) == "und"
-    known = {"deu": "de", "zh-hant": "zh", "pt-br": "pt", "is": "is", "und": "und", "arb": "ar"}
+    known = {
+        "deu": "de",
+        "zh-hant": "zh",
+        "pt-br": "pt",
+        "is": "is",
+        "und": "und",
+        "arb": "ar",
+        "ger": "de",
+        "slo": "sk",
+    }
     assert {code: languages.splitter_code(code) for code in known} == known
     assert [languages.has_rules(code) for code in ("de", "deu", "de-at", "is", "und")] == [True] * 3 + [False] * 2
     # Rules of their own differ from the English ones, by the marks or abbreviations of the language.
