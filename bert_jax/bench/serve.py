@@ -61,13 +61,13 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     threads = len(harness.usable_cores())
     models = open_models([to_path(path) for path in options.serve], threads)
     lengths = _checked_lengths(models, options.seq_lens)
-    if len(outputs := {one.head or "last hidden state" for one in models}) > 1:
-        harness.progress(f"note: the models compute different outputs ({', '.join(sorted(outputs))})")
     require(
         (options.batch or 1) * max(lengths) <= MAX_BATCH_TOKENS,
         f"--batch {options.batch}: rows of {max(lengths):,} tokens: give at most {MAX_BATCH_TOKENS // max(lengths):,}",
     )
     results: dict[str, Any] = {"models": [_describe(one, models[0]) for one in models]}
+    if len(outputs := {row["output"] for row in results["models"]}) > 1:
+        harness.progress(f"note: the models compute different outputs ({', '.join(sorted(outputs))})")
     if options.task is not None:  # first: it finds mistakes
         results["quality"] = measure_quality(models, to_path(options.serve[0]), options.task, to_path(options.data))
     results |= {"latency": [], "throughput": []}

@@ -12,11 +12,11 @@ import numpy as np
 from array_record.python import array_record_module
 from etils import epath
 
-from bert_jax.data.corpus import token_dtype
+from bert_jax.data.corpus import LanguageEntry, token_dtype
 from bert_jax.errors import UserError
 from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_lengths
 
-LANGUAGE_COUNTS = ("documents", "sentences", "tokens", "unknown_tokens", "text_bytes")
+LANGUAGE_COUNTS = tuple(LanguageEntry.__annotations__)
 """What is counted by language."""
 
 # One record per chunk, so that a record can be read without its neighbours.
@@ -115,8 +115,11 @@ class ShardWriter:
         self._document_sentences.append(sentences)
         unknown_tokens = int(self._token_counts[self._unk_id] - unknown_before)
         counts = self._languages.setdefault(language, dict.fromkeys(LANGUAGE_COUNTS, 0))
-        for name, count in zip(LANGUAGE_COUNTS, (1, sentences, tokens, unknown_tokens, text_bytes), strict=True):
-            counts[name] += count
+        counts["documents"] += 1
+        counts["sentences"] += sentences
+        counts["tokens"] += tokens
+        counts["unknown_tokens"] += unknown_tokens
+        counts["text_bytes"] += text_bytes
         self._document += 1
 
     def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:

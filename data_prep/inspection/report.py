@@ -31,10 +31,8 @@ def summary_sections(manifest: Mapping) -> list[Section]:
 
 def sentence_rules_note(splits: Mapping[str, Mapping]) -> str | None:
     """A note on the languages of the splits without rules for sentences, if there are any."""
-    documents = collections.Counter()
-    for split in splits.values():
-        documents.update({code: count["documents"] for code, count in split["languages"].items()})
-    without = sorted((-count, code) for code, count in documents.items() if not languages.has_rules(code))
+    counts = _language_counts(splits)
+    without = sorted((-count["documents"], code) for code, count in counts.items() if not languages.has_rules(code))
     if not without:
         return None
     listed = ", ".join(f"{code} ({-count:,})" for count, code in without[:_LISTED_LANGUAGES])
@@ -123,12 +121,18 @@ def _counts(splits: Mapping[str, Mapping]) -> Table:
     return Table(("", *SPLITS), tuple(rows))
 
 
-def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
-    """Counts by language, if there are several."""
-    counts = collections.defaultdict(collections.Counter)
+def _language_counts(splits: Mapping[str, Mapping]) -> dict[str, collections.Counter[str]]:
+    """Counts of all splits together, by language; empty for corpora that were built without them."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for split in splits.values():
         for code, count in split.get("languages", {}).items():
             counts[code].update(count)
+    return counts
+
+
+def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
+    """Counts by language, if there are several."""
+    counts = _language_counts(splits)
     if len(counts) < 2:
         return []
     total = max(1, sum(count["tokens"] for count in counts.values()))

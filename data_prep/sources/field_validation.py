@@ -19,23 +19,26 @@ def missing_field_message(field: str, fields: Collection[str]) -> str:
     return f"no field {field!r}{hint}; there are: {', '.join(names)}"
 
 
-def validate_text_field(value: Any, field: str, origin: str) -> Document | Skipped:
-    """The value of a field as a document, if it is text and not empty."""
+def validate_text_field(value: Any, field: str, origin: str, language: str | None = None) -> Document | Skipped:
+    """The value of a field as a document, if it is text and not empty; `language` is that of another field, if any."""
     if value is None:
         return Skipped("null_field", origin, f"the field {field!r} is null")
     if not isinstance(value, str):
         return Skipped("field_not_text", origin, f"the field {field!r} is {json_type_name(value)}, not text")
     if not value or value.isspace():
         return Skipped("empty_document", origin, f"the field {field!r} is empty")
-    return Document(origin, value)
+    return Document(origin, value, language=language)
 
 
-def document_or_skipped(value: bytes | None, field: str, origin: str, max_bytes: int) -> Document | Skipped:
-    """`validate_text_field` of bytes, which must be UTF-8 and at most `max_bytes`."""
+def document_or_skipped(
+    value: bytes | None, field: str, origin: str, max_bytes: int, language: bytes | None = None
+) -> Document | Skipped:
+    """`validate_text_field` of bytes, of which the text must be UTF-8 and at most `max_bytes`."""
     if value is not None and len(value) > max_bytes:
         return Skipped("record_too_long", origin, f"the field {field!r} is longer than {max_bytes} bytes")
     try:
-        return validate_text_field(None if value is None else value.decode(), field, origin)
+        text = None if value is None else value.decode()
+        return validate_text_field(text, field, origin, None if language is None else language.decode(errors="replace"))
     except UnicodeDecodeError as error:
         return Skipped("invalid_utf8", origin, f"the field {field!r} is not UTF-8 at its byte {error.start}")
 

@@ -38,11 +38,8 @@ class JsonLinesSource(RecordSource):
         origin = chunk.origin_at(number)
         try:
             record = orjson.loads(data[begin:end])
-            document = _document(record, self.field.split("."), origin)
-            if self.language_field and isinstance(document, Document):
-                value = _value(record, self.language_field.split("."))
-                document = dataclasses.replace(document, language=value if isinstance(value, str) else None)
-            yield document
+            language = _value(record, self.language_field.split(".")) if self.language_field else None
+            yield _document(record, self.field.split("."), origin, language if isinstance(language, str) else None)
         except orjson.JSONDecodeError as error:
             text = decode_or_skipped(chunk, begin, end, origin)
             if isinstance(text, Skipped):
@@ -51,7 +48,7 @@ class JsonLinesSource(RecordSource):
                 yield Skipped("malformed_json", origin, f"{error}; each line must be a JSON object")
 
 
-def _document(record: Any, names: list[str], origin: str) -> Document | Skipped:
+def _document(record: Any, names: list[str], origin: str, language: str | None) -> Document | Skipped:
     for depth, name in enumerate(names):
         if not isinstance(record, dict):
             what = ".".join(names[:depth]) or "the line"
@@ -61,7 +58,7 @@ def _document(record: Any, names: list[str], origin: str) -> Document | Skipped:
         if name not in record:
             return Skipped("missing_field", origin, missing_field_message(name, record))
         record = record[name]
-    return validate_text_field(record, ".".join(names), origin)
+    return validate_text_field(record, ".".join(names), origin, language)
 
 
 def _value(record: Any, names: list[str]) -> Any:

@@ -5,7 +5,6 @@ pyarrow reads the column page by page, so that neither other columns nor a whole
 
 import contextlib
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -114,11 +113,9 @@ class ParquetSource(Source):
         if not data:
             return
         texts, *languages = _values(data)
-        for row, (value, language) in enumerate(itertools.zip_longest(texts, *languages or [()]), begin):
-            document = document_or_skipped(value, self.field, f"{path}:row {row}", self.max_record_bytes)
-            if language is not None and isinstance(document, Document):
-                document = dataclasses.replace(document, language=language.decode(errors="replace"))
-            yield document
+        rows = zip(texts, *languages or [[None] * len(texts)], strict=True)
+        for row, (value, language) in enumerate(rows, begin):
+            yield document_or_skipped(value, self.field, f"{path}:row {row}", self.max_record_bytes, language)
 
     def _names(self, path: str, schema: Any) -> list[list[str]]:
         """`_field_names` of the text and, if there is one, of its language."""

@@ -124,11 +124,13 @@ class TfdsSource(Source):
             if not values:
                 yield Skipped("missing_field", origin, f"the example has no {self.field!r}")
             else:
-                document = document_or_skipped(values[0], self.field, origin, self.max_record_bytes)
-                if self.language_field and isinstance(document, Document):
-                    language = b"".join(features[self.language_field.replace(".", "/")].bytes_list.value[:1])
-                    document = dataclasses.replace(document, language=language.decode(errors="replace"))
-                yield document
+                language = self._language_of(features)
+                yield document_or_skipped(values[0], self.field, origin, self.max_record_bytes, language)
+
+    def _language_of(self, features: Any) -> bytes | None:
+        if self.language_field is None:
+            return None
+        return next(iter(features[self.language_field.replace(".", "/")].bytes_list.value), None)
 
     def _rows(self, info: tfds.core.DatasetInfo) -> int:
         """Examples in a block."""
