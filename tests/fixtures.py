@@ -131,6 +131,7 @@ def two_phases(tiny_config) -> Config:
 @pytest.fixture(scope="session")
 def s3_server():
     """A server that speaks S3's protocol: its address, and what it has been asked so far."""
+    pytest.importorskip("moto", reason="needs the extra `stores`")
     from tests import stores
 
     with stores.s3_server() as server:
