@@ -28,7 +28,7 @@ from bert_jax.training.param_paths import name_leaves
 from tests.analysis.models import LAYERS, small_model, small_tokenizer
 from tests.finetune import task_files, tiny_task
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 HEADS = Heads(pair=True, task=TaskHead("classification", ("no", "yes"), "pooled"))
 
 

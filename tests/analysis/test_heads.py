@@ -174,6 +174,7 @@ def test_a_planted_head_is_found(texts):
         assert pruned["loss"][:-1] == [unchanged.loss] * 5 and pruned["loss"][-1] == alone["loss"][at]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span"])
 def test_losses_are_those_of_fine_tuning(kind):
     labels = {"regression": ("score",), "span": ("start", "end")}.get(kind, ("a", "b", "c"))

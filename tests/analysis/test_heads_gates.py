@@ -95,6 +95,7 @@ def train(inputs, workdir, penalty, weights_rate):
     return train_gates(inputs, GateTraining("sst2", options, 24, penalty, 1.0), epath.Path(workdir))
 
 
+@pytest.mark.slow
 def test_the_penalty_closes_gates_of_frozen_weights(inputs, tmp_path):
     found = train(inputs, tmp_path / "run", 100.0, 0.0)
     assert found["closed"] == 6 and not np.any(found["gates"]) and not found["weights_trained"]

@@ -29,7 +29,7 @@ from bert_jax.model.heads import Heads
 from tests.analysis import data_folder
 from tests.analysis.models import small_tokenizer
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 HEADS = Heads(pair=True)
 IMPORTANCES = np.array([[1.0, 4, 3, 2], [9, 1, 8, 2], [1, 2, 3, 4], [5, 6, 1, 1]])
 KEPT = np.array([[1, 2], [0, 2], [2, 3], [0, 1]])

@@ -205,6 +205,7 @@ def test_sentences_that_do_not_fit_are_counted(data):
         vectors.draw_sentences(sentences[1:2], lambda one: one.words, small_tokenizer(), 16, 9, rng, "train")
 
 
+@pytest.mark.slow
 def test_suite(result):
     plain = _plain(result, "probes")
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain

@@ -256,6 +256,7 @@ def call(*words) -> int:
     return cli.main(["analyse", *map(str, words)])
 
 
+@pytest.mark.slow
 def test_command(tiny_run, tmp_path, capsys):
     out = tmp_path / "out"
     words = (tiny_run, "--view", *TEXTS, "--out", out, "--view-heads", "0.1", "--view-least", 0.2)

@@ -26,7 +26,7 @@ from bert_jax.training.param_paths import map_with_paths
 from tests.building import make_tokenizer
 from tests.finetune import task_files
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 FORMATS = ["onnx", "onnx-int8", "openvino", "openvino-int8", "stablehlo"]
 PACKAGE = {"onnx": "onnxruntime", "openvino": "openvino", "stablehlo": "flatbuffers"}
 FORMATS = [name for name in FORMATS if importlib.util.find_spec(PACKAGE[name.partition("-")[0]])]

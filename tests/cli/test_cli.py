@@ -177,6 +177,7 @@ def test_pretrain_a_file_with_overrides(sandbox, tmp_path, capsys, monkeypatch):
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_pretrain_and_evaluate_a_mixture(sandbox, second_corpus, tmp_path, capsys, monkeypatch):
     """Shares are stored; the order of flags has no effect; other shares are refused."""
     monkeypatch.chdir(tmp_path)

@@ -21,7 +21,7 @@ from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory import checkpoint, workdir
 from tests.runs import Killed, committed, numbers, share_programs
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 OPTIONS = CompressOptions(recipe="tinybert", start="new", hidden_size=32, intermediate_size=48)
 
 

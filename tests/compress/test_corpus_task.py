@@ -86,6 +86,7 @@ def whole_rows(model_config, heads, params, batch):
     return model.mlm(output.hidden, params["encoder"]["embeddings"]["word"]), output
 
 
+@pytest.mark.slow
 def test_distilberts_loss():
     """Against logits of all positions, of which the masked ones are chosen by a mask, in values and gradients."""
     task = make_task(RECIPES["distilbert"](4, 2, None))

@@ -125,6 +125,7 @@ def test_only_the_student_and_the_maps_are_trained():
     np.testing.assert_allclose(metrics["loss"], weighted_sum(metrics), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_mobilebert_learns_from_a_plain_teacher():
     """All of its parameters are trained, those of the teacher are not."""
     student = dataclasses.replace(MODEL, num_layers=4, **mobilebert_layers(16))
@@ -140,6 +141,7 @@ def test_a_mobilebert_learns_from_a_plain_teacher():
     assert metrics["weighted_scores_1_1_kl"] == pytest.approx(metrics["scores_1_1_kl"] / 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["tagging", "span", "regression"])
 def test_soft_targets_of_other_heads(kind):
     """A student that is the teacher has no loss; another one has a positive, finite one."""

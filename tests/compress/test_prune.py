@@ -77,6 +77,7 @@ def test_importances_are_computed_again(folder, monkeypatch):
     assert len(calls) == 1  # removals of less than a head are skipped
 
 
+@pytest.mark.slow
 def test_the_checkpoint_computes_what_the_masked_model_computes(folder, pruned):
     result, out = pruned
     whole, smaller = bert_jax.load(folder / "model"), bert_jax.load(out)
@@ -112,6 +113,7 @@ def test_results(folder, pruned):
     assert "2 of 4 heads of every layer were removed" in card and "20 of 40 units" in card
 
 
+@pytest.mark.slow
 def test_texts_and_one_kind_alone(folder, tmp_path, monkeypatch, capsys):
     """By the loss of masked tokens; with all heads, the model is one of transformers."""
     monkeypatch.chdir(folder)
@@ -194,6 +196,7 @@ def test_models_that_cannot_be_pruned(folder, heads, changes, task, message, tmp
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_another_process_leave_nothing(folder, tmp_path, monkeypatch, capsys):
     """Stopped before the model is written; or `out` appears while the model is pruned."""
     words = ["compress", "prune", str(folder / "model"), "--data", str(folder / "texts"), "--examples", "6"]

@@ -23,7 +23,7 @@ from bert_jax.model import bert, int8
 from bert_jax.training.param_paths import name_leaves
 from tests.finetune import task_files
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 OPTIONS = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
 QKV = "encoder/layers/qkv/kernel"
 

@@ -85,6 +85,7 @@ def test_a_mixed_model_has_the_layers_that_were_drawn(task, params, replaced):
     assert np.array_equal(mixed_logits(task, params, rows, replaced), expected)
 
 
+@pytest.mark.slow
 def test_steps_at_the_two_ends(task, params):
     """With all modules replaced, a step is that of the student alone with the same parameters frozen; with none,
     there is no gradient. One compiled program has both."""

@@ -140,6 +140,7 @@ def losses_and_gradients(config: Config, params, batch):
     return jax.value_and_grad(loss, has_aux=True)(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_shrunken_preset_learns_from_a_batch(name):
     """Forward and backward with the preset's masks, losses and dropout; every array is reached."""

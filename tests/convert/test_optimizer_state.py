@@ -112,6 +112,7 @@ def test_a_source_without_moments(made, tmp_path, tiny_config, tiny_corpus, caps
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_corpus):
     """One update of the same batch, on the state of the run's own checkpoint and on what each source starts with."""
     task = pretraining.open_task(tiny_config, [CorpusWeight(tiny_corpus)])
@@ -149,6 +150,7 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
     assert max(distances) > 1e-4
 
 
+@pytest.mark.slow
 def test_runs_that_start_with_moments(made, tmp_path, tiny_config, tiny_corpus, monkeypatch):
     """Through `pretrain`, by either name of the flag. The sources give equal states (above), so one is enough."""
     monkeypatch.chdir(tmp_path)

@@ -66,6 +66,7 @@ def decide_in_files(directory, workers):
     assert not list(directory.iterdir())
 
 
+@pytest.mark.slow
 def test_files_between_steps(tmp_path, monkeypatch):
     """The memory of a worker is so small that a call writes several runs."""
     runs, flush = [], run_files._RunWriter.flush

@@ -60,6 +60,7 @@ def dump(tmp_path, monkeypatch):
     pathlib.Path("evaluation/one.jsonl").write_text(json.dumps({"context": " ".join(["unheard"] * 20)}))
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_on_wikipedia(dump):
     commands = [command for command in commands_of("docs/wikipedia.md") if "beam" not in command]
     assert [command[1] for command in commands] == ["install", "tokenizer", "build", "verify", "inspect", "install"]

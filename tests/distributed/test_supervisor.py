@@ -78,6 +78,7 @@ def test_a_process_that_is_killed_again_after_a_restart_is_named_by_all(victim):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("failure", "code"), [("os.kill(os.getpid(), signal.SIGKILL)", 0), ("sys.exit(75)", 0), ("sys.exit(1)", 1)]
 )
@@ -102,6 +103,7 @@ Additional GRPC error information from remote target coordination_service:
 OTHER = "W1124 03:38:05.123456   13668 slow_operation_alarm.cc:73] a program is compiled for more than 2 minutes"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recovers", [True, False])
 def test_what_the_runtime_writes_about_peers_is_shown_if_the_run_fails(recovers, tmp_path):
     """Other lines are never held back, and neither are those of the process that failed first."""

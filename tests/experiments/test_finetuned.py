@@ -78,6 +78,7 @@ def test_parts_keep_shared_pretraining_together(study, tiny_corpus, task_data, t
     ]
 
 
+@pytest.mark.slow
 def test_results_of_fine_tuning():
     """The multi-bootstrap of per-example scores; failed fine-tuning runs are shown; all failed: no score."""
     study = make_study(factors={"norm": NORMS}, tasks={"sst2": {}}, margins={"sst2": 0.5})

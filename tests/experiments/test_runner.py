@@ -19,7 +19,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.run_directory.workdir import read_config
 from tests.runs import Killed
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,7 @@ def test_classification(sst2_run):
     assert submission[0] == "index\tprediction" and len(submission) == 1 + task_files.COUNTS["test"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "files", "metric", "least"),
     [("tagging", "tagging", "f1", 0.9), ("squad", "squad", "f1", 60.0), ("squad", "squad2", "unanswerable_f1", 60.0)],
@@ -83,6 +84,7 @@ def test_tokens_and_spans(task, files, metric, least, folder, tiny_run, tmp_path
     assert all(len(answers) > 1 for answers in nbest.values())
 
 
+@pytest.mark.slow
 def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_programs):
     """The same result, metrics and predictions, with shared steps, if more checkpoints are kept."""
 
@@ -115,6 +117,7 @@ def test_options(folder, tiny_run, tmp_path):
             np.testing.assert_array_equal(tuned[name], source[name], err_msg=name)
 
 
+@pytest.mark.slow
 def test_the_identity_of_a_run_is_content_and_flags(folder, tiny_run, tmp_path, monkeypatch):
     """Another path of the same model is the same run; another model, or another flag, is refused without a change."""
     options = dataclasses.replace(OPTIONS, steps=1, seeds=2, freeze_encoder=True)
@@ -131,6 +134,7 @@ def test_the_identity_of_a_run_is_content_and_flags(folder, tiny_run, tmp_path, 
     assert (run / "results.json").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_replaced_head_is_not_that_of_the_source(folder, tiny_run, tmp_path):
     """With equal seeds: the encoder of the source was trained for that one."""
     options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0)
@@ -159,6 +163,7 @@ def test_divergence_is_a_failed_run(folder, tiny_run, tmp_path, capsys):
     assert "training diverged" in capsys.readouterr().err and (tmp_path / "run/results.json").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_between_two_seeds_stops_the_job(folder, tiny_run, tmp_path):
     """Ctrl-C or SIGTERM as the scores of the first seed are announced."""
     options = dataclasses.replace(OPTIONS, steps=1, seeds=2, freeze_encoder=True)
@@ -203,6 +208,7 @@ def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_training_in_int8(sst2_run, folder, tmp_path):
     """It changes logits and gradients a little; a model that was trained so stays so, unless a flag says otherwise."""
     options = dataclasses.replace(OPTIONS, steps=2, keep_head=True, learning_rate=1e-3)

@@ -13,7 +13,7 @@ from bert_jax.finetune.options import FinetuneOptions
 from tests.finetune import task_files
 from tests.finetune.tiny_task import arrays
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 OPTIONS = FinetuneOptions(steps=60, batch_size=16, learning_rate=5e-3, dropout=0.0)
 
 

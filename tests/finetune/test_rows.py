@@ -142,6 +142,7 @@ def test_numbers_of_rows(needed, devices, counts):
     assert _row_counts(np.array(needed), mesh) == counts
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_compilation")
 def test_a_step_is_the_same_with_fewer_rows_of_padding(tmp_path):
     task = make_task(model=dataclasses.replace(MODEL, hidden_dropout=0.3, attention_dropout=0.3))

@@ -11,6 +11,8 @@ from bert_jax.errors import UserError
 from bert_jax.model.activations import REFERENCE_SITES, SITES, Edit
 from tests.model.toy import BERT, encode, inputs, loss, parameters
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"B": 3, "S": 12, "T": 12, "N": 3, "D": 8, "H": 24, "C": 24, "F": 40}
 CONFIGS = {
     "bert": BERT,

@@ -99,6 +99,7 @@ def looped_gradients(config):
     return jax.jit(jax.value_and_grad(lambda p: weighted(looped(config, p, batch), batch)))(parameters(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "unroll"),
     [(BERT, 1), (BERT, 3), (MODERN, 1), (MODERN, 2), (ALBERT, 1)],
@@ -295,6 +296,7 @@ def test_bfloat16_is_close_to_float32():
     assert np.linalg.norm(flat[0] - flat[1]) < 0.05 * np.linalg.norm(flat[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "config",
     [

@@ -114,6 +114,7 @@ def test_blocks_that_are_masked_are_skipped():
         assert tpu_attention._block_sizes(length, 64, 64) == (256, 512)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "platform", "call", "count"),
     [("pallas_gpu", "cuda", "@__gpu$xla.gpu.triton", 6), ("pallas_tpu", "tpu", "@tpu_custom_call", 4)],

@@ -129,6 +129,7 @@ def test_a_layer_by_hand(kind):
     np.testing.assert_allclose(states[1], found, rtol=0, atol=1e-4 * np.abs(found).max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_last_layer_at_some_positions_and_other_implementations(kind):
     """Values and gradients of the fast paths."""

@@ -79,6 +79,7 @@ def million(unit: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_shares_of_mask_random_and_kept(unit):
     """80 % [MASK], 10 % random, 10 % kept, of tokens, or of spans; a random draw of m tokens can hit all of them."""

@@ -36,6 +36,7 @@ def config(plain_config):
     return dataclasses.replace(plain_config, phases=(phase,), checkpoint=CheckpointConfig(every=3), recovery=recovery)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [

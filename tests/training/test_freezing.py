@@ -35,6 +35,7 @@ def moved(before: dict[str, np.ndarray], after: dict[str, np.ndarray]) -> set[st
     return {name for name, array in before.items() if array.tobytes() != after[name].tobytes()}
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay_and_the_others_move(config, train, tiny_corpus, tiny_programs, tmp_path):
     parts, directory = [CorpusWeight(tiny_corpus)], checkpoint.checkpoint_directory(tmp_path / "run")
     train(config, tmp_path / "run")

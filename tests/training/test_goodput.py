@@ -12,6 +12,8 @@ from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize
 from tests.runs import Killed, spoil
 
+pytestmark = pytest.mark.slow
+
 
 class Clock:
     """Stands in for the module `time`."""

@@ -73,6 +73,7 @@ def losses_of_an_epoch(corpus, special_ids, vocabulary, config):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "pair", "unit", "direction"),
     [

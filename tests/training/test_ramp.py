@@ -15,6 +15,8 @@ from bert_jax.training.programs import put_step_scalars
 from bert_jax.training.sharding import make_mesh, put_rows
 from tests.runs import arrays, numbers
 
+pytestmark = pytest.mark.slow
+
 SIZES = [4, 4, 8, 8, 12, 12, 16, 16]
 EXACT = {4: 1, 12: 3}
 """Batch sizes of which a program of their own is made, and into how many micro-batches it cuts them."""

@@ -73,6 +73,7 @@ def test_single_bad_batches_are_skipped_and_counted(run, stable_run, tmp_path):
     assert found[:5] == lines(stable_run)[:5] and found[6]["loss"] != lines(stable_run)[6]["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factor", "reason"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (3.0, "above the lowest")]
 )
@@ -132,6 +133,7 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(run, config, tmp_path
     assert all(np.isfinite(array).all() for array in arrays(final_state(tmp_path / "run", config)[0]).values())
 
 
+@pytest.mark.slow
 def test_a_good_checkpoint_is_kept_while_divergence_begins(run, config, tmp_path):
     """Saves in quick succession, also among the first bad steps, must not push out what those will need."""
     recovery = dataclasses.replace(config.recovery, max_skipped=3)
@@ -154,6 +156,7 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(run, tmp_path, monkeypatch):
     assert [entry["to"] for entry in rollbacks(workdir)] == [0] and progress.ended == "steps"
 
 
+@pytest.mark.slow
 def test_what_a_run_started_from_is_always_good(run, config, stable_run, tmp_path):
     """Divergence before any other checkpoint is good: not to random parameters, but to those of the source."""
     started = dataclasses.replace(

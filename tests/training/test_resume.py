@@ -92,6 +92,7 @@ def test_the_run_grows_learns_and_logs(uninterrupted):
     assert [line["step"] for line in numbers(uninterrupted[0], "validation")] == [15, 30, 45, 60]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "number"), [(14, signal.SIGINT), (40, signal.SIGTERM)])
 def test_a_signal_saves_and_the_same_command_continues(uninterrupted, run, config, tmp_path, step, number):
     """Within a phase and at the switch; the second call must start where the first one stopped."""

@@ -19,6 +19,8 @@ from bert_jax.training.sharding import make_mesh
 from bert_jax.training.state import TrainState
 from tests.runs import arrays, assert_same_arrays, assert_same_run
 
+pytestmark = pytest.mark.slow
+
 DEPTHS = (1, 2, 4)
 STEPS = 2
 """Of each phase."""

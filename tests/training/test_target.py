@@ -10,6 +10,8 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from tests.runs import numbers
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def config(plain_config) -> Config:

@@ -12,6 +12,8 @@ from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.time_budget import FIRST_ESTIMATE, WallClockSchedule
 
+pytestmark = pytest.mark.slow
+
 HOUR = 3600.0
 
 
