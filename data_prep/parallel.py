@@ -1,4 +1,4 @@
-"""Maps a function over tasks in worker processes: ordered results, bounded memory."""
+"""Maps a function over tasks in worker processes: ordered results, bounded memory, progress within a task."""
 
 import collections
 import contextlib
@@ -15,11 +15,47 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
 from bert_jax.errors import UserError
+from bert_jax.progress import progress_bar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _IN_FLIGHT_PER_WORKER = 3
+_SECONDS_BETWEEN_UPDATES = 0.2
+
+
+class SharedProgress:
+    """A number of bytes to which all workers add: a task that reads a file can take long.
+
+    It is passed to workers as an argument of their initializer.
+    """
+
+    def __init__(self):
+        self._bytes = multiprocessing.get_context("spawn").Value("q", 0)
+
+    def add(self, size: int) -> None:
+        """Adds what was done."""
+        with self._bytes.get_lock():
+            self._bytes.value += size
+
+    @contextlib.contextmanager
+    def shown(self, description: str, total: int) -> Iterator[None]:
+        """Shows it on a progress bar; `total` in bytes."""
+        ended = threading.Event()
+
+        def show() -> None:
+            while not ended.wait(_SECONDS_BETWEEN_UPDATES):
+                bar.update(self._bytes.value - bar.n)
+
+        with progress_bar(description, total, "B") as bar:
+            thread = threading.Thread(target=show, daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                ended.set()
+                thread.join()
+                bar.update(self._bytes.value - bar.n)
 
 
 class WorkerPool(contextlib.AbstractContextManager):

@@ -65,7 +65,9 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     inputs = [
         (index, number, part) for index, source in enumerate(sources) for number, part in enumerate(source.inputs())
     ]
-    evaluation_ngrams, decontamination_report = build_evaluation_index(request.evaluation_texts, request.options)
+    evaluation_ngrams, decontamination_report = build_evaluation_index(
+        request.evaluation_texts, request.options, engine.workers
+    )
     preparation = {
         "tokenizer": request.tokenizer.fingerprint,
         "leak_check": decontamination_report,
@@ -95,7 +97,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
         with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
             if ngrams:
-                scratch.write_array(scratch_dir / ngrams, evaluation_ngrams.slots)
+                scratch.write_array(scratch_dir / ngrams, evaluation_ngrams.slots())
             engine.prepare(job, _unprepared(job, inputs))
             notes = _read_notes(job, inputs)
             plans, report = _decide(job, inputs, notes, token_dtype(request.tokenizer.vocab_size).itemsize, engine)

@@ -213,7 +213,7 @@ class Build:
         except ImportError as error:
             raise UserError(f"--engine beam needs Apache Beam, which is missing: {install_command('beam')}") from error
 
-        return BeamEngine(self.runner, self.runner_flags)
+        return BeamEngine(self.runner, self.runner_flags, workers=self.workers)
 
     def _check_memory(self) -> None:
         megabytes, least = self.memory_mb, _MIN_WORKER_MB * self.workers

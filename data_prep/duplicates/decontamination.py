@@ -1,19 +1,27 @@
 """Decontamination: an index of evaluation texts, to remove documents that overlap with them."""
 
 import collections
+import dataclasses
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from bert_jax.errors import UserError
-from data_prep.clean import clean
 from data_prep.duplicates.ngram_index import NgramIndex
+from data_prep.for_each_input import for_each_input
 from data_prep.options import BuildOptions
-from data_prep.sources.base import Document, InputRecord, Skipped, Source
+from data_prep.sources.base import Source
 
 
-def build_evaluation_index(sources: Sequence[Source], options: BuildOptions) -> tuple[NgramIndex | None, dict | None]:
+def build_evaluation_index(
+    sources: Sequence[Source], options: BuildOptions, workers: int
+) -> tuple[NgramIndex | None, dict | None]:
     """Indexes evaluation texts, cleaned in the same way as documents.
+
+    Args:
+      sources: of the texts.
+      options: of the build.
+      workers: processes that read; the result does not depend on it.
 
     Returns:
       the index, and its description for corpus.json; None, None without sources.
@@ -23,25 +31,26 @@ def build_evaluation_index(sources: Sequence[Source], options: BuildOptions) -> 
     """
     if not sources:
         return None, None
-    skipped: collections.Counter[str] = collections.Counter()
-    digest = hashlib.sha256()
+    words, digest = options.decontamination_words, hashlib.sha256()
+    indexes: list[NgramIndex] = []
 
-    def texts() -> Iterator[str]:
-        for source in sources:
-            for text in _texts(source, skipped):
-                cleaned = clean(text, options.cleaning)
-                digest.update(cleaned.encode() + b"\0")
-                yield cleaned
+    def add(_: int, result: tuple[NgramIndex, bytes]) -> None:
+        indexes.append(result[0])
+        digest.update(result[1])
 
-    index = NgramIndex.build(texts(), options.decontamination_words)
-    if not index.num_ngrams:
+    read = _IndexInput(words)
+    totals = for_each_input(sources, read, add, workers, "reading evaluation texts", cleaning=options.cleaning)
+    for source, total in zip(sources, totals, strict=True):
+        source.check_not_empty(total.documents, total.skipped, total.first)
+    index = NgramIndex.merge(indexes, words)
+    if not len(index.ngrams):
         raise UserError(
-            f"--decontaminate: none of the {index.num_texts} evaluation texts has {index.ngram_words} words;"
+            f"--decontaminate: none of the {index.num_texts} evaluation texts has {words} words;"
             " give longer texts, or fewer --decontamination-words"
         )
     if index.too_short:
         print(
-            f"note: {index.too_short} of {index.num_texts} evaluation texts have fewer than {index.ngram_words} words"
+            f"note: {index.too_short} of {index.num_texts} evaluation texts have fewer than {words} words"
             " and are ignored; lower --decontamination-words to include them",
             file=sys.stderr,
         )
@@ -50,23 +59,24 @@ def build_evaluation_index(sources: Sequence[Source], options: BuildOptions) -> 
         "sha256": digest.hexdigest(),
         "texts": index.num_texts,
         "texts_too_short": index.too_short,
-        "skipped": dict(skipped),
-        "ngrams": index.num_ngrams,
+        "skipped": dict(sum((total.skipped for total in totals), collections.Counter())),
+        "ngrams": len(index.ngrams),
     }
 
 
-def _texts(source: Source, skipped: collections.Counter[str]) -> Iterator[str]:
-    documents, source_skipped, first = 0, collections.Counter(), None
-    for part in source.inputs():
-        if part.hash_only:
-            continue
-        for block in source.blocks(part, InputRecord()):
-            for item in source.documents(block):
-                if isinstance(item, Document):
-                    documents += 1
-                    yield item.text
-                elif isinstance(item, Skipped):
-                    source_skipped[item.reason] += 1
-                    first = first or item
-    source.check_not_empty(documents, source_skipped, first)
-    skipped.update(source_skipped)
+@dataclasses.dataclass(frozen=True)
+class _IndexInput:
+    """The index of an input, and its texts, each followed by a NUL byte, for the digest."""
+
+    words: int
+
+    def __call__(self, blocks: Iterable[list[str]]) -> tuple[NgramIndex, bytes]:
+        contents = bytearray()
+
+        def texts() -> Iterator[str]:
+            for block in blocks:
+                for text in block:
+                    contents.extend(text.encode() + b"\0")
+                    yield text
+
+        return NgramIndex.build(texts(), self.words), bytes(contents)

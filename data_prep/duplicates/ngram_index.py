@@ -1,7 +1,7 @@
 """Finds documents that contain word n-grams of evaluation texts (Brown et al. 2020, appendix C)."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numba
 import numpy as np
@@ -11,24 +11,24 @@ from data_prep.duplicates.word_hashes import ngram_hashes, word_hashes
 DEFAULT_NGRAM_WORDS = 13
 """As in Brown et al. 2020: long enough that it is rarely a common phrase"""
 
+_NONE = np.empty(0, np.uint64)
+
 
 @dataclasses.dataclass(frozen=True)
 class NgramIndex:
-    """The n-grams of `ngram_words` words of a set of texts, 16 bytes per distinct n-gram.
+    """The n-grams of `ngram_words` words of a set of texts.
 
     Attributes:
       ngram_words: words per n-gram.
       num_texts: number of indexed texts.
-      num_ngrams: distinct n-grams.
       too_short: texts with fewer words, which have no n-gram.
-      slots: hash table, uint64 [2 * num_ngrams + 1]; 0 is free.
+      ngrams: hashes of the distinct n-grams, sorted, uint64 [num_ngrams].
     """
 
     ngram_words: int
     num_texts: int
-    num_ngrams: int
     too_short: int
-    slots: np.ndarray
+    ngrams: np.ndarray
 
     @classmethod
     def build(cls, texts: Iterable[str], words: int = DEFAULT_NGRAM_WORDS) -> "NgramIndex":
@@ -38,13 +38,23 @@ class NgramIndex:
           texts: of the evaluation sets; n-grams may extend over the sentences of one text.
           words: per n-gram, positive.
         """
-        text_ngrams, too_short = [np.empty(0, np.uint64)], 0
+        text_ngrams, too_short = [_NONE], 0
         for text in texts:
             ngrams = ngram_hashes(word_hashes(text), words)
             too_short += not len(ngrams)
             text_ngrams.append(ngrams)
-        ngrams = np.unique(np.concatenate(text_ngrams))
-        return cls(words, len(text_ngrams) - 1, len(ngrams), too_short, _table(ngrams))
+        return cls(words, len(text_ngrams) - 1, too_short, np.unique(np.concatenate(text_ngrams)))
+
+    @classmethod
+    def merge(cls, indexes: Sequence["NgramIndex"], words: int) -> "NgramIndex":
+        """The index of all texts of indexes with this number of words per n-gram."""
+        num_texts, too_short = sum(one.num_texts for one in indexes), sum(one.too_short for one in indexes)
+        ngrams = np.unique(np.concatenate([_NONE, *(one.ngrams for one in indexes)]))
+        return cls(words, num_texts, too_short, ngrams)
+
+    def slots(self) -> np.ndarray:
+        """A hash table, uint64 [2 * num_ngrams + 1], 16 bytes per n-gram; 0 is free."""
+        return _table(self.ngrams)
 
 
 def count_hits(words: np.ndarray, ngram_words: int, slots: np.ndarray) -> int:
@@ -55,7 +65,7 @@ def count_hits(words: np.ndarray, ngram_words: int, slots: np.ndarray) -> int:
     Args:
       words: `word_hashes` of the document, uint64 [num_words].
       ngram_words: of the index.
-      slots: of the index.
+      slots: `NgramIndex.slots` of it.
     """
     return int(_hits(ngram_hashes(words, ngram_words), slots))
 

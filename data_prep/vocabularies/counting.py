@@ -107,6 +107,22 @@ class BoundedWordCounts:
             least += 1
 
 
+@dataclasses.dataclass(frozen=True)
+class InputWordCounter:
+    """Counts the words of an input block by block."""
+
+    words: BertWordCounter | ByteWordCounter
+    limit: int
+    """see `BoundedWordCounts`"""
+
+    def __call__(self, blocks: Iterable[list[str]]) -> collections.Counter[str]:
+        """Counts of words, in the order of their first occurrence."""
+        table = BoundedWordCounts(self.limit)
+        for texts in blocks:
+            table.add(self.words(texts))
+        return table.counts
+
+
 def weighted_counts(tables: Sequence[Mapping[str, int]], weights: np.ndarray) -> dict[str, int]:
     """Sums counts of several texts with weights, in thousandths (`WEIGHT_SCALE`).
 

@@ -20,9 +20,9 @@ _CHARACTER_COVERAGE = 0.99995
 _THREADS = 16
 
 
-def split_lines(texts: Iterable[str]) -> list[str]:
-    """Lines of at most MAX_LINE_BYTES; none is empty."""
-    return [part for text in texts for line in text.split("\n") for part in _split_line(line)]
+def split_lines(blocks: Iterable[list[str]]) -> list[str]:
+    """Lines of at most MAX_LINE_BYTES of the texts of blocks; none is empty."""
+    return [part for texts in blocks for text in texts for line in text.split("\n") for part in _split_line(line)]
 
 
 def train_sentencepiece(lines: Sequence[str], model_type: str, vocab_size: int, lowercase: bool) -> Tokenizer:

@@ -2,13 +2,14 @@
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep.for_each_input import Totals, for_each_input, report_skipped
 from data_prep.sources.base import Source
 from data_prep.vocabularies import wordpiece_bpe
 from data_prep.vocabularies.counting import (
@@ -17,9 +18,9 @@ from data_prep.vocabularies.counting import (
     BertWordCounter,
     BoundedWordCounts,
     ByteWordCounter,
+    InputWordCounter,
     weighted_counts,
 )
-from data_prep.vocabularies.for_each_block import Totals, for_each_block, report_skipped
 from data_prep.vocabularies.merges import MIN_COUNT
 
 SENTENCEPIECE_SAMPLE_BYTES = 50_000_000
@@ -72,13 +73,14 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
         sizes = _measure(sources, workers)
         rates = sampling_rates(sizes, smoothed_shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
     is_mixture = recipe.sampling_exponent != 1 and len(sources) > 1
-    tables = [BoundedWordCounts(MAX_WORDS // len(sources)) for _ in sources] if is_mixture else [BoundedWordCounts()]
+    limit = MAX_WORDS // len(sources) if is_mixture else MAX_WORDS
+    tables = [BoundedWordCounts(limit) for _ in sources] if is_mixture else [BoundedWordCounts(limit)]
     words = (ByteWordCounter if recipe.kind == "byte-bpe" else BertWordCounter)(recipe.lowercase)
 
     def add(source: int, counts: dict[str, int]) -> None:
         tables[source if is_mixture else 0].add(counts)
 
-    totals = for_each_block(sources, words, add, workers, "counting words", rates)
+    totals = for_each_input(sources, InputWordCounter(words, limit), add, workers, "counting words", rates=rates)
     if sizes is None:
         report_skipped(sources, totals)
     if not is_mixture:
@@ -113,13 +115,13 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> T
     largest = float((sizes / shares).min())  # with these shares and without repeating text
     limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest)
     lines: list[str] = []
-    for_each_block(
+    for_each_input(
         sources,
         split_lines,
-        lambda _, block_lines: lines.extend(block_lines),
+        lambda _, input_lines: lines.extend(input_lines),
         workers,
         "sampling text",
-        sampling_rates(sizes, shares, limit),
+        rates=sampling_rates(sizes, shares, limit),
     )
     model_type = recipe.kind.removeprefix("sentencepiece-")
     return train_sentencepiece(lines, model_type, recipe.vocab_size, recipe.lowercase)
@@ -131,13 +133,15 @@ def _print_shares(sources: Sequence[Source], shares: np.ndarray) -> None:
 
 
 def _measure(sources: Sequence[Source], workers: int) -> np.ndarray:
-    totals = for_each_block(sources, _nothing, lambda *_: None, workers, "measuring text")
+    totals = for_each_input(sources, _read_all, lambda *_: None, workers, "measuring text")
     report_skipped(sources, totals)
     return _sizes(sources, totals)
 
 
-def _nothing(texts: list[str]) -> None:
+def _read_all(blocks: Iterable[list[str]]) -> None:
     """For measuring sizes only."""
+    for _ in blocks:
+        pass
 
 
 def _sizes(sources: Sequence[Source], totals: Sequence[Totals]) -> np.ndarray:

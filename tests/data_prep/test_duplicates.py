@@ -91,14 +91,17 @@ def tuples(text, size):
     return [tuple(words[i : i + size]) for i in range(len(words) - size + 1)]
 
 
-@given(st.lists(short_texts, max_size=6), short_texts, st.integers(1, 5))
+@given(st.lists(short_texts, max_size=6), short_texts, st.integers(1, 5), st.integers(0, 6))
 @settings(deadline=None)  # the first call compiles
-def test_hits_are_those_of_sets(evaluation, document, size):
+def test_hits_are_those_of_sets(evaluation, document, size, first):
     index = NgramIndex.build(iter(evaluation), size)
+    merged = NgramIndex.merge([NgramIndex.build(part, size) for part in (evaluation[:first], evaluation[first:])], size)
+    assert np.array_equal(merged.slots(), index.slots())
+    assert (merged.num_texts, merged.too_short) == (index.num_texts, index.too_short)
     known = {ngram for text in evaluation for ngram in tuples(text, size)}
-    hits = count_hits(word_hashes(document), index.ngram_words, index.slots)
+    hits = count_hits(word_hashes(document), index.ngram_words, index.slots())
     assert hits == sum(ngram in known for ngram in tuples(document, size))
-    assert index.num_ngrams == len(known)
+    assert len(index.ngrams) == len(known)
     assert index.num_texts == len(evaluation)
     assert index.too_short == sum(len(text.split()) < size for text in evaluation)
 

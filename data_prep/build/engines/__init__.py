@@ -22,6 +22,8 @@ class Engine(contextlib.AbstractContextManager):
 
     memory_bytes: int
     """that a worker uses for grouped steps, in addition to its libraries"""
+    workers: int
+    """processes of this machine that read evaluation texts"""
 
     def __exit__(self, *error) -> None:
         """Releases the workers."""

@@ -44,6 +44,8 @@ class BeamEngine(Engine):
     """pipeline options of Beam, as on its command line"""
     memory_bytes: int = 256 << 20
     """see `Engine`; it determines how many groups there are"""
+    workers: int = 1
+    """see `Engine`"""
 
     def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1."""

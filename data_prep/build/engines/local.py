@@ -1,14 +1,9 @@
 """Runs a build in processes of this machine."""
 
 import contextlib
-import multiprocessing
 import pathlib
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import tqdm
 
 from bert_jax.progress import progress_bar
 from data_prep.build.engines import Engine, IndexedInput
@@ -16,16 +11,15 @@ from data_prep.build.engines.run_files import count_calls, run_in_files
 from data_prep.build.prepare import BlockPreparer, PrepareJob, prepare_input
 from data_prep.build.write_shards import Assembler
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps
-from data_prep.parallel import WorkerPool
+from data_prep.parallel import SharedProgress, WorkerPool
 
 DEFAULT_MEMORY_BYTES = 256 << 20
 """of each worker, for grouped steps"""
 _FEW_CALLS = 20
 """of grouped steps, which need no progress bar"""
-_SECONDS_BETWEEN_UPDATES = 0.2
 
 _preparer: BlockPreparer | None = None
-_prepared_bytes: Any = None
+_progress: SharedProgress | None = None
 
 
 class LocalEngine(Engine):
@@ -34,7 +28,7 @@ class LocalEngine(Engine):
     def __init__(self, workers: int = 1, memory_bytes: int | None = None):
         """`memory_bytes` of all workers together is used for grouped steps, in addition to their libraries."""
         self.memory_bytes = memory_bytes // workers if memory_bytes else DEFAULT_MEMORY_BYTES
-        self._count = workers
+        self.workers = workers
         self._stack = contextlib.ExitStack()
         self._workers: WorkerPool | None = None
 
@@ -43,19 +37,16 @@ class LocalEngine(Engine):
 
     def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1; each worker has one input, and a block of it in memory."""
-        prepared_bytes = multiprocessing.get_context("spawn").Value("q", 0)
-        self._workers = self._stack.enter_context(WorkerPool(self._count, _initialize, (job, prepared_bytes)))
-        with (
-            progress_bar("preparing", sum(part.size for _, _, part in inputs), "B") as bar,
-            _showing(prepared_bytes, bar),
-        ):
+        progress = SharedProgress()
+        self._workers = self._stack.enter_context(WorkerPool(self.workers, _initialize, (job, progress)))
+        with progress.shown("preparing", sum(part.size for _, _, part in inputs)):
             for _ in self._workers.map_unordered(_prepare, inputs, _origin):
                 pass
 
     def run_steps(self, steps: GroupedSteps, scratch: str, local: pathlib.Path) -> Iterator[Chunk]:
         """Phase 2: chunks are in files of this machine between two steps."""
         if self._workers is None:
-            self._workers = self._stack.enter_context(WorkerPool(self._count, _initialize, (None, None)))
+            self._workers = self._stack.enter_context(WorkerPool(self.workers, _initialize, (None, None)))
         with (
             tempfile.TemporaryDirectory(prefix=f"{steps.name}-", dir=local) as directory,
             progress_bar(steps.name, count_calls(steps), "group", shown=count_calls(steps) > _FEW_CALLS) as bar,
@@ -69,35 +60,15 @@ class LocalEngine(Engine):
                 bar.update()
 
 
-@contextlib.contextmanager
-def _showing(prepared_bytes: Any, bar: tqdm.tqdm) -> Iterator[None]:
-    """Shows on a bar what the workers have prepared: an input takes long, and its blocks do not."""
-    ended = threading.Event()
-
-    def show() -> None:
-        while not ended.wait(_SECONDS_BETWEEN_UPDATES):
-            bar.update(prepared_bytes.value - bar.n)
-
-    thread = threading.Thread(target=show, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
-        bar.update(prepared_bytes.value - bar.n)
-
-
 def _origin(place: IndexedInput) -> str:
     return place[2].origin
 
 
-def _initialize(job: PrepareJob | None, prepared_bytes: Any) -> None:
-    global _preparer, _prepared_bytes
-    _preparer, _prepared_bytes = BlockPreparer(job) if job else None, prepared_bytes
+def _initialize(job: PrepareJob | None, progress: SharedProgress | None) -> None:
+    global _preparer, _progress
+    _preparer, _progress = BlockPreparer(job) if job else None, progress
 
 
 def _prepare(place: IndexedInput) -> None:
     for size in prepare_input(_preparer, *place):
-        with _prepared_bytes.get_lock():
-            _prepared_bytes.value += size
+        _progress.add(size)
