@@ -119,7 +119,10 @@ def _ngrams_name(decontamination_report: dict | None, options: BuildOptions) -> 
 
 
 def _unprepared(job: PrepareJob, inputs: Sequence[IndexedInput]) -> list[IndexedInput]:
-    """Inputs of which an earlier run has not prepared all blocks. Directories are listed, no block is opened."""
+    """Inputs of which an earlier run has not prepared all blocks. Directories are listed, no block is opened.
+
+    Their markers are removed: after an interruption, they would describe blocks that have changed.
+    """
     notes, blocks = _read_notes(job, inputs), scratch.prepared_blocks(epath.Path(job.scratch))
 
     def is_prepared(place: IndexedInput) -> bool:
@@ -131,7 +134,11 @@ def _unprepared(job: PrepareJob, inputs: Sequence[IndexedInput]) -> list[Indexed
             return False
         return all(name in blocks for name in _block_names(job, source, number, note))
 
-    return [place for place in inputs if not is_prepared(place)]
+    unprepared = [place for place in inputs if not is_prepared(place)]
+    for source, number, _ in unprepared:
+        if (source, number) in notes:
+            (epath.Path(job.scratch) / scratch.input_marker_name(job.keys[source], number)).unlink()
+    return unprepared
 
 
 def _read_notes(job: PrepareJob, inputs: Sequence[IndexedInput]) -> dict[tuple[int, int], dict]:
@@ -144,7 +151,7 @@ def _read_notes(job: PrepareJob, inputs: Sequence[IndexedInput]) -> dict[tuple[i
 
 
 def _block_names(job: PrepareJob, source: int, number: int, note: dict) -> list[str]:
-    return [scratch.block_file_name(job.keys[source], number, block) for block in range(note["blocks"])]
+    return [scratch.block_file_name(job.keys[source], number, block) for block in range(len(note["blocks"]))]
 
 
 def _decide(
@@ -160,7 +167,7 @@ def _decide(
     if decided.exists():
         content = scratch.read_json(decided)
         return content["plans"], content["report"]
-    blocks, damaged = _read_metadata(job, inputs, notes)
+    blocks, damaged = _prepared_blocks(job, inputs, notes)
     for index, source in enumerate(job.sources):
         try:
             _check_source(source, [block.metadata for block in blocks if block.source == index], damaged[index])
@@ -178,15 +185,10 @@ def _decide(
         return decide(scratch_dir, blocks, job.options, decontaminates, token_bytes, local, finder)
 
 
-def _read_metadata(
+def _prepared_blocks(
     job: PrepareJob, inputs: Sequence[IndexedInput], notes: Mapping[tuple[int, int], dict]
 ) -> tuple[list[PreparedBlock], list[list[str]]]:
     """The prepared blocks, with places in files instead of ranges; the damage in each source."""
-    scratch_dir = epath.Path(job.scratch)
-    names = {place[:2]: _block_names(job, *place[:2], notes[place[:2]]) for place in inputs}
-    sizes = scratch.prepared_blocks(scratch_dir)
-    wanted = {name: sizes[name] for own in names.values() for name in own}
-    all_metadata = iter(scratch.read_all_metadata(scratch_dir, wanted))
     blocks: list[PreparedBlock] = []
     damaged: list[list[str]] = [[] for _ in job.sources]
     lines = text_bytes = 0
@@ -194,8 +196,7 @@ def _read_metadata(
         note = notes[source, number]
         if not part.start:
             lines = text_bytes = 0
-        for name in names[source, number]:
-            metadata = next(all_metadata)
+        for name, metadata in zip(_block_names(job, source, number, note), note["blocks"], strict=True):
             for entry in metadata["skipped"].values() if part.start else ():
                 entry["first"] = [file_places(place, part.start, lines, text_bytes) for place in entry["first"]]
             blocks.append(PreparedBlock(name, source, metadata))

@@ -52,40 +52,32 @@ class Task:
     target: str
     """file name of the prepared block"""
     block: Block
-    done: bool = False
-    """an earlier run has prepared the block"""
 
 
 def prepare_input(preparer: "BlockPreparer", source: int, part: int, source_input: Input) -> Iterator[int]:
     """Reads an input and prepares its blocks; yields the size of each block when it is prepared.
 
-    Raises:
-      UserError: the input cannot be read.
-    """
-    for task in block_tasks(preparer.job, source, part, source_input):
-        if not task.done:
-            preparer(task)
-        yield task.block.size
-
-
-def block_tasks(job: PrepareJob, source: int, part: int, source_input: Input) -> Iterator[Task]:
-    """Tasks for the blocks of an input; after the last one, records the end of the input.
+    After the last one, the marker of the input records the metadata of all of its blocks.
 
     Raises:
       UserError: the input cannot be read.
     """
+    job = preparer.job
     directory, key = epath.Path(job.scratch), job.keys[source]
     record = InputRecord()
-    blocks, existing = 0, {}
+    blocks: list[dict] = []
+    existing: dict[str, int] = {}
     for block in job.sources[source].blocks(source_input, record):
-        task = Task(source, scratch.block_file_name(key, part, blocks), block)
+        task = Task(source, scratch.block_file_name(key, part, len(blocks)), block)
         path = directory / task.target
-        if blocks % scratch.BLOCKS_TOGETHER == 0:
+        if len(blocks) % scratch.BLOCKS_TOGETHER == 0:
             make_directory_if_local(path.parent)
             existing = file_sizes(path.parent)
-        done = path.name in existing and scratch.read_metadata(path)["checksum"] == block_checksum(block)
-        yield dataclasses.replace(task, done=done)
-        blocks += 1
+        metadata = scratch.read_metadata(path) if path.name in existing else None  # of an earlier run
+        if metadata is None or metadata["checksum"] != block_checksum(block):
+            metadata = preparer(task)
+        blocks.append(metadata)
+        yield block.size
     note = {"blocks": blocks, "input": scratch.fingerprint(source_input), **dataclasses.asdict(record)}
     scratch.write_json(directory / scratch.input_marker_name(key, part), note)
 
@@ -114,8 +106,8 @@ class BlockPreparer:
         self.job = job
         self._tokenizer = Tokenizer.from_json(job.tokenizer_json, "the tokenizer")
 
-    def __call__(self, task: Task) -> None:
-        """Writes the prepared block of a task."""
+    def __call__(self, task: Task) -> dict:
+        """Writes the prepared block of a task; returns its metadata."""
         name = self.job.evaluation_ngrams
         evaluation_ngrams = scratch.open_array(epath.Path(self.job.scratch) / name) if name else None
         source = self.job.sources[task.source]
@@ -133,6 +125,7 @@ class BlockPreparer:
         arrays, metadata = builder.finish()
         metadata["checksum"] = block_checksum(task.block)
         scratch.write_arrays(epath.Path(self.job.scratch) / task.target, arrays, metadata)
+        return metadata
 
 
 def _parts(document: Document) -> Iterator[Document]:

@@ -10,8 +10,7 @@ import functools
 import hashlib
 import io
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -27,10 +26,6 @@ UNITS = "units"
 """Directory of the prepared blocks, which are in 256 directories inside it."""
 BLOCKS_TOGETHER = 1024
 """Consecutive blocks of an input in one directory, so that one listing shows which of them are there."""
-HEADER_BYTES = 1 << 13
-"""Read at first for the metadata of a prepared block; that of most blocks takes less."""
-HEADERS_AT_ONCE = 4096
-"""Headers that are held in memory together."""
 
 
 def block_file_name(key: str, part: int, block: int) -> str:
@@ -54,7 +49,7 @@ def key_of_block(name: str) -> str:
 
 
 def input_marker_name(key: str, part: int) -> str:
-    """File that records that all blocks of an input were read, and their number."""
+    """File that records that all blocks of an input were read, with their metadata."""
     return f"input-{key}-{part:08d}.json"
 
 
@@ -111,43 +106,19 @@ def read_json(path: epath.Path) -> Any:
         raise _damaged(path) from error
 
 
-def read_many(directory: epath.Path, ends: Mapping[str, int]) -> list[bytes]:
-    """The first bytes of files, whose number is given by name; those of a store are requested at the same time."""
-    if is_remote(directory):
-        return read_ranges([ByteRange(directory / name, 0, end) for name, end in ends.items()])
-    contents = []
-    for name, end in ends.items():
-        with open(os.path.join(directory, name), "rb") as file:  # noqa: PTH118, PTH123 (paths take longer than reading)
-            contents.append(file.read(end))
-    return contents
-
-
 def read_all_json(directory: epath.Path, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Reads files of `write_json`, whose sizes are given by name."""
+    """Reads files of `write_json`, whose sizes are given by name; those of a store are requested at the same time."""
+    if is_remote(directory):
+        texts = read_ranges([ByteRange(directory / name, 0, size) for name, size in sizes.items()])
+    else:
+        texts = [(directory / name).read_bytes() for name in sizes]
     contents = {}
-    for name, content in zip(sizes, read_many(directory, sizes), strict=True):
+    for name, text in zip(sizes, texts, strict=True):
         try:
-            contents[name] = json.loads(content)
+            contents[name] = json.loads(text)
         except ValueError as error:
             raise _damaged(directory / name) from error
     return contents
-
-
-def _batches(names: list[str]) -> Iterator[list[str]]:
-    return (names[start : start + HEADERS_AT_ONCE] for start in range(0, len(names), HEADERS_AT_ONCE))
-
-
-def read_all_metadata(directory: epath.Path, sizes: Mapping[str, int]) -> list[dict]:
-    """The metadata of files of `write_arrays`, whose sizes are given by name; reads only headers."""
-    metadata = []
-    for names in _batches(list(sizes)):
-        first = {name: min(HEADER_BYTES, sizes[name]) for name in names}
-        heads = dict(zip(names, read_many(directory, first), strict=True))
-        ends = {name: 8 + int.from_bytes(head[:8], "little") for name, head in heads.items()}
-        longer = {name: min(end, sizes[name]) for name, end in ends.items() if end > len(heads[name])}
-        heads |= dict(zip(longer, read_many(directory, longer), strict=True))
-        metadata += [_metadata(directory / name, head[8 : ends[name]]) for name, head in heads.items()]
-    return metadata
 
 
 def write_arrays(path: epath.Path, arrays: Mapping[str, np.ndarray], metadata: dict) -> None:
@@ -189,10 +160,7 @@ def unpack_texts(packed: np.ndarray) -> list[str]:
 def read_metadata(path: epath.Path) -> dict:
     """The metadata of a file of `write_arrays`; reads only the header."""
     with path.open("rb") as file:
-        return _metadata(path, file.read(int.from_bytes(file.read(8), "little")))
-
-
-def _metadata(path: epath.Path, raw: bytes) -> dict:
+        raw = file.read(int.from_bytes(file.read(8), "little"))
     try:
         return json.loads(json.loads(raw)["__metadata__"]["facts"])
     except (ValueError, KeyError) as error:

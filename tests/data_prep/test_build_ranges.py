@@ -69,13 +69,12 @@ from data_prep.build.engines.local import LocalEngine
 from tests.building import run
 from tests.data_prep.test_build_ranges import OPTIONS, RANGES, SPECS
 
-block_tasks = prepare.block_tasks
-def die_in_range(job, source, part, source_input):
-    for number, task in enumerate(block_tasks(job, source, part, source_input)):
-        if source == {source} and part == {part} and number == {number}:
-            os.kill(os.getppid() if {workers} > 1 else os.getpid(), signal.SIGKILL)
-        yield task
-prepare.block_tasks = die_in_range
+prepare_block = prepare.BlockPreparer.__call__
+def die_in_range(self, task):
+    if task.source == {source} and "-{part:08d}-{number:08d}." in task.target:
+        os.kill(os.getppid() if {workers} > 1 else os.getpid(), signal.SIGKILL)
+    return prepare_block(self, task)
+prepare.BlockPreparer.__call__ = die_in_range
 if __name__ == "__main__":
     run("c", SPECS, OPTIONS, LocalEngine({workers}), **RANGES)
 """
@@ -97,7 +96,7 @@ def test_killed_in_a_range(large_files, monkeypatch, source, part, number, worke
 
     def count(self, task):
         prepared.append(task.target)
-        prepare(self, task)
+        return prepare(self, task)
 
     monkeypatch.setattr(BlockPreparer, "__call__", count)
     run("c", SPECS, OPTIONS, **RANGES)

@@ -76,9 +76,8 @@ def corpus_files(place) -> dict[str, bytes]:
     return tree(epath.Path(place))
 
 
-def test_prepared_blocks_are_listed_and_their_metadata_is_that_of_each(tmp_path, monkeypatch):
-    """On disk and in a store, also of headers that are longer than what is read first."""
-    monkeypatch.setattr(scratch, "HEADERS_AT_ONCE", 3)
+def test_prepared_blocks_are_listed(tmp_path):
+    """On disk and in a store, also of headers that are longer than those of most blocks."""
     for place in (memory_store(), epath.Path(tmp_path)):
         names = [scratch.block_file_name("a1", part, block) for part in range(3) for block in (0, 5, 1023, 1024)]
         for number, name in enumerate(names):
@@ -87,12 +86,11 @@ def test_prepared_blocks_are_listed_and_their_metadata_is_that_of_each(tmp_path,
         sizes = scratch.prepared_blocks(place)
         assert sizes == {name: (place / name).stat().length for name in names}
         assert {scratch.key_of_block(name) for name in sizes} == {"a1"}
-        expected = [scratch.read_metadata(place / name) for name in names]
-        assert scratch.read_all_metadata(place, {name: sizes[name] for name in names}) == expected
+        assert [scratch.read_metadata(place / name)["number"] for name in names] == list(range(len(names)))
         assert len({name.rpartition("/")[0] for name in names}) == 4, "parts, and runs of 1,024 blocks"
         (place / names[0]).write_bytes((10).to_bytes(8, "little") + b"not JSON..")
         with pytest.raises(UserError, match=f"{names[0]}: damaged, perhaps by a crash"):
-            scratch.read_all_metadata(place, scratch.prepared_blocks(place))
+            scratch.read_metadata(place / names[0])
 
 
 def test_the_bytes_of_a_disk_after_an_interruption(prepared):
@@ -122,7 +120,8 @@ def counted(monkeypatch) -> collections.Counter:
     return requests
 
 
-def test_a_resumed_build_opens_no_block_to_see_what_is_prepared(prepared, monkeypatch):
+def test_a_resumed_build_opens_no_block_before_it_decides(prepared, monkeypatch):
+    """Metadata of blocks is in the marker of their input, and equal to that in each block."""
     bucket, blocks = prepared
     requests, prepare = collections.Counter(), LocalEngine.prepare
 
@@ -133,11 +132,22 @@ def test_a_resumed_build_opens_no_block_to_see_what_is_prepared(prepared, monkey
 
     monkeypatch.setattr(LocalEngine, "prepare", note)
     current = counted(monkeypatch)
+    decided = []
+
+    def note_blocks(_, prepared_blocks, *__):
+        decided.extend(prepared_blocks)
+        requests["before decisions"] = sum(current.values())
+        raise KeyboardInterrupt
+
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr("data_prep.build.pipeline.decide", stop)
+        patch.setattr("data_prep.build.pipeline.decide", note_blocks)
         run(bucket / "c", SPECS, block_bytes=500)
+    before_decisions = requests.pop("before decisions")
     assert 0 < sum(requests.values()) < 25 < blocks, requests
-    assert current["cat_file"] - requests["cat_file"] >= blocks, "then each header is read, all in one call"
+    assert before_decisions < 30, "no request for each block"
+    place = bucket / SCRATCH
+    assert [block.metadata for block in decided] == [scratch.read_metadata(place / block.name) for block in decided]
+    assert len(decided) == blocks
 
 
 def test_a_block_that_is_gone_is_prepared_again(prepared):
