@@ -84,23 +84,17 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     }
     existed = is_remote(directory) or directory.exists()  # a store has no directories
     scratch_dir = resume.make_scratch_directory(directory, request.name, request.scratch)
-    ngrams = _ngrams_name(decontamination_report, request.options)
-    job = PrepareJob(
-        scratch=os.fspath(scratch_dir),
-        sources=sources,
-        keys=keys,
-        tokenizer_json=request.tokenizer.to_json(),
-        options=request.options,
-        evaluation_ngrams=ngrams,
-    )
+    job = _prepare_job(request, sources, keys, scratch_dir, decontamination_report)
     with resume.exclusive_build(directory, scratch_dir) as check_locks:
         resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
         with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
-            if ngrams:
-                scratch.write_array(scratch_dir / ngrams, evaluation_ngrams.slots())
+            if job.evaluation_ngrams:
+                scratch.write_array(scratch_dir / job.evaluation_ngrams, evaluation_ngrams.slots())
             engine.prepare(job, _unprepared(job, inputs))
+            check_locks()
             notes = _read_notes(job, inputs)
             plans, report = _decide(job, inputs, notes, token_dtype(request.tokenizer.vocab_size).itemsize, engine)
+            check_locks()
             ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
             assembler = Assembler(job.scratch, os.fspath(directory), request.name, *ids)
             engine.assemble(assembler, plans)
@@ -111,11 +105,24 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     return manifest
 
 
-def _ngrams_name(decontamination_report: dict | None, options: BuildOptions) -> str | None:
-    """File of the n-grams of the evaluation texts, if there are any."""
-    if not decontamination_report:
-        return None
-    return scratch.ngrams_name(decontamination_report["sha256"], options.decontamination_words)
+def _prepare_job(
+    request: BuildRequest,
+    sources: tuple[Source, ...],
+    keys: tuple[str, ...],
+    scratch_dir: epath.Path,
+    decontamination_report: dict | None,
+) -> PrepareJob:
+    ngrams = None
+    if decontamination_report:
+        ngrams = scratch.ngrams_name(decontamination_report["sha256"], request.options.decontamination_words)
+    return PrepareJob(
+        scratch=os.fspath(scratch_dir),
+        sources=sources,
+        keys=keys,
+        tokenizer_json=request.tokenizer.to_json(),
+        options=request.options,
+        evaluation_ngrams=ngrams,
+    )
 
 
 def _unprepared(job: PrepareJob, inputs: Sequence[IndexedInput]) -> list[IndexedInput]:

@@ -180,17 +180,30 @@ def test_one_build_at_a_time(text, monkeypatch, first, scratch_of_first, second,
     assert refused and not [name for name in MemoryStore.objects if INCOMPLETE in name or LOCK_FILE in name]
 
 
-def test_a_build_whose_lock_was_taken_over_does_not_finish(text, monkeypatch):
+@pytest.mark.parametrize("phase", ["prepare", "run_steps", "assemble"])
+def test_a_build_whose_lock_was_taken_over_ends_after_the_phase(text, monkeypatch, phase):
     """As after a suspension."""
-    bucket, check = memory_store(), DirectoryLock.check
+    bucket, called = memory_store(), []
 
-    def taken_over(self):
-        self._lost = "process 3 on node7"
-        check(self)
+    def noted(name, function):
+        def call(self, *arguments, **options):
+            called.append(name)
+            return function(self, *arguments, **options)
 
-    monkeypatch.setattr(DirectoryLock, "check", taken_over)
+        return call
+
+    def check(self):
+        self._lost = "process 3 on node7" if phase in called else None
+        real(self)
+
+    real = DirectoryLock.check
+    monkeypatch.setattr(DirectoryLock, "check", check)
+    phases = ["prepare", "run_steps", "assemble"]
+    for name in phases:
+        monkeypatch.setattr(LocalEngine, name, noted(name, getattr(LocalEngine, name)))
     with pytest.raises(UserError, match="was taken over by process 3 on node7"):
         run(bucket / "c", SPECS)
+    assert list(dict.fromkeys(called)) == phases[: phases.index(phase) + 1]
     assert "bucket/c/corpus.json" not in MemoryStore.objects
 
 
