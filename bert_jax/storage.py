@@ -52,8 +52,12 @@ def to_path(text: str | os.PathLike) -> StoredPath:
     A leading ``~`` is the home directory, as in shells, which do not replace it in ``--workdir=~/run``.
 
     Raises:
-      UserError: a URL with an unsupported scheme.
+      UserError: a URL with an unsupported scheme, or a name that is not UTF-8.
     """
+    try:
+        os.fspath(text).encode()
+    except UnicodeEncodeError as error:  # libraries in C++ refuse it
+        raise UserError(f"{short_repr(os.fspath(text))}: the name is not UTF-8; choose another path") from error
     if not is_remote(text):
         return Path(os.path.expanduser(text))  # noqa: PTH111 (Path.expanduser raises for unknown users)
     scheme = os.fspath(text).partition("://")[0]
@@ -72,8 +76,9 @@ def check_reachable(path: StoredPath) -> None:
 
     Raises:
       OutageError: the store cannot be connected to.
-      UserError: a package, the credentials or the bucket are missing; no permission; an invalid name.
+      UserError: a package, the credentials or the bucket are missing; no permission; an invalid name or scheme.
     """
+    to_path(path)  # checks the scheme
     if not is_remote(path):
         try:
             path.exists()
@@ -82,21 +87,29 @@ def check_reachable(path: StoredPath) -> None:
         return
     scheme, _, rest = os.fspath(path).partition("://")
     bucket = rest.partition("/")[0]
-    package, extra = PACKAGES.get(scheme, (f"of fsspec for {scheme}://", ""))
+    file_system(path)
     try:
         # Not exists(), which does not distinguish a missing bucket from an empty one.
         with contextlib.suppress(FileNotFoundError):
             next(epath.Path(path).iterdir(), None)
             return
         bucket_exists = epath.Path(f"{scheme}://{bucket}").exists()
-    except ImportError as error:
-        install = install_command(extra) if extra else "install it"
-        raise UserError(f"{path} needs the package {package}, which is missing: {install}") from error
     except Exception as error:
         kinds = {kind.__name__ for link in causes(error) for kind in type(link).__mro__}
         raise (OutageError if kinds & CONNECTION_ERRORS else UserError)(describe_unreachable(path, error)) from error
     if not bucket_exists:
         raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
+
+
+def file_system(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
+    """The fsspec file system of a path in a store, and its name there; UserError if its package is missing."""
+    scheme = os.fspath(path).partition("://")[0]
+    try:
+        return fsspec.core.url_to_fs(os.fspath(path))
+    except ImportError as error:
+        package, extra = PACKAGES.get(scheme, (f"of fsspec for {scheme}://", ""))
+        install = install_command(extra) if extra else "install it"
+        raise UserError(f"{path} needs the package {package}, which is missing: {install}") from error
 
 
 _FULL = {
@@ -235,7 +248,7 @@ def make_directory_if_local(path: StoredPath) -> None:
 
 
 def write_atomic(path: StoredPath, content: bytes) -> None:
-    """Write or replace a file atomically."""
+    """Write or replace a file atomically; an OSError names the file."""
     if is_remote(path):
         path.write_bytes(content)
         return
@@ -244,8 +257,10 @@ def write_atomic(path: StoredPath, content: bytes) -> None:
     try:
         partial.write_bytes(content)
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = os.fspath(path)
         raise
 
 
@@ -266,40 +281,6 @@ def walk_files(directory: epath.Path, skip: Callable[[epath.Path], bool] = lambd
     for entry in directory.iterdir():
         if not skip(entry):
             yield from walk_files(entry, skip) if entry.is_dir() else [entry]
-
-
-def file_sizes(directory: StoredPath, *, recursive: bool = False) -> dict[str, int]:
-    """Sizes in bytes of the files in a directory, by name; empty if there is no directory.
-
-    A store is listed once, whatever the number of files.
-
-    Args:
-      directory: to list.
-      recursive: whether files of directories inside it count, too; their names have slashes.
-
-    Raises:
-      UserError: the store denies listing.
-    """
-    if not is_remote(directory):
-        return dict(_local_file_sizes(os.fspath(directory), "", recursive))
-    filesystem, name = fsspec.core.url_to_fs(os.fspath(directory))
-    try:
-        entries = filesystem.find(name, detail=True).values() if recursive else filesystem.ls(name, detail=True)
-    except FileNotFoundError:
-        return {}
-    except PermissionError as error:
-        raise UserError(describe_unreachable(directory, error)) from error
-    prefix = f"{filesystem._strip_protocol(name)}/"
-    return {entry["name"].removeprefix(prefix): entry["size"] for entry in entries if entry["type"] == "file"}
-
-
-def _local_file_sizes(directory: str, prefix: str, recursive: bool) -> Iterator[tuple[str, int]]:
-    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.is_file():
-                yield prefix + entry.name, entry.stat().st_size
-            elif recursive and entry.is_dir():
-                yield from _local_file_sizes(entry.path, f"{prefix}{entry.name}/", recursive)
 
 
 class StagedDirectory:

@@ -10,6 +10,7 @@ from typing import Any
 from data_prep.clean import DEFAULT, CleaningOptions, clean
 from data_prep.parallel import SharedProgress, ordered_map
 from data_prep.sources.base import Input, InputRecord, Skipped, Source
+from data_prep.sources.files import check_unchanged
 
 InputFunction = Callable[[Iterator[list[str]]], Any]
 """A function of the text of an input: of the cleaned texts of each of its blocks, which are read while it runs. It uses
@@ -30,6 +31,8 @@ class Totals:
     """number of skipped items by reason"""
     first: Skipped | None = None
     """the first skipped item"""
+    damaged: list[str] = dataclasses.field(default_factory=list)
+    """with `Source.skip_damaged`, why text was left out"""
 
     def add(self, other: "Totals") -> None:
         """Adds what was read after it."""
@@ -38,6 +41,7 @@ class Totals:
         self.kept_bytes += other.kept_bytes
         self.skipped += other.skipped
         self.first = self.first or other.first
+        self.damaged += [message for message in other.damaged if message not in self.damaged]
 
 
 def report_skipped(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
@@ -47,6 +51,8 @@ def report_skipped(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
         if total.first:
             counts = ", ".join(f"{count} x {reason}" for reason, count in total.skipped.items())
             print(f"note: source {source.spec}: skipped {counts}; the first: {total.first}", file=sys.stderr)
+        for message in total.damaged:
+            print(f"note: source {source.spec}: left out {message}", file=sys.stderr)
 
 
 def for_each_input(
@@ -75,7 +81,7 @@ def for_each_input(
       totals of each source.
 
     Raises:
-      UserError: a source cannot be read.
+      UserError: a source cannot be read, or a file changes while it is read.
     """
     totals = [Totals() for _ in sources]
     tasks = [(index, part) for index, source in enumerate(sources) for part in source.inputs() if not part.hash_only]
@@ -111,8 +117,8 @@ class _Reader:
 
     def _texts(self, index: int, part: Input, totals: Totals) -> Iterator[list[str]]:
         """The sampled texts of each block; adds to the totals."""
-        source, rate = self.sources[index], self.rates[index]
-        for block in source.blocks(part, InputRecord()):
+        source, rate, record = self.sources[index], self.rates[index], InputRecord()
+        for block in source.blocks(part, record):
             kept = []
             for document in source.documents(block):
                 if isinstance(document, Skipped):
@@ -128,6 +134,8 @@ class _Reader:
                     kept.append(text)
             yield kept
             self.progress.add(block.size)
+        totals.damaged += record.damaged
+        check_unchanged(part)
 
 
 _reader: _Reader | None = None

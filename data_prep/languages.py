@@ -1,8 +1,10 @@
 """Languages of documents: codes, identification by CLD2, and which of them have rules for sentences."""
 
+import functools
 import importlib
-import re
 from types import ModuleType
+
+import langcodes
 
 from bert_jax.errors import UserError, install_command
 
@@ -13,28 +15,15 @@ UNDETERMINED = "und"
 """ISO 639-2 code of a document whose language is not known."""
 
 # Of sentencex 1.0.32 (src/lib.rs); it uses English rules for codes without rules and without a related language.
-_WITH_RULES = dict(
-    re.findall(
-        r"(\w+)=(\w+)",
-        "am=amh ar=ara bg=bul bn=ben ca=cat da=dan de=deu el=ell en=eng es=spa fi=fin "
-        "fr=fra gu=guj hi=hin hy=hye it=ita ja=jpn kk=kaz kn=kan ml=mal mr=mar my=mya "
-        "nl=nld pa=pan pl=pol pt=por ru=rus sk=slk ta=tam te=tel uk=ukr",
-    )
+_WITH_RULES = frozenset(
+    "am ar bg bn ca da de el en es fi fr gu hi hy it ja kk kn ml mr my nl pa pl pt ru sk ta te uk".split()  # noqa: SIM905
 )
-"""Codes of two letters with those of three letters (ISO 639-3)."""
-_BIBLIOGRAPHIC_CODES = {"ger": "de", "fre": "fr", "dut": "nl", "gre": "el", "arm": "hy", "bur": "my", "slo": "sk"}
-"""ISO 639-2/B: other codes of three letters for some languages."""
-_SHORT_CODES = {three: two for two, three in _WITH_RULES.items()} | _BIBLIOGRAPHIC_CODES | {"arb": "ar"}
-_CODE = re.compile("[a-z]{2,3}(-[a-z0-9]+)*")
 
 _SLICES, _SLICE_CHARACTERS = 4, 2000
-# Older names of codes, and CLD2's names of scripts and test languages.
-_RENAMED = {"iw": "he", "jw": "jv", "mo": "ro", "un": UNDETERMINED}
-_NO_LANGUAGE = re.compile("xx.*|zz.")
 
 
 def check_setting(setting: str) -> str:
-    """The language of a source, in lower case if it is a code: an ISO 639 code, `@FIELD`, or `auto`.
+    """The language of a source: an ISO 639 code as `normalize` writes it, `@FIELD`, or `auto`.
 
     Raises:
       UserError: it is none of them, or identification is not installed.
@@ -54,9 +43,17 @@ def check_setting(setting: str) -> str:
 
 
 def normalize(value: object) -> str:
-    """A code such as `EN` or `zh_Hant` of a field as `en` and `zh-hant`; `und` if it is not one."""
-    code = value.strip().lower().replace("_", "-") if isinstance(value, str) else ""
-    return code if _CODE.fullmatch(code) else UNDETERMINED
+    """A language tag as BCP 47 writes it: `EN`, `eng` as `en`, `zh_hant` as `zh-Hant`, `iw` as `he`.
+
+    `und` if its parts are not registered with IANA, which has the codes of ISO 639.
+    """
+    if not isinstance(value, str):
+        return UNDETERMINED
+    try:
+        code = langcodes.standardize_tag(value.strip())
+    except langcodes.LanguageTagError:
+        return UNDETERMINED
+    return code if langcodes.tag_is_valid(code) else UNDETERMINED
 
 
 def identify(text: str) -> str:
@@ -73,14 +70,15 @@ def identify(text: str) -> str:
     except library.error:  # it refuses control characters
         text = "".join(character if character.isprintable() else " " for character in text)
         details = library.detect(text, isPlainText=True, bestEffort=True)[2]
-    code = details[0][1].lower()
-    return UNDETERMINED if _NO_LANGUAGE.fullmatch(code) else _RENAMED.get(code, code)
+    return normalize(details[0][1])  # its codes for scripts and test languages are not of ISO 639
 
 
+@functools.lru_cache(1024)
 def splitter_code(code: str) -> str:
-    """The code of a language for `sentencex`, which knows two letters for most languages and few regions."""
-    language = code.partition("-")[0]
-    return _SHORT_CODES.get(language, language)
+    """The code of a language for `sentencex`, which knows few regions, and `ar` but not `arb`."""
+    tag = langcodes.Language.get(code)
+    collective = tag.prefer_macrolanguage().language
+    return collective if collective in _WITH_RULES else tag.language or UNDETERMINED
 
 
 def has_rules(code: str) -> bool:

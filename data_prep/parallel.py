@@ -78,6 +78,14 @@ class WorkerPool(contextlib.AbstractContextManager):
         if self._pool:
             self._pool.shutdown(cancel_futures=True)
 
+    def _submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+        """Submits a task. This may start a process, and one that SIGINT reaches at its start prints a traceback."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return self._pool.submit(function, task)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def map(
         self, function: Callable[[Task], Result], tasks: Iterable[Task], name: Callable[[Task], str]
     ) -> Iterator[Result]:
@@ -102,7 +110,7 @@ class WorkerPool(contextlib.AbstractContextManager):
         pending = collections.deque()
         with _explained(lambda: name(pending[0][0] if pending else task)):
             for task in tasks:
-                pending.append((task, self._pool.submit(function, task)))
+                pending.append((task, self._submit(function, task)))
                 if len(pending) >= self._count * _IN_FLIGHT_PER_WORKER:
                     yield pending[0][1].result()
                     pending.popleft()
@@ -122,7 +130,7 @@ class WorkerPool(contextlib.AbstractContextManager):
         with _explained(lambda: name(next(iter(pending.values())))):
             while True:
                 for task in itertools.islice(waiting, self._count * _IN_FLIGHT_PER_WORKER - len(pending)):
-                    pending[self._pool.submit(function, task)] = task
+                    pending[self._submit(function, task)] = task
                 if not pending:
                     return
                 done = wait(pending, return_when=FIRST_COMPLETED).done

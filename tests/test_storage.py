@@ -116,9 +116,7 @@ def test_a_missing_package(monkeypatch, package, tmp_path, capfd):
     def missing(name, **_):
         raise ImportError(f"install {name}")
 
-    monkeypatch.setattr("fsspec.filesystem", missing)
-    if scheme == "s3":
-        monkeypatch.setattr("etils.epath.backend.fsspec_backend._get_filesystem", missing)
+    monkeypatch.setattr("fsspec.core.url_to_fs", missing)
     line = error_of(capfd, "evaluate", f"{scheme}://bucket/run", "--corpus", "corpus")
     assert f"{scheme}://bucket/run needs the package {module}, which is missing: {install_command(extra)}" in line
 

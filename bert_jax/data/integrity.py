@@ -23,10 +23,11 @@ from bert_jax.data.corpus import (
 )
 from bert_jax.data.record import REMEDY, StoredFile, open_shard
 from bert_jax.errors import UserError
+from bert_jax.file_listing import file_sizes
 from bert_jax.local_cache import LocalCache
 from bert_jax.progress import progress_bar
 from bert_jax.range_reads import read_blocks
-from bert_jax.storage import COPY_THREADS, file_sizes, is_remote
+from bert_jax.storage import COPY_THREADS, is_remote
 
 DATASET_INFO = "dataset_info.json"
 THREADS = 8

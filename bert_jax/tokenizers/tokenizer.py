@@ -12,7 +12,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.storage import write_atomic
+from bert_jax.storage import check_reachable, is_remote, to_path, write_atomic
 from bert_jax.tokenizers import files, kinds
 from bert_jax.tokenizers.kinds import CONTINUATION, SPECIAL_TOKENS
 from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
@@ -88,6 +88,9 @@ class Tokenizer:
           UserError: no such file, a file that is not a vocabulary, a missing special token, a `lowercase` that
             contradicts the file, or an unsupported setting.
         """
+        path = to_path(path)
+        if is_remote(path):
+            check_reachable(path)
         return cls(files.read(epath.Path(path), lowercase, add_special_tokens))
 
     @classmethod

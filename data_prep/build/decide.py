@@ -136,8 +136,9 @@ def _check_splits(decisions: np.ndarray, places: np.ndarray) -> None:
     kept = places[decisions <= 1]
     if len(kept) < 2:
         raise UserError(
-            f"{len(kept)} different documents with text are left after the filters; a corpus needs at least 2, one to"
-            " train on and one held out (a blank line divides documents of `text:` and `lines:`; a file is one of"
+            f"{'one document' if len(kept) else 'no document'} with text is left after the filters; a corpus needs two"
+            " different ones, to train on and to hold out (a blank line divides documents of `text:` and `lines:`; a"
+            " file is one of"
             " `text-files:`)"
         )
     for split, decision in SPLIT_DECISIONS.items():

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import os
 import pathlib
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
@@ -16,7 +17,8 @@ from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import UserError
-from bert_jax.storage import file_sizes, is_remote
+from bert_jax.file_listing import file_sizes
+from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import resume, scratch, writer
 from data_prep.build.decide import PreparedBlock, decide, sum_skipped
@@ -69,6 +71,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         request.evaluation_texts, request.options, engine.workers
     )
     preparation = {
+        "format": scratch.FORMAT_VERSION,
         "tokenizer": request.tokenizer.fingerprint,
         "leak_check": decontamination_report,
         **request.options.preparation_settings(bool(evaluation_ngrams)),
@@ -85,7 +88,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     existed = is_remote(directory) or directory.exists()  # a store has no directories
     scratch_dir = resume.make_scratch_directory(directory, request.name, request.scratch)
     job = _prepare_job(request, sources, keys, scratch_dir, decontamination_report)
-    with resume.exclusive_build(directory, scratch_dir) as check_locks:
+    with resume.exclusive_build(directory, scratch_dir, existed) as check_locks:
         resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
         with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
             if job.evaluation_ngrams:
@@ -220,10 +223,18 @@ def _check_source(source: Source, metadata: list[dict], damaged: list[str]) -> N
     counts = {reason: entry["count"] for reason, entry in skipped.items()}
     parts = sum(block["parts"] for block in metadata)
     source.check_not_empty(parts, counts, first)
-    if source.language_field and parts == sum(block["undetermined"] for block in metadata):
-        raise UserError(
-            f"--language {source.language}: no document of source {source.spec} has an ISO 639 code in the field"
-            f" {source.language_field!r}"
+    if not source.language_field:
+        return
+    undetermined = sum(block["undetermined"] for block in metadata)
+    not_codes = list(dict.fromkeys(value for block in metadata for value in block["not_codes"]))[:FIRST_PLACES]
+    values = f"; it has {', '.join(not_codes)}" if not_codes else ""
+    field = f"an ISO 639 code in the field {source.language_field!r}{values}"
+    if parts == undetermined:
+        raise UserError(f"--language {source.language}: no document of source {source.spec} has {field}")
+    if undetermined:
+        print(
+            f"note: {undetermined:,} of {parts:,} texts of source {source.spec} do not have {field}",
+            file=sys.stderr,
         )
 
 

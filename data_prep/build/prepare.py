@@ -13,7 +13,9 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
-from bert_jax.storage import file_sizes, make_directory_if_local
+from bert_jax.errors import short_repr
+from bert_jax.file_listing import file_sizes
+from bert_jax.storage import make_directory_if_local
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import languages
 from data_prep.build import scratch
@@ -23,6 +25,7 @@ from data_prep.duplicates import minhash, text_keys, word_hashes
 from data_prep.duplicates.ngram_index import count_hits
 from data_prep.options import BuildOptions
 from data_prep.sources.base import Block, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.files import check_unchanged
 
 PART_CHARACTERS = 1 << 21
 """Longer documents are prepared in parts."""
@@ -60,7 +63,7 @@ def prepare_input(preparer: "BlockPreparer", source: int, part: int, source_inpu
     After the last one, the marker of the input records the metadata of all of its blocks.
 
     Raises:
-      UserError: the input cannot be read.
+      UserError: the input cannot be read, or has changed.
     """
     job = preparer.job
     directory, key = epath.Path(job.scratch), job.keys[source]
@@ -78,6 +81,7 @@ def prepare_input(preparer: "BlockPreparer", source: int, part: int, source_inpu
             metadata = preparer(task)
         blocks.append(metadata)
         yield block.size
+    check_unchanged(source_input)
     note = {"blocks": blocks, "input": scratch.fingerprint(source_input), **dataclasses.asdict(record)}
     scratch.write_json(directory / scratch.input_marker_name(key, part), note)
 
@@ -156,6 +160,7 @@ class _BlockBuilder:
         self._parts: list[tuple] = []  # begins, ends, characters, bytes, n-gram hits, paragraphs
         self._origins: list[str] = []
         self._languages: list[str] = []
+        self._not_codes: list[str] = []
         self._keys: list[np.ndarray] = []
         self._signatures: list[np.ndarray] = []
         self._paragraph_keys: list[np.ndarray] = []
@@ -212,7 +217,12 @@ class _BlockBuilder:
         """Of a document or, if it is identified, of a part of one."""
         if self._language == languages.AUTO:
             return languages.identify(text)
-        return languages.normalize(part.language if self._language.startswith("@") else self._language)
+        if not self._language.startswith("@"):
+            return self._language
+        code = languages.normalize(part.language)
+        if code == languages.UNDETERMINED and part.language and len(self._not_codes) < FIRST_PLACES:
+            self._not_codes.append(short_repr(part.language))
+        return code
 
     def _without_repeated_lines(self, text: str) -> str:
         known_lines, kept = set(), []
@@ -269,5 +279,6 @@ class _BlockBuilder:
             "cleaned": dataclasses.asdict(self._cleaned),
             "repeated_lines": self._repeated,
             "undetermined": self._languages.count(languages.UNDETERMINED),
+            "not_codes": self._not_codes,
         }
         return arrays, metadata

@@ -42,8 +42,10 @@ def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike
 
 
 @contextlib.contextmanager
-def exclusive_build(directory: epath.Path, scratch_dir: epath.Path) -> Iterator[Callable[[], None]]:
+def exclusive_build(directory: epath.Path, scratch_dir: epath.Path, existed: bool) -> Iterator[Callable[[], None]]:
     """Locks out a second build to the same directory or with the same scratch directory, on any host.
+
+    If it is refused, the directory is left as it was; `existed` tells whether it was there.
 
     Yields:
       a function that raises UserError if another build has taken over a lock, because this process was suspended.
@@ -53,9 +55,16 @@ def exclusive_build(directory: epath.Path, scratch_dir: epath.Path) -> Iterator[
     """
     locks = [DirectoryLock(place) for place in dict.fromkeys((directory / INCOMPLETE, scratch_dir))]
     with contextlib.ExitStack() as held:
-        for lock in locks:
-            held.enter_context(lock).acquire()
-        writer.check_not_finished(directory)
+        try:
+            for lock in locks:
+                held.enter_context(lock).acquire()
+            writer.check_not_finished(directory)
+        except UserError:
+            held.close()
+            for place in (directory / INCOMPLETE, *(() if existed else (directory,))):
+                if place.exists() and not any(place.iterdir()):
+                    place.rmdir()
+            raise
         yield lambda: [lock.check() for lock in locks] and None
 
 

@@ -19,9 +19,12 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.file_listing import file_sizes
 from bert_jax.range_reads import ByteRange, read_ranges
-from bert_jax.storage import file_sizes, is_remote, write_atomic
+from bert_jax.storage import is_remote, write_atomic
 
+FORMAT_VERSION = 2
+"""Of these files; work of an unfinished build in another version is not used."""
 UNITS = "units"
 """Directory of the prepared blocks, which are in 256 directories inside it."""
 BLOCKS_TOGETHER = 1024

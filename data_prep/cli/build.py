@@ -20,7 +20,7 @@ from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import languages, sources
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
-from data_prep.cli.arguments import File, Fraction, Sources, Specs, Switch, Workers
+from data_prep.cli.arguments import File, Fraction, Sources, Specs, Switch, Workers, damage_explained
 from data_prep.options import BuildOptions, NearDuplicateOptions
 
 _MANY_UNKNOWN = 0.05
@@ -116,7 +116,7 @@ class Build:
     memory_mb: Annotated[int, Interval("[16, 16777216]")] | None = None
     """Memory to find duplicates with, of all workers together; the result does not depend on it. Default: 256 for each
     worker."""
-    scratch: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    scratch: DirectoryArg | None = None
     """Directory for unfinished work. Default: corpus.incomplete in --out."""
     engine: Literal["local", "beam"] = "local"
     """Processes of this machine, or an Apache Beam runner."""
@@ -142,7 +142,8 @@ class Build:
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
-        manifest = build(request, engine)
+        with damage_explained():
+            manifest = build(request, engine)
         print(text.render(report.summary_sections(manifest)))
         if note := report.sentence_rules_note(manifest["splits"]):
             print(f"note: {note}", file=sys.stderr)

@@ -7,6 +7,7 @@ from typing import Annotated
 import tyro
 
 from bert_jax.field_validation import Share
+from bert_jax.flags import DirectoryArg
 from bert_jax.report import text
 from bert_jax.report.page_file import check_page_file, write_page
 from data_prep.cli.arguments import File, Switch
@@ -18,7 +19,7 @@ from data_prep.inspection.statistics import measure_corpus, weight_corpora
 class Inspect:
     """Describe corpora: counts, lengths, what was removed, samples, weights for training on several."""
 
-    directories: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
+    directories: Annotated[tyro.conf.Positional[tuple[DirectoryArg, ...]], tyro.conf.arg(metavar="DIR")]
     """A corpus; several are compared and weighted."""
     json: Switch = False
     """Print the same as JSON."""

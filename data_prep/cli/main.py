@@ -18,7 +18,7 @@ from data_prep.verify import verify_corpus
 class Verify:
     """Read every byte of a corpus and compare it with its checksums."""
 
-    directory: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    directory: Annotated[tyro.conf.Positional[flags.DirectoryArg], tyro.conf.arg(metavar="DIR")]
     """The corpus."""
 
     def run(self) -> None:

@@ -15,7 +15,7 @@ from bert_jax.field_validation import Count, Share, check
 from bert_jax.flags import DirectoryArg
 from bert_jax.tokenizers.tokenizer import Tokenizer, model_file
 from data_prep import sources
-from data_prep.cli.arguments import Sources, Switch, Workers
+from data_prep.cli.arguments import Sources, Switch, Workers, damage_explained
 from data_prep.vocabularies.merges import SCORES
 from data_prep.vocabularies.train import KINDS, Recipe, train
 
@@ -63,6 +63,8 @@ class TrainTokenizer:
     """Lower-case text; wordpiece and bpe, which do so by default, also strip accents."""
     no_lowercase: Switch = False
     """Keep the case."""
+    skip_damaged: Switch = False
+    """With --source: leave out files that cannot be read, are damaged or binary, and name them. Default: an error."""
     add_special_tokens: Switch = False
     """With --from: append the special tokens that the vocabulary lacks, as new last ids."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
@@ -101,6 +103,8 @@ class TrainTokenizer:
         for name, value in vars(self.training).items():
             if value is not None:
                 raise UserError(f"--{name.replace('_', '-')} applies to --source only; --from keeps the vocabulary")
+        if self.skip_damaged:
+            raise UserError("--skip-damaged applies to --source only")
         return Tokenizer.load(self.existing, self._case(None), self.add_special_tokens)
 
     def _train(self) -> Tokenizer:
@@ -116,4 +120,8 @@ class TrainTokenizer:
         if "sample_mb" in flags:
             flags["sample_bytes"] = flags.pop("sample_mb") * 10**6
         recipe = Recipe(**{"vocab_size": 30522} | flags, lowercase=self._case(kind in ("wordpiece", "bpe")))
-        return train(recipe, [sources.parse(spec, self.workers) for spec in self.source], self.workers)
+        parsed = [sources.parse(spec, self.workers) for spec in self.source]
+        with damage_explained():
+            return train(
+                recipe, [dataclasses.replace(one, skip_damaged=self.skip_damaged) for one in parsed], self.workers
+            )

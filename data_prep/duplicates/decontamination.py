@@ -10,7 +10,7 @@ from bert_jax.errors import UserError
 from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.for_each_input import for_each_input
 from data_prep.options import BuildOptions
-from data_prep.sources.base import Source
+from data_prep.sources.base import DamagedFileError, Source
 
 
 def build_evaluation_index(
@@ -39,7 +39,10 @@ def build_evaluation_index(
         digest.update(result[1])
 
     read = _IndexInput(words)
-    totals = for_each_input(sources, read, add, workers, "reading evaluation texts", cleaning=options.cleaning)
+    try:
+        totals = for_each_input(sources, read, add, workers, "reading evaluation texts", cleaning=options.cleaning)
+    except DamagedFileError as error:  # `--skip-damaged` would leave out some of what to look for
+        raise UserError(f"--decontaminate: {error}") from error
     for source, total in zip(sources, totals, strict=True):
         source.check_not_empty(total.documents, total.skipped, total.first)
     index = NgramIndex.merge(indexes, words)

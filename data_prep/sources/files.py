@@ -8,12 +8,14 @@ import pathlib
 import re
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 from etils import epath
 
 from bert_jax.errors import UserError
+from bert_jax.file_listing import FileVersion, file_version, glob_store
+from bert_jax.storage import is_remote
 from data_prep.sources.base import DamagedFileError, Input, import_optional
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -26,57 +28,76 @@ OnDamage = Callable[[DamagedFileError], None]
 """What to do about damage: raises it, or records it, and the text ends there."""
 
 
-def find_files(spec: str, pattern: str) -> list[tuple[str, int]]:
-    """Path and size in bytes of the files that match a glob, sorted by path.
+def find_files(spec: str, pattern: str) -> dict[str, FileVersion]:
+    """The files that match a glob, sorted by path; a local file with exactly this name is the only match.
 
     Raises:
-      UserError: no file matches, or the glob has a `**` and is not on a local disk.
+      UserError: no file matches, or the store cannot be listed.
     """
-    # epath does not support "**", which is slow on object stores; on a local disk it is fast.
-    path_type = epath.Path if "://" in pattern else pathlib.Path
-    parts = path_type(pattern).expanduser().parts
-    fixed = next((i for i, part in enumerate(parts) if _WILDCARD.search(part)), len(parts))
-    root = path_type(*parts[:fixed])
-    try:
-        matches = list(root.glob("/".join(parts[fixed:]))) if fixed < len(parts) else [root]
-    except NotImplementedError as error:
-        raise UserError(f"source {spec}: `**` works on local disks only; name the folders") from error
-    files = sorted((epath.Path(path) for path in matches if path.is_file()), key=os.fspath)
-    if not files:
-        if root.is_dir() and fixed == len(parts):
-            kind = spec.partition(":")[0]
-            raise UserError(f"source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
+    if is_remote(pattern):
+        found = glob_store(pattern)
+    else:
+        found = {os.fspath(path): file_version(path) for path in _glob_disk(spec, pathlib.Path(pattern).expanduser())}
+    if not found:
         raise UserError(f"source {spec}: no file matches {pattern}")
-    return [(os.fspath(path), path.stat().length) for path in files]
+    return found
 
 
-def divide_files(files: Sequence[tuple[str, int]], group_bytes: int, range_bytes: int | None) -> list[Input]:
+def _glob_disk(spec: str, pattern: pathlib.Path) -> list[pathlib.Path]:
+    if pattern.is_file():
+        return [pattern]
+    fixed = next((i for i, part in enumerate(pattern.parts) if _WILDCARD.search(part)), len(pattern.parts))
+    root = pathlib.Path(*pattern.parts[:fixed])
+    if fixed == len(pattern.parts) and root.is_dir():
+        kind = spec.partition(":")[0]
+        raise UserError(f"source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
+    matches = root.glob("/".join(pattern.parts[fixed:])) if fixed < len(pattern.parts) else ()
+    return sorted((path for path in matches if path.is_file()), key=os.fspath)
+
+
+def check_unchanged(part: Input) -> None:
+    """Checks that the files of an input are still those that were found.
+
+    Raises:
+      DamagedFileError: a file is gone.
+      UserError: a file has changed since.
+    """
+    for path, version in zip(part.paths, part.versions, strict=False):
+        with readable(path):
+            if file_version(path).version != version:
+                raise UserError(
+                    f"{path}: was changed while it was read; when nothing writes to it, start the same command again"
+                )
+
+
+def divide_files(files: Mapping[str, FileVersion], group_bytes: int, range_bytes: int | None) -> list[Input]:
     """Divides files into inputs: groups of small files, files, ranges of large ones.
 
     The borders of ranges depend on the size of the file alone, so text that is added to a file changes only its last
     range.
 
     Args:
-      files: paths and sizes.
+      files: of `find_files`.
       group_bytes: consecutive files are one input up to this size together.
       range_bytes: size of a range, half of it in compressed files; None: files cannot be split.
     """
     inputs: list[Input] = []
-    for path, size in files:
+    for path, (size, version) in files.items():
         kind = compression(path)
         ranges = 1
         if range_bytes and kind != ".gz":
             length = range_bytes // 2 if kind else range_bytes
             ranges = -(-size // length)
         if ranges > 1:
-            inputs.append(Input((path,), 0, hash_only=True))
+            inputs.append(Input((path,), 0, (version,), hash_only=True))
             for start in range(0, size, length):
                 stop = min(size, start + length)
-                inputs.append(Input((path,), stop - start, start, stop))
+                inputs.append(Input((path,), stop - start, (version,), start, stop))
         elif inputs and not inputs[-1].stop and inputs[-1].size + size <= group_bytes:
-            inputs[-1] = Input((*inputs[-1].paths, path), inputs[-1].size + size)
+            last = inputs[-1]
+            inputs[-1] = Input((*last.paths, path), last.size + size, (*last.versions, version))
         else:
-            inputs.append(Input((path,), size))
+            inputs.append(Input((path,), size, (version,)))
     return inputs
 
 

@@ -46,7 +46,8 @@ class ParquetSource(Source):
     def inputs(self) -> list[Input]:
         """Ranges of row groups with about 16 blocks of the column each."""
         inputs = []
-        for path, _ in files.find_files(self.spec, self.pattern):
+        for path, (_, version) in files.find_files(self.spec, self.pattern).items():
+            versions = (version,)
             try:
                 sizes = self._row_group_sizes(path)
             except DamagedFileError:
@@ -56,9 +57,11 @@ class ParquetSource(Source):
             ranges, start = [], 0
             for stop in range(1, len(sizes) + 1):
                 if stop == len(sizes) or sum(sizes[start:stop]) >= _BLOCKS_PER_INPUT * self.block_bytes:
-                    ranges.append(Input((path,), sum(sizes[start:stop]), start, stop))
+                    ranges.append(Input((path,), sum(sizes[start:stop]), versions, start, stop))
                     start = stop
-            inputs += [Input((path,), 0, hash_only=True), *ranges] if len(ranges) > 1 else ranges or [Input((path,), 0)]
+            if len(ranges) > 1:
+                inputs.append(Input((path,), 0, versions, hash_only=True))
+            inputs += ranges or [Input((path,), 0, versions)]
         return inputs
 
     def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:

@@ -46,7 +46,10 @@ class SyntheticSource(Source):
         """Ranges of documents."""
         length = _BLOCKS_PER_INPUT * self.block_documents
         bounds = [*range(0, NUM_DOCUMENTS, length), NUM_DOCUMENTS]
-        return [Input((), (stop - start) * _DOCUMENT_BYTES, start, stop) for start, stop in itertools.pairwise(bounds)]
+        return [
+            Input((), (stop - start) * _DOCUMENT_BYTES, start=start, stop=stop)
+            for start, stop in itertools.pairwise(bounds)
+        ]
 
     def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         """Ranges of documents."""

@@ -68,7 +68,7 @@ class TfdsSource(Source):
         rows = self._rows(info) * _BLOCKS_PER_INPUT
         for start in range(0, examples, rows):
             stop = min(examples, start + rows)
-            yield Input((directory,), int(share * stop) - int(share * start), start, stop)
+            yield Input((directory,), int(share * stop) - int(share * start), start=start, stop=stop)
 
     def _shards(self, directory: str, info: tfds.core.DatasetInfo) -> Iterator[Input]:
         """Ranges of examples, counted in their shard: its path is the second one."""
@@ -76,7 +76,7 @@ class TfdsSource(Source):
             path = epath.Path(shard.filename)
             size = path.stat().length if path.exists() else 0  # reading it is the error
             size = size * shard.take // max(1, shard.examples_in_shard)
-            yield Input((directory, os.fspath(path)), size, shard.skip, shard.skip + shard.take)
+            yield Input((directory, os.fspath(path)), size, start=shard.skip, stop=shard.skip + shard.take)
 
     def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         """Ranges of examples, which the workers read, or the examples of a shard."""

@@ -1,5 +1,6 @@
 """Workers read sources for vocabularies and evaluation texts: the results are those of one process."""
 
+import dataclasses
 import functools
 import gzip
 import hashlib
@@ -125,9 +126,27 @@ def test_no_byte_of_a_decontaminated_corpus_depends_on_workers(texts):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_damage_is_an_error_of_one_line(texts, workers):
+def test_damage_is_an_error_of_one_line_or_left_out(texts, workers, capsys):
     pathlib.Path("books/10.txt").write_bytes(b"\0")
     pathlib.Path("b.txt.gz").write_bytes(gzip.compress("\n\n".join(texts).encode())[:-200])
+    sources = [parse("text:a.txt", **RANGES), parse("text:b.txt.gz", **RANGES), parse("text-files:books/*.txt")]
+    recipe = Recipe("wordpiece", 70, True)
     with pytest.raises(UserError, match=r"b\.txt\.gz: truncated"):
-        sources = [parse("text:a.txt", **RANGES), parse("text:b.txt.gz", **RANGES), parse("text-files:books/*.txt")]
-        train(Recipe("wordpiece", 70, True), sources, workers)
+        train(recipe, sources, workers)
+    capsys.readouterr()
+    train(recipe, [dataclasses.replace(source, skip_damaged=True) for source in sources], workers)
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
+    assert notes == [
+        "note: source text:b.txt.gz: left out b.txt.gz: truncated, its .gz data has no end; download it again",
+        next(note for note in notes if "text-files:books/*.txt: left out books/10.txt: is not UTF-8 text" in note),
+    ]
+
+
+def test_a_file_that_changes_while_it_is_read(texts, monkeypatch):
+    def change(self, *arguments):
+        pathlib.Path("a.txt").write_text("other")
+        return clean(*arguments)
+
+    monkeypatch.setattr("data_prep.for_each_input.clean", lambda *arguments: change(None, *arguments))
+    with pytest.raises(UserError, match=r"a\.txt: was changed while it was read"):
+        train(Recipe("wordpiece", 70, True), [parse("text:a.txt")], 1)

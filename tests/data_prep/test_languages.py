@@ -125,7 +125,9 @@ def test_a_field_has_the_language(folder, kind, capsys):
         parquet = pytest.importorskip("pyarrow.parquet")
         parquet.write_table(pyarrow.Table.from_pylist(records), "all.parquet", row_group_size=17)
     assert build("c", "--source", f"{kind}:all.{kind}@text", "--language", "@meta.lang") == 0
-    assert "22 documents are in languages without rules for sentences (is (20), und (2)): " in capsys.readouterr().err
+    notes = capsys.readouterr().err
+    assert "22 documents are in languages without rules for sentences (is (20), und (2)): " in notes
+    assert "2 of 90 texts of source" in notes and "in the field 'meta.lang'; it has 'german'" in notes
     found, wanted = counts("c"), expected({})
     assert found.pop("und")["sentences"] == 2 * 4, "English rules"
     assert found["de"]["documents"] == 38 and found["de"]["sentences"] == 38 * 3
@@ -154,26 +156,32 @@ def test_identification():
         assert languages.identify(f"\ufdd0\x07{text}") == code, "characters that the library refuses"
     assert [languages.identify(text) for text in ("", " ", "12 34", "\x00")] == ["und"] * 4
     assert languages.identify("זו היא שפה עתיקה שנכתבת מימין לשמאל") == "he"
-    assert languages.identify("這是一個用繁體中文寫成的句子，內容很長。") == "zh-hant"
+    assert languages.identify("這是一個用繁體中文寫成的句子，內容很長。") == "zh-Hant"
 
 
-def test_codes():
-    codes = {" EN ": "en", "zh_Hant": "zh-hant", "deu": "deu", "german": "und", "": "und", "e": "und"}
-    assert {code: languages.normalize(code) for code in codes} == codes
-    assert languages.normalize(None) == languages.normalize(3) == "und"
-    known = {
-        "deu": "de",
-        "zh-hant": "zh",
-        "pt-br": "pt",
-        "is": "is",
-        "und": "und",
-        "arb": "ar",
-        "ger": "de",
-        "slo": "sk",
-    }
-    assert {code: languages.splitter_code(code) for code in known} == known
-    assert [languages.has_rules(code) for code in ("de", "deu", "de-at", "is", "und")] == [True] * 3 + [False] * 2
-    # Rules of their own differ from the English ones, by the marks or abbreviations of the language.
+@pytest.mark.parametrize(
+    ("value", "code", "splitter", "rules"),
+    [
+        (" EN ", "en", "en", True),
+        ("zh_hant", "zh-Hant", "zh", False),
+        ("deu", "de", "de", True),
+        ("ger", "de", "de", True),
+        ("slo", "sk", "sk", True),
+        ("de-at", "de-AT", "de", True),
+        ("pt-br", "pt-BR", "pt", True),
+        ("arb", "arb", "ar", True),
+        ("iw", "he", "he", False),
+        ("is", "is", "is", False),
+        *((value, "und", "und", False) for value in ("", "e", "german", "zzz", "xx", "de at", None, 3)),
+    ],
+)
+def test_codes(value, code, splitter, rules):
+    assert languages.normalize(value) == code
+    assert (languages.splitter_code(code), languages.has_rules(code)) == (splitter, rules)
+
+
+def test_rules_are_those_of_the_language():
+    assert len(sentencex.segment(languages.splitter_code("arb"), "ما هذا؟ لا أعرف.")) > 1
     assert len(sentencex.segment(languages.splitter_code("deu"), GERMAN)) < len(sentencex.segment("en", GERMAN))
 
 
@@ -212,6 +220,7 @@ def test_same_bytes_with_two_workers(folder, setting):
     [
         (["--language", "de", "--language", "en"], "2 --language for 3 --source: give one for all, or one for each"),
         (["--language", "english"], "--language english: it is not an ISO 639 code such as en, de or zh, nor @FIELD"),
+        (["--language", "zzz"], "--language zzz: it is not an ISO 639 code"),
         (["--language", "@"], "--language @: it is not an ISO 639 code"),
         (["--language", "@lang"], "--language @lang: source text:de.txt has no fields"),
     ],

@@ -1,6 +1,7 @@
 """Work in several processes: order, errors, and no remaining processes."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -115,3 +116,29 @@ def _alive(pid):
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+STARTING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from data_prep.parallel import ordered_map
+print("ready", flush=True)
+try:
+    list(ordered_map(abs, range(10**9), 2, str, int))
+except KeyboardInterrupt:
+    print("stopped")
+"""
+
+
+@pytest.mark.slow
+def test_ctrl_c_while_workers_start_is_silent(tmp_path):
+    root = str(Path(__file__).parents[2])
+    for tenths in range(6):
+        command = [sys.executable, "-c", STARTING, root]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, start_new_session=True, **pipes) as process:
+            assert process.stdout.readline() == "ready\n"
+            time.sleep(0.03 + tenths / 20)
+            os.killpg(process.pid, signal.SIGINT)
+            output, errors = process.communicate(timeout=60)
+        assert (output, errors) == ("stopped\n", "")

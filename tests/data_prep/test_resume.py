@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import pathlib
 import random
 import signal
@@ -13,7 +14,7 @@ import time
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.build import scratch
+from data_prep.build import scratch, writer
 from data_prep.build.prepare import BlockPreparer
 from data_prep.options import BuildOptions, NearDuplicateOptions
 from data_prep.verify import verify_corpus
@@ -26,7 +27,7 @@ SPECS = ["text:text.txt", "text-files:books/*.txt"]
 DRIVER = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from data_prep.build import scratch
+from data_prep.build import scratch, writer
 from data_prep.build.engines.local import LocalEngine
 from tests.building import run
 from tests.data_prep.test_resume import OPTIONS, SPECS
@@ -238,3 +239,74 @@ def test_what_changed_is_prepared_again(text, monkeypatch):
     assert sources and set(sources) == {1}
     run("fresh", specs)
     assert files("c") == files("fresh")
+
+
+@pytest.mark.parametrize("kind", ["rows", "shard-train"])
+def test_a_file_that_changed_after_it_was_prepared_is_read_again(text, monkeypatch, kind):
+    """Also if its size is the same. If only its time has changed, it is read, but nothing is prepared again."""
+    source, write_atomic = pathlib.Path("text.txt"), scratch.write_atomic
+
+    def interrupt(path, content):
+        if path.name.startswith(kind):
+            raise KeyboardInterrupt
+        write_atomic(path, content)
+
+    def interrupted():
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt), prepared(patch) as sources:
+            patch.setattr(scratch, "write_atomic", interrupt)
+            run("c", SPECS[:1], OPTIONS)
+        return len(sources)
+
+    assert interrupted() > 3
+    os.utime(source, (1, 1))
+    assert interrupted() == 0
+    source.write_text(source.read_text().replace("river", "stone").replace("quick", "light"))
+    with prepared(monkeypatch) as sources:
+        run("c", SPECS[:1], OPTIONS)
+    assert len(sources) > 3
+    run("fresh", SPECS[:1], OPTIONS)
+    assert files("c") == files("fresh")
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_text("Another."), pathlib.Path.unlink])
+def test_a_file_that_changes_while_it_is_read(text, monkeypatch, change):
+    def prepare_then_change(self, task):
+        metadata = prepare(self, task)
+        if pathlib.Path("text.txt").exists():
+            change(pathlib.Path("text.txt"))
+        return metadata
+
+    prepare = BlockPreparer.__call__
+    with monkeypatch.context() as patch:
+        patch.setattr(BlockPreparer, "__call__", prepare_then_change)
+        with pytest.raises(UserError, match=r"text\.txt: (was changed while it was read|cannot be read)"):
+            run("c", SPECS[:1], block_bytes=500)
+    assert not pathlib.Path("c/corpus.json").exists()
+
+
+def test_the_work_of_an_older_version_is_not_used(text, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(scratch, "FORMAT_VERSION", 1)
+        patch.setattr("data_prep.build.pipeline.decide", stop)
+        run("c", SPECS[:1])
+    (marker,) = pathlib.Path("c/corpus.incomplete").glob("input-*.json")
+    marker.write_text(json.dumps(json.loads(marker.read_text()) | {"blocks": 3}))
+    run("c", SPECS[:1])
+    run("fresh", SPECS[:1])
+    assert files("c") == files("fresh")
+
+
+def test_a_refused_build_leaves_nothing(text, monkeypatch):
+    refused, finish = [], writer.finish_corpus
+
+    def refuse_second(*arguments):
+        pathlib.Path("mine").mkdir()
+        for out in ("other", "mine"):
+            with pytest.raises(UserError, match="is in use by process"):
+                run(out, SPECS[:1], scratch="scratch")
+            refused.append(out)
+        return finish(*arguments)
+
+    monkeypatch.setattr(writer, "finish_corpus", refuse_second)
+    run("c", SPECS[:1], scratch="scratch")
+    assert refused and not pathlib.Path("other").exists() and not list(pathlib.Path("mine").iterdir())

@@ -103,6 +103,7 @@ FROM = ["--from", "vocab.txt", "--out", "new.json"]
         (["--from", "absent.json", "--out", "new.json"], "absent.json: no such tokenizer"),
         (["--from", "texts/en.txt", "--out", "new.json"], "twice"),
         ([*FROM, "--kind", "bpe"], "--kind applies to --source only"),
+        ([*FROM, "--skip-damaged"], "--skip-damaged applies to --source only"),
         (["--from", "vocab.txt", "--out", "vocab.txt"], "vocab.txt: exists already"),
         ([*SOURCE, "--add-special-tokens"], "applies to --from only"),
         ([*SOURCE, "--kind", "bpe", "--score", "count"], "--score applies to --kind wordpiece, not to bpe"),

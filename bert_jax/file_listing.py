@@ -1,0 +1,83 @@
+"""Lists files on disk and in object stores, with their sizes, and what tells whether they have changed."""
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+from bert_jax.errors import UserError
+from bert_jax.storage import StoredPath, describe_unreachable, file_system, is_remote, to_path
+
+
+def file_sizes(directory: StoredPath, *, recursive: bool = False) -> dict[str, int]:
+    """Sizes in bytes of the files in a directory, by name; empty if there is no directory.
+
+    A store is listed once, whatever the number of files.
+
+    Args:
+      directory: to list.
+      recursive: whether files of directories inside it count, too; their names have slashes.
+
+    Raises:
+      UserError: the store denies listing.
+    """
+    if not is_remote(directory):
+        return dict(_local_file_sizes(os.fspath(directory), "", recursive))
+    filesystem, name = file_system(directory)
+    try:
+        entries = filesystem.find(name, detail=True).values() if recursive else filesystem.ls(name, detail=True)
+    except FileNotFoundError:
+        return {}
+    except PermissionError as error:
+        raise UserError(describe_unreachable(directory, error)) from error
+    prefix = f"{filesystem._strip_protocol(name)}/"
+    return {entry["name"].removeprefix(prefix): entry["size"] for entry in entries if entry["type"] == "file"}
+
+
+class FileVersion(NamedTuple):
+    """What tells whether a file has changed, without its content."""
+
+    size: int
+    """in bytes"""
+    version: str
+    """the time of its last change, in ns; in a store the ETag, or the time if there is none"""
+
+
+def file_version(path: StoredPath | str) -> FileVersion:
+    """The present version of a file; OSError if it cannot be looked up."""
+    if is_remote(path):
+        filesystem, name = file_system(path)
+        return _version(filesystem.info(name))
+    status = os.stat(path)  # noqa: PTH116 (epath's has seconds only)
+    return FileVersion(status.st_size, str(status.st_mtime_ns))
+
+
+def glob_store(pattern: str) -> dict[str, FileVersion]:
+    """The objects whose URLs match a glob, sorted; each folder of the store is listed once.
+
+    Raises:
+      UserError: the scheme is unsupported, a package is missing, or the store denies listing.
+    """
+    to_path(pattern)
+    filesystem, name = file_system(pattern)
+    try:
+        found = filesystem.glob(name, detail=True)
+    except PermissionError as error:
+        raise UserError(describe_unreachable(pattern, error)) from error
+    scheme = pattern.partition("://")[0]
+    files = {name: info for name, info in sorted(found.items()) if info["type"] == "file"}
+    return {f"{scheme}://{name}": _version(info) for name, info in files.items()}
+
+
+def _version(info: Mapping[str, Any]) -> FileVersion:
+    known = (info[key] for key in ("ETag", "etag", "LastModified", "updated", "mtime") if info.get(key))
+    return FileVersion(info["size"], str(next(known, "")))
+
+
+def _local_file_sizes(directory: str, prefix: str, recursive: bool) -> Iterator[tuple[str, int]]:
+    with contextlib.suppress(FileNotFoundError), os.scandir(directory) as entries:
+        for entry in entries:
+            if entry.is_file():
+                yield prefix + entry.name, entry.stat().st_size
+            elif recursive and entry.is_dir():
+                yield from _local_file_sizes(entry.path, f"{prefix}{entry.name}/", recursive)
