@@ -8,6 +8,7 @@ import io
 import logging
 import os
 import threading
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -36,7 +37,8 @@ class MemoryStore(fsspec.AbstractFileSystem):
         path = self._strip_protocol(path)
         with self.lock:
             if path in self.objects:
-                return {"name": path, "size": len(self.objects[path]), "type": "file"}
+                content = self.objects[path]
+                return {"name": path, "size": len(content), "type": "file", "ETag": f'"{zlib.crc32(content)}"'}
             if path in self.buckets or any(name.startswith(f"{path}/") for name in self.objects):
                 return {"name": path, "size": 0, "type": "directory"}
         raise FileNotFoundError(path)

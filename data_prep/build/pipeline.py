@@ -129,10 +129,7 @@ def _prepare_job(
 
 
 def _unprepared(job: PrepareJob, inputs: Sequence[IndexedInput]) -> list[IndexedInput]:
-    """Inputs of which an earlier run has not prepared all blocks. Directories are listed, no block is opened.
-
-    Their markers are removed: after an interruption, they would describe blocks that have changed.
-    """
+    """Inputs of which an earlier run has not prepared all blocks. Directories are listed, no block is opened."""
     notes, blocks = _read_notes(job, inputs), scratch.prepared_blocks(epath.Path(job.scratch))
 
     def is_prepared(place: IndexedInput) -> bool:
@@ -144,11 +141,7 @@ def _unprepared(job: PrepareJob, inputs: Sequence[IndexedInput]) -> list[Indexed
             return False
         return all(name in blocks for name in _block_names(job, source, number, note))
 
-    unprepared = [place for place in inputs if not is_prepared(place)]
-    for source, number, _ in unprepared:
-        if (source, number) in notes:
-            (epath.Path(job.scratch) / scratch.input_marker_name(job.keys[source], number)).unlink()
-    return unprepared
+    return [place for place in inputs if not is_prepared(place)]
 
 
 def _read_notes(job: PrepareJob, inputs: Sequence[IndexedInput]) -> dict[tuple[int, int], dict]:

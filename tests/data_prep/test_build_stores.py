@@ -2,6 +2,7 @@
 
 import collections
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -16,10 +17,11 @@ from bert_jax import directory_lock
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
+from bert_jax.file_listing import file_version, glob_store
 from data_prep.build import resume, scratch, writer
 from data_prep.build.engines.local import LocalEngine
 from data_prep.cli import main as cli
-from tests.building import make_tokenizer, run
+from tests.building import make_tokenizer, parse, run
 from tests.stores import MemoryStore, memory_store, tree, use_s3
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -32,6 +34,7 @@ sys.path.insert(0, {root!r})
 from data_prep.build import scratch
 from tests.building import run
 from bert_jax.errors import UserError
+from bert_jax.file_listing import file_version, glob_store
 url, number, then = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 write_atomic, seen = scratch.write_atomic, []
 def write(path, content):
@@ -150,6 +153,34 @@ def test_a_resumed_build_opens_no_block_before_it_decides(prepared, monkeypatch)
     assert len(decided) == blocks
 
 
+def test_sources_in_a_store_are_found_by_listing(text, monkeypatch):
+    """Two folders, each listed once; a file that was replaced by one of the same size is read again."""
+    bucket = memory_store()
+    for number, document in enumerate(text):
+        (bucket / f"texts/{number % 2}/{number}.txt").write_text(document)
+    (bucket / "texts/0/other.md").write_text("not this one")
+    requests = counted(monkeypatch)
+    source = parse(f"text-files:{bucket}/texts/**/*.txt")
+    found = [path for part in source.inputs() for path in part.paths]
+    assert sorted(found) == found and len(found) == len(text) > 4 * sum(requests.values())
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.build.pipeline.decide", stop)
+        run("c", [source.spec])
+    changed = bucket / "texts/1/5.txt"
+    changed.write_text(changed.read_text().replace("the", "our").replace(".", "!"))
+    run("c", [source.spec])
+    run("fresh", [source.spec])
+    assert corpus_files("c") == corpus_files("fresh")
+
+
+@pytest.mark.parametrize("pattern", ["absent/*.txt", "texts", "absent.txt"])
+def test_no_source_in_a_store(pattern):
+    bucket = memory_store()
+    (bucket / "texts/0.txt").write_text("A stone.")
+    with pytest.raises(UserError, match=f"source text:az://bucket/{re.escape(pattern)}: no file matches"):
+        parse(f"text:{bucket}/{pattern}").inputs()
+
+
 def test_a_block_that_is_gone_is_prepared_again(prepared):
     bucket, _ = prepared
     name = next(iter(scratch.prepared_blocks(bucket / SCRATCH)))
@@ -252,6 +283,19 @@ def test_killed_and_started_again_on_s3(text, s3):
         _, errors = again.communicate()
     assert again.returncode == 0 and "was left locked by process" in errors, errors[-3000:]
     assert corpus_files(s3 / "c") == corpus_files("c")
+
+
+@pytest.mark.slow
+def test_versions_on_s3(s3):
+    """A listing and a look at each object give the same; another content has another version."""
+    for number in range(3):
+        (s3 / f"texts/{number}/a.txt").write_text(f"{number} river")
+    before = glob_store(f"{s3}/texts/*/*.txt")
+    assert before == glob_store(f"{s3}/texts/**/*.txt") == {path: file_version(path) for path in before}
+    assert len(before) == 3 and glob_store(f"{s3}/texts/1/a.txt") == dict([[*before.items()][1]])
+    (s3 / "texts/1/a.txt").write_text("1 stone")
+    after = glob_store(f"{s3}/texts/*/*.txt")
+    assert [after[path] == before[path] for path in before] == [True, False, True]
 
 
 @pytest.mark.slow

@@ -110,32 +110,6 @@ def test_interrupted_at_a_named_point(text, monkeypatch, kind, number, written):
     assert files("c") == files("fresh")
 
 
-def test_interrupted_after_the_blocks_of_a_changed_file(text, monkeypatch):
-    """The marker of an earlier run is not used for blocks that were prepared again."""
-
-    def interrupted(kind):
-        def write(path, content):
-            if path.name.startswith(kind):
-                raise KeyboardInterrupt
-            write_atomic(path, content)
-
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(scratch, "write_atomic", write)
-            run("c", SPECS[:1], OPTIONS)
-
-    write_atomic = scratch.write_atomic
-    interrupted("rows")
-    before = pathlib.Path("text.txt").read_text()
-    changed = before.replace("\n\n", "  ", before.count("\n\n") // 2)
-    assert len(changed) == len(before) and changed != before, "other documents in as many bytes"
-    pathlib.Path("text.txt").write_text(changed)
-    next(pathlib.Path("c/corpus.incomplete").glob("units/*/unit-*")).unlink()
-    interrupted("input")
-    run("c", SPECS[:1], OPTIONS)
-    run("fresh", SPECS[:1], OPTIONS)
-    assert files("c") == files("fresh")
-
-
 @pytest.mark.slow
 def test_killed_again_and_again_with_workers(expected):
     """At random times, until one run finishes."""

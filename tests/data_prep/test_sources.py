@@ -37,6 +37,14 @@ def test_kinds(tmp_path, monkeypatch):
         assert [d.origin for d in read(f"text:{name}").documents] == [f"{tmp_path.name}/a.txt:1"]
 
 
+def test_a_name_with_characters_of_globs(tmp_path):
+    for name in ("my[1].txt", "my1.txt"):
+        (tmp_path / name).write_text(name)
+    assert read(f"text-files:{tmp_path}/my[1].txt").texts == ["my[1].txt"]
+    (tmp_path / "my[1].txt").unlink()
+    assert read(f"text-files:{tmp_path}/my[1].txt").texts == ["my1.txt"]
+
+
 def test_small_files_share_an_input_and_big_ones_do_not(tmp_path):
     for name, size in [("a", 30), ("b", 60), ("c", 20), ("d", 500), ("e", 90), ("f", 10)]:
         (tmp_path / name).write_text(name * size)
