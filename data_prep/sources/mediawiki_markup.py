@@ -172,7 +172,7 @@ def _without_brackets_and_tags(text: str, hidden: frozenset[str]) -> str:
             place = _tag(match, text, output, unclosed)
         elif mark.endswith("{|"):
             output.parts.append("\n")
-            output.open("|}", "")
+            output.open("|}", "|")  # a line with a bar in front is not shown
         elif output.count(mark):
             inside = output.close(mark)
             if mark == "}}" and output.count(mark) < _MAX_TEMPLATE_DEPTH and inside:

@@ -63,6 +63,8 @@ _UNITS = {
     code: (symbol or code, singular, plural)
     for code, symbol, singular, plural in (unit.replace("_", " ").split(":") for unit in _UNIT_TABLE.split())
 }
+_POWERS = {"e3": "thousand", "e6": "million", "e9": "billion", "e12": "trillion"}
+_POWER = re.compile(r"(e\d+)(\D.*)")
 _RANGES = _codes("to:to to(-):to and:and and(-):and or:or or(-):or x:× xx:× by:by by(x):by")
 _RANGES |= {"-": "–", "–": "–", "+/-": "±", "±": "±", "to about": "to about"}
 
@@ -140,6 +142,23 @@ def _around(before: str, after: str = "") -> Callable[[Arguments], str]:
     return lambda values: f"{before}{text}{after}" if (text := values.get("1", "")) else ""
 
 
+def _amount(sign: str) -> Callable[[Arguments], str]:
+    return lambda values: sign + values.get("1", "")
+
+
+def _positional(values: Arguments) -> list[str]:
+    return [value for name, value in values.items() if name.isdigit() and value]
+
+
+def _age(values: Arguments) -> str:
+    """Years between two dates; nothing with one, which would depend on the day of the build."""
+    try:
+        born, then = ([int(values[name]) for name in names] for names in ("123", "456"))
+    except (KeyError, ValueError):
+        return ""
+    return str(then[0] - born[0] - (then[1:] < born[1:]))
+
+
 def _language(code: str) -> Callable[[Arguments], str]:
     return lambda values: _named_language(code, values.get("1", ""), values)
 
@@ -173,6 +192,8 @@ def _convert(values: Arguments, short: bool = False) -> str:
             mark = _RANGES[unit]
             shown += mark if mark == "–" else f" {mark} "
             continue
+        if (power := _POWER.fullmatch(unit)) and power[1] in _POWERS:
+            shown, unit, number = f"{shown} {_POWERS[power[1]]}", power[2], ""
         symbol, singular, plural = _UNITS.get(unit, (unit, unit, unit))
         if values.get("adj") in ("on", "mid") and not short:
             return f"{shown}-{singular.replace(' ', '-')}"
@@ -292,11 +313,15 @@ _TEMPLATES: dict[str, str | Callable[[Arguments], str]] = {
     "=)": "=",
     "sup": lambda values: superscript(values.get("1", "")),
     "chem": lambda values: "".join(values.values()),
-    "us$": _around("US$"),
-    "usd": _around("US$"),
-    "gbp": _around("£"),
-    "eur": _around("€"),
-    "inr": _around("₹"),
+    **dict.fromkeys(["us$", "usd"], _amount("US$")),
+    **dict.fromkeys(["£", "gbp", "pound sign"], _amount("£")),
+    **dict.fromkeys(["€", "eur", "euro"], _amount("€")),
+    **dict.fromkeys(["¥", "jpy", "yen"], _amount("¥")),
+    **dict.fromkeys(["₹", "inr", "indian rupee", "indian rupees"], _amount("₹")),
+    **dict.fromkeys(["plainlist", "plain list", "flatlist", "flat list"], _around("\n", "\n")),
+    **dict.fromkeys(["ubl", "unbulleted list"], lambda values: "\n\n".join(["", *_positional(values), ""])),
+    **dict.fromkeys(["hlist", "horizontal list"], lambda values: " · ".join(_positional(values))),
+    "age": _age,
     "hms": _around("HMS "),
     "uss": _around("USS "),
     "ss": _around("SS "),
