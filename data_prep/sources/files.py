@@ -59,15 +59,18 @@ def check_unchanged(part: Input) -> None:
     """Checks that the files of an input are still those that were found.
 
     Raises:
-      DamagedFileError: a file is gone.
-      UserError: a file has changed since.
+      UserError: a file has changed since, or is gone.
     """
     for path, version in zip(part.paths, part.versions, strict=False):
-        with readable(path):
-            if file_version(path).version != version:
-                raise UserError(
-                    f"{path}: was changed while it was read; when nothing writes to it, start the same command again"
-                )
+        try:
+            is_same = file_version(path).version == version
+        except FileNotFoundError:
+            is_same = False
+        if not is_same:
+            raise UserError(
+                f"{path}: was changed or removed while it was read; start the same command again when nothing writes"
+                " to it"
+            )
 
 
 def divide_files(files: Mapping[str, FileVersion], group_bytes: int, range_bytes: int | None) -> list[Input]:

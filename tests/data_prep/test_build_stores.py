@@ -296,6 +296,7 @@ def test_versions_on_s3(s3):
     (s3 / "texts/1/a.txt").write_text("1 stone")
     after = glob_store(f"{s3}/texts/*/*.txt")
     assert [after[path] == before[path] for path in before] == [True, False, True]
+    assert glob_store("s3://no-such-bucket/*.txt") == {}
 
 
 @pytest.mark.slow

@@ -148,5 +148,5 @@ def test_a_file_that_changes_while_it_is_read(texts, monkeypatch):
         return clean(*arguments)
 
     monkeypatch.setattr("data_prep.for_each_input.clean", lambda *arguments: change(None, *arguments))
-    with pytest.raises(UserError, match=r"a\.txt: was changed while it was read"):
+    with pytest.raises(UserError, match=r"a\.txt: was changed or removed while it was read"):
         train(Recipe("wordpiece", 70, True), [parse("text:a.txt")], 1)
