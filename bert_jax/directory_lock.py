@@ -20,7 +20,14 @@ import fsspec
 
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
-from bert_jax.storage import StoredPath, is_remote, make_directory_if_local, parse_json, write_atomic
+from bert_jax.storage import (
+    StoredPath,
+    describe_full_disk,
+    is_remote,
+    make_directory_if_local,
+    parse_json,
+    write_atomic,
+)
 
 LOCK_FILE = "run.lock"
 HEARTBEAT_SECONDS = 10.0
@@ -87,6 +94,8 @@ class DirectoryLock:
             while not self._try_acquire():
                 pass
         except OSError as error:
+            if full := describe_full_disk(error):
+                raise UserError(full) from error
             raise UserError(
                 f"cannot write to {self._directory}: {error.strerror or error}: choose another directory, or change "
                 "its permissions"
@@ -235,7 +244,13 @@ def _create(path: StoredPath, content: bytes) -> None:
     """Create the file; FileExistsError if it exists. A store without conditional writes may overwrite it."""
     if not is_remote(path):
         with Path(path).open("xb") as file:
-            file.write(content)
+            try:
+                file.write(content)
+                file.flush()
+            except OSError as error:  # a full disk; an empty file would look like another process's
+                Path(path).unlink()
+                error.filename = os.fspath(path)
+                raise
         return
     filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
     try:

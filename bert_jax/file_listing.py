@@ -1,9 +1,12 @@
 """Lists files on disk and in object stores, with their sizes, and what tells whether they have changed."""
 
 import contextlib
+import fnmatch
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
+
+from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, describe_unreachable, file_system, is_remote, to_path
@@ -32,6 +35,17 @@ def file_sizes(directory: StoredPath, *, recursive: bool = False) -> dict[str, i
         raise UserError(describe_unreachable(directory, error)) from error
     prefix = f"{filesystem._strip_protocol(name)}/"
     return {entry["name"].removeprefix(prefix): entry["size"] for entry in entries if entry["type"] == "file"}
+
+
+def matching_entries(directory: epath.Path, pattern: str) -> list[epath.Path]:
+    """Entries of a directory whose names match a pattern, sorted; none if there is no directory.
+
+    epath's `glob` would take a `[` in the name of the directory itself as a part of the pattern.
+    """
+    try:
+        return sorted(path for path in directory.iterdir() if fnmatch.fnmatchcase(path.name, pattern))
+    except FileNotFoundError:
+        return []
 
 
 class FileVersion(NamedTuple):

@@ -101,6 +101,17 @@ def check_reachable(path: StoredPath) -> None:
         raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
 
 
+def check_writable(path: StoredPath) -> None:
+    """Raise UserError unless a local file can be made: its closest existing folder is a folder, and may be written."""
+    if is_remote(path):
+        return
+    parent = next(parent for parent in Path(path).absolute().parents if os.path.lexists(parent))
+    if not parent.is_dir():
+        raise UserError(f"{parent}: is a file, not a directory; choose another path")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise UserError(f"{parent}: you may not write there; choose another path, or change its permissions")
+
+
 def file_system(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
     """The fsspec file system of a path in a store, and its name there; UserError if its package is missing."""
     scheme = os.fspath(path).partition("://")[0]
@@ -244,7 +255,10 @@ def _children(value: Any) -> Iterable[Any]:
 def make_directory_if_local(path: StoredPath) -> None:
     """Create a directory on disk, with its parents. Does nothing in a store, which might create a bucket instead."""
     if not is_remote(path):
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except FileExistsError as error:
+            raise UserError(f"{error.filename}: is a file, not a directory; choose another path") from error
 
 
 def write_atomic(path: StoredPath, content: bytes) -> None:

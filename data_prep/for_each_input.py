@@ -47,7 +47,8 @@ class Totals:
 def report_skipped(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
     """Prints notes on what was skipped; raises the errors of `Source.check_not_empty`."""
     for source, total in zip(sources, totals, strict=True):
-        source.check_not_empty(total.documents, total.skipped, total.first)
+        damaged = collections.Counter({"damaged_file": len(total.damaged)} if total.damaged else {})
+        source.check_not_empty(total.documents, total.skipped + damaged, total.first or next(iter(total.damaged), None))
         if total.first:
             counts = ", ".join(f"{count} x {reason}" for reason, count in total.skipped.items())
             print(f"note: source {source.spec}: skipped {counts}; the first: {total.first}", file=sys.stderr)

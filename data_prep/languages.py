@@ -53,7 +53,8 @@ def normalize(value: object) -> str:
         code = langcodes.standardize_tag(value.strip())
     except langcodes.LanguageTagError:
         return UNDETERMINED
-    return code if langcodes.tag_is_valid(code) else UNDETERMINED
+    is_registered = langcodes.tag_is_valid(code) and not code.startswith("x-")
+    return code if is_registered else UNDETERMINED
 
 
 def identify(text: str) -> str:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up the environment, then check style, imports and behaviour.
 #
-#   bash scripts/test.sh             the quick set, without torch: about 6 minutes on 2 cores
+#   bash scripts/test.sh             the quick set, without torch: about 6 minutes on 2 cores, 10 the first time
 #   bash scripts/test.sh --all       everything: live parity with torch + transformers, published weights, Beam, S3, compilation
 #                                    for TPUs: about 21 minutes on 2 cores
 #   bash scripts/test.sh -k masking  further arguments go to pytest

@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -191,3 +192,28 @@ def test_a_dangling_link_is_refused_at_once(tmp_path):
     (tmp_path / LOCK_FILE).symlink_to(tmp_path / "nowhere")
     with DirectoryLock(tmp_path) as lock, pytest.raises(UserError, match="a link to a file that does not exist"):
         lock.acquire()
+
+
+def test_a_full_disk_leaves_no_file(tmp_path, monkeypatch):
+    """An empty file would count as the lock of an unknown process, and the next start would wait."""
+    (tmp_path / "run").mkdir()
+    full = open("/dev/full", "wb", buffering=0)  # noqa: PTH123, SIM115
+
+    def open_full(self, mode="r", **options):
+        return FullFile(real(self, mode, **options)) if self.name == LOCK_FILE and "x" in mode else real(self, mode)
+
+    class FullFile:
+        def __init__(self, file):
+            file.close()
+
+        def __enter__(self):
+            return full
+
+        def __exit__(self, *_):
+            full.close()
+
+    real = pathlib.Path.open
+    monkeypatch.setattr(pathlib.Path, "open", open_full)
+    with pytest.raises(UserError, match=r"run/run\.lock: No space left on device; free some space"):
+        DirectoryLock(tmp_path / "run").acquire()
+    assert names(tmp_path / "run") == []

@@ -7,6 +7,7 @@ from etils import epath
 from tokenizers import models
 
 from bert_jax.errors import UserError
+from bert_jax.file_listing import matching_entries
 from bert_jax.storage import parse_json, read_json_object
 from bert_jax.tokenizers import hf_settings, kinds
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN, Settings
@@ -79,7 +80,7 @@ def find_tokenizer_file(directory: epath.Path) -> epath.Path | None:
       UserError: the directory has several .model files and no other tokenizer file.
     """
     candidates = [directory / name for name in _FILE_NAMES if (directory / name).exists()]
-    candidates = candidates or sorted(directory.glob("*.model"))
+    candidates = candidates or matching_entries(directory, "*.model")
     if not candidates:
         return None
     if candidates[0].suffix == ".model" and len(candidates) > 1:

@@ -2,8 +2,10 @@
 
 import contextlib
 import fnmatch
+import itertools
 import json
 import os
+import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,6 +14,7 @@ from etils import epath
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
+from bert_jax.file_listing import matching_entries
 from bert_jax.storage import check_reachable, is_remote, make_directory_if_local
 from data_prep.build import scratch, writer
 
@@ -33,6 +36,8 @@ def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike
         writer.check_not_finished(directory)
         if not (directory / INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
+    if parent is not None:
+        check_reachable(epath.Path(parent))
     scratch_dir = directory / INCOMPLETE
     make_directory_if_local(scratch_dir)
     if parent is not None:
@@ -61,7 +66,7 @@ def exclusive_build(directory: epath.Path, scratch_dir: epath.Path, existed: boo
             writer.check_not_finished(directory)
         except UserError:
             held.close()
-            for place in (directory / INCOMPLETE, *(() if existed else (directory,))):
+            for place in (scratch_dir, directory / INCOMPLETE, *(() if existed else (directory,))):
                 if place.exists() and not any(place.iterdir()):
                     place.rmdir()
             raise
@@ -117,14 +122,15 @@ def _leftovers(scratch_dir: epath.Path) -> list[epath.Path]:
         return []
     left = [path for path in scratch_dir.iterdir() if any(fnmatch.fnmatch(path.name, one) for one in _LEFTOVERS)]
     if not is_remote(scratch_dir):  # a store has no unfinished objects
-        left += scratch_dir.glob(f"{scratch.UNITS}/*/*.partial")
+        left += map(epath.Path, pathlib.Path(scratch_dir).glob(f"{scratch.UNITS}/*/*.partial"))
     return left
 
 
 def _remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
     """Removes plans and shards; keeps prepared blocks."""
     (scratch_dir / scratch.PLANS).unlink(missing_ok=True)  # first: the others are ignored without it
-    for path in (*scratch_dir.glob("plan-*"), *scratch_dir.glob("shard-*"), *directory.glob("*.array_record-*")):
+    made = [(scratch_dir, "plan-*"), (scratch_dir, "shard-*"), (directory, "*.array_record-*")]
+    for path in itertools.chain.from_iterable(itertools.starmap(matching_entries, made)):
         path.unlink()
 
 

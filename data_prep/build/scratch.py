@@ -19,7 +19,7 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.file_listing import file_sizes
+from bert_jax.file_listing import file_sizes, matching_entries
 from bert_jax.range_reads import ByteRange, read_ranges
 from bert_jax.storage import is_remote, write_atomic
 
@@ -59,7 +59,7 @@ def input_marker_name(key: str, part: int) -> str:
 def files_of_source(directory: epath.Path, key: str) -> list[epath.Path]:
     """Files of the inputs and prepared blocks with a key."""
     blocks = [directory / name for name in prepared_blocks(directory) if key_of_block(name) == key]
-    return [*directory.glob(f"input-{key}-*"), *blocks]
+    return [*matching_entries(directory, f"input-{key}-*"), *blocks]
 
 
 def fingerprint(value: object) -> str:
@@ -93,7 +93,7 @@ def shard_marker_name(split: str, index: int) -> str:
 
 def shard_markers(directory: epath.Path, split: str) -> list[epath.Path]:
     """The `shard_marker_name` files of a split, in order."""
-    return sorted(directory.glob(f"shard-{split}-*.safetensors"))
+    return matching_entries(directory, f"shard-{split}-*.safetensors")
 
 
 def write_json(path: epath.Path, content: Any) -> None:

@@ -14,6 +14,7 @@ from etils import epath
 
 from bert_jax.data.corpus import LanguageEntry, token_dtype
 from bert_jax.errors import UserError
+from bert_jax.storage import describe_full_disk
 from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_lengths
 
 LANGUAGE_COUNTS = tuple(LanguageEntry.__annotations__)
@@ -29,6 +30,8 @@ def _disk_errors(file: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ValueError) as error:
+        if full := describe_full_disk(error):
+            raise UserError(f"{file}: {full}") from error
         raise UserError(
             f"{file}: cannot be written ({str(error).splitlines()[0][:120]}); if the disk is full, make room, then"
             " start the same command again to continue"

@@ -84,6 +84,7 @@ class TrainTokenizer:
         for file in (out, model) if (self.training.kind or "").startswith("sentencepiece") else (out,):
             if file.exists():
                 raise UserError(f"{file}: exists already; choose another --out or remove it first")
+        storage.check_writable(out)
         tokenizer = self._train() if self.existing is None else self._convert()
         content = tokenizer.sentencepiece_model
         if content is not None and model.exists() and model.read_bytes() != content:

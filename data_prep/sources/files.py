@@ -15,7 +15,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.file_listing import FileVersion, file_version, glob_store
-from bert_jax.storage import is_remote
+from bert_jax.storage import is_remote, to_path
 from data_prep.sources.base import DamagedFileError, Input, import_optional
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -37,7 +37,7 @@ def find_files(spec: str, pattern: str) -> dict[str, FileVersion]:
     if is_remote(pattern):
         found = glob_store(pattern)
     else:
-        found = {os.fspath(path): file_version(path) for path in _glob_disk(spec, pathlib.Path(pattern).expanduser())}
+        found = {os.fspath(path): file_version(path) for path in _glob_disk(spec, pathlib.Path(to_path(pattern)))}
     if not found:
         raise UserError(f"source {spec}: no file matches {pattern}")
     return found
@@ -51,8 +51,14 @@ def _glob_disk(spec: str, pattern: pathlib.Path) -> list[pathlib.Path]:
     if fixed == len(pattern.parts) and root.is_dir():
         kind = spec.partition(":")[0]
         raise UserError(f"source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
-    matches = root.glob("/".join(pattern.parts[fixed:])) if fixed < len(pattern.parts) else ()
-    return sorted((path for path in matches if path.is_file()), key=os.fspath)
+    if fixed == len(pattern.parts):
+        if os.path.lexists(root):
+            raise UserError(f"source {spec}: {root} is not a file, but a device, a pipe, or a link to no file")
+        return []
+    try:
+        return sorted((path for path in root.glob("/".join(pattern.parts[fixed:])) if path.is_file()), key=os.fspath)
+    except ValueError as error:
+        raise UserError(f"source {spec}: not a glob: {str(error).lower()}") from error
 
 
 def check_unchanged(part: Input) -> None:

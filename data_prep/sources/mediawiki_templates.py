@@ -11,7 +11,8 @@ MAX_CHARACTERS = 20_000
 """Longer templates show nothing: they are infoboxes and lists, not parts of sentences."""
 
 _NAMED = re.compile(r"\s*([^=<>\[\]{}]{1,30}?)\s*=")
-_NUMBER = re.compile(r"(-?\d{1,3})((?:\d{3})+)(?=\.|\Z)")
+_NUMBER = re.compile(r"(-?[0-9]{1,3})((?:[0-9]{3}){1,9})(?=\.|\Z)")
+_MONTH = re.compile("0?[1-9]|1[0-2]")
 _MONTHS = [
     "January",
     "February",
@@ -207,7 +208,7 @@ def _convert(values: Arguments, short: bool = False) -> str:
 
 def _date(values: Arguments) -> str:
     year, month, day = (values.get(name, "") for name in "123")
-    if not month.isdigit() or not 1 <= int(month) <= 12:
+    if not _MONTH.fullmatch(month):
         return " ".join(filter(None, (year, month)))
     name = _MONTHS[int(month) - 1]
     if not day:

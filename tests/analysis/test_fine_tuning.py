@@ -144,6 +144,7 @@ def test_random_direction_is_as_long_as_the_change_and_filter_normalised(pair):
     assert not found["encoder"]["layers"]["up"]["bias"].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span"])
 def test_losses_are_those_of_fine_tuning(kind):
     """Which packs the examples; so packing, logits and losses are compared at once."""

@@ -151,6 +151,7 @@ def arrays(tree):
     return {name: np.asarray(leaf) for name, leaf in name_leaves(jax.device_get(tree)).items()}
 
 
+@pytest.mark.slow
 def test_only_the_student_is_trained():
     """Also where a phase begins: the teacher is deeper than the student, and keeps its layers."""
     matches = (Match(4, 2, "hidden", "mse", 1.0, "map"), Match(3, 1, "scores", "mse"))

@@ -263,6 +263,7 @@ def test_the_next_window_is_read_before_it_is_needed(bucket, special_ids, two_ph
     assert rows > 0 and read_by.count(threading.main_thread()) - before <= 2, "only rows at the edges, if any"
 
 
+@pytest.mark.slow
 def test_reads_over_a_failing_link(link, tiny_corpus, second_corpus, special_ids, two_phases, small_windows):
     """Each kind of fault several times: the same batches, and every fault was there."""
     bucket, faults = link

@@ -167,6 +167,7 @@ TOKENIZER = ["tokenizer", "--vocab-size", "90", "--out", "new.json", "--source"]
 BAD_FILES = {
     "empty.txt": b" \n",
     "one.txt": b"Only one document.",
+    "binary.txt": b"\0\0",
     "array.json": b"[\n  {\n",
     "maskless.txt": b"[PAD]\n[UNK]\n[CLS]\n[SEP]\nriver\n",
 }
@@ -181,6 +182,15 @@ USER_ERRORS = [
     ([*TOKENIZER, "text:zz://t/*.txt"], "zz://t/*.txt: zz:// is not supported"),
     (build_arguments("c", "text:text.txt", "--tokenizer", "zz://t/vocab.txt"), "zz:// is not supported"),
     (build_arguments("zz://c"), "zz:// is not supported"),
+    ([*TOKENIZER, "text:text***"], "source text:text***: not a glob: "),
+    ([*TOKENIZER, "text:~no-such-user/x"], "no file matches ~no-such-user/x"),
+    ([*TOKENIZER, "text:pipe"], "source text:pipe: pipe is not a file, but a device, a pipe, or a link to no file"),
+    (
+        [*TOKENIZER, "text:binary.txt", "--skip-damaged"],
+        "skipped (1 x damaged_file); the first: binary.txt",
+    ),
+    (["tokenizer", "--source", "text:text.txt", "--out", "text.txt/new.json"], "text.txt: is a file, not a directory"),
+    (build_arguments("c", "text:text.txt", "--scratch", "text.txt"), "text.txt"),
     (build_arguments("c", "text:text.txt", "--scratch", "zz://c"), "zz:// is not supported"),
     (build_arguments("c\udcff"), "'c\\udcff': the name is not UTF-8; choose another path"),
     (build_arguments("c", "text:text.txt", "--scratch", "c\udcff"), "the name is not UTF-8"),
@@ -215,6 +225,7 @@ def test_user_errors(workspace, capsys):
     content = pathlib.Path("text.txt").read_bytes()
     for name, text in BAD_FILES.items():
         pathlib.Path(name).write_bytes(text)
+    os.mkfifo("pipe")
     pathlib.Path("cut.txt.gz").write_bytes(gzip.compress(content)[:-100])
     for arguments, message in USER_ERRORS:
         expect_error(capsys, arguments, message)

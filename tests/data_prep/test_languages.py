@@ -172,7 +172,7 @@ def test_identification():
         ("arb", "arb", "ar", True),
         ("iw", "he", "he", False),
         ("is", "is", "is", False),
-        *((value, "und", "und", False) for value in ("", "e", "german", "zzz", "xx", "de at", None, 3)),
+        *((value, "und", "und", False) for value in ("", "e", "german", "zzz", "xx", "x-private", "de at", None, 3)),
     ],
 )
 def test_codes(value, code, splitter, rules):

@@ -275,12 +275,23 @@ def test_a_refused_build_leaves_nothing(text, monkeypatch):
 
     def refuse_second(*arguments):
         pathlib.Path("mine").mkdir()
-        for out in ("other", "mine"):
+        for out, place in (("other", "scratch"), ("mine", "scratch"), ("c", "elsewhere")):
             with pytest.raises(UserError, match="is in use by process"):
-                run(out, SPECS[:1], scratch="scratch")
+                run(out, SPECS[:1], scratch=place)
             refused.append(out)
         return finish(*arguments)
 
     monkeypatch.setattr(writer, "finish_corpus", refuse_second)
     run("c", SPECS[:1], scratch="scratch")
-    assert refused and not pathlib.Path("other").exists() and not list(pathlib.Path("mine").iterdir())
+    assert refused and not pathlib.Path("other").exists()
+    assert not list(pathlib.Path("mine").iterdir()) and not list(pathlib.Path("elsewhere").iterdir())
+
+
+def test_a_directory_with_characters_of_globs(text, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("data_prep.build.writer.finish_corpus", stop)
+        run("[c]", SPECS[:1], BuildOptions(validation_fraction=0.3))
+    run("[c]", SPECS[:1], OPTIONS)
+    run("fresh", SPECS[:1], OPTIONS)
+    verify_corpus("[c]")
+    assert files("[c]") == files("fresh")

@@ -352,6 +352,8 @@ def test_wikitext(markup, expected):
         ("between {{convert|60|and(-)|80|kg}}", "between 60 and 80 kilograms"),
         ("{{convert|1|e6km2}}, {{cvt|1.5|e9m3}}, {{convert|2|e6acre|km2}}, {{convert|3|e5x}}",
          "1 million square kilometres, 1.5 billion m³, 2 million acres, 3 e5x"),
+        ("{{birth date|1941|²|24}} {{birth date|1941|" + "1" * 5000 + "|24}}", "1941 ² 1941 " + "1" * 5000),
+        ("{{convert|" + "1" * 5001 + "|km}}", "1" * 5001 + " kilometres"),
         ("{{£}}5, {{£|6}}, {{US$|7}}, {{euro|8}}", "£5, £6, US$7, €8"),
         ("aged {{age|1900|5|2|2000|5|1}} or {{age|1900|5|2|2000|5|2}}; {{age|1900|5|2}}.", "aged 99 or 100;."),
         ("a {{hlist|b|c}} d{{ubl|e|f}}g{{plainlist|\n* h\n* i\n}}j", "a b · c d\n\ne\n\nf\n\ng\n\nh\n\ni\n\nj"),

@@ -128,6 +128,7 @@ def test_another_secret_is_a_users_mistake():
     assert isinstance(first, PeerError) and "1 connection(s) with another secret were refused" in str(first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("other", "words"),
     [

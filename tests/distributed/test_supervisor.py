@@ -176,6 +176,7 @@ def test_a_lost_host_is_named(victim, tmp_path):
     end({victim: running[victim]})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("present", "message"),
     [

@@ -72,6 +72,7 @@ def test_failed_runs_are_counted_and_not_averaged():
     assert (c["level_mean"], c["baseline_mean"]) == (None, 5.0)
 
 
+@pytest.mark.slow
 def test_p_values_are_adjusted_for_all_comparisons():
     study = make_study(factors={"x": ABC}, margins={"mlm_loss": 0.01}, seeds=3)
     # Alone, b would be significant; as one of two it is not.
@@ -121,6 +122,7 @@ def test_in_a_grid_a_level_is_a_mean_over_the_other_factors():
     assert y["difference"] == pytest.approx((5.0 - 3.0 + 6.5 - 3.5) / 2)
 
 
+@pytest.mark.slow
 def test_results_are_plain_and_have_times_apart():
     study = make_study(factors={"x": AB}, seeds=3)
     cells = make_cells(study, BASE.model.vocab_size)

@@ -21,6 +21,7 @@ def share_significant(level, baseline, *, paired):
     )
 
 
+@pytest.mark.slow
 def test_false_positives_and_power():
     rng = np.random.default_rng(0)
     level, baseline = simulated_tables(2_000, 5, 0.0, rng)

@@ -19,6 +19,7 @@ def is_pooler_or_head(name: str) -> bool:
     return name.startswith(("encoder/pooler/", "task/"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("frozen", "is_trained"),
     [

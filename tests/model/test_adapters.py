@@ -16,6 +16,7 @@ from bert_jax.training.param_paths import name_leaves
 from tests.model.toy import BERT, encode, inputs, real
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm_placement", ["post", "pre"])
 def test_at_first_the_output_is_nearly_that_of_the_plain_model(norm_placement):
     plain = dataclasses.replace(BERT, norm_placement=norm_placement)

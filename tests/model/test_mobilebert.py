@@ -111,6 +111,7 @@ def _flat(kernel: np.ndarray, width: int) -> np.ndarray:
     return kernel.reshape(width, -1) if kernel.shape[0] == width else kernel.reshape(-1, kernel.shape[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_layer_by_hand(kind):
     config = dataclasses.replace(MOBILE, bottleneck_attention=kind, num_layers=1)

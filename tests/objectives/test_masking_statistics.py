@@ -112,6 +112,7 @@ def _chi_square(observed, expected) -> float:
     return stats.chi2.sf(square.sum(), observed.size - len(observed))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_random_tokens_are_uniform_over_ordinary_ids(unit):
     """Drawn per token, in spans too; not counted where they hit the original, which is one of BEGINS."""

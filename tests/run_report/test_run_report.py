@@ -184,6 +184,7 @@ def test_commands_without_a_preset(run):
     assert (str(parsed.model), parsed.task, parsed.options) == ("runs/first", "rte", options)
 
 
+@pytest.mark.slow
 def test_several_runs(two, tmp_path):
     page = tmp_path / "page.html"
     assert report(*two, "--out", page) == 0

@@ -64,6 +64,7 @@ def test_errors_of_the_compiler_are_bugs(monkeypatch):
         device_errors.compile_program(jax.jit(lambda x: x + 1).trace(1))
 
 
+@pytest.mark.slow
 def test_a_run_that_makes_no_checkpoint_is_not_started_for_ever(config, train, tmp_path):
     """After 2 starts in vain here. A checkpoint, and the end of the run, begin a new count."""
     workdir = tmp_path / "run"

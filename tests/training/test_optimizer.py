@@ -114,6 +114,7 @@ def spoiled(value):
     return gradients
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia", "lamb, google", "adamw, unclipped"])
 @pytest.mark.parametrize(
     ("value", "loss_is_finite"), [(0.1, False), (np.nan, True), (np.inf, True), (-np.inf, True), (3e38, True)]

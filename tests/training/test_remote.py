@@ -82,6 +82,7 @@ def test_a_run_in_a_store_is_a_run_on_disk(bucket, run, config, on_disk):
     assert events.stat().length > 1000
 
 
+@pytest.mark.slow
 def test_the_commit_is_the_last_write(bucket, run):
     """And the lines that a checkpoint covers are there before it."""
     run(bucket / "corpus", bucket / "run")
@@ -141,6 +142,7 @@ def test_a_damaged_object_is_noticed(bucket, run, config, on_disk, capfd):
     assert_same_run(bucket / "run", on_disk, config)
 
 
+@pytest.mark.slow
 def test_nothing_is_left_on_this_host(bucket, run, tmp_path, monkeypatch):
     """But the cached corpus; also when a save fails."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))

@@ -22,6 +22,7 @@ from etils import epath
 
 from bert_jax import storage
 from bert_jax.errors import UserError
+from bert_jax.file_listing import matching_entries
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.engines.beam_flags import check_flags
 from data_prep.build.prepare import BlockPreparer, PrepareJob, prepare_input
@@ -53,7 +54,7 @@ class BeamEngine(Engine):
 
     def run_steps(self, steps: GroupedSteps, scratch: str, local: pathlib.Path) -> Iterator[Chunk]:
         """Phase 2: no worker has more than one group of chunks at a time."""
-        for path in epath.Path(scratch).glob(f"{_FOUND}*"):
+        for path in matching_entries(epath.Path(scratch), f"{_FOUND}*"):
             path.unlink()  # of a pipeline that failed
         first, *others = steps.steps
         transforms: list[beam.PTransform] = [beam.ParDo(_FirstStep(scratch, first))]
@@ -61,7 +62,7 @@ class BeamEngine(Engine):
             kind = _LastStep if step is others[-1] else _NextStep
             transforms += [beam.GroupByKey(), beam.ParDo(kind(scratch, step))]
         self._run(scratch, [key for keys in steps.passes for key in keys], *transforms)
-        for path in sorted(epath.Path(scratch).glob(f"{_FOUND}*")):
+        for path in matching_entries(epath.Path(scratch), f"{_FOUND}*"):
             chunks = io.BytesIO(path.read_bytes())
             while chunks.tell() < chunks.getbuffer().nbytes:
                 yield pickle.load(chunks)
@@ -80,7 +81,7 @@ class BeamEngine(Engine):
         """Runs a pipeline of the transforms, applied to the tasks."""
         if not tasks:
             return
-        for failure in epath.Path(scratch).glob(f"{_FAILURE}*"):
+        for failure in matching_entries(epath.Path(scratch), f"{_FAILURE}*"):
             failure.unlink()  # from an earlier run
         try:
             pipeline = beam.Pipeline(options=self._options())
@@ -95,7 +96,7 @@ class BeamEngine(Engine):
         finally:
             if client := getattr(result, "client", None):
                 client.close()  # Dask's client would keep trying to reach its cluster
-        failures = list(epath.Path(scratch).glob(f"{_FAILURE}*"))
+        failures = matching_entries(epath.Path(scratch), f"{_FAILURE}*")
         if failures:
             raise UserError(min(failure.read_text() for failure in failures))
         if state not in (None, "DONE"):
