@@ -3,6 +3,7 @@
 import unicodedata
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -135,6 +136,13 @@ def polynomial(data):
             value = (value * base + digit) % PRIME
         values.append(value)
     return values
+
+
+@pytest.mark.parametrize("pattern", [b"\xff", b"\x00", b"\xff ", b"word and \x80\xfe"])
+def test_key_of_a_long_text(pattern):
+    for length in (4_096, 20_003):
+        data = (pattern * length)[:length]
+        assert keys_module.text_key(data)[:2].tolist() == polynomial(data)
 
 
 @given(st.lists(st.one_of(st.binary(max_size=30), st.text(" \n\tab").map(str.encode)), max_size=5))
