@@ -150,7 +150,7 @@ def test_all_checkpoints_of_a_run(tiny_run, data, tmp_path):
         (("--seed", str(10**30)), "--seed is 1000"),
         (("--view-least", "7"), "--view-least is 7: it must be a number in [0, 1]"),
         (("--data", "nowhere"), "--data nowhere is not a directory"),
-        (("--out", __file__), "File exists: choose another directory"),
+        (("--out", __file__), "is a file, not a directory; choose another path"),
     ],
 )
 def test_wrong_requests(tiny_run, data, tmp_path, capsys, flags, message):
