@@ -20,7 +20,7 @@ from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengt
 from bert_jax.objectives.masking import GROUP_LENGTH
 from tests.objectives.masking_batches import CLS, KEY, MASK, ORDINARY, SEP, VOCABULARY, masked
 
-pytestmark = pytest.mark.usefixtures("quick_compilation")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 
 ALPHA = 1e-4
 UNITS = ("token", "word", "ngram", "span")
@@ -79,7 +79,6 @@ def million(unit: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return tuple(np.concatenate(part) for part in zip(*parts, strict=True))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_shares_of_mask_random_and_kept(unit):
     """80 % [MASK], 10 % random, 10 % kept, of tokens, or of spans; a random draw of m tokens can hit all of them."""
@@ -112,7 +111,6 @@ def _chi_square(observed, expected) -> float:
     return stats.chi2.sf(square.sum(), observed.size - len(observed))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unit", UNITS)
 def test_random_tokens_are_uniform_over_ordinary_ids(unit):
     """Drawn per token, in spans too; not counted where they hit the original, which is one of BEGINS."""

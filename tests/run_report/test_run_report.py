@@ -68,6 +68,7 @@ def table_of(all_sections, title) -> dict[str, tuple[str, ...]]:
     return {row[0]: row[1:] for block in section.blocks if isinstance(block, Table) for row in block.rows}
 
 
+@pytest.mark.slow
 def test_page_of_a_run(tiny_run, tmp_path, capsys):
     page = tmp_path / "page.html"
     assert report(tiny_run, "--out", page) == 0
