@@ -16,13 +16,12 @@ import uuid
 from pathlib import Path
 from typing import Any, TypedDict
 
-import fsspec
-
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
 from bert_jax.storage import (
     StoredPath,
     describe_full_disk,
+    file_system,
     is_remote,
     make_directory_if_local,
     parse_json,
@@ -252,7 +251,7 @@ def _create(path: StoredPath, content: bytes) -> None:
                 error.filename = os.fspath(path)
                 raise
         return
-    filesystem, name = fsspec.core.url_to_fs(os.fspath(path))
+    filesystem, name = file_system(path)
     try:
         filesystem.pipe_file(name, content, mode="create")
     except FileExistsError:

@@ -5,10 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import fsspec
-
 from bert_jax.errors import OutageError
-from bert_jax.storage import StoredPath, describe_unreachable
+from bert_jax.storage import StoredPath, describe_unreachable, file_system
 
 ATTEMPTS = 3
 """Tries for a range, each of which the store's library repeats about five times within seconds."""
@@ -73,7 +71,7 @@ def read_blocks(path: StoredPath, size: int) -> Iterator[bytes]:
 
 def _request(ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
     """One request per range: its content, or the exception that it ended with."""
-    filesystem, _ = fsspec.core.url_to_fs(os.fspath(ranges[0].path))
+    filesystem, _ = file_system(ranges[0].path)
     options = {"batch_size": CONCURRENT_REQUESTS} if filesystem.async_impl else {}
     paths, starts, ends = ([os.fspath(one.path) for one in ranges], *zip(*(one[1:] for one in ranges), strict=True))
     try:

@@ -101,15 +101,19 @@ def check_reachable(path: StoredPath) -> None:
         raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
 
 
+def unwritable_parent(path: Path) -> Path | None:
+    """The closest existing parent of a path on disk, if nothing can be made in it; otherwise None."""
+    parent = next(parent for parent in path.parents if os.path.lexists(parent))
+    return None if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK) else parent
+
+
 def check_writable(path: StoredPath) -> None:
-    """Raise UserError unless a local file can be made: its closest existing folder is a folder, and may be written."""
-    if is_remote(path):
+    """Raise UserError if a file on disk cannot be made, as far as this is known before it is written."""
+    if is_remote(path) or (parent := unwritable_parent(Path(path))) is None:
         return
-    parent = next(parent for parent in Path(path).absolute().parents if os.path.lexists(parent))
     if not parent.is_dir():
         raise UserError(f"{parent}: is a file, not a directory; choose another path")
-    if not os.access(parent, os.W_OK | os.X_OK):
-        raise UserError(f"{parent}: you may not write there; choose another path, or change its permissions")
+    raise UserError(f"{parent}: you may not write there; choose another path, or change its permissions")
 
 
 def file_system(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:

@@ -32,7 +32,15 @@ from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import to_huggingface, to_huggingface_config
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, check_reachable, copy_tree, describe_full_disk, is_remote, walk_files
+from bert_jax.storage import (
+    StoredPath,
+    check_reachable,
+    copy_tree,
+    describe_full_disk,
+    is_remote,
+    unwritable_parent,
+    walk_files,
+)
 
 
 def convert(
@@ -109,11 +117,9 @@ def check_destination(destination: StoredPath, option: str = "") -> None:
     # exists() is False for a broken link, which would block the rename.
     if destination.exists() or os.path.lexists(destination):
         raise UserError(f"{option}{destination} exists already: choose another destination, or remove it")
-    if not is_remote(destination):
-        parent = next(parent for parent in destination.parents if os.path.lexists(parent))
-        if not (parent.is_dir() and os.access(parent, os.W_OK | os.X_OK)):
-            reason = "permission denied" if parent.is_dir() else "not a directory"
-            raise UserError(f"{option}{destination}: cannot write to {parent} ({reason}): choose another destination")
+    if not is_remote(destination) and (parent := unwritable_parent(destination)):
+        reason = "permission denied" if parent.is_dir() else "not a directory"
+        raise UserError(f"{option}{destination}: cannot write to {parent} ({reason}): choose another destination")
 
 
 def _open(

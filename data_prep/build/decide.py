@@ -138,8 +138,7 @@ def _check_splits(decisions: np.ndarray, places: np.ndarray) -> None:
         raise UserError(
             f"{'one document' if len(kept) else 'no document'} with text is left after the filters; a corpus needs two"
             " different ones, to train on and to hold out (a blank line divides documents of `text:` and `lines:`; a"
-            " file is one of"
-            " `text-files:`)"
+            " file is one of `text-files:`)"
         )
     for split, decision in SPLIT_DECISIONS.items():
         if not (decisions == decision).any():
