@@ -5,6 +5,7 @@ under ``projections/``. So teacher and maps are sharded and saved by the same ta
 checkpoint as the model of any run.
 """
 
+import abc
 import dataclasses
 from collections.abc import Generator
 from dataclasses import dataclass
@@ -49,7 +50,7 @@ LOSSES = {
 
 
 @dataclass(frozen=True)
-class TeacherTask:
+class TeacherTask(abc.ABC):
     """A student that is trained on its own task and on a teacher. The teacher has no dropout and is not trained."""
 
     student: Task
@@ -88,9 +89,9 @@ class TeacherTask:
         return self.student.prepare(batch, seed)
 
     @property
+    @abc.abstractmethod
     def task_terms(self) -> tuple[str, ...]:
         """Metrics that are the losses of the student's own task."""
-        raise NotImplementedError
 
     @property
     def term_weights(self) -> dict[str, float]:
@@ -110,9 +111,9 @@ class TeacherTask:
         """Activations that the matches read, besides hidden states."""
         return (SCORES,) if any(match.what == "scores" for match in self.recipe.matches) else ()
 
+    @abc.abstractmethod
     def soft_loss_weight(self, batch: Batch) -> Float[Array, ""]:
         """Number of items that have soft targets."""
-        raise NotImplementedError
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Number of labels, and of the items of every match: examples, tokens, or pairs of tokens."""
