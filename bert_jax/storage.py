@@ -101,15 +101,15 @@ def check_reachable(path: StoredPath) -> None:
         raise UserError(f"{path}: there is no bucket '{bucket}', or you have no permission to list it: create it first")
 
 
-def unwritable_parent(path: Path) -> Path | None:
+def unwritable_parent(path: StoredPath) -> Path | None:
     """The closest existing parent of a path on disk, if nothing can be made in it; otherwise None."""
-    parent = next(parent for parent in path.parents if os.path.lexists(parent))
+    parent = next(parent for parent in Path(path).parents if os.path.lexists(parent))
     return None if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK) else parent
 
 
 def check_writable(path: StoredPath) -> None:
     """Raise UserError if a file on disk cannot be made, as far as this is known before it is written."""
-    if is_remote(path) or (parent := unwritable_parent(Path(path))) is None:
+    if is_remote(path) or (parent := unwritable_parent(path)) is None:
         return
     if not parent.is_dir():
         raise UserError(f"{parent}: is a file, not a directory; choose another path")

@@ -106,16 +106,25 @@ def _draw_lengths(random_bits: UInt32[Array, "B S"], probabilities: Float[np.nda
 def _next_group(words: Words, length: Int[Array, "B S"]) -> Int[Array, "B S"]:
     """At a word's first token: start of the word `length` words later, or the token itself if the run ends before."""
     positions = _positions(words.starts_word)
-    seq_len = positions.shape[1]
     number = jnp.cumsum(words.starts_word, axis=1, dtype=jnp.int32) - 1
-    row = jnp.arange(positions.shape[0])[:, None]
-    word_numbers = jnp.where(words.starts_word, number, seq_len)
-    start_of_word = jnp.zeros_like(positions).at[row, word_numbers].set(positions, mode="drop")
+    start_of_word = position_of_nth(words.starts_word, positions.shape[1])
     target = jnp.take_along_axis(start_of_word, number + length, axis=1, mode="fill", fill_value=0)
     run = jnp.cumsum(words.starts_run, axis=1, dtype=jnp.int32)
-    # A word number that does not exist gives target 0, which is never greater than a position.
-    inside = words.starts_word & (target > positions) & (jnp.take_along_axis(run, target, axis=1) == run)
+    # A word that does not exist has target S, or 0 if its number is S or more.
+    exists = (target > positions) & (target < positions.shape[1])
+    inside = words.starts_word & exists & (jnp.take_along_axis(run, target, axis=1) == run)
     return jnp.where(inside, target, positions)
+
+
+def position_of_nth(marks: Bool[Array, "B S"], size: int) -> Int[Array, "B M"]:
+    """Positions of the first `size` marks of each row, S where there are fewer.
+
+    It compares all pairs. A scatter that drops indices past the end of a row gave other positions on a GPU with XLA's
+    `--xla_gpu_deterministic_ops` (jax 0.11.2, docs/LOG.md).
+    """
+    marked_so_far = jnp.cumsum(marks, axis=1, dtype=jnp.int32)
+    numbers = jnp.arange(size, dtype=jnp.int32)
+    return (marked_so_far[:, None, :] <= numbers[None, :, None]).sum(-1, dtype=jnp.int32)
 
 
 def _positions(like: Array) -> Int[Array, "B S"]:

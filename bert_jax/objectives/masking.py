@@ -13,7 +13,7 @@ import numpy as np
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config import ObjectiveConfig
 from bert_jax.model.layers import hash_combine
-from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities
+from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities, position_of_nth
 
 SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH = range(4)
 """Streams of random bits, as words of `hash_combine`."""
@@ -232,10 +232,6 @@ def _choose_words(
 
 def _gather_chosen(chosen: Bool[Array, "B S"], size: int) -> tuple[Int[Array, "B M"], Float[Array, "B M"]]:
     """Positions of the chosen tokens in ascending order, padded with 0, and weights: 1.0 for each chosen token."""
-    batch, seq_len = chosen.shape
-    slot = jnp.where(chosen, jnp.cumsum(chosen, axis=1) - 1, size)
-    row = jnp.broadcast_to(jnp.arange(batch)[:, None], chosen.shape)
-    position = jnp.broadcast_to(jnp.arange(seq_len, dtype=jnp.int32)[None], chosen.shape)
-    positions = jnp.zeros((batch, size), jnp.int32).at[row, slot].set(position, mode="drop")
     weights = jnp.arange(size)[None, :] < chosen.sum(1, keepdims=True)
+    positions = jnp.where(weights, position_of_nth(chosen, size), 0)
     return positions, weights.astype(jnp.float32)

@@ -25,11 +25,12 @@ PREFERRED: dict[Platform, tuple[str, ...]] = {
     "tpu": ("pallas_tpu", "xla", "reference"),
     "unknown": ("xla", "reference"),
 }
-"""What `model.attention auto` tries, in this order. For CPUs it was measured, in `encode` and in training
-(docs/LOG.md). For GPUs and TPUs it is assumed: the implementations that write no scores to memory first."""
-MOST_UNROLLED = 12
-"""Layers of the deepest model whose scan over depth is unrolled on CPUs, where slices of stacked parameters and
-residuals are copied in every iteration: steps take 6 to 13 % less time (docs/LOG.md). Deeper ones compile too long."""
+"""What `model.attention auto` tries, in this order. For CPUs it was measured, in `encode` and in training, and for an
+H200 in training (docs/LOG.md). For TPUs it is assumed: the implementations that write no scores to memory first."""
+MOST_UNROLLED: dict[Platform, int] = {"cpu": 12, "gpu": 24}
+"""Layers of the deepest model whose scan over depth is unrolled: in a loop, slices of stacked parameters and residuals
+are copied in every iteration. Steps take 6 to 13 % less time on a CPU, 12 to 16 % less on an H200 (docs/LOG.md). Deeper
+models compile too long."""
 
 
 def choose_implementation(config: Config, device_kind: str) -> Config:
@@ -43,7 +44,7 @@ def choose_implementation(config: Config, device_kind: str) -> Config:
         config = _choose_attention(config, device_kind)
     if config.model.scan_unroll is None:
         model = config.model
-        unrolled = _platform(device_kind) == "cpu" and model.num_layers <= MOST_UNROLLED
+        unrolled = model.num_layers <= MOST_UNROLLED.get(_platform(device_kind), 1)
         model = dataclasses.replace(model, scan_unroll=model.num_layers if unrolled else 1)
         config = dataclasses.replace(config, model=model)
     return config

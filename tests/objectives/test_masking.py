@@ -23,6 +23,7 @@ from bert_jax.objectives.masking import (
     prediction_counts_by_length,
     predictions_per_row,
 )
+from tests.jaxprs import primitives
 from tests.objectives.masking_batches import (
     CLS,
     KEY,
@@ -308,4 +309,7 @@ def test_in_shard_map_and_without_needless_loops(unit):
     rows, every = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
     sharded = jax.jit(jax.shard_map(mask, mesh=mesh, in_specs=(rows, every), out_specs=rows))(batch, KEY)
     jax.tree.map(np.testing.assert_array_equal, sharded, masked(batch, KEY, objective, PIECES))
-    assert str(jax.make_jaxpr(mask)(batch, KEY)).count("while[") == (unit != "token")
+    parts = primitives(mask, batch, KEY)
+    assert parts["while"] == (unit != "token")
+    # XLA's deterministic scatter of indices outside of the array is wrong on GPUs; those of scatter_max are inside.
+    assert parts["scatter"] == 0

@@ -43,7 +43,10 @@ def test_auto(kind, settings, chosen):
     assert choose_implementation(config(**settings), kind).model.attention == chosen
 
 
-@pytest.mark.parametrize(("kind", "layers", "chosen"), [("cpu", 12, 12), ("cpu", 13, 1), (GPU, 12, 1), ("", 12, 1)])
+UNROLLED = [("cpu", 12, 12), ("cpu", 13, 1), (GPU, 24, 24), (GPU, 25, 1), (TPU_V3, 2, 1), ("", 2, 1)]
+
+
+@pytest.mark.parametrize(("kind", "layers", "chosen"), UNROLLED)
 def test_unrolling(kind, layers, chosen):
     deep = Config("x", ModelConfig(num_layers=layers), phases=(Phase(),))
     assert choose_implementation(deep, kind).model.scan_unroll == chosen
