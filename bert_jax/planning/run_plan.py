@@ -12,7 +12,7 @@ from bert_jax.config import Config
 from bert_jax.planning import aot_compile, hlo
 from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
 from bert_jax.planning.mesh_search import search_mesh
-from bert_jax.planning.published_runs import RUNS
+from bert_jax.planning.published_runs import OWN_RUNS, RUNS
 from bert_jax.planning.roofline import ERROR, predict
 from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
@@ -159,7 +159,8 @@ def _roofline(topology: Topology) -> Values:
     """The published runs that calibrated the roofline for this kind of chip."""
     runs = RUNS["TPU" if topology.chip.torus_dimensions else "GPU"]
     hardware = list(dict.fromkeys(run.hardware for run in runs))
-    return {"published_runs": len(runs), "hardware": hardware, "within": ERROR}
+    own = OWN_RUNS.get(topology.chip.name)
+    return {"published_runs": len(runs), "hardware": hardware, "within": ERROR, "own_runs": own}
 
 
 def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
@@ -200,7 +201,7 @@ def to_sections(plan: Values) -> list[Section]:
             f"the whole run: {run['hours']:,.2f} hours on {plan['chips']:,} chips, {run['chip_hours']:,.1f} "
             f"chip-hours{cost} (without evaluation, checkpoints, input and failures; by a roofline fitted to "
             f"{roofline['published_runs']} published runs of other programs on {', '.join(roofline['hardware'])}, all "
-            f"within {roofline['within']:.0%}; bert_jax was not measured on this chip)"
+            f"within {roofline['within']:.0%}; bert_jax {roofline['own_runs'] or 'was not measured on this chip'})"
         )
     title = f"{plan['name']} on {plan['topology']}: {plan['devices']:,} devices{slices}, mesh {axes}"
     notes = (summary, *(f"note: {note}" for note in plan["notes"]))

@@ -126,7 +126,7 @@ def measured_chip(flops: float, vector_ops: float, bandwidth: float) -> Chip:
 
 def name_of(case: Case) -> str:
     """Name in the table."""
-    parts = [f"{case.preset} {case.seq_len} x {case.batch}", case.optimizer, f"dropout {case.dropout}"]
+    parts = [f"{case.preset} {case.seq_len} x {case.batch}", case.optimizer, f"dropout {case.dropout}", case.attention]
     parts += [f"accumulation {case.accumulation}"] * (case.accumulation > 1)
     parts += [f"remat {case.remat}"] * (case.remat != "none")
     parts += [case.dense_dtype] * (case.dense_dtype != "compute") + [f"{case.rows} rows"] * (case.rows != "full")
