@@ -108,10 +108,9 @@ def _next_group(words: Words, length: Int[Array, "B S"]) -> Int[Array, "B S"]:
     positions = _positions(words.starts_word)
     number = jnp.cumsum(words.starts_word, axis=1, dtype=jnp.int32) - 1
     start_of_word = position_of_nth(words.starts_word, positions.shape[1])
-    target = jnp.take_along_axis(start_of_word, number + length, axis=1, mode="fill", fill_value=0)
+    target = jnp.take_along_axis(start_of_word, number + length, axis=1, mode="fill", fill_value=positions.shape[1])
     run = jnp.cumsum(words.starts_run, axis=1, dtype=jnp.int32)
-    # A word that does not exist has target S, or 0 if its number is S or more.
-    exists = (target > positions) & (target < positions.shape[1])
+    exists = target < positions.shape[1]
     inside = words.starts_word & exists & (jnp.take_along_axis(run, target, axis=1) == run)
     return jnp.where(inside, target, positions)
 
@@ -119,8 +118,8 @@ def _next_group(words: Words, length: Int[Array, "B S"]) -> Int[Array, "B S"]:
 def position_of_nth(marks: Bool[Array, "B S"], size: int) -> Int[Array, "B M"]:
     """Positions of the first `size` marks of each row, S where there are fewer.
 
-    It compares all pairs. A scatter that drops indices past the end of a row gave other positions on a GPU with XLA's
-    `--xla_gpu_deterministic_ops` (jax 0.11.2, docs/LOG.md).
+    It compares all pairs. With a scatter that drops indices past the end of a row, masking chose other tokens on a GPU
+    with XLA's `--xla_gpu_deterministic_ops` (jax 0.11.2, docs/LOG.md).
     """
     marked_so_far = jnp.cumsum(marks, axis=1, dtype=jnp.int32)
     numbers = jnp.arange(size, dtype=jnp.int32)

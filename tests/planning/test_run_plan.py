@@ -149,7 +149,7 @@ def test_the_summary_names_the_runs_and_the_error(config, compiled):
     for topology, hardware, own in (
         (TPUS, "TPU v3", "was not measured on this chip"),
         (GPUS, gpus, "was not measured on this chip"),
-        (h200, gpus, "takes 3 and 8% longer in two settings on one H200"),
+        (h200, gpus, "took 3 and 8% longer than predicted in two settings on one H200"),
     ):
         found = run_plan.plan(config, topology)
         runs = published_runs.RUNS["TPU" if topology is TPUS else "GPU"]
