@@ -46,6 +46,7 @@ SMALLER = {
     "scripts/benchmarks/bench_optimizer.py": "--preset bert_tiny --rounds 1",
     "scripts/benchmarks/bench_stream.py": ("--rounds 1 --seconds 0.1 --seq-lens 32 --documents 1000 --tokens 100000"),
     "scripts/benchmarks/bench_cache.py": "--documents 100 --tokens 200000 --seq-len 32 --shards 4",
+    "scripts/benchmarks/attention_errors.py": "--seq-lens 16 --dtype float32",
     "scripts/benchmarks/trace_step.py": "--presets bert_tiny --seq-len 16",
     "scripts/benchmarks/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
 }

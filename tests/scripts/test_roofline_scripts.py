@@ -46,7 +46,7 @@ def test_a_case_is_judged_by_the_median_of_predicted_over_measured(calibrate):
     case = calibrate.CHECKED[0]
     samples = samples_of(calibrate, case, calibrate.CPU, slower=2.0)
     result = calibrate.judge(case, [samples[0]._replace(seconds=100.0), *samples])
-    assert result["ratio"] == pytest.approx(0.5) and result["case"] == "bert_tiny 128 x 16, adamw, dropout 0"
+    assert result["ratio"] == pytest.approx(0.5) and result["case"] == "bert_tiny 128 x 16, adamw, dropout 0, reference"
 
 
 def test_checked_cases_did_not_serve_to_fit(calibrate):

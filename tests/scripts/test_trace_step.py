@@ -1,11 +1,14 @@
-"""trace_step.py: the kind of an instruction, from its line of a compiled program."""
+"""trace_step.py: the kind of an instruction, from its line of a compiled program, and of a kernel, from its name."""
 
+import functools
 from pathlib import Path
 
 import pytest
 
 from tests.pages import load_script
 
+SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "trace_step.py"
+script = functools.partial(load_script, SCRIPT)
 HLO = {
     "ynn_fusion.1": 'f32[8,64]{1,0} fusion(%x, %w), kind=kCustom, metadata={op_name="jit(step)/jvp()/dot_general"}',
     "ynn_fusion.2": 'f32[8,64]{1,0} fusion(%x, %table), metadata={op_name="jit(step)/transpose(jvp())/dot_general"}',
@@ -34,5 +37,34 @@ HLO = {
     ],
 )
 def test_kinds(instruction, kind):
-    script = load_script(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "trace_step.py")
-    assert script.kind_of(instruction, HLO) == kind
+    assert script().kind_of(instruction, HLO) == kind
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("nvjet_sm90_tst_128x160_64x5_2x1_v_bz_NNT", "products"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16>", "products"),
+        ("gemm_fusion_dot_26", "products"),
+        ("key_gradient_kernel__1", "attention"),
+        ("memcpy128", "copies and layouts"),
+        ("loop_dynamic_update_slice_fusion_8", "copies and layouts"),
+        ("input_add_compare_reduce_fusion", "reductions"),
+        ("loop_multiply_fusion", "element-wise"),
+    ],
+)
+def test_kinds_of_kernels(kernel, kind):
+    """Names as in a trace of an H200 (docs/benchmarks/h200)."""
+    assert script().kind_of_kernel(kernel) == kind
+
+
+def test_kernels_are_events_on_streams():
+    events = [
+        {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0"}},
+        {"ph": "M", "pid": 1, "tid": 7, "name": "thread_name", "args": {"name": "Stream #7(Compute)"}},
+        {"ph": "M", "pid": 1, "tid": 8, "name": "thread_name", "args": {"name": "XLA Ops"}},
+        {"ph": "M", "pid": 2, "name": "process_name", "args": {"name": "/host:CPU"}},
+        *({"ph": "X", "pid": pid, "tid": tid, "name": "x", "dur": 1.0} for pid, tid in ((1, 7), (1, 8), (2, 7))),
+    ]
+    names = script().names_of(events)
+    assert [(event["pid"], event["tid"]) for event in events if script().is_kernel(event, names)] == [(1, 7)]
