@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 
 from etils import epath
 
-from bert_jax.data.corpus import token_dtype
+from bert_jax.data.corpus import read_manifest, token_dtype
 from bert_jax.errors import UserError
 from bert_jax.file_listing import file_sizes
 from bert_jax.storage import is_remote
@@ -86,10 +86,15 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         "inputs": scratch.fingerprint(inputs),
     }
     existed = is_remote(directory) or directory.exists()  # a store has no directories
-    scratch_dir = resume.make_scratch_directory(directory, request.name, request.scratch)
+    arguments = {"units": preparation, "decisions": decisions}
+    scratch_dir = resume.scratch_place(directory, request.name, request.scratch)
+    if resume.was_finished(scratch_dir, directory, arguments):
+        resume.remove_scratch(scratch_dir, directory)
+        return read_manifest(directory)
+    resume.make_scratch_directory(scratch_dir, directory)
     job = _prepare_job(request, sources, keys, scratch_dir, decontamination_report)
     with resume.exclusive_build(directory, scratch_dir, existed) as check_locks:
-        resume.resume_or_start(scratch_dir, directory, {"units": preparation, "decisions": decisions}, keys)
+        resume.resume_or_start(scratch_dir, directory, arguments, keys)
         with resume.cleanup_on_early_failure(scratch_dir, directory, existed), engine:
             if job.evaluation_ngrams:
                 scratch.write_array(scratch_dir / job.evaluation_ngrams, evaluation_ngrams.slots())

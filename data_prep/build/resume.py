@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from etils import epath
 
-from bert_jax.data.corpus import INCOMPLETE
+from bert_jax.data.corpus import INCOMPLETE, MANIFEST
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
 from bert_jax.file_listing import matching_entries
@@ -23,8 +23,21 @@ _LEFTOVERS = ("*.partial", "columns-*", "rows-*", "found-*", "writing-*")
 """Files and directories of a killed build that are made again"""
 
 
-def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
-    """The directory for unfinished work of a build to `directory`: inside it, or a folder of its own below `parent`.
+def scratch_place(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
+    """The directory for unfinished work of a build to `directory`: inside it, or a folder of its own below `parent`."""
+    return directory / INCOMPLETE if parent is None else epath.Path(parent) / f"{name}.incomplete"
+
+
+def was_finished(scratch_dir: epath.Path, directory: epath.Path, arguments: dict) -> bool:
+    """Whether a build with these arguments wrote the corpus, and was killed while it removed its scratch directory."""
+    check_reachable(directory)
+    recorded = scratch_dir / _ARGUMENTS
+    is_corpus = (directory / MANIFEST).exists()
+    return is_corpus and recorded.exists() and scratch.read_json(recorded) == _as_json(arguments)
+
+
+def make_scratch_directory(scratch_dir: epath.Path, directory: epath.Path) -> None:
+    """Makes the scratch directory of a build, and `directory`.
 
     Raises:
       UserError: the directory contains other files, or its store cannot be reached.
@@ -36,14 +49,9 @@ def make_scratch_directory(directory: epath.Path, name: str, parent: os.PathLike
         writer.check_not_finished(directory)
         if not (directory / INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
-    if parent is not None:
-        check_reachable(epath.Path(parent))
-    scratch_dir = directory / INCOMPLETE
-    make_directory_if_local(scratch_dir)
-    if parent is not None:
-        scratch_dir = epath.Path(parent) / f"{name}.incomplete"
-        make_directory_if_local(scratch_dir)
-    return scratch_dir
+    check_reachable(scratch_dir.parent)
+    for place in dict.fromkeys((directory / INCOMPLETE, scratch_dir)):
+        make_directory_if_local(place)
 
 
 @contextlib.contextmanager
@@ -98,7 +106,7 @@ def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: d
     Raises:
       UserError: the scratch directory contains files that are not from a build.
     """
-    current = json.loads(json.dumps(arguments))
+    current = _as_json(arguments)
     recorded = scratch_dir / _ARGUMENTS
     for leftover in _leftovers(scratch_dir):
         leftover.rmtree() if leftover.is_dir() else leftover.unlink()
@@ -115,6 +123,11 @@ def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: d
         raise UserError(f"{scratch_dir}: is not empty and not from an unfinished build; choose another directory")
     _remove_decisions(scratch_dir, directory)
     scratch.write_json(recorded, current)
+
+
+def _as_json(arguments: dict) -> dict:
+    """The arguments as they are read from a file."""
+    return json.loads(json.dumps(arguments))
 
 
 def _leftovers(scratch_dir: epath.Path) -> list[epath.Path]:
@@ -135,7 +148,10 @@ def _remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
 
 
 def remove_scratch(scratch_dir: epath.Path, directory: epath.Path) -> None:
-    """Removes the scratch directory of a finished build."""
+    """Removes the scratch directory of a finished build, the record of its arguments last, for `was_finished`."""
+    for path in scratch_dir.iterdir() if scratch_dir.exists() else ():
+        if path.name != _ARGUMENTS:
+            path.rmtree() if path.is_dir() else path.unlink(missing_ok=True)
     scratch_dir.rmtree(missing_ok=True)
     if scratch_dir != directory / INCOMPLETE:
         (directory / INCOMPLETE).rmtree(missing_ok=True)  # object stores have no empty directories

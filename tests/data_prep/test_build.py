@@ -14,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+from etils import epath
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
@@ -306,6 +307,27 @@ def test_shard_markers_without_shards_are_ignored(text, monkeypatch):
     run("fresh", ["text:text.txt"], options)
     assert files("c") == files("fresh")
     assert list(pathlib.Path("elsewhere").iterdir()) == []
+
+
+@pytest.mark.parametrize("scratch", [None, "elsewhere"])
+def test_a_build_killed_while_it_removes_its_work_is_finished(text, monkeypatch, scratch):
+    """The same command ends well and removes the rest; with other arguments, the corpus is another build's."""
+
+    def kill(path, **options):
+        raise KeyboardInterrupt
+
+    specs = ["text:text.txt"]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(epath.Path("c")), "rmtree", kill)
+        with pytest.raises(KeyboardInterrupt):
+            run("c", specs, scratch=scratch)
+    assert list(pathlib.Path(scratch or "c").glob("*.incomplete/build.json"))
+    manifest = run("c", specs, scratch=scratch)
+    assert not list(pathlib.Path().glob("*/*.incomplete"))
+    run("fresh", specs)
+    assert files("c") == files("fresh") and manifest == json.loads(pathlib.Path("c/corpus.json").read_text())
+    with pytest.raises(UserError, match="already holds a corpus"):
+        run("c", specs, scratch=scratch)
 
 
 @pytest.mark.parametrize(
