@@ -313,12 +313,16 @@ def test_shard_markers_without_shards_are_ignored(text, monkeypatch):
 def test_a_build_killed_while_it_removes_its_work_is_finished(text, monkeypatch, scratch):
     """The same command ends well and removes the rest; with other arguments, the corpus is another build's."""
 
-    def kill(path, **options):
-        raise KeyboardInterrupt
+    remove = type(epath.Path("c")).rmtree
+
+    def kill_at_last(path, **options):
+        if path.suffix == ".incomplete":
+            raise KeyboardInterrupt
+        remove(path, **options)
 
     specs = ["text:text.txt"]
     with monkeypatch.context() as patch:
-        patch.setattr(type(epath.Path("c")), "rmtree", kill)
+        patch.setattr(type(epath.Path("c")), "rmtree", kill_at_last)
         with pytest.raises(KeyboardInterrupt):
             run("c", specs, scratch=scratch)
     assert list(pathlib.Path(scratch or "c").glob("*.incomplete/build.json"))
