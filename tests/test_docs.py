@@ -22,7 +22,7 @@ OTHER_FLAGS = """
 --filename --floor --follow --formats --gpus-per-node --help --help-all --lr --model --nodes --ntasks
 --ntasks-per-node --peer --phases.1.batch-size --plot --prefix --preset --presets --recursive --requeue --rounds
 --figure --published --seeds --selector --seq-len --seq-lens --serve --signal --steps --sweep --tag --time --tokens
---wrap --wrong
+--wrap --wrong --xla_gpu_deterministic_ops
 """
 """Of scripts and of other programs."""
 
