@@ -35,7 +35,8 @@ class CorpusWriter:
 
     def finish(self, report: dict) -> dict:
         """Writes the corpus; `report` is the content of corpus.json besides the counts."""
-        scratch_dir = resume.make_scratch_directory(self._directory, self._name, None)
+        scratch_dir = resume.scratch_place(self._directory, self._name, None)
+        resume.make_scratch_directory(scratch_dir, self._directory)
         for split in SPLITS:
             document, shards = 0, self._shards[split]
             for index, parts in enumerate(shards):
