@@ -209,23 +209,26 @@ class RecordReader:
             if isinstance(reader, ShardParts):
                 ranges[shard] = reader, reader.ranges([index - self._starts[shard] for index in shard_indices])
                 if reader.bytes_read >= self._shards[shard].size:
-                    self._copy(shard)
+                    self._copy(shard, reader)
         contents = iter(read_ranges([one for _, own in ranges.values() for one in own]))
         return {shard: (reader, own, [next(contents) for _ in own]) for shard, (reader, own) in ranges.items()}
 
-    def _copy(self, shard: int) -> None:
-        """Copies a shard in a thread, unless one is being copied."""
+    def _copy(self, shard: int, parts: ShardParts) -> None:
+        """Copies a shard in a thread, unless one is being copied or `parts` is no longer the shard's reader."""
         with self._lock:
-            if self._copying is None or not self._copying.is_alive():
-                self._copying = threading.Thread(target=self._replace_reader, args=(shard,), daemon=True)
+            is_copying = self._copying is not None and self._copying.is_alive()
+            if not is_copying and self._readers[os.getpid(), shard] is parts:
+                self._copying = threading.Thread(target=self._replace_reader, args=(shard, parts), daemon=True)
                 self._copying.start()
 
-    def _replace_reader(self, shard: int) -> None:
-        file, parts = self._shards[shard], self._reader(shard)
+    def _replace_reader(self, shard: int, parts: ShardParts) -> None:
+        file = self._shards[shard]
         parts.bytes_read = 0  # if there is no room, this is tried again after as many bytes
         try:
             if (local := self._cache.path_if_room(file.path, file.sha256, file.size)) is not None:
-                self._readers[os.getpid(), shard] = _open_checked(file, local)
+                reader = _open_checked(file, local)
+                with self._lock:
+                    self._readers[os.getpid(), shard] = reader
         except (UserError, OSError) as error:  # what it reports is reported again when parts are read
             print(f"note: {file.path} was not copied to this host: {error}", file=sys.stderr)
 

@@ -180,6 +180,18 @@ def test_a_shard_that_was_read_in_parts_often_is_copied(bucket, tiny_corpus, tmp
         np.testing.assert_array_equal(one.tokens, two.tokens)
 
 
+def test_a_shard_is_copied_once(bucket):
+    """A thread that still reads its parts may ask for it again when the copy has taken their place."""
+    records = Corpus.open(bucket / "corpus")._records
+    parts = records._reader(0)
+    records._copy(0, parts)
+    copying = records._copying
+    copying.join()
+    assert not isinstance(records._reader(0), ShardParts)
+    records._copy(0, parts)
+    assert records._copying is copying
+
+
 def test_without_room_a_shard_is_never_copied(bucket, tmp_path):
     manifest = json.loads((bucket / "corpus" / "corpus.json").read_text())
     arrays = sum(entry["bytes"] for name, entry in manifest["files"].items() if name.endswith(".npy"))
