@@ -36,6 +36,7 @@ OWN_RUNS = {
     "h200": "took 3 and 8% longer than predicted in two settings on one H200, 7 to 40% longer with layers in a loop"
 }
 """What bert_jax's own measurements say of the predictions for a chip, by its name (docs/LOG.md)."""
+
 NVIDIA = "NVIDIA DeepLearningExamples"
 SOURCES = {
     "TensorFlow 20.06": f"{NVIDIA}, TensorFlow/LanguageModeling/BERT/README.md at 002bcd8",

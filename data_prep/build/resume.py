@@ -149,9 +149,9 @@ def _remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
 
 def remove_scratch(scratch_dir: epath.Path, directory: epath.Path) -> None:
     """Removes the scratch directory of a finished build, the record of its arguments last, for `was_finished`."""
+    if scratch_dir != directory / INCOMPLETE:
+        (directory / INCOMPLETE).rmtree(missing_ok=True)  # object stores have no empty directories
     for path in scratch_dir.iterdir() if scratch_dir.exists() else ():
         if path.name != _ARGUMENTS:
             path.rmtree() if path.is_dir() else path.unlink(missing_ok=True)
     scratch_dir.rmtree(missing_ok=True)
-    if scratch_dir != directory / INCOMPLETE:
-        (directory / INCOMPLETE).rmtree(missing_ok=True)  # object stores have no empty directories

@@ -316,7 +316,7 @@ def test_a_build_killed_while_it_removes_its_work_is_finished(text, monkeypatch,
     remove = type(epath.Path("c")).rmtree
 
     def kill_at_last(path, **options):
-        if path.suffix == ".incomplete":
+        if (path / "build.json").exists():
             raise KeyboardInterrupt
         remove(path, **options)
 
