@@ -62,8 +62,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     """
     writer.check_name(request.name)
     directory = epath.Path(request.directory)
-    skip = request.options.skip_damaged
-    sources = tuple(dataclasses.replace(source, skip_damaged=skip) for source in request.sources)
+    sources = tuple(dataclasses.replace(one, skip_damaged=request.options.skip_damaged) for one in request.sources)
     inputs = [
         (index, number, part) for index, source in enumerate(sources) for number, part in enumerate(source.inputs())
     ]
@@ -88,8 +87,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     existed = is_remote(directory) or directory.exists()  # a store has no directories
     arguments = {"units": preparation, "decisions": decisions}
     scratch_dir = resume.scratch_place(directory, request.name, request.scratch)
-    if resume.was_finished(scratch_dir, directory, arguments):
-        resume.remove_scratch(scratch_dir, directory)
+    if resume.finish_removal(scratch_dir, directory, arguments):
         return read_manifest(directory)
     resume.make_scratch_directory(scratch_dir, directory)
     job = _prepare_job(request, sources, keys, scratch_dir, decontamination_report)

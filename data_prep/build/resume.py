@@ -28,12 +28,19 @@ def scratch_place(directory: epath.Path, name: str, parent: os.PathLike | str | 
     return directory / INCOMPLETE if parent is None else epath.Path(parent) / f"{name}.incomplete"
 
 
-def was_finished(scratch_dir: epath.Path, directory: epath.Path, arguments: dict) -> bool:
-    """Whether a build with these arguments wrote the corpus, and was killed while it removed its scratch directory."""
+def finish_removal(scratch_dir: epath.Path, directory: epath.Path, arguments: dict) -> bool:
+    """Removes what is left of a build with these arguments that wrote its corpus and was killed while it cleaned up.
+
+    Returns:
+      whether there was such a build.
+    """
     check_reachable(directory)
     recorded = scratch_dir / _ARGUMENTS
     is_corpus = (directory / MANIFEST).exists()
-    return is_corpus and recorded.exists() and scratch.read_json(recorded) == _as_json(arguments)
+    was_finished = is_corpus and recorded.exists() and scratch.read_json(recorded) == _as_json(arguments)
+    if was_finished:
+        remove_scratch(scratch_dir, directory)
+    return was_finished
 
 
 def make_scratch_directory(scratch_dir: epath.Path, directory: epath.Path) -> None:
@@ -148,7 +155,7 @@ def _remove_decisions(scratch_dir: epath.Path, directory: epath.Path) -> None:
 
 
 def remove_scratch(scratch_dir: epath.Path, directory: epath.Path) -> None:
-    """Removes the scratch directory of a finished build, the record of its arguments last, for `was_finished`."""
+    """Removes the scratch directory of a finished build, the record of its arguments last, for `finish_removal`."""
     if scratch_dir != directory / INCOMPLETE:
         (directory / INCOMPLETE).rmtree(missing_ok=True)  # object stores have no empty directories
     for path in scratch_dir.iterdir() if scratch_dir.exists() else ():
