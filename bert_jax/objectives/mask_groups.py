@@ -106,11 +106,12 @@ def _draw_lengths(random_bits: UInt32[Array, "B S"], probabilities: Float[np.nda
 def _next_group(words: Words, length: Int[Array, "B S"]) -> Int[Array, "B S"]:
     """At a word's first token: start of the word `length` words later, or the token itself if the run ends before."""
     positions = _positions(words.starts_word)
+    seq_len = positions.shape[1]
     number = jnp.cumsum(words.starts_word, axis=1, dtype=jnp.int32) - 1
-    start_of_word = position_of_nth(words.starts_word, positions.shape[1])
-    target = jnp.take_along_axis(start_of_word, number + length, axis=1, mode="fill", fill_value=positions.shape[1])
+    start_of_word = position_of_nth(words.starts_word, seq_len)
+    target = jnp.take_along_axis(start_of_word, number + length, axis=1, mode="fill", fill_value=seq_len)
     run = jnp.cumsum(words.starts_run, axis=1, dtype=jnp.int32)
-    exists = target < positions.shape[1]
+    exists = target < seq_len
     inside = words.starts_word & exists & (jnp.take_along_axis(run, target, axis=1) == run)
     return jnp.where(inside, target, positions)
 

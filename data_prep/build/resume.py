@@ -24,8 +24,16 @@ _LEFTOVERS = ("*.partial", "columns-*", "rows-*", "found-*", "writing-*")
 
 
 def scratch_place(directory: epath.Path, name: str, parent: os.PathLike | str | None) -> epath.Path:
-    """The directory for unfinished work of a build to `directory`: inside it, or a folder of its own below `parent`."""
-    return directory / INCOMPLETE if parent is None else epath.Path(parent) / f"{name}.incomplete"
+    """The directory for unfinished work of a build to `directory`: inside it, or a folder of its own below `parent`.
+
+    Raises:
+      UserError: the store of one of them cannot be reached.
+    """
+    check_reachable(directory)
+    if parent is None:
+        return directory / INCOMPLETE
+    check_reachable(epath.Path(parent))
+    return epath.Path(parent) / f"{name}.incomplete"
 
 
 def finish_removal(scratch_dir: epath.Path, directory: epath.Path, arguments: dict) -> bool:
@@ -34,7 +42,6 @@ def finish_removal(scratch_dir: epath.Path, directory: epath.Path, arguments: di
     Returns:
       whether there was such a build.
     """
-    check_reachable(directory)
     recorded = scratch_dir / _ARGUMENTS
     is_corpus = (directory / MANIFEST).exists()
     was_finished = is_corpus and recorded.exists() and scratch.read_json(recorded) == _as_json(arguments)
@@ -47,16 +54,14 @@ def make_scratch_directory(scratch_dir: epath.Path, directory: epath.Path) -> No
     """Makes the scratch directory of a build, and `directory`.
 
     Raises:
-      UserError: the directory contains other files, or its store cannot be reached.
+      UserError: the directory contains other files.
     """
-    check_reachable(directory)
     if directory.exists():
         if not directory.is_dir():
             raise UserError(f"{directory}: is a file; choose another --out")
         writer.check_not_finished(directory)
         if not (directory / INCOMPLETE).exists() and any(directory.iterdir()):
             raise UserError(f"{directory}: is not empty and holds no corpus; choose another --out")
-    check_reachable(scratch_dir.parent)
     for place in dict.fromkeys((directory / INCOMPLETE, scratch_dir)):
         make_directory_if_local(place)
 

@@ -144,7 +144,7 @@ def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, info
 def check_not_finished(directory: epath.Path) -> None:
     """Raises UserError if the directory contains a corpus, after removing a scratch directory that is left in it."""
     if (directory / corpus.MANIFEST).exists():
-        (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # of another build, killed while it removed it
+        (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # its build was killed while it removed this
         raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
 
 

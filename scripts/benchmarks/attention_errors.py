@@ -19,11 +19,12 @@ import numpy as np
 from bert_jax.array_types import Array
 from bert_jax.bench import harness
 from bert_jax.bench.harness import listed, one_of, positive
+from bert_jax.config.sections import KERNEL_ROW_LENGTHS
 from bert_jax.model.attention import attend
 from bert_jax.model.layers import DropoutKey
+from bert_jax.training.implementation import NEEDS
 
 ROWS, HEADS = 4, 3
-KERNELS = {"gpu": ("pallas_gpu",), "tpu": ("pallas_tpu",)}
 RESULTS = ("context", "query gradient", "key gradient", "value gradient")
 
 
@@ -39,9 +40,9 @@ class Shape(NamedTuple):
 
     def implementations(self) -> list[str]:
         """Those that this device has for it."""
+        names = ["reference", *KERNEL_ROW_LENGTHS, *(["deferred", "xla", "cudnn"] if self.dropout == 0.0 else ())]
         platform = jax.default_backend()
-        without_dropout = ["deferred", "xla"] + ["cudnn"] * (platform == "gpu")
-        return ["reference", *KERNELS.get(platform, ()), *(without_dropout if self.dropout == 0.0 else ())]
+        return [name for name in names if NEEDS.get(name, platform) == platform]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

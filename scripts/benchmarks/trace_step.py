@@ -157,7 +157,7 @@ def draw(rows: Sequence[dict[str, Any]], title: str, file: Path) -> None:
                     ha="center",
                     va="center",
                     fontsize=9,
-                    color="white" if kind.startswith("products") and kind != "products of the decoder" else "black",
+                    color="white" if colour == KINDS["products"] else "black",
                 )
             left += share
     axes.set_yticks(range(len(rows)), [f"{row['preset']}, {row['batch']} rows" for row in rows])

@@ -311,8 +311,7 @@ def test_shard_markers_without_shards_are_ignored(text, monkeypatch):
 
 @pytest.mark.parametrize("scratch", [None, "elsewhere"])
 def test_a_build_killed_while_it_removes_its_work_is_finished(text, monkeypatch, scratch):
-    """The same command ends well and removes the rest; with other arguments, the corpus is another build's."""
-
+    """The same command ends well and removes the rest; when nothing is left of the build, it is refused."""
     remove = type(epath.Path("c")).rmtree
 
     def kill_at_last(path, **options):
