@@ -50,6 +50,14 @@ def test_every_page_is_linked_from_the_readme():
         assert f"docs/{page.name}" in readme, f"README.md does not link {page.name}"
 
 
+@pytest.mark.parametrize("page", sorted(page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md")), ids=str)
+def test_links_lead_to_files(page):
+    """A link to a directory works in a checkout, but not in the documentation site."""
+    text = re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", "", (ROOT / page).read_text())
+    targets = [target for target in re.findall(r"\]\(<?([^)#>\s]+)", text) if not re.match(r"[a-z]+:", target)]
+    assert [target for target in targets if not (ROOT / page.parent / target).is_file()] == []
+
+
 def test_pages_name_only_flags_that_exist():
     """Flags in running text, too: `--phases.0.batch-size` and the like."""
     known = set(OTHER_FLAGS.split())
