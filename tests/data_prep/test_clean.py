@@ -26,6 +26,10 @@ def reference(text, form="NFC"):
     [
         ("  a\t b \r\n c\r", "a b\nc"),
         ("a\n\n \n\n\nb", "a\n\nb"),
+        ("a\n\n\nb", "a\n\nb"),
+        ("a\n b", "a\nb"),
+        ("a \nb", "a\nb"),
+        ("a  b", "a b"),
         ("e\u0301te\u0301", "été"),
         ("x²", "x²"),
         ("a\x00b\ufeffc\u200bd\u00ade\ufffd", "abcde"),
