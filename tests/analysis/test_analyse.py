@@ -161,6 +161,7 @@ def test_wrong_requests(tiny_run, data, tmp_path, capsys, flags, message):
     assert not (tmp_path / "out" / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_an_export_has_no_checkpoints(tiny_export, data, tmp_path, capsys):
     assert call(tiny_export, "--data", data, "--out", tmp_path / "out", "--checkpoints", "all") == 2
     assert "is not a run" in capsys.readouterr().err

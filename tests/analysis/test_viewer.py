@@ -270,6 +270,7 @@ def test_command(tiny_run, tmp_path, capsys):
     assert {path.name: path.read_bytes() for path in out.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_checkpoints_have_a_page_each(tiny_run, tmp_path):
     assert call(tiny_run, "--view", TEXTS[0], "--out", tmp_path / "out", "--checkpoints", "all") == 0
     pages = sorted(epath.Path(tmp_path).glob("out/*/attention.html"))

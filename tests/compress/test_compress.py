@@ -49,6 +49,7 @@ def compressed(folder, teacher, tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_results(compressed, folder):
     """A new, narrower student learns the task from the teacher's distribution alone: labels have no weight."""
     results = json.loads((compressed / "results.json").read_text())
@@ -61,6 +62,7 @@ def test_results(compressed, folder):
     assert metrics[-1]["soft_loss"] < 0.5 * metrics[0]["soft_loss"]
 
 
+@pytest.mark.slow
 def test_the_export_is_the_student_alone(compressed, tmp_path):
     convert(compressed, tmp_path / "exported", "huggingface")
     with input_formats.open_model(tmp_path / "exported") as opened:

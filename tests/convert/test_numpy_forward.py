@@ -42,7 +42,7 @@ def test_goldens_are_of_every_family_and_head():
     assert all(np.std(values) > 0.02 for golden in GOLDENS.values() for values in golden["values"].values())
 
 
-@pytest.mark.parametrize("case", GOLDENS)
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.slow] * c.endswith(" 1")) for c in GOLDENS])
 def test_families(case):
     """Recorded outputs of transformers: every hidden state and head, JAX to 1e-4, numpy to 1e-5."""
     golden, hf_model = GOLDENS[case], golden_model(case)

@@ -75,7 +75,7 @@ def test_workers_read_and_results_are_in_the_order_of_the_text(texts, monkeypatc
     assert len(shown) > len(sizes) and sum(shown) == sum(sizes), "progress within an input"
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece-bpe"])
+@pytest.mark.parametrize("kind", ["wordpiece", pytest.param("sentencepiece-bpe", marks=pytest.mark.slow)])
 def test_no_vocabulary_depends_on_ranges_and_workers(texts, kind):
     recipe = Recipe(kind, 70, kind == "wordpiece", sampling_exponent=0.7, sample_bytes=40_000)
     ways = [([parse(spec) for spec in SPECS], 1), (sources_in_ranges(), 1), (sources_in_ranges(), 2)]
@@ -115,6 +115,7 @@ def test_no_ngram_depends_on_ranges_and_workers(texts):
         }
 
 
+@pytest.mark.slow
 def test_no_byte_of_a_decontaminated_corpus_depends_on_workers(texts):
     pathlib.Path("text.txt").write_text("\n\n".join(make_documents(7, 60) + texts[200:220]))
     for workers in (1, 2):

@@ -37,6 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.mark.slow
 def test_a_study(folder, tiny_corpus, capsys):
     command = ["ablate", "rates.py", "--corpus", str(tiny_corpus), "--workdir", "study", "--compilation-cache", "none"]
     assert cli.main([*command, "--dry-run", "--json"]) == 0

@@ -77,6 +77,7 @@ def test_a_step_keeps_fixed_statistics():
     assert (after["0/task/mix/scale"] != before["task/mix/scale"]).all() and after["1/task/mix/weights"].any()
 
 
+@pytest.mark.slow
 def test_running_statistics_of_batches():
     programs = make_programs(make_task(with_cls_norm("batch")))
     task, state = programs.task, programs.init_state()

@@ -147,6 +147,7 @@ def test_a_replaced_head_is_not_that_of_the_source(folder, tiny_run, tmp_path):
     assert abs(heads[0] - heads[1]).max() > 0.5 * abs(heads[0]).max()
 
 
+@pytest.mark.slow
 def test_the_export_of_a_regression_is_named_as_one(folder, tiny_run, tmp_path):
     """Or `transformers.pipeline` would apply a sigmoid to its output."""
     options = dataclasses.replace(OPTIONS, steps=1, text_columns=("sentence",))

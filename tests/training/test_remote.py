@@ -130,6 +130,7 @@ def test_killed_after_any_write(bucket, run, config, on_disk, monkeypatch):
         assert files_of(bucket / "run") == files_of(on_disk), name
 
 
+@pytest.mark.slow
 def test_a_damaged_object_is_noticed(bucket, run, config, on_disk, capfd):
     run(bucket / "corpus", bucket / "run")
     name = max((n for n in MemoryStore.objects if "/00000008/" in n), key=lambda n: len(MemoryStore.objects[n]))
