@@ -173,7 +173,7 @@ def _with_newlines(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 @numba.njit(cache=True, nogil=True)
 def _stripped(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Without white space at the begin and the end."""
+    """Without white space at both ends."""
     begin, end = 0, len(codes)
     while begin < end and _is_space(codes[begin], table):
         begin += 1
