@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import ctypes
 import functools
 import itertools
 import multiprocessing
@@ -23,6 +24,13 @@ Result = TypeVar("Result")
 _IN_FLIGHT_PER_WORKER = 3
 _SECONDS_BETWEEN_UPDATES = 0.2
 
+_stop_requested: ctypes.c_bool | None = None
+"""In a worker: whether its pool ends with an exception. Shared without a lock, which a killed process could keep."""
+
+
+class _StopRequestedError(Exception):
+    """Ends the task of a worker whose pool ends with an exception, which is reported instead of this one."""
+
 
 class SharedProgress:
     """A number of bytes to which all workers add: a task that reads a file can take long.
@@ -34,7 +42,9 @@ class SharedProgress:
         self._bytes = multiprocessing.get_context("spawn").Value("q", 0)
 
     def add(self, size: int) -> None:
-        """Adds what was done."""
+        """Adds what was done. Ends the task if the pool of this worker ends with an exception."""
+        if _stop_requested and _stop_requested.value:
+            raise _StopRequestedError
         with self._bytes.get_lock():
             self._bytes.value += size
 
@@ -61,7 +71,8 @@ class SharedProgress:
 class WorkerPool(contextlib.AbstractContextManager):
     """A pool of worker processes; with `count` 1, the work is done in this process.
 
-    Workers are spawned, not forked, because libraries in use here have threads, which do not survive a fork.
+    Workers are spawned, not forked, because libraries in use here have threads, which do not survive a fork. After an
+    exception, Ctrl-C included, tasks end when they next add to a `SharedProgress`.
     """
 
     def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple = ()):
@@ -72,10 +83,14 @@ class WorkerPool(contextlib.AbstractContextManager):
         self._pool = None
         if count > 1:
             context = multiprocessing.get_context("spawn")
-            self._pool = ProcessPoolExecutor(count, context, _init_worker, (initializer, initargs))
+            self._stop_requested = context.RawValue(ctypes.c_bool, False)
+            self._pool = ProcessPoolExecutor(
+                count, context, _init_worker, (self._stop_requested, initializer, initargs)
+            )
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_) -> None:
         if self._pool:
+            self._stop_requested.value = error is not None
             self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
@@ -164,7 +179,9 @@ def ordered_map(
         yield from processes.map(function, tasks, name)
 
 
-def _init_worker(initializer: Callable[..., None], initargs: tuple) -> None:
+def _init_worker(stop_requested: ctypes.c_bool, initializer: Callable[..., None], initargs: tuple) -> None:
+    global _stop_requested
+    _stop_requested = stop_requested
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too, and ends its workers
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     initializer(*initargs)

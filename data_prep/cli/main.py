@@ -1,13 +1,18 @@
 """The program `bert-data`: train a tokenizer; build, inspect and verify corpora."""
 
+import contextlib
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FrameType
 from typing import Annotated
 
 import tyro
 
 from bert_jax import command_line, flags
+from bert_jax.errors import INTERRUPTED, TRY_AGAIN
 from data_prep.cli.build import Build
 from data_prep.cli.inspect_corpus import Inspect
 from data_prep.cli.tokenizer import TrainTokenizer
@@ -30,12 +35,38 @@ COMMANDS = {"tokenizer": TrainTokenizer, "build": Build, "inspect": Inspect, "ve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code (`command_line.run_guarded`)."""
+    """Runs a command; returns its exit code (`command_line.run_guarded`); 75 after SIGTERM, too."""
     words = sys.argv[1:] if argv is None else list(argv)
     effect = "continues the build" if words[:1] == ["build"] else "starts from the beginning"
-    return command_line.run_guarded(
-        lambda: command_line.dispatch("bert-data", COMMANDS, _call, words), f"stopped; the same command {effect}"
-    )
+    with _sigterm_as_interrupt() as received:
+        code = command_line.run_guarded(
+            lambda: command_line.dispatch("bert-data", COMMANDS, _call, words), f"stopped; the same command {effect}"
+        )
+    return TRY_AGAIN if received and code == INTERRUPTED else code
+
+
+@contextlib.contextmanager
+def _sigterm_as_interrupt() -> Iterator[list[int]]:
+    """SIGTERM, which schedulers send before they kill, raises KeyboardInterrupt; a second one ends the process at once.
+
+    Yields:
+      a list of the signals that were received.
+    """
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # no other thread can have handlers
+        yield received
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, before)
+        received.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _call(name: str, words: Sequence[str]) -> None:

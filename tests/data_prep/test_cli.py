@@ -7,8 +7,10 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -314,3 +316,22 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
         expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose another path")
     finally:
         subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+def test_stopped_within_a_large_file(workspace, number, code):
+    text = ("\n\n".join(make_documents(1, 10_000)) + "\n\n").encode()
+    for name in ("a.txt.gz", "b.txt.gz"):
+        pathlib.Path(name).write_bytes(gzip.compress(text * 24, 1))
+    words = ["build", "--source", "text:*.txt.gz", "--tokenizer", "t/tokenizer.json", "--out", "c", "--workers", "2"]
+    command = [sys.executable, "-m", "data_prep", *words]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        while process.poll() is None and not [*pathlib.Path("c").glob("**/unit-*")]:
+            time.sleep(0.02)
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert (process.returncode, errors.splitlines()[-1]) == (code, "stopped; the same command continues the build")
+    assert not [*pathlib.Path("c").glob("**/input-*")], "no file was read to its end"
+    assert main(words) == 0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.parallel import WorkerPool, ordered_map
+from data_prep.parallel import SharedProgress, WorkerPool, ordered_map
 
 
 def double(task):
@@ -116,6 +116,35 @@ def _alive(pid):
         return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
     except FileNotFoundError:
         return False
+
+
+progress = None
+
+
+def begin_with(shared):
+    global progress
+    progress = shared
+
+
+def fail_or_work(task):
+    """The task that fails does so when the other one, which takes long, is under way."""
+    path, fails = task
+    while fails and not path.exists():
+        time.sleep(0.01)
+    if fails:
+        raise ZeroDivisionError
+    path.write_text("begun")
+    for _ in range(1000):
+        progress.add(1)
+        time.sleep(0.01)
+    path.write_text("finished")
+
+
+def test_after_an_error_tasks_end_early(tmp_path):
+    tasks = [(tmp_path / "file", fails) for fails in (True, False)]
+    with pytest.raises(ZeroDivisionError), WorkerPool(2, begin_with, (SharedProgress(),)) as processes:
+        list(processes.map_unordered(fail_or_work, tasks, str))
+    assert (tmp_path / "file").read_text() == "begun"
 
 
 STARTING = """

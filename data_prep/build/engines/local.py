@@ -33,7 +33,7 @@ class LocalEngine(Engine):
         self._workers: WorkerPool | None = None
 
     def __exit__(self, *error) -> None:
-        self._stack.close()
+        self._stack.__exit__(*error)  # workers stop after an exception
 
     def prepare(self, job: PrepareJob, inputs: Sequence[IndexedInput]) -> None:
         """Phase 1; each worker has one input, and a block of it in memory."""
