@@ -94,12 +94,9 @@ class WorkerPool(contextlib.AbstractContextManager):
             self._pool.shutdown(cancel_futures=True)
 
     def _submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-        """Submits a task. This may start a process, and one that SIGINT reaches at its start prints a traceback."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        """Submits a task, which may start a process."""
+        with _signals_deferred():
             return self._pool.submit(function, task)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def map(
         self, function: Callable[[Task], Result], tasks: Iterable[Task], name: Callable[[Task], str]
@@ -155,6 +152,30 @@ class WorkerPool(contextlib.AbstractContextManager):
 
 
 @contextlib.contextmanager
+def _signals_deferred() -> Iterator[None]:
+    """Calls the handlers of SIGINT and SIGTERM after the block; a process that is started in it has both blocked.
+
+    A process whose start is interrupted is never joined, and prints a traceback.
+    """
+    if threading.current_thread() is not threading.main_thread():  # no other thread runs handlers
+        yield
+        return
+    received: list[int] = []
+    numbers = {signal.SIGINT, signal.SIGTERM}
+    # Other threads may receive what this one blocks, and then the handler would run in this one nevertheless.
+    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in received:
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
 def _explained(where: Callable[[], str]) -> Iterator[None]:
     """Turns the death of a process into a UserError that names a task."""
     try:
@@ -183,6 +204,7 @@ def _init_worker(stop_requested: ctypes.c_bool, initializer: Callable[..., None]
     global _stop_requested
     _stop_requested = stop_requested
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too, and ends its workers
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked at the start
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     initializer(*initargs)
 

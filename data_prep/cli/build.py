@@ -6,7 +6,8 @@ import re
 import shlex
 import sys
 import time
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import tyro
 from etils import epath
@@ -131,7 +132,6 @@ class Build:
         """Build the corpus."""
         # Imported here: importing TFDS takes a second, and the other commands do not need it.
         from data_prep.build.pipeline import BuildRequest, build
-        from data_prep.inspection import report, statistics
 
         started = time.perf_counter()
         out = epath.Path(self.out)
@@ -144,6 +144,18 @@ class Build:
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
         with damage_explained():
             manifest = build(request, engine)
+        inspect = f"`bert-data inspect {shlex.quote(os.fspath(out))}`"
+        try:
+            self._summarize(out, manifest)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(f"{out} is complete; {inspect} prints the rest of its summary") from None
+        seconds = time.perf_counter() - started
+        print(f"{out}: ready in {seconds:.0f} s; look at it with {inspect}")
+
+    def _summarize(self, out: epath.Path, manifest: Mapping[str, Any]) -> None:
+        """Print what was built, and notes on what may be unwanted."""
+        from data_prep.inspection import report, statistics
+
         print(text.render(report.summary_sections(manifest)))
         if note := report.sentence_rules_note(manifest["splits"]):
             print(f"note: {note}", file=sys.stderr)
@@ -155,8 +167,6 @@ class Build:
             )
         if warning := report.short_documents_warning(statistics.measure_lengths(Corpus.open(out))):
             print(f"note: {warning}", file=sys.stderr)
-        seconds = time.perf_counter() - started
-        print(f"{out}: ready in {seconds:.0f} s; look at it with `bert-data inspect {shlex.quote(os.fspath(out))}`")
 
     def _sources(self) -> list[sources.Source]:
         chosen = self.language or (languages.DEFAULT,)

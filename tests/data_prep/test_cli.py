@@ -318,6 +318,16 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+def test_stopped_after_the_build(workspace, monkeypatch, capsys):
+    def stop(corpus):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("data_prep.inspection.statistics.measure_lengths", stop)
+    assert main(build_arguments()) == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith("c is complete; `bert-data inspect c`")
+    assert main(["verify", "c"]) == 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_stopped_within_a_large_file(workspace, number, code):

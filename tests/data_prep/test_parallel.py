@@ -4,12 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from bert_jax.errors import UserError
+from data_prep import parallel
 from data_prep.parallel import SharedProgress, WorkerPool, ordered_map
 
 
@@ -84,6 +86,7 @@ def test_a_dead_worker_is_reported():
 LONELY = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
+from data_prep import parallel
 from data_prep.parallel import ordered_map
 
 def work(seconds):
@@ -147,9 +150,27 @@ def test_after_an_error_tasks_end_early(tmp_path):
     assert (tmp_path / "file").read_text() == "begun"
 
 
+def test_signals_wait_for_the_start_of_a_process():
+    """Also one that another thread receives."""
+    events, ended = [], threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda *_: events.append("signal"))
+    other = threading.Thread(target=ended.wait)
+    other.start()
+    try:
+        with parallel._signals_deferred():
+            signal.pthread_kill(other.ident, signal.SIGTERM)
+            time.sleep(0.05)
+            events.append("started")
+        assert events == ["started", "signal"]
+    finally:
+        ended.set()
+        signal.signal(signal.SIGTERM, before)
+
+
 STARTING = """
 import sys
 sys.path.insert(0, sys.argv[1])
+from data_prep import parallel
 from data_prep.parallel import ordered_map
 print("ready", flush=True)
 try:
