@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
@@ -32,6 +32,11 @@ class _StopRequestedError(Exception):
     """Ends the task of a worker whose pool ends with an exception, which is reported instead of this one."""
 
 
+def _end_if_requested() -> None:
+    if _stop_requested is not None and _stop_requested.value:
+        raise _StopRequestedError
+
+
 class SharedProgress:
     """A number of bytes to which all workers add: a task that reads a file can take long.
 
@@ -43,8 +48,7 @@ class SharedProgress:
 
     def add(self, size: int) -> None:
         """Adds what was done. Ends the task if the pool of this worker ends with an exception."""
-        if _stop_requested and _stop_requested.value:
-            raise _StopRequestedError
+        _end_if_requested()
         with self._bytes.get_lock():
             self._bytes.value += size
 
@@ -53,9 +57,10 @@ class SharedProgress:
         """Shows it on a progress bar; `total` in bytes."""
         ended = threading.Event()
 
+        # Read without the lock, which a killed process may keep.
         def show() -> None:
             while not ended.wait(_SECONDS_BETWEEN_UPDATES):
-                bar.update(self._bytes.value - bar.n)
+                bar.update(self._bytes.get_obj().value - bar.n)
 
         with progress_bar(description, total, "B") as bar:
             thread = threading.Thread(target=show, daemon=True)
@@ -65,14 +70,14 @@ class SharedProgress:
             finally:
                 ended.set()
                 thread.join()
-                bar.update(self._bytes.value - bar.n)
+                bar.update(self._bytes.get_obj().value - bar.n)
 
 
 class WorkerPool(contextlib.AbstractContextManager):
     """A pool of worker processes; with `count` 1, the work is done in this process.
 
     Workers are spawned, not forked, because libraries in use here have threads, which do not survive a fork. After an
-    exception, Ctrl-C included, tasks end when they next add to a `SharedProgress`.
+    exception, Ctrl-C included, no further task starts, and tasks end when they next add to a `SharedProgress`.
     """
 
     def __init__(self, count: int, initializer: Callable[..., None], initargs: tuple = ()):
@@ -87,16 +92,22 @@ class WorkerPool(contextlib.AbstractContextManager):
             self._pool = ProcessPoolExecutor(
                 count, context, _init_worker, (self._stop_requested, initializer, initargs)
             )
+            # Submits tasks, which may start a process: one whose start is interrupted would never be joined, and one
+            # that a signal reaches at its start prints a traceback. This thread runs no handlers, and processes that
+            # it starts have its signal mask.
+            signals = {signal.SIGINT, signal.SIGTERM}
+            self._submitter = ThreadPoolExecutor(
+                1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, signals)
+            )
 
     def __exit__(self, error: type[BaseException] | None, *_) -> None:
         if self._pool:
             self._stop_requested.value = error is not None
             self._pool.shutdown(cancel_futures=True)
+            self._submitter.shutdown()
 
     def _submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
-        """Submits a task, which may start a process."""
-        with _signals_deferred():
-            return self._pool.submit(function, task)
+        return self._submitter.submit(self._pool.submit, _run, function, task).result()
 
     def map(
         self, function: Callable[[Task], Result], tasks: Iterable[Task], name: Callable[[Task], str]
@@ -152,30 +163,6 @@ class WorkerPool(contextlib.AbstractContextManager):
 
 
 @contextlib.contextmanager
-def _signals_deferred() -> Iterator[None]:
-    """Calls the handlers of SIGINT and SIGTERM after the block; a process that is started in it has both blocked.
-
-    A process whose start is interrupted is never joined, and prints a traceback.
-    """
-    if threading.current_thread() is not threading.main_thread():  # no other thread runs handlers
-        yield
-        return
-    received: list[int] = []
-    numbers = {signal.SIGINT, signal.SIGTERM}
-    # Other threads may receive what this one blocks, and then the handler would run in this one nevertheless.
-    handlers = {number: signal.signal(number, lambda number, _: received.append(number)) for number in numbers}
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        for number in received:
-            signal.raise_signal(number)
-
-
-@contextlib.contextmanager
 def _explained(where: Callable[[], str]) -> Iterator[None]:
     """Turns the death of a process into a UserError that names a task."""
     try:
@@ -204,9 +191,14 @@ def _init_worker(stop_requested: ctypes.c_bool, initializer: Callable[..., None]
     global _stop_requested
     _stop_requested = stop_requested
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent receives it too, and ends its workers
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # blocked at the start
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the pool ends workers with it
     threading.Thread(target=_exit_with_parent, daemon=True).start()
     initializer(*initargs)
+
+
+def _run(function: Callable[[Task], Result], task: Task) -> Result:
+    _end_if_requested()  # a task that the pool had queued
+    return function(task)
 
 
 def _exit_with_parent() -> None:

@@ -40,11 +40,11 @@ export JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax-cache}
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-# Most of the tests' time is compilation (docs/LOG.md): LLVM does not optimise, and code generators that take long are not
-# used. jaxlib 0.11 does not know the second flag and aborts on it.
-export XLA_FLAGS="${XLA_FLAGS:-} --xla_backend_optimization_level=0"
+# Most of the tests' time is compilation, and these code generators take more than half of that (docs/LOG.md). jaxlib 0.11 does
+# not know the flag and aborts on it. In the quick set, LLVM does not optimise either.
 fusion=--xla_cpu_use_fusion_emitters=false
-if XLA_FLAGS=$fusion python -c 'import jax; jax.devices()' 2>/dev/null; then export XLA_FLAGS="$XLA_FLAGS $fusion"; fi
+if XLA_FLAGS=$fusion python -c 'import jax; jax.devices()' 2>/dev/null; then export XLA_FLAGS="${XLA_FLAGS:-} $fusion"; fi
+if ! $all; then export XLA_FLAGS="${XLA_FLAGS:-} --xla_backend_optimization_level=0"; fi
 # No test may need the network.
 export HF_HUB_OFFLINE=1
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import tyro
 from etils import epath
 
-from bert_jax.data.corpus import Corpus
+from bert_jax.data.corpus import MANIFEST, Corpus
 from bert_jax.errors import UserError, install_command
 from bert_jax.field_validation import Count, Interval, check
 from bert_jax.flags import DirectoryArg
@@ -132,6 +132,7 @@ class Build:
         """Build the corpus."""
         # Imported here: importing TFDS takes a second, and the other commands do not need it.
         from data_prep.build.pipeline import BuildRequest, build
+        from data_prep.build.resume import scratch_place
 
         started = time.perf_counter()
         out = epath.Path(self.out)
@@ -142,15 +143,16 @@ class Build:
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
-        with damage_explained():
-            manifest = build(request, engine)
         inspect = f"`bert-data inspect {shlex.quote(os.fspath(out))}`"
         try:
+            with damage_explained():
+                manifest = build(request, engine)
             self._summarize(out, manifest)
+            print(f"{out}: ready in {time.perf_counter() - started:.0f} s; look at it with {inspect}")
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"{out} is complete; {inspect} prints the rest of its summary") from None
-        seconds = time.perf_counter() - started
-        print(f"{out}: ready in {seconds:.0f} s; look at it with {inspect}")
+            if not (out / MANIFEST).exists() or scratch_place(out, name, self.scratch).exists():
+                raise
+            print(f"{out}: ready; look at it with {inspect}", file=sys.stderr)
 
     def _summarize(self, out: epath.Path, manifest: Mapping[str, Any]) -> None:
         """Print what was built, and notes on what may be unwanted."""

@@ -35,7 +35,7 @@ COMMANDS = {"tokenizer": TrainTokenizer, "build": Build, "inspect": Inspect, "ve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code (`command_line.run_guarded`); 75 after SIGTERM, too."""
+    """Runs a command; returns its exit code (`command_line.run_guarded`), which is 75 if SIGTERM stopped it."""
     words = sys.argv[1:] if argv is None else list(argv)
     effect = "continues the build" if words[:1] == ["build"] else "starts from the beginning"
     with _sigterm_as_interrupt() as received:

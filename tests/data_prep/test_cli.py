@@ -318,14 +318,21 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_stopped_after_the_build(workspace, monkeypatch, capsys):
-    def stop(corpus):
+@pytest.mark.parametrize(
+    ("place", "codes"), [("inspection.statistics.measure_lengths", [0, 2]), ("build.resume.remove_scratch", [130, 0])]
+)
+def test_stopped_after_the_last_write(workspace, monkeypatch, capsys, place, codes):
+    """Not as a build that the same command continues, unless it does."""
+
+    def stop(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("data_prep.inspection.statistics.measure_lengths", stop)
-    assert main(build_arguments()) == 130
-    assert capsys.readouterr().err.splitlines()[-1].startswith("c is complete; `bert-data inspect c`")
-    assert main(["verify", "c"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(f"data_prep.{place}", stop)
+        found = [main(build_arguments())]
+    assert ("c: ready; look at it" in capsys.readouterr().err) == (codes[0] == 0)
+    assert [*found, main(build_arguments())] == codes
+    assert main(["verify", "c"]) == 0 and not pathlib.Path("c/corpus.incomplete").exists()
 
 
 @pytest.mark.slow
@@ -341,7 +348,10 @@ def test_stopped_within_a_large_file(workspace, number, code):
         while process.poll() is None and not [*pathlib.Path("c").glob("**/unit-*")]:
             time.sleep(0.02)
         process.send_signal(number)
-        _, errors = process.communicate()
+        try:
+            _, errors = process.communicate(timeout=120)
+        finally:
+            process.kill()
     assert (process.returncode, errors.splitlines()[-1]) == (code, "stopped; the same command continues the build")
     assert not [*pathlib.Path("c").glob("**/input-*")], "no file was read to its end"
     assert main(words) == 0

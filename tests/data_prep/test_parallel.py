@@ -4,14 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep import parallel
 from data_prep.parallel import SharedProgress, WorkerPool, ordered_map
 
 
@@ -86,7 +84,6 @@ def test_a_dead_worker_is_reported():
 LONELY = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from data_prep import parallel
 from data_prep.parallel import ordered_map
 
 def work(seconds):
@@ -150,28 +147,21 @@ def test_after_an_error_tasks_end_early(tmp_path):
     assert (tmp_path / "file").read_text() == "begun"
 
 
-def test_signals_wait_for_the_start_of_a_process():
-    """Also one that another thread receives."""
-    events, ended = [], threading.Event()
-    before = signal.signal(signal.SIGTERM, lambda *_: events.append("signal"))
-    other = threading.Thread(target=ended.wait)
-    other.start()
-    try:
-        with parallel._signals_deferred():
-            signal.pthread_kill(other.ident, signal.SIGTERM)
-            time.sleep(0.05)
-            events.append("started")
-        assert events == ["started", "signal"]
-    finally:
-        ended.set()
-        signal.signal(signal.SIGTERM, before)
+def blocked_signals(_):
+    return signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_workers_start_with_ctrl_c_blocked():
+    here = blocked_signals(None)
+    assert signal.SIGINT not in here
+    assert list(ordered_map(blocked_signals, [0, 1], 2, str, nothing)) == [here | {signal.SIGINT}] * 2
 
 
 STARTING = """
-import sys
+import signal, sys
 sys.path.insert(0, sys.argv[1])
-from data_prep import parallel
 from data_prep.parallel import ordered_map
+signal.signal(signal.SIGTERM, signal.default_int_handler)
 print("ready", flush=True)
 try:
     list(ordered_map(abs, range(10**9), 2, str, int))
@@ -181,7 +171,8 @@ except KeyboardInterrupt:
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_workers_start_is_silent(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopped_silently_while_workers_start(number):
     root = str(Path(__file__).parents[2])
     for tenths in range(6):
         command = [sys.executable, "-c", STARTING, root]
@@ -189,6 +180,6 @@ def test_ctrl_c_while_workers_start_is_silent(tmp_path):
         with subprocess.Popen(command, start_new_session=True, **pipes) as process:
             assert process.stdout.readline() == "ready\n"
             time.sleep(0.03 + tenths / 20)
-            os.killpg(process.pid, signal.SIGINT)
+            os.killpg(process.pid, number)
             output, errors = process.communicate(timeout=60)
         assert (output, errors) == ("stopped\n", "")
