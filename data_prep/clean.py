@@ -86,8 +86,8 @@ def clean(text: str, cleaning: CleaningOptions = DEFAULT, counts: CleaningCounts
         counts.control_characters += len(codes) - len(kept)
         codes = kept
         steps |= _NOT_NORMAL | _RUN  # their neighbours are adjacent now
-    if steps & _NOT_NORMAL and form != "NONE" and not unicodedata.is_normalized(form, _text(codes)):
-        codes = _codes(unicodedata.normalize(form, _text(codes)))
+    if steps & _NOT_NORMAL and form != "NONE" and not unicodedata.is_normalized(form, text := _text(codes)):
+        codes = _codes(unicodedata.normalize(form, text))
         counts.normalized_documents += 1
         steps |= _OTHER_SPACE | _RUN  # NFKC turns other characters into spaces
     if cleaning.whitespace:
