@@ -32,6 +32,7 @@ def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> 
     if lowercase not in (None, model.lowercase):
         raise UserError(f"{path}: it sets lowercase={model.lowercase}; lowercase={lowercase} contradicts it")
     settings.check_against(model, lowercase)
+    model.note = "; ".join(note for note in (model.note, settings.note) if note) or None
     return model
 
 

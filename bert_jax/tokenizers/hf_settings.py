@@ -1,4 +1,7 @@
-"""Tokenizer settings of transformers in a vocabulary's directory: each is used, has no effect on ids, or is an error.
+"""Tokenizer settings of transformers in a vocabulary's directory.
+
+Each is used, has no effect on ids, or is an error. A name that is not known here, e.g. of a newer transformers, is a
+note: the conversion compares ids with transformers.
 
 The files are tokenizer_config.json, special_tokens_map.json and added_tokens.json. Settings have the meaning that they
 have in transformers 4 and 5 (tokenization_utils_base.py, and the class of the tokenizer).
@@ -87,8 +90,15 @@ _FIXED = {
     "split_by_punct": (False,),
     "init_inputs": ([],),
     "dropout": (None, 0, 0.0),
+    "vocab_type": ("spm",),
+    # Of BertJapaneseTokenizer.
+    "do_word_tokenize": (True,),
+    "do_subword_tokenize": (True,),
+    "word_tokenizer_type": ("basic",),
+    "subword_tokenizer_type": ("wordpiece",),
+    **dict.fromkeys(("mecab_kwargs", "sudachi_kwargs", "jumanpp_kwargs"), (None,)),
 }
-"""Settings with supported values, the defaults of the class."""
+"""Settings that change ids, with the supported values."""
 _ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _TOKENS = ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens")
 _IGNORED = frozenset(
@@ -102,6 +112,9 @@ _IGNORED = frozenset(
         # Decoding, offsets, and special tokens in text, which are always plain text.
         *("clean_up_tokenization_spaces", "errors", "trim_offsets", "spaces_between_special_tokens"),
         *("split_special_tokens", "chat_template"),
+        # Id of the unknown piece in the SentencePiece model, which `save_pretrained` of transformers 5 copies. The classes
+        # below take the id from the vocabulary.
+        "unk_id",
         # Origin of the files, and programs that read them.
         *("tokenizer_class", "auto_map", "name_or_path", "_name_or_path", "_commit_hash", "transformers_version"),
         *("special_tokens_map_file", "added_tokens_file", "tokenizer_file", "full_tokenizer_file", "vocab_file"),
@@ -212,7 +225,7 @@ class Settings:
         """Check that all settings are supported.
 
         Raises:
-          UserError: an unknown class, setting or value.
+          UserError: an unknown class, or a value that is not supported.
         """
         name = self._tokenizer_class
         if name not in _GENERIC_CLASSES and not self._is_class_of(self.file_type):
@@ -226,8 +239,8 @@ class Settings:
         custom = self.stated.get("auto_map")
         if custom and (not isinstance(custom, dict) or custom.get("AutoTokenizer")):
             raise UserError(f"{self._path(CONFIG)}: auto_map names a tokenizer in Python code, which is never run")
-        if self.file_type == ".json" and name in _GENERIC_CLASSES:
-            return  # tokenizer.json is complete
+        if self._vocabulary_is_complete:
+            return
         where = self._path(CONFIG)
         used = {name: value for name, value in self.stated.items() if name not in _SWITCHES or name in self._used()}
         field_validation.from_json(_Used, used, where)
@@ -238,8 +251,23 @@ class Settings:
                 raise UserError(
                     f"{where}: {name} {json.dumps(value)[:40]} is not supported; only {json.dumps(_FIXED[name][-1])} is"
                 )
-            if not any(name in names for names in (_IGNORED, _FIXED, _ROLES, _TOKENS, _Used.__annotations__)):
-                raise UserError(f"{where}: the setting '{name}' is unknown: remove it if it does not affect ids")
+
+    @property
+    def _vocabulary_is_complete(self) -> bool:
+        """Whether the tokenizer.json describes everything: its class has no settings of its own."""
+        return self.file_type == ".json" and self._tokenizer_class in _GENERIC_CLASSES
+
+    @property
+    def note(self) -> str | None:
+        """One line about settings that are not known; None if all are."""
+        known = (_IGNORED, _FIXED, _ROLES, _TOKENS, _Used.__annotations__)
+        unknown = [name for name in self.stated if not any(name in names for names in known)]
+        if not unknown or self._vocabulary_is_complete:
+            return None
+        return (
+            f"{self._path(CONFIG)}: not used, because it is unknown: {', '.join(sorted(unknown))}. If it changes ids, "
+            "they differ from those of transformers, with which `bert-jax convert` compares them"
+        )
 
     def _added_tokens(self) -> Iterator[_AddedTokenEntry]:
         special = []
@@ -275,7 +303,7 @@ def read(vocabulary: epath.Path, file_type: str) -> Settings:
       file_type: one of FILE_TYPES.
 
     Raises:
-      UserError: a file is not a JSON object, or a class, setting or value is not supported.
+      UserError: a file is not a JSON object, or a class or value is not supported.
     """
     paths = (vocabulary.parent / name for name in (CONFIG, SPECIAL, ADDED, "config.json"))
     settings = Settings(vocabulary, file_type, *(read_json_object(path, COPY_AGAIN, missing_ok=True) for path in paths))

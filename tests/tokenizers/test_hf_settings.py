@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import tokenizers
 
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.errors import UserError
@@ -87,7 +88,8 @@ REFUSED = [
     ({"tokenizer_config": {"do_basic_tokenize": False}}, "do_basic_tokenize false is not supported; only true is"),
     ({"tokenizer_config": {"never_split": ["[MASK]", "New York"]}}, "never_split"),
     ({"tokenizer_config": {"wordpieces_prefix": "@@"}}, "wordpieces_prefix"),
-    ({"tokenizer_config": {"mecab_kwargs": {}}}, "the setting 'mecab_kwargs' is unknown"),
+    ({"tokenizer_config": {"mecab_kwargs": {}}}, "mecab_kwargs {} is not supported; only null is"),
+    ({"tokenizer_config": {"word_tokenizer_type": "mecab"}}, 'word_tokenizer_type "mecab" is not supported'),
     (
         {"tokenizer_config": {"auto_map": {"AutoTokenizer": ["mine.Slow", None]}}},
         "auto_map names a tokenizer",
@@ -132,6 +134,30 @@ def test_what_has_no_effect_is_accepted(folder):
     }
     write(folder, tokenizer_config=settings, added_tokens={"[MASK]": 4}, config={"model_type": "bert"})
     assert Tokenizer.load(folder).fingerprint == plain
+
+
+def test_settings_of_a_newer_transformers_are_named_in_a_note(folder):
+    plain = Tokenizer.load(folder, lowercase=False).fingerprint
+    write(
+        folder, tokenizer_config={"do_lower_case": False, "newer_setting": True, "another": 1, "mask_token": "[MASK]"}
+    )
+    tokenizer = Tokenizer.load(folder)
+    assert tokenizer.fingerprint == plain
+    assert "tokenizer_config.json: not used, because it is unknown: another, newer_setting. If" in tokenizer.note
+    write(folder, tokenizer_config={"newer_setting": True})
+    assert "read as cased" in Tokenizer.load(folder).note and "unknown: newer_setting" in Tokenizer.load(folder).note
+
+
+@pytest.mark.parametrize("name", ["XLMRobertaTokenizer", "CamembertTokenizer", "AlbertTokenizer"])
+def test_a_tokenizer_json_that_transformers_made_of_a_sentencepiece_model(tmp_path, name):
+    """save_pretrained of transformers 5 also writes the unknown id of the .model, which its classes do not use."""
+    roles = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    library = tokenizers.Tokenizer(tokenizers.models.Unigram([(piece, -1.0) for piece in [*roles, "▁a"]], 3))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace()
+    library.save(str(tmp_path / "tokenizer.json"))
+    write(tmp_path, tokenizer_config={"tokenizer_class": name, "add_prefix_space": True, "is_local": True, "unk_id": 0})
+    tokenizer = Tokenizer.load(tmp_path)
+    assert (tokenizer.encode("a a"), tokenizer.unk_id, tokenizer.note) == ([5, 5], 3, None)
 
 
 def test_a_tokenizer_json_and_settings_that_contradict_it(folder):
