@@ -112,8 +112,8 @@ _IGNORED = frozenset(
         # Decoding, offsets, and special tokens in text, which are always plain text.
         *("clean_up_tokenization_spaces", "errors", "trim_offsets", "spaces_between_special_tokens"),
         *("split_special_tokens", "chat_template"),
-        # Id of the unknown piece in the SentencePiece model, which `save_pretrained` of transformers 5 copies. The classes
-        # below take the id from the vocabulary.
+        # Id of the unknown piece in the SentencePiece model, which `save_pretrained` of transformers 5 copies; classes
+        # take the id from the vocabulary.
         "unk_id",
         # Origin of the files, and programs that read them.
         *("tokenizer_class", "auto_map", "name_or_path", "_name_or_path", "_commit_hash", "transformers_version"),
