@@ -241,14 +241,14 @@ def parse_json(content: bytes | str, origin: object, advice: str, kind: type = d
         raise UserError(f"{origin} is nested too deeply: {advice}") from error
     except ValueError as error:
         raise UserError(f"{origin} is not JSON ({error}): {advice}") from error
-    if not isinstance(value, kind):
-        name = "object" if kind is dict else "array"
-        raise UserError(f"{origin} is not a JSON {name}, but {short_repr(value)}: {advice}")
     level: list[Any] = [value]
     for _ in range(MAX_JSON_DEPTH):
         level = [child for parent in level for child in _children(parent)]
     if level:
         raise UserError(f"{origin} is nested too deeply: {advice}")
+    if not isinstance(value, kind):
+        name = "object" if kind is dict else "array"
+        raise UserError(f"{origin} is not a JSON {name}, but {short_repr(value)}: {advice}")
     return value
 
 

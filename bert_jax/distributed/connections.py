@@ -1,6 +1,6 @@
 """Connections between the supervisors of all processes, while a run goes on.
 
-An open connection shows that both of its ends are alive. Messages are JSON objects, one per line.
+An open connection shows that both of its ends are alive.
 """
 
 import contextlib
@@ -13,13 +13,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from bert_jax.distributed.messages import Message, parse_message
+
 PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000}
 """Socket options: the kernel probes idle connections every 15 s, and closes one to a host that is gone after 60 s."""
 MAX_MESSAGE = 2**20
 """Bytes of a message."""
+MAX_MESSAGES = 16
+"""Messages that come together; the processes of a run send fewer until it ends."""
 SEND_TIMEOUT_SECONDS = 10.0
-
-Message = dict[str, Any]
 
 
 class Connection:
@@ -47,15 +49,15 @@ class Connection:
         """
         try:
             data = self.sock.recv(2**16)
-            *lines, rest = (self._received + data).split(b"\n")
-            messages = [json.loads(line) for line in lines]
         except TimeoutError:
             return []
-        except (OSError, ValueError, RecursionError):
+        except OSError:
             return None
-        self._received = rest
-        is_valid = all(isinstance(message, dict) for message in messages) and len(rest) <= MAX_MESSAGE
-        return messages if data and is_valid else None
+        *lines, self._received = (self._received + data).split(b"\n")
+        if not data or len(lines) > MAX_MESSAGES or len(self._received) > MAX_MESSAGE:
+            return None
+        messages = [parse_message(line) for line in lines]
+        return None if None in messages else messages
 
     def wait_for_message(self, deadline: float) -> Message | None:
         """The next message; None: closed, another program, or none came before `time.monotonic()` is `deadline`."""

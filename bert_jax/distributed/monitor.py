@@ -61,7 +61,8 @@ class ProcessFailure(NamedTuple):
         if self.code is None:
             return "is gone: its connection closed, or its host does not answer"
         if self.code < 0:
-            return f"was killed by {signal.Signals(-self.code).name}"
+            known = {number.value: number.name for number in signal.Signals}  # not most real-time signals
+            return f"was killed by {known.get(-self.code, f'signal {-self.code}')}"
         return f"ended with exit code {self.code}"
 
 
@@ -150,7 +151,7 @@ class Monitor:
             self.done.add(process)
         elif "failure" in message:
             self._add_failure(ProcessFailure(process, message["failure"]))
-        elif "first_failure" in message:
+        elif "first_failure" in message and message["first_failure"][0] < self.info.process_count:
             self.first_failure = ProcessFailure(*message["first_failure"])
         elif "vote" in message:
             self.votes[process] = message["vote"]

@@ -6,6 +6,7 @@ and `bert-jax doctor` lists the differences. Connections of strangers are served
 of their own.
 """
 
+import contextlib
 import hashlib
 import hmac
 import resource
@@ -14,14 +15,16 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from bert_jax.distributed.cluster_detection import ProcessInfo
-from bert_jax.distributed.connections import Connection, Message, Peers
-from bert_jax.distributed.process_report import COMPARED_SECTIONS, Report
+from bert_jax.distributed.connections import Connection, Peers
+from bert_jax.distributed.messages import Message
+from bert_jax.distributed.process_report import Report
 from bert_jax.errors import PeerError, UserError, require
+from bert_jax.field_validation import from_json
 
+T = TypeVar("T")
 HELLO_TIMEOUT_SECONDS = 10.0
 """For a new connection to send its report, or the question of process 0."""
 DECISION_TIMEOUT_SECONDS = 3600.0
@@ -35,15 +38,16 @@ OTHER_FILES = 256
 
 
 def open_rendezvous(
-    info: ProcessInfo, report: Report, timeout: float, decide: Callable[[list[Report]], Any]
-) -> tuple[Peers, Any]:
+    info: ProcessInfo, report: Report, timeout: float, decide: Callable[[list[Report]], T], kind: type[T]
+) -> tuple[Peers, T]:
     """Wait until all processes are connected and process 0 has decided.
 
     Args:
       info: of this process.
       report: of this process (process_report.py), and more plain values.
       timeout: seconds to wait for the other processes.
-      decide: called in process 0 with the reports of all processes; returns plain values.
+      decide: called in process 0 with the reports of all processes; returns JSON values.
+      kind: of what `decide` returns (`field_validation.from_json`).
 
     Returns:
       the connections, and the result of `decide`, in all processes.
@@ -54,7 +58,7 @@ def open_rendezvous(
         files too low; this process does not belong to the run of process 0.
     """
     if info.process_index:
-        return _join(info, report, timeout)
+        return _join(info, report, timeout, kind)
     with _Meeting(info) as meeting:
         try:
             result = decide(meeting.wait(report, timeout))
@@ -129,7 +133,7 @@ class _Meeting:
                         self._receive(key.fileobj)
         return [report, *(self.seats[i][1] for i in range(1, count))]
 
-    @contextmanager
+    @contextlib.contextmanager
     def _listening(self) -> Iterator[socket.socket]:
         """The server, with a limit of open files that suffices.
 
@@ -183,14 +187,13 @@ class _Meeting:
         """Seat a process, or return a message that says why it has no seat."""
         question, _ = self.waiting[connection]
         process, count, proof, report = (hello.get(name) for name in ("process", "processes", "proof", "report"))
-        is_index = type(process) is int
-        if not is_index or not hmac.compare_digest(str(proof).encode(), _proof(self.info, question, process).encode()):
+        if None in (process, proof) or not hmac.compare_digest(proof, _proof(self.info, question, process)):
             self.wrong_secrets += 1
             return _refusal(
                 "process 0 has another secret: start all processes in one job of the scheduler, or give all of them "
                 "the same --cluster.secret-file"
             )
-        if count != self.info.process_count or not 0 < process < count or not _is_report(report):
+        if count != self.info.process_count or not 0 < process < count or report is None:
             count = self.info.process_count
             return _refusal(f"process 0 runs with {count} processes: give all processes the same --cluster")
         if process in self.seats:  # or its host is gone, which the kernel notices within 60 s
@@ -220,15 +223,7 @@ def _refusal(reason: str, mistake: bool = True) -> Message:
     return {"refuse": reason, "mistake": mistake, "again": not mistake}
 
 
-def _is_report(report: object) -> bool:
-    return (
-        isinstance(report, dict)
-        and isinstance(report.get("host"), str)
-        and all(isinstance(report.get(section, {}), dict) for section in COMPARED_SECTIONS)
-    )
-
-
-def _join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Peers, Any]:
+def _join(info: ProcessInfo, report: Report, timeout: float, kind: type[T]) -> tuple[Peers, T]:
     """Connect to process 0, send a report, and wait for its decision; again, if the connection is lost before that."""
     deadline, address = time.monotonic() + timeout, (info.coordinator_host, info.coordinator_port)
     reason = "no answer"
@@ -241,11 +236,13 @@ def _join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Peers, Any
             continue
         reply = _exchange(connection, info, report, deadline) or {}
         if "result" in reply:
-            return Peers({0: connection}), reply["result"]
+            with contextlib.suppress(UserError):  # else it is another program
+                result = from_json(kind, reply["result"], "the decision")
+                return Peers({0: connection}), result
         connection.close()
         if "refuse" in reply and not reply.get("again"):
-            raise (UserError if reply.get("mistake") else PeerError)(str(reply["refuse"]))
-        reason = str(reply.get("refuse", "it ended before the start, or is another program"))
+            raise (UserError if reply.get("mistake") else PeerError)(reply["refuse"])
+        reason = reply.get("refuse", "it ended before the start, or is another program")
         time.sleep(0.2)
     raise PeerError(
         f"process {info.process_index} of {info.process_count} could not join process 0 at {info.coordinator_host}:"
@@ -256,7 +253,7 @@ def _join(info: ProcessInfo, report: Report, timeout: float) -> tuple[Peers, Any
 def _exchange(connection: Connection, info: ProcessInfo, report: Report, deadline: float) -> Message | None:
     """Answer the question of process 0; returns its decision, or None if the connection is lost."""
     first = connection.wait_for_message(min(deadline, time.monotonic() + HELLO_TIMEOUT_SECONDS))
-    if first is None or not isinstance(first.get("question"), str):
+    if first is None or "question" not in first:
         return None
     proof = _proof(info, first["question"], info.process_index)
     connection.send(process=info.process_index, processes=info.process_count, proof=proof, report=report)

@@ -11,9 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypedDict
 
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo, detect
+from bert_jax.distributed.messages import Port
 from bert_jax.distributed.monitor import RESTARTS, Monitor, port_for_jax
 from bert_jax.distributed.process_report import Report, make_report, report_differences
 from bert_jax.distributed.rendezvous import open_rendezvous
@@ -78,8 +79,10 @@ def supervise(
     """
     children: list[subprocess.Popen] = []
     with _forward_signals(children, info, on_interrupt) as signals:
-        peers, settings = open_rendezvous(info, report, timeout, lambda reports: _agree(reports, info))
+        peers, settings = open_rendezvous(info, report, timeout, lambda reports: _agree(reports, info), _Settings)
         try:
+            if len(settings["hosts"]) != info.process_count:
+                raise PeerError(f"the process at {info.coordinator_host}:{info.coordinator_port} is of another run")
             monitor = Monitor(peers, info, settings["hosts"], signals)
             child_settings = {
                 "info": info._replace(secret=""),
@@ -101,7 +104,14 @@ def supervise(
             peers.close()
 
 
-def _agree(reports: list[Report], info: ProcessInfo) -> dict[str, Any]:
+class _Settings(TypedDict):
+    """What process 0 decides before the start."""
+
+    hosts: list[str]
+    port: Port
+
+
+def _agree(reports: list[Report], info: ProcessInfo) -> _Settings:
     """Hosts of all processes, and a port on process 0's host for jax; UserError if the reports differ."""
     if found := report_differences(reports):
         raise UserError(found[0])

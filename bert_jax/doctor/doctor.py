@@ -69,10 +69,10 @@ def run_doctor(
 
     def check(reports: Sequence[Report]) -> int:
         for i, other in enumerate(reports):
-            if "devices" not in other:
+            if not {"devices", "storage_probe"} <= other.keys() or (other["devices"] is None) != planned:
                 raise UserError(f"process {i} ({other['host']}) runs another command: start doctor in all of them")
-        planned = options.topology, options.hosts, options.devices
-        devices = machine_checks.resolve_devices(*planned, [report["devices"] for report in reports])
+        wanted = options.topology, options.hosts, options.devices
+        devices = machine_checks.resolve_devices(*wanted, [report["devices"] for report in reports])
         return print_findings(check_run(config, parts, options, devices, reports))
 
     planned = options.topology is not None or options.devices is not None
@@ -88,7 +88,7 @@ def run_doctor(
         if info is None:
             return check([report])
         try:
-            peers, code = open_rendezvous(info, report, seconds, check)
+            peers, code = open_rendezvous(info, report, seconds, check, int)
         except PeerError as error:
             advice = "start the command in all processes, or give a longer --cluster.timeout"
             raise UserError(f"{error}: {advice}") from error

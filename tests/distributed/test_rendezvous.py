@@ -3,16 +3,21 @@
 import contextlib
 import functools
 import json
+import os
 import socket
 import threading
 import time
+import typing
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from bert_jax.distributed import rendezvous
+from bert_jax.distributed import messages, rendezvous
 from bert_jax.distributed.cluster_detection import ProcessInfo
-from bert_jax.distributed.connections import Connection, Peers
+from bert_jax.distributed.connections import Connection, PeerEvent, Peers
+from bert_jax.distributed.monitor import Monitor
 from bert_jax.distributed.rendezvous import open_rendezvous
 from bert_jax.errors import PeerError, UserError
 from tests.distributed.peers import free_port
@@ -29,7 +34,7 @@ def meet(infos, timeout: float = 20, decide=len):
 
     def join(info):
         try:
-            peers, result = open_rendezvous(info, REPORT, timeout, decide)
+            peers, result = open_rendezvous(info, REPORT, timeout, decide, int)
         except (PeerError, UserError) as error:
             return error
         peers.close()
@@ -88,6 +93,11 @@ STRANGERS = {
     "a long line": say(b"a" * 2**21),
     "a process without the secret": say(json.dumps(HELLO).encode(), b""),
     "not text": say(b"\xff\xfe\n"),
+    "half a character": say(json.dumps(HELLO | {"proof": "\ud800"}).encode(), b""),
+    "a report of another form": say(json.dumps(HELLO | {"report": {"host": 1}}).encode(), b""),
+    "numbers without bounds": say(b'{"process": 1e999, "processes": NaN, "proof": "0", "report": {"host": "h"}}', b""),
+    "many digits": say(b'{"process": ' + b"9" * 10_000 + b"}", b""),
+    "many messages": say(b"{}\n" * 100_000),
     "silence": wait_silently,
     "a byte at a time": drip,
 }
@@ -107,6 +117,41 @@ def test_strangers_neither_delay_the_start_nor_take_a_seat(stranger, monkeypatch
         assert meet([process(1, port)]) == [2] and server.result() == [2]
         assert time.monotonic() - start < 2
         assert b"result" not in answer.result()
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5) | st.just("\ud800"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["host", "port", "config"]), inner),
+    max_leaves=6,
+)
+FIELDS = sorted(typing.get_type_hints(messages._Message)) + ["result"]
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), values, max_size=4) | values, st.binary(max_size=20))
+@settings(
+    max_examples=int(os.environ.get("BERT_JAX_FUZZ_EXAMPLES", "200")),
+    derandomize="BERT_JAX_FUZZ_EXAMPLES" not in os.environ,
+    database=None,
+    deadline=None,
+)
+def test_any_line_is_a_message_that_all_its_readers_take_or_none(value, noise):
+    """Readers: the rendezvous, and the monitor of a run, which is connected to strangers if there is no secret."""
+    assert messages.parse_message(noise) is None or json.loads(noise) is not None
+    message = messages.parse_message(json.dumps(value).encode())
+    if message is None:
+        return
+    meeting = rendezvous._Meeting(process(0, 1))
+    with meeting, socket.socket() as sock:
+        stranger = Connection(sock)
+        meeting.waiting[stranger] = "q", 0.0
+        assert "refuse" in meeting._seat(stranger, message)
+    peers = Peers({})
+    peers.close()
+    peers.events.put(PeerEvent(1, message))
+    monitor = Monitor(peers, process(0, 1), ["a", "b"], [])
+    monitor._handle_next_event()
+    for failure in filter(None, (*monitor.failures, monitor.first_failure)):
+        assert monitor._describe(failure)
 
 
 def test_many_connections():
@@ -201,7 +246,7 @@ def test_a_port_in_use_is_a_users_mistake():
         taken.listen()
         info = process(0, taken.getsockname()[1])
         with pytest.raises(UserError, match="cannot listen on port"):
-            open_rendezvous(info, REPORT, 5, list)
+            open_rendezvous(info, REPORT, 5, len, int)
 
 
 def test_messages_over_a_connection():
@@ -232,6 +277,6 @@ def test_messages_that_come_together():
     assert ends[1].wait_for_message(time.monotonic() + 5) == {"decision": 1}
     peers = Peers({0: ends[1]})
     ends[0].send(done=True)
-    assert [peers.events.get(timeout=5).message for _ in range(2)] == [{"first_failure": [1, 2]}, {"done": True}]
+    assert [peers.events.get(timeout=5).message for _ in range(2)] == [{"first_failure": (1, 2)}, {"done": True}]
     ends[0].close()
     peers.close()
