@@ -1,4 +1,4 @@
-"""The form of all that supervisors send each other: one JSON object per line. Whatever has another form is refused here.
+"""The form of all that supervisors send each other: one JSON object per line. Other forms are refused here.
 
 Everyone who reaches the port can send bytes, so nothing that is read from a socket is used before `parse_message`.
 """

@@ -124,7 +124,7 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["host", "port", "config"]), inner),
     max_leaves=6,
 )
-FIELDS = sorted(typing.get_type_hints(messages._Message)) + ["result"]
+FIELDS = [*typing.get_type_hints(messages._Message), "result"]
 
 
 @given(st.dictionaries(st.sampled_from(FIELDS), values, max_size=4) | values, st.binary(max_size=20))
