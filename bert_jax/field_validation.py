@@ -1,4 +1,4 @@
-"""Types and ranges of fields: an annotation for each field, one checker, and one reader of JSON.
+"""Types, ranges and forms of fields: an annotation for each field, one checker, and one reader of JSON.
 
 The reader is our own: msgspec ignores unknown keys of dataclasses and does not name the keys of a dict in its messages;
 cattrs turns 1 into True and "3" into 3 unless each type gets a hook.
@@ -6,6 +6,7 @@ cattrs turns 1 into True and "3" into 3 unless each type gets a hook.
 
 import dataclasses
 import functools
+import re
 import reprlib
 import types
 import typing
@@ -18,13 +19,29 @@ class Interval:
     """A range of numbers in mathematical notation: ``[0, 1)`` includes 0 and excludes 1."""
 
     def __init__(self, text: str):
-        self.text = text
+        self.text, self._includes_low, self._includes_high = f" in {text}", text[0] == "[", text[-1] == "]"
         self._low, self._high = map(float, text[1:-1].split(","))
 
     def __contains__(self, value: float) -> bool:
-        above = self._low <= value if self.text[0] == "[" else self._low < value
-        return above and (value <= self._high if self.text[-1] == "]" else value < self._high)
+        above = self._low <= value if self._includes_low else self._low < value
+        return above and (value <= self._high if self._includes_high else value < self._high)
 
+
+class Form:
+    """The form of a string: a regular expression, which must match all of it."""
+
+    def __init__(self, text: str, pattern: str):
+        self.text, self._pattern = f" that is {text}", re.compile(pattern)
+
+    def __contains__(self, value: str) -> bool:
+        return self._pattern.fullmatch(value) is not None
+
+
+# A name in a file from elsewhere that becomes a part of a path has one of these types. Backslashes separate on Windows;
+# control characters would reach terminals; surrogates are not UTF-8; 240 characters leave room for an appended suffix.
+FILE_NAME = Form("the name of a file, without a directory", r"(?!\.\.?\Z)[^/\\\x00-\x1f\x7f-\x9f\ud800-\udfff]{1,240}")
+FileName = Annotated[str, FILE_NAME]
+Sha256 = Annotated[str, Form("a SHA-256 of 64 lower-case hex digits", "[0-9a-f]{64}")]
 
 # The upper bounds keep counts within 32 bits and rates within float32, and reject sizes beyond any memory.
 Count = Annotated[int, Interval("[1, 2e9]")]
@@ -86,7 +103,7 @@ def describe(kind: Any) -> str:
     """The values of an annotation in words, as in "a whole number in [1, 1e7]"."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        ranges = [f" in {one.text}" for one in arguments[1:] if isinstance(one, Interval)]
+        ranges = [one.text for one in arguments[1:] if isinstance(one, Interval | Form)]
         return "".join([describe(arguments[0]), *ranges])
     if origin in (Union, types.UnionType):
         return " or ".join(map(describe, arguments))
@@ -125,7 +142,12 @@ def _convert(value: Any, kind: Any, path: str) -> Any:
         if dataclasses.is_dataclass(kind) or typing.is_typeddict(kind):
             return _convert_object(value, kind, f"{path}." if path else "")
         if origin is dict:
-            return {key: _convert(item, arguments[1], f"{path}.{key}") for key, item in value.items()}
+            for key in value:
+                if not _fits(key, arguments[0]):
+                    raise UserError(
+                        f"{path or 'the whole'} has the key {reprlib.repr(key)}: it must be {describe(arguments[0])}"
+                    )
+            return {key: _convert(item, arguments[1], f"{path}.{_printable(key)}") for key, item in value.items()}
     if origin in (tuple, list) and isinstance(value, list | tuple):
         is_fixed = origin is tuple and arguments[-1] is not ...
         kinds = arguments if is_fixed else arguments[:1] * len(value)
@@ -146,7 +168,7 @@ def _convert_object(values: dict[str, Any], kind: Any, path: str) -> Any:
         for name in values:
             if name not in kinds:
                 hint = did_you_mean(name, kinds)
-                raise UserError(f"unknown field '{path}{name}'{hint and f': {hint}'}")
+                raise UserError(f"unknown field '{path}{_printable(name)}'{hint and f': {hint}'}")
     for name in kinds:
         if name in required and name not in values:
             raise UserError(f"field '{path}{name}' is missing")
@@ -157,7 +179,7 @@ def _fits(value: Any, kind: Any) -> bool:
     """Whether a value is allowed; lists and objects that are, were converted before."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is Annotated:
-        ranges = [one for one in arguments[1:] if isinstance(one, Interval)]
+        ranges = [one for one in arguments[1:] if isinstance(one, Interval | Form)]
         return _fits(value, arguments[0]) and all(value in one for one in ranges)
     if origin in (Union, types.UnionType):
         return any(_fits(value, one) for one in arguments)
@@ -170,6 +192,10 @@ def _fits(value: Any, kind: Any) -> bool:
     if isinstance(value, bool):
         return kind is bool
     return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _printable(key: str) -> str:
+    return key if key.isprintable() else reprlib.repr(key)
 
 
 def _mismatch(value: Any, kind: Any, path: str) -> UserError:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypedDict
 import pytest
 
 from bert_jax.errors import UserError
-from bert_jax.field_validation import Interval, Rate, check, from_json
+from bert_jax.field_validation import FILE_NAME, Interval, Rate, Sha256, check, from_json
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,9 @@ BAD = [
     (Whole, GOOD | {"name": 1}, "name is 1: it must be a string"),
     (Whole, GOOD | {"extra": {"size": 0}}, "extra.size is 0: it must be a whole number"),
     (Open, {"sums": {"a.b": "1"}, "names": []}, "sums.a.b is '1': it must be a whole number"),
+    (Open, {"sums": {"\x1b[2J": "1"}, "names": []}, r"sums\.'\\x1b\[2J' is '1'"),
+    (Part, {"\x1b[2J": 1}, r"unknown field ''\\x1b\[2J''"),
+    (dict[Sha256, int], {"..": 1}, r"the whole has the key '\.\.': it must be a string that is a SHA-256"),
     (Open, {"sums": {}, "names": [1]}, "names.0 is 1: it must be a string"),
     (Open, {"sums": {}}, "field 'names' is missing"),
 ]
@@ -86,3 +89,13 @@ def test_values_made_in_python_must_have_their_final_type(change, name):
     check(Whole("x", Part(1)), "w.")
     with pytest.raises(UserError, match=rf"^w\.{name} is "):
         check(Whole(**{"name": "x", "part": Part(1)} | change), "w.")
+
+
+@pytest.mark.parametrize("name", ["a", "..a", "a..", "...", ".hidden", "model-1-of-2.safetensors", "ä b", "a" * 240])
+def test_file_names(name):
+    assert name in FILE_NAME
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/a", "../a", "a\\b", "a\n", "\0", "\x85", "\ud800", "a" * 241])
+def test_names_that_are_not_one_file_in_the_directory(name):
+    assert name not in FILE_NAME

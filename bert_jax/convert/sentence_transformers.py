@@ -5,13 +5,12 @@ Supported are a Transformer in the directory itself, one Pooling, and an optiona
 
 import dataclasses
 import json
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 from bert_jax import field_validation
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, short_repr
 from bert_jax.field_validation import Interval
 from bert_jax.storage import StoredPath, parse_json, read_json_object
 
@@ -30,7 +29,6 @@ LEGACY_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Before version 6 each mode had a boolean of its own; vectors of several modes are concatenated in this order."""
-MODULE = re.compile(r"\w[\w.-]*")
 _AGAIN = "download the model again"
 _ENCODER_ALONE = f"remove {MODULES} to read the encoder alone"
 
@@ -168,10 +166,11 @@ def _module_folders(path: StoredPath, described: list[Any]) -> dict[str, str]:
             f"{path}: the modules {', '.join(kinds)} are not supported: only Transformer, Pooling and Normalize in "
             f"this order are; {_ENCODER_ALONE}"
         )
-    if paths[0] or not all(map(MODULE.fullmatch, paths[1:])):
+    if paths[0] or not all(path in field_validation.FILE_NAME for path in paths[1:]):
+        folders = ", ".join(map(short_repr, paths))
         raise UserError(
-            f"{path}: the folders {', '.join(paths)} are not supported: the Transformer must be in the directory of "
-            f"{MODULES}, and the others below it; save the model again with a newer sentence-transformers"
+            f"{path}: the folders {folders} are not supported: the Transformer must be in the "
+            f"directory of {MODULES}, and the others below it; save the model again with a newer sentence-transformers"
         )
     return dict(zip(names, paths, strict=True))
 

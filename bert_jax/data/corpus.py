@@ -17,7 +17,7 @@ from etils import epath
 
 from bert_jax.data.record import REMEDY, DamagedRecordError, Record, RecordReader, StoredFile
 from bert_jax.errors import UserError
-from bert_jax.field_validation import Interval
+from bert_jax.field_validation import FileName, Interval, Sha256
 from bert_jax.local_cache import LocalCache
 from bert_jax.storage import check_reachable, is_remote, read_json_as
 
@@ -36,7 +36,7 @@ StoredCount = Annotated[int, Interval("[0, 281474976710656)")]
 class ShardEntry(TypedDict):
     """A shard in corpus.json."""
 
-    file: str
+    file: FileName
     records: StoredCount
 
 
@@ -76,18 +76,18 @@ class TokenizerEntry(TypedDict):
 class FileEntry(TypedDict):
     """A file in corpus.json."""
 
-    sha256: str
+    sha256: Sha256
     bytes: StoredCount
 
 
 class Manifest(TypedDict):
     """The part of corpus.json that this module and `integrity` read."""
 
-    name: str
+    name: FileName
     tokenizer: TokenizerEntry
     vocab_size: StoredCount
     splits: dict[str, SplitEntry]
-    files: dict[str, FileEntry]
+    files: dict[FileName, FileEntry]
 
 
 def array_file(split: str, array: str) -> str:

@@ -87,8 +87,9 @@ def test_the_tokenizer_knows_the_maximum_where_the_encoder_does_not(tmp_path):
         ([*OLD[:2], ("Dense", "2_Dense")], {}, "the modules .*Dense are not supported: .* remove modules.json to"),
         (OLD[:1], {}, "are not supported"),
         ([("my.Transformer", ""), OLD[1]], {}, "are not supported"),
-        ([("Transformer", "0_Transformer"), OLD[1]], {}, "the folders 0_Transformer, 1_Pooling are not supported"),
-        ([OLD[0], ("Pooling", "../other")], {}, "the folders , ../other are not supported"),
+        ([("Transformer", "0_Transformer"), OLD[1]], {}, "the folders '0_Transformer', '1_Pooling' are not supported"),
+        ([OLD[0], ("Pooling", "../other")], {}, "the folders '', '../other' are not supported"),
+        ([OLD[0], ("Pooling", "..")], {}, r"the folders '', '\.\.' are not supported"),
         ([OLD[0], ("Pooling", 3)], {}, "1.path is 3: it must be a string"),
         (OLD, {"pooling": {"pooling_mode": "lasttoken"}}, "'lasttoken'. is not supported: use one or several of cls"),
         (

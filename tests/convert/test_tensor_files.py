@@ -73,15 +73,20 @@ def test_shards(shards, tensors):
     fails(directory, "'more' is not in", "2 of 2")
 
 
+NAMES = ["../elsewhere.safetensors", "/etc/hosts", "..", ".", "", "a" * 300, "a\n", "a\x1b[2J", "\ud800", "a\\b"]
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("{", "is not JSON"),
-        ("{}", "not an index"),
-        ('{"weight_map": {"a": 3}}', "not an index"),
-        (json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}), "another directory"),
-        (json.dumps({"weight_map": {"a": "a" * 300}}), "is missing"),
-        (json.dumps({"weight_map": {"a": ".."}}), "is missing"),
+        ("{}", "field 'weight_map' is missing"),
+        ('{"weight_map": {"a": 3}}', "weight_map.a is 3"),
+        ('{"weight_map": {"a": "b"}}', "names the shard b, which is missing"),
+        *(
+            (json.dumps({"weight_map": {"a": name}}), "it must be a string that is the name of a file")
+            for name in NAMES
+        ),
     ],
 )
 def test_damaged_indices(tmp_path, content, words):

@@ -241,6 +241,19 @@ def set_in(*path_and_value):
         (set_in("splits", "train", "shards", 0, "records", 10**30), r"shards\.0\.records is 10+: it must be a whole"),
         (set_in("format_version", 99), "format version 99, .*: update bert_jax"),
         (set_in("format_version", 1), "format version 1, .*: build the corpus again"),
+        *(
+            (
+                set_in("files", "tokenizer.json", "sha256", sha256),
+                r"sha256 is .*: it must be a string that is a SHA-256",
+            )
+            for sha256 in ("../" * 20 + "etc/hosts", "/etc/hosts", "A" * 64, "a" * 64 + "\n", 7)
+        ),
+        *(
+            (set_in("splits", "train", "shards", 0, "file", name), "it must be a string that is the name of a file")
+            for name in ("../other", "/etc/hosts", "..", "a\x00b", "a\\b")
+        ),
+        (set_in("files", "../other", {"sha256": "a" * 64, "bytes": 1}), r"files has the key '\.\./other': it must be"),
+        (set_in("name", "../other"), "name is '../other': it must be"),
         (set_in("splits", "train", DROP), "no split 'train'; it has validation"),
         (set_in("splits", "train", "records", 17), "record_offsets.npy: contradicts"),
         (set_in("splits", "train", "shards", 0, DROP), "shards hold"),

@@ -192,6 +192,18 @@ def test_a_shard_is_copied_once(bucket):
     assert records._copying is copying
 
 
+@pytest.mark.parametrize("name", ["../mine", "{outside}/mine"])
+def test_a_checksum_is_no_path_out_of_the_cache(bucket, tmp_path, name):
+    """`doctor` once removed a user's file that corpus.json named this way."""
+    mine, manifest = tmp_path / "mine.lock", json.loads((bucket / "corpus" / "corpus.json").read_text())
+    mine.write_text("mine")
+    manifest["files"]["train.token_counts.npy"]["sha256"] = name.format(outside=tmp_path)
+    (bucket / "corpus" / "corpus.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=r"sha256 is .*mine': it must be a string that is a SHA-256"):
+        Corpus.open(bucket / "corpus")
+    assert mine.read_text() == "mine"
+
+
 def test_without_room_a_shard_is_never_copied(bucket, tmp_path):
     manifest = json.loads((bucket / "corpus" / "corpus.json").read_text())
     arrays = sum(entry["bytes"] for name, entry in manifest["files"].items() if name.endswith(".npy"))

@@ -6,6 +6,7 @@ Names of the files: huggingface/transformers src/transformers/utils/__init__.py 
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypedDict
 
 import ml_dtypes  # noqa: F401 (registers the dtype bfloat16 in numpy)
 import numpy as np
@@ -15,7 +16,8 @@ import safetensors.numpy
 from bert_jax.convert.formats import torch_checkpoint
 from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyStateDict, LazyTensor, weight_dtype_message
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.field_validation import FileName
+from bert_jax.storage import StoredPath, read_json_as
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
@@ -66,18 +68,18 @@ def _shards(index: Path, opener: Callable[[Path], LazyStateDict]) -> LazyStateDi
     return LazyStateDict({name: shards[shard][name] for name, shard in weight_map.items()})
 
 
+class _Index(TypedDict):
+    weight_map: dict[str, FileName]
+
+
 def read_index(index: Path) -> dict[str, str]:
     """Tensor name -> file name in the index's directory.
 
     Raises:
       UserError: the file is not an index, or names a file in another directory.
     """
-    weight_map = read_json_object(index, "fetch it again").get("weight_map")
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise UserError(f"{index}: not an index of shards (JSON with 'weight_map'): fetch it again")
-    if any(Path(name).name != name for name in weight_map.values()):
-        raise UserError(f"{index}: names a shard in another directory: put all shards into its directory")
-    return weight_map
+    advice = "fetch the index again, and put all shards into its directory"
+    return read_json_as(index, _Index, advice)["weight_map"]
 
 
 def open_safetensors(path: Path, types: tuple[str, ...] = WEIGHT_TYPES) -> LazyStateDict:
