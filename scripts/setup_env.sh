@@ -3,8 +3,8 @@
 #
 #   bash scripts/setup_env.sh EXTRA...      extras of setup.cfg, e.g. `test plot`
 #
-# The environment is $BERT_JAX_VENV or .venv in the project root; its Python is $PYTHON, or the first python3.12 or
-# python3.11 that works. pip runs only after a change: a stamp in the environment holds a hash of its inputs, and the
+# The environment is $BERT_JAX_VENV or .venv in the project root; its Python is $PYTHON, or the first of python3.12, python3.13
+# and python3.11 that works. pip runs only after a change: a stamp in the environment holds a hash of its inputs, and the
 # installed extras.
 set -euo pipefail
 
@@ -21,10 +21,10 @@ fail() {
     exit 2
 }
 
-# Prints "3.11" or "3.12" for a usable Python. A shim of a version manager may exist but not run; a distribution's
+# Prints the version, as in "3.12", of a usable Python. A shim of a version manager may exist but not run; a distribution's
 # Python may lack the modules venv and ensurepip.
 version_of() {
-    "$1" -c 'import sys, venv, ensurepip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null | grep -xE '3\.1[12]'
+    "$1" -c 'import sys, venv, ensurepip; print("%d.%d" % sys.version_info[:2])' 2>/dev/null | grep -xE '3\.1[1-3]'
 }
 
 find_python() {
@@ -34,7 +34,7 @@ find_python() {
             printf '%s\n' "$candidate"
             return
         fi
-    done < <(type -aP python3.12 python3.11 python3 python || true)
+    done < <(type -aP python3.12 python3.13 python3.11 python3 python || true)
     return 1
 }
 
@@ -42,11 +42,11 @@ make_venv() {
     local python
     if [[ -n ${PYTHON:-} ]]; then
         version_of "$PYTHON" >/dev/null ||
-            fail "PYTHON=$PYTHON is not a Python 3.11 or 3.12 with the modules venv and ensurepip"
+            fail "PYTHON=$PYTHON is not a Python 3.11 to 3.13 with the modules venv and ensurepip"
         python=$PYTHON
     else
         python=$(find_python) ||
-            fail "no Python 3.11 or 3.12 with the modules venv and ensurepip was found; install one, or set PYTHON=/path/to/python3.12"
+            fail "no Python 3.11 to 3.13 with the modules venv and ensurepip was found; install one, or set PYTHON=/path/to/python3.12"
     fi
     [[ ! -e $venv || -f $venv/pyvenv.cfg || -z $(ls -A "$venv") ]] ||
         fail "$venv exists and is not a virtual environment; move it or set BERT_JAX_VENV"
@@ -76,7 +76,9 @@ fi
 
 # Installed extras are kept, so that quickstart and tests can share the environment.
 extras=$(printf '%s\n' "$@" $([[ ! -f $stamp ]] || tail -n +2 "$stamp") | sort -u)
-inputs=("$root/setup.cfg" "$root/setup.py" "$root/constraints/cpu-py${version/./}.txt")
+# jax 0.11 needs Python 3.12, so 3.11 has versions of its own.
+if [[ $version == 3.11 ]]; then pins=cpu-py311.txt; else pins=cpu-py312.txt; fi
+inputs=("$root/setup.cfg" "$root/setup.py" "$root/constraints/$pins")
 constraints=(--constraint "${inputs[2]}")
 if grep -qxE 'parity|torch' <<<"$extras"; then
     inputs+=("$root/constraints/parity.txt")
