@@ -225,22 +225,29 @@ def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> S
         of the task.
     """
     check_task(task)
-    _check_columns(task, options)
+    _check_flags(task, options)
     require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
     if task == "tagging":
         return read_tagging(directory, options.tag_column)
     if task == "squad":
-        return read_squad_splits(directory)
+        return read_squad_splits(directory, skip_damaged=options.skip_damaged)
     return read_glue(task, directory) if task in glue.GLUE else read_own(task, directory, options)
 
 
-def _check_columns(task: str, options: FinetuneOptions) -> None:
-    """Raise UserError for a column that the task does not read."""
+def _check_flags(task: str, options: FinetuneOptions) -> None:
+    """Raise UserError for a flag about files that the task does not read."""
     tables, defaults = ("classification", "regression"), FinetuneOptions()
-    for name, tasks in (("text_columns", tables), ("label_column", tables), ("tag_column", ("tagging",))):
+    for name, tasks in (
+        ("text_columns", tables),
+        ("label_column", tables),
+        ("tag_column", ("tagging",)),
+        ("skip_damaged", ("squad",)),
+    ):
         if task not in tasks and getattr(options, name) != getattr(defaults, name):
             flag = f"--{name.replace('_', '-')}"
-            raise UserError(f"{flag} is for --task {' and '.join(tasks)}; {task} has columns of its own: leave it out")
+            raise UserError(
+                f"{flag} is for --task {' and '.join(tasks)}; the files of {task} do not need it: leave it out"
+            )
 
 
 def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, encoder: SourceEncoder) -> TaskData:

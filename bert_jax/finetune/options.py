@@ -56,6 +56,8 @@ class FinetuneOptions:
     null_threshold: float | None = None
     """For squad: a question has no answer if the score of no answer exceeds that of the best answer by more. Default:
     tuned on dev where dev has questions without an answer."""
+    skip_damaged: bool = False
+    """For squad: leave out questions with an answer that is not where the file says, and count them."""
     epochs: Positive | None = None
     """Passes over the training set. Default: 20 below 10,000 examples (Mosbach et al. 2021), else 3; adapters 5."""
     steps: Count | None = None

@@ -10,8 +10,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from bert_jax.errors import require
-from bert_jax.field_validation import CountOrZero
+from bert_jax.errors import UserError, require
 from bert_jax.finetune.tables import check_unicode
 from bert_jax.storage import StoredPath, read_json_as
 
@@ -60,7 +59,7 @@ class Answer(NamedTuple):
 
 class _AnswerEntry(TypedDict):
     text: str
-    answer_start: CountOrZero
+    answer_start: int
 
 
 class _OptionalInEntry(TypedDict, total=False):
@@ -86,37 +85,55 @@ class _SquadFile(TypedDict):
     data: list[_Article]
 
 
-def read_squad(path: StoredPath) -> list[Question]:
+def read_squad(path: StoredPath, *, skip_damaged: bool = False) -> tuple[list[Question], list[str]]:
     """The questions of a file in the form of SQuAD 1.1 or 2.0.
 
+    A question has no answer if the file says so, has an empty list of answers, or answers without text only.
+
+    Args:
+      path: the file.
+      skip_damaged: leave out questions with an answer that is not in its context where the file says, and those that
+        are not Unicode.
+
+    Returns:
+      the questions, and
+      for each question that is left out what is wrong with it.
+
     Raises:
-      UserError: no file, or not of that form; an answer that is not in its context where the file says.
+      UserError: no file, or not of that form; two questions with one id; no question; without `skip_damaged` a
+        question that it would leave out.
     """
     content = read_json_as(path, _SquadFile, "write it in the form of SQuAD 1.1 or 2.0")
-    questions = [
-        _question(entry, paragraph["context"])
-        for article in content["data"]
-        for paragraph in article["paragraphs"]
-        for entry in paragraph["qas"]
-    ]
-    require(bool(questions), f"{path} has no questions")
+    questions: list[Question] = []
+    damaged: list[str] = []
+    for article in content["data"]:
+        for paragraph in article["paragraphs"]:
+            for entry in paragraph["qas"]:
+                try:
+                    questions.append(_question(path, entry, paragraph["context"]))
+                except UserError as error:
+                    if not skip_damaged:
+                        raise
+                    damaged.append(str(error))
+    require(bool(questions), f"{path} has no questions" + (" that are not damaged" if damaged else ""))
     ids = {question.question_id for question in questions}
     require(len(ids) == len(questions), f"{path}: {len(questions) - len(ids)} question(s) have the id of another one")
-    for question in questions:
-        where = f"{path}: question {question.question_id}"
-        check_unicode(where, question.question_id, question.question, question.context)
-        for text, start in zip(question.answers, question.starts, strict=True):
-            require(
-                question.context[start : start + len(text)] == text,
-                f"{path}: the answer '{text}' of question {question.question_id} is not at character {start}",
-            )
-    return questions
+    return questions, damaged
 
 
-def _question(entry: _Entry, context: str) -> Question:
+def _question(path: StoredPath, entry: _Entry, context: str) -> Question:
     answers = [] if entry.get("is_impossible", False) else entry.get("answers", [])
-    texts = tuple(answer["text"] for answer in answers)
-    starts = tuple(answer["answer_start"] for answer in answers)
+    for answer in answers:
+        text, start = answer["text"], answer["answer_start"]
+        require(
+            start >= 0 and context[start : start + len(text)] == text,
+            f"{path}: the answer '{text}' of question {entry['id']} is not at character {start}: correct the file (a "
+            "question without an answer has an empty list of answers), or leave such questions out with --skip-damaged",
+        )
+    check_unicode(f"{path}: question {entry['id']}", str(entry["id"]), entry["question"], context)
+    given = [answer for answer in answers if answer["text"].strip()]
+    texts = tuple(answer["text"] for answer in given)
+    starts = tuple(answer["answer_start"] for answer in given)
     return Question(str(entry["id"]), entry["question"], context, texts, starts)
 
 

@@ -2,11 +2,13 @@
 
 import itertools
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import require
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.metrics import answer_f1, exact_match, squad_scores
@@ -156,8 +158,12 @@ class SquadData:
         return best_threshold(differences, answered, unanswered)[0]
 
 
-def read_squad_splits(directory: StoredPath) -> dict[str, list[Question]]:
+def read_squad_splits(directory: StoredPath, *, skip_damaged: bool = False) -> dict[str, list[Question]]:
     """The questions of train, dev and, if there is one, test.
+
+    Args:
+      directory: of the files.
+      skip_damaged: of `read_squad`; what is left out is counted in a warning.
 
     Raises:
       UserError: a missing split, a file that is not in SQuAD's form, or a training split without answers.
@@ -166,7 +172,14 @@ def read_squad_splits(directory: StoredPath) -> dict[str, list[Question]]:
     for split in ("train", "dev", "test"):
         path = find_split(directory, split, (".json",), required=split != "test")
         if path is not None:
-            splits[split] = read_squad(path)
+            splits[split], damaged = read_squad(path, skip_damaged=skip_damaged)
+            if damaged and is_first():
+                total = len(splits[split]) + len(damaged)
+                print(
+                    f"warning: {path}: {len(damaged):,} of {total:,} questions are damaged and left out, the first: "
+                    f"{damaged[0].removeprefix(f'{path}: ').partition(': correct')[0]}",
+                    file=sys.stderr,
+                )
     for split in ("train", "dev"):
         has_answers = any(question.answers for question in splits[split])
         require(has_answers, f"{directory}: no question of {split}.json has an answer")

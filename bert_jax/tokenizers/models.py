@@ -50,7 +50,7 @@ class TokenizerModel(abc.ABC):
 
     @abc.abstractmethod
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """First character and last character + 1 of each id of `encode`."""
+        """First character and last character + 1 of each id of `encode`; with or without the space before a word."""
 
     @abc.abstractmethod
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
@@ -120,13 +120,24 @@ class TokenizersBackend(TokenizerModel):
         return self._with_specials.encode(text, add_special_tokens=False).ids
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
-        """By the library, in the text before normalization."""
-        return self.library.encode(text, add_special_tokens=False).offsets
+        """By the library, in the text before normalization.
+
+        Without its post-processor: RoBERTa's takes a letter for each "Ġ" that does not come from a space of the text.
+        """
+        return self._without_post_processor.encode(text, add_special_tokens=False).offsets
 
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Words are those of the library's pre-tokenizer; without one, a text is one word."""
         encodings = self.library.encode_batch(texts, add_special_tokens=False)
         return [(encoding.ids, encoding.word_ids) for encoding in encodings]
+
+    @functools.cached_property
+    def _without_post_processor(self) -> tokenizers.Tokenizer:
+        library = tokenizers.Tokenizer.from_str(
+            json.dumps(json.loads(self.library.to_str()) | {"post_processor": None})
+        )
+        library.encode_special_tokens = True
+        return library
 
     @functools.cached_property
     def _with_specials(self) -> tokenizers.Tokenizer:

@@ -86,8 +86,9 @@ class SentencePieceBackend(TokenizerModel):
         ends = list(itertools.accumulate(map(len, parts)))
         # Of each character after preprocessing, the part of the text that it comes from.
         origin = [part for part, new in enumerate(changed) for _ in new]
-        pieces = self._processor.encode("".join(changed), out_type="immutable_proto").pieces
-        spans = ((origin[piece.begin : piece.end] or origin[piece.begin - 1 : piece.begin]) for piece in pieces)
+        # Of a str, offset_mapping counts characters; proto counts bytes of UTF-8.
+        mapped = self._processor.encode("".join(changed), out_type="offset_mapping")["offsets"]
+        spans = (origin[first:last] or origin[first - 1 : first] for first, last in mapped)
         return [(ends[span[0]] - len(parts[span[0]]), ends[span[-1]]) if span else (0, 0) for span in spans]
 
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:

@@ -13,7 +13,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.storage import check_reachable, is_remote, to_path, write_atomic
-from bert_jax.tokenizers import files, kinds
+from bert_jax.tokenizers import files, kinds, offsets
 from bert_jax.tokenizers.kinds import CONTINUATION, SPECIAL_TOKENS
 from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
 
@@ -131,9 +131,9 @@ class Tokenizer:
 
         Returns:
           the ids, and
-          the first character and the last character + 1 of each, int64 [num_tokens, 2].
+          the first character and the last character + 1 of each, without spaces at its ends, int64 [num_tokens, 2].
         """
-        return self.encode(text), np.array(self._model.offsets(text), np.int64).reshape(-1, 2)
+        return self.encode(text), offsets.to_words(text, self._model.offsets(text))
 
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Ids of several texts, the same as those of `encode_batch`, and the word of each.

@@ -7,12 +7,23 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.finetune import squad
+from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.squad import Window
+from bert_jax.finetune.squad_data import SquadData, read_squad_splits
+from bert_jax.tokenizers.tokenizer import wordpiece
+from tests.tokenizers.test_tokenizer import SPECIALS
 
 CONTEXT = "The sailors rode the breeze clear of the rocks."
 WORDS = CONTEXT.replace(".", " .").split()
 STARTS = (0, 4, 12, 17, 21, 28, 34, 37, 41, 46)
 OFFSETS = np.array([(start, start + len(word)) for word, start in zip(WORDS, STARTS, strict=True)])
+
+
+@pytest.fixture
+def letters():
+    """A vocabulary of single characters."""
+    known = sorted(set((CONTEXT + "Who?").lower().replace(" ", "")))
+    return wordpiece([*SPECIALS, *known, *(f"##{one}" for one in known)], True, "test")
 
 
 def squad_file(path, questions):
@@ -26,9 +37,41 @@ def question(**changes):
 
 def test_read_squad(tmp_path):
     path = squad_file(tmp_path / "dev.json", [question(), question(id="r", is_impossible=True, answers=[])])
-    first, second = squad.read_squad(path)
+    (first, second), damaged = squad.read_squad(path)
     assert first == squad.Question("q", "Who?", CONTEXT, ("sailors",), (4,))
-    assert second.answers == ()
+    assert second.answers == () and not damaged
+
+
+def test_no_answer_as_an_empty_text(tmp_path, letters):
+    """The split is one of SQuAD 2.0: it has a threshold, and the question counts as one without an answer."""
+    empty = [{"text": "", "answer_start": 0}, {"text": " ", "answer_start": 3}]
+    path = squad_file(tmp_path / "dev.json", [question(), question(id="r", answers=empty)])
+    (_, second), _ = squad.read_squad(path)
+    assert (second.answers, second.starts) == ((), ())
+    (tmp_path / "train.json").write_bytes(path.read_bytes())
+    options = FinetuneOptions(max_length=64)
+    data = SquadData(read_squad_splits(tmp_path), letters, options, token_types=2, separators=1)
+    tokens = len(data.splits["dev"].examples.input_ids)
+    assert data.metrics("dev", np.zeros((tokens, 2), np.float32)).keys() >= {"null_threshold", "unanswerable_f1"}
+
+
+def test_skip_damaged(tmp_path, capsys):
+    wrong = [{"text": "breeze", "answer_start": start} for start in (-1, 20)]
+    bad = [question(id=f"bad{i}", answers=[answer]) for i, answer in enumerate(wrong)]
+    for name, questions in (("train", [question()]), ("dev", [*bad, question(), question(id="s", question="\ud800")])):
+        squad_file(tmp_path / f"{name}.json", questions)
+    with pytest.raises(UserError, match=r"dev.json: the answer 'breeze' of question bad0 .* out with --skip-damaged"):
+        read_squad_splits(tmp_path)
+    splits = read_squad_splits(tmp_path, skip_damaged=True)
+    assert [len(one) for one in splits.values()] == [1, 1]
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(
+        "dev.json: 3 of 4 questions are damaged and left out, the first: the answer 'breeze' of question bad0 is not "
+        "at character -1"
+    )
+    squad_file(tmp_path / "dev.json", bad)
+    with pytest.raises(UserError, match="has no questions that are not damaged"):
+        read_squad_splits(tmp_path, skip_damaged=True)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +103,7 @@ def test_bad_files(content, message, tmp_path):
     [
         (
             {"answers": [{"text": "the", "answer_start": -10}]},
-            r"answers\.0\.answer_start is -10: it must be",
+            "the answer 'the' of question q is not at character -10",
         ),
         ({"answers": [{"text": "sailors", "answer_start": 4.7}]}, r"answer_start is 4\.7: it must be a whole number"),
         ({"answers": [{"text": "sailors", "answer_start": float("inf")}]}, r"answer_start is inf: it must be"),
