@@ -53,7 +53,8 @@ class Reporter:
         self.task, self.every, self.tokens_seen, self.goodput = task, config.log.every, tokens_seen, goodput
         self.writer: MetricsWriter | None = None
         if is_first():
-            self.writer = MetricsWriter(workdir, step, tensorboard=config.log.tensorboard, wandb=config.log.wandb)
+            log = config.log
+            self.writer = MetricsWriter(workdir, step, log.every, tensorboard=log.tensorboard, wandb=log.wandb)
         self.peak = peak_flops(list(mesh.devices.flat))
         self.bar = progress_bar("training", config.total_steps, "step", done=step, shown=is_first())
         self.traces, self.tracing = StagedDirectory(workdir / "profile"), False

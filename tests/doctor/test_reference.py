@@ -143,7 +143,7 @@ def test_the_command(tiny_corpus, tmp_path, monkeypatch, capsys):
         runs.append((config, parts))
         workdir.mkdir(parents=True)
         for i in range(200):
-            line = {"step": i + 1, "split": "train", "timing": {"unix": 0}} | {
+            line = {"step": i + 1, "split": "train", "timing": {"unix": 0, "line": i}} | {
                 name: row[i] for name, row in measured.items()
             }
             with (workdir / "metrics.jsonl").open("a") as out:

@@ -1,6 +1,7 @@
 """metrics.jsonl, TensorBoard events and W&B's rows: appended while training, cut back on resume."""
 
 import json
+import os
 import sys
 import types
 
@@ -13,7 +14,8 @@ from bert_jax.training.run_directory.metrics import MetricsWriter, read_metrics
 
 def lines_to(path, steps, tail=""):
     text = "".join(
-        json.dumps({"step": s, "split": "train", "loss": s / 10, "timing": {"unix": 1.0}}) + "\n" for s in steps
+        json.dumps({"step": s, "split": "train", "loss": s / 10, "timing": {"unix": 1.0, "line": i}}) + "\n"
+        for i, s in enumerate(steps, 1)
     )
     path.write_text(text + tail)
 
@@ -38,10 +40,10 @@ def read_events(directory):
 
 
 def test_lines_are_on_disk_at_once(tmp_path):
-    writer = MetricsWriter(tmp_path, 0, tensorboard=False)
+    writer = MetricsWriter(tmp_path, 0, 2, tensorboard=False)
     writer.write(2, "train", {"loss": 1.5}, {"mfu": 0.25})
     (line,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert line.pop("timing").keys() == {"unix", "mfu"}
+    assert line.pop("timing").keys() == {"unix", "line", "mfu"}
     assert line == {"step": 2, "split": "train", "loss": 1.5}
     writer.close()
     assert not (tmp_path / "tensorboard").exists()
@@ -55,8 +57,48 @@ def test_a_line_with_values_of_other_types_is_left_out(tmp_path, damage, capfd):
     assert steps_in(tmp_path / "metrics.jsonl") == [2, 4] and "line 3 is incomplete" in capfd.readouterr().err
 
 
+def test_flush_puts_the_lines_and_the_name_of_the_file_on_the_disk(tmp_path, monkeypatch):
+    """The loop flushes before a commit: after a power failure no checkpoint has fewer lines than steps."""
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    writer = MetricsWriter(tmp_path, 0, 2, tensorboard=False)
+    writer.write(2, "train", {"loss": 1.5}, {})
+    assert not synced
+    writer.flush()
+    assert synced == [str(tmp_path / "metrics.jsonl"), str(tmp_path)]
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("kept", "every", "resumed", "words"),
+    [
+        ([2, 4, 6], 2, 6, None),
+        ([2, 4, 6], 2, 7, None),
+        ([2, 6], 2, 6, "between 2 and 6"),
+        ([4, 6], 2, 6, "between 0 and 4"),
+        ([2, 4], 2, 6, "after 4"),
+        ([], 2, 6, "after 0"),
+        ([], 9, 6, None),
+        ([2, 4, 6], 1, 7, None),  # log.every was 2
+        ([2, 6, 8], 2, 12, "between 2 and 6, after 8"),
+    ],
+)
+def test_missing_lines_are_reported(tmp_path, capfd, kept, every, resumed, words):
+    MetricsWriter(tmp_path, 0, 2, tensorboard=False).close()
+    lines_to(tmp_path / "metrics.jsonl", [2, 4, 6, 8])
+    lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "metrics.jsonl").write_text("".join(lines[step // 2 - 1] for step in kept))
+    writer = MetricsWriter(tmp_path, resumed, every, tensorboard=False)
+    err = capfd.readouterr().err
+    assert (f"metrics.jsonl: lines of steps are missing ({words})" in err) if words else not err
+    writer.write(resumed + 1, "train", {}, {})
+    writer.close()
+    numbers = [line["timing"]["line"] for line in read_metrics(tmp_path / "metrics.jsonl")]
+    assert numbers == [step // 2 for step in kept] + [kept[-1] // 2 + 1 if kept else 1]
+
+
 def test_events_are_written_and_written_again(tmp_path):
-    writer = MetricsWriter(tmp_path, 0, tensorboard=True)
+    writer = MetricsWriter(tmp_path, 0, 2, tensorboard=True)
     for step in (2, 4, 6):
         writer.write(step, "train", {"loss": step / 8, "bad": float("nan")}, {"mfu": 0.5})
         if step == 4:
@@ -66,7 +108,7 @@ def test_events_are_written_and_written_again(tmp_path):
     expected = {("train/loss", s): s / 8 for s in (2, 4, 6)} | {("train/mfu", s): 0.5 for s in (2, 4, 6)}
     assert read_events(directory) == expected | {("validation/mlm_loss", 4): 3.0}
 
-    resumed = MetricsWriter(tmp_path, 4, tensorboard=True)
+    resumed = MetricsWriter(tmp_path, 4, 2, tensorboard=True)
     resumed.write(6, "train", {"loss": 0.25}, {})
     resumed.close()
     del expected["train/mfu", 6]
@@ -132,7 +174,7 @@ def fake_wandb(monkeypatch):
 
 
 def write_some(workdir, resumed, steps, project="p"):
-    writer = MetricsWriter(workdir, resumed, tensorboard=False, wandb=project)
+    writer = MetricsWriter(workdir, resumed, 2, tensorboard=False, wandb=project)
     for step in steps:
         writer.write(step, "train", {"loss": step / 8, "bad": float("nan")}, {"mfu": 0.5})
         if step % 4 == 0:
@@ -173,9 +215,9 @@ def test_wandb_is_missing(tmp_path, monkeypatch):
     lines_to(tmp_path / "metrics.jsonl", [2, 4])
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match=r"pip install 'wandb"):
-        MetricsWriter(tmp_path, 2, tensorboard=False, wandb="p")
+        MetricsWriter(tmp_path, 2, 2, tensorboard=False, wandb="p")
     assert steps_in(tmp_path / "metrics.jsonl") == [2, 4], "refused before anything is cut"
-    MetricsWriter(tmp_path, 2, tensorboard=False).close()
+    MetricsWriter(tmp_path, 2, 2, tensorboard=False).close()
     assert steps_in(tmp_path / "metrics.jsonl") == [2]
 
 
@@ -187,5 +229,5 @@ def test_wandb_refuses(tmp_path, fake_wandb, monkeypatch):
 
     monkeypatch.setattr(fake_wandb, "init", refuse)
     with pytest.raises(UserError, match=r"log\.wandb p: .*\(api_key not configured \(no-tty\)\): run `wandb login`"):
-        MetricsWriter(tmp_path, 2, tensorboard=False, wandb="p")
+        MetricsWriter(tmp_path, 2, 2, tensorboard=False, wandb="p")
     assert steps_in(tmp_path / "metrics.jsonl") == [2, 4]

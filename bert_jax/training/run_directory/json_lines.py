@@ -123,9 +123,16 @@ class JsonLines:
             self._uploads.flush()
 
     def flush(self) -> None:
-        """Write all lines to the file."""
+        """Put all lines on the disk or into the store, so that they survive a power failure."""
         if self._uploads is not None:
             self._uploads.flush()
+        elif self._path.exists():
+            for path in (self._path, self._path.parent):  # its lines and its name
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
 
     def close(self) -> None:
         """Flush, and stop the upload thread."""

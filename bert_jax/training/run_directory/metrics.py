@@ -2,13 +2,15 @@
 
 A line is ``{"step": 100, "split": "train", "mlm_loss": ..., "timing": {...}}``. All but ``timing`` is a function
 of (config, corpus, seed); resuming truncates the file to the restored step, so a killed run ends with the same lines
-as an uninterrupted one.
+as an uninterrupted one. ``timing`` also has the number of the line, so that a lost line is noticed.
 """
 
 import contextlib
 import importlib
+import itertools
 import json
 import math
+import sys
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,6 +26,8 @@ Line = dict[str, Any]
 
 class _Timing(TypedDict):
     unix: float
+    line: int
+    """from 1"""
 
 
 class _Line(TypedDict):
@@ -39,15 +43,19 @@ WANDB_ID = "wandb_id"
 class MetricsWriter:
     """Writes the metrics of a run; only one process of a run has a writer.
 
-    On opening, lines after the resumed step are removed, and the remaining lines are sent to the views.
+    On opening, lines after the resumed step are removed, and the remaining lines are sent to the views. A warning on
+    stderr tells of lines that are missing.
     """
 
-    def __init__(self, workdir: StoredPath, resumed_step: int, *, tensorboard: bool, wandb: str | None = None):
+    def __init__(
+        self, workdir: StoredPath, resumed_step: int, every: int, *, tensorboard: bool, wandb: str | None = None
+    ):
         """Open the file and the views.
 
         Args:
           workdir: of the run; its config.json is sent to Weights & Biases.
           resumed_step: number of steps done; 0 for a new run.
+          every: steps from one line of training metrics to the next.
           tensorboard: also write TensorBoard events, to workdir/tensorboard.
           wandb: Weights & Biases project to write to as well. WANDB_MODE and its other variables apply. Its local
             files are in the work directory, or in WANDB_DIR if the work directory is in an object store.
@@ -64,18 +72,24 @@ class MetricsWriter:
                 views.append(_TensorBoardEvents(workdir / "tensorboard"))
             for view in views:
                 on_failure.callback(view.close)
-            for line in truncate_lines(self.path, _Line, lambda line: line["step"] <= resumed_step):
-                for view in views:
-                    view.write(line)
+            lines = truncate_lines(self.path, _Line, lambda line: line["step"] <= resumed_step)
+            for line, view in itertools.product(lines, views):
+                view.write(line)
+            if gaps := _gaps(lines, resumed_step, every):
+                print(f"warning: {self.path}: lines of steps are missing ({', '.join(gaps)})", file=sys.stderr)
+            self._count = lines[-1]["timing"]["line"] if lines else 0
             # metrics.jsonl, from which all views can be rebuilt.
             self._sinks = [JsonLines(self.path, durable=False), *views]
             on_failure.pop_all()
 
     def write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
-        """Append one line; on disk it is written when this returns, in an object store after `flush`."""
+        """Append one line; it is in the file when this returns, and survives a power failure after `flush`. In an object
+        store it is written by `flush`.
+        """
         # JSON has no NaN: values that are not finite are null.
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        line = {"step": step, "split": split, **finite, "timing": {"unix": time.time(), **timing}}
+        self._count += 1
+        line = {"step": step, "split": split, **finite, "timing": {"unix": time.time(), "line": self._count, **timing}}
         for sink in self._sinks:
             sink.write(line)
 
@@ -89,6 +103,19 @@ class MetricsWriter:
         with contextlib.ExitStack() as closing:
             for sink in self._sinks:
                 closing.callback(sink.close)
+
+
+def _gaps(lines: list[Line], resumed_step: int, every: int) -> list[str]:
+    """Where lines are missing up to a step, as texts; `every` may have been another one before."""
+    places = [(0, 0), *((line["timing"]["line"], line["step"]) for line in lines)]
+    found = [
+        f"between {step} and {following}"
+        for (number, step), (next_number, following) in itertools.pairwise(places)
+        if next_number != number + 1
+    ]
+    trained = [0, *(line["step"] for line in lines if line["split"] == "train")]
+    spacing = max(every, trained[-1] - trained[-2]) if trained[1:] else every
+    return found + [f"after {trained[-1]}"] * (resumed_step - trained[-1] >= spacing)
 
 
 class _TensorBoardEvents:
@@ -186,7 +213,7 @@ def _run_id(workdir: StoredPath) -> str:
 def _finite_scalars(line: Line) -> Iterator[tuple[str, float]]:
     """Names and values of the finite scalars of a line."""
     values = {name: value for name, value in line.items() if name not in ("step", "split", "timing")}
-    speeds = {name: value for name, value in line["timing"].items() if name != "unix"}
+    speeds = {name: value for name, value in line["timing"].items() if name not in ("unix", "line")}
     for name, value in (values | speeds).items():
         if isinstance(value, int | float) and math.isfinite(value):
             yield f"{line['split']}/{name}", value
