@@ -203,6 +203,7 @@ class PretrainStudent(Pretrain):
             profile=window,
             micro_batch=self.micro_batch,
             announce=announce,
+            restart=self.restart,
         )
 
 

@@ -44,6 +44,8 @@ class Pretrain:
     compilation_cache: str | None = None
     """Directory that caches compiled programs for the next start, or `none`. Default: JAX_COMPILATION_CACHE_DIR of the
     environment, else bert_jax/compiled in the user's cache directory."""
+    restart: bool = False
+    """Begin again at step 0 if the run had a checkpoint and has none. By default such a run is refused."""
     config: ConfigArg
     cluster: cluster_detection.ClusterConfig = field(default_factory=cluster_detection.ClusterConfig)
     words: Words = ()
@@ -96,6 +98,7 @@ class Pretrain:
             self.workdir,
             profile=window,
             micro_batch=self.micro_batch,
+            restart=self.restart,
             announce=lambda: self.print_summary(config, mixture),
             load_initial_params=init_from.load_initial_params,
         )

@@ -49,12 +49,13 @@ def distil_on_corpus(
     micro_batch: MicroBatchRequest = None,
     announce: Callable[[Config, str], None] = lambda config, line: None,
     make_programs: MakePrograms = Programs,
+    restart: bool = False,
 ) -> loop.Progress:
     """Pretrain a student with a teacher in a work directory, or continue its run.
 
     Args:
       config: of the run; of its model only `FROM_CONFIG` is used.
-      parts, directory, profile, micro_batch: as of `pretraining.pretrain`.
+      parts, directory, profile, micro_batch, restart: as of `pretraining.pretrain`.
       teacher_path: any encoder that `bert-jax convert` reads, with the tokenizer of the corpora.
       compression: student and loss.
       announce: called in the first process after all checks, with the config of the run and a line about the student.
@@ -90,6 +91,7 @@ def distil_on_corpus(
         announce=lambda: announce(config, describe_student(plan, student and student.path)),
         load_initial_params=load_initial_params,
         make_programs=make,
+        restart=restart,
     )
 
 

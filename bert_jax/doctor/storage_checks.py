@@ -21,6 +21,7 @@ from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
 from bert_jax.training.run_directory.checkpoint import (
     check_checkpoint_storage,
+    check_no_lost_checkpoints,
     checkpoint_directory,
     committed_checkpoint_paths,
 )
@@ -96,6 +97,7 @@ def workdir(context: CheckContext) -> Iterator[Finding]:
     # The same refusals as in `pretrain`.
     before = workdir_lib.matching_config(context.workdir, context.config, context.shares, list(context.paths))
     if before is not None:
+        check_no_lost_checkpoints(context.workdir)
         continuation.check_phase_changes(context.workdir, before, context.config)
     content = "does not exist or is empty" if before is None else "holds this run, which will continue"
     text = f"{context.workdir}: {content}; written and read back by {len(context.reports)} process(es)"

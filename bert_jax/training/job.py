@@ -1,5 +1,6 @@
 """The job of a task in a work directory: lock it, write its identity, run the loop; read its newest parameters."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -9,13 +10,16 @@ from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_first
 from bert_jax.distributed.shared_directory import check_shared_directory
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage import StoredPath, write_atomic
 from bert_jax.training import continuation, loop
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
+    HAS_CHECKPOINTS,
+    check_no_lost_checkpoints,
     checkpoint_directory,
     committed_checkpoint_paths,
+    has_lost_checkpoints,
     newest_intact,
     read_metadata,
     restore_parts,
@@ -69,6 +73,7 @@ def run_job(
     announce: Callable[[], None] = lambda: None,
     profile: tuple[int, int] | None = None,
     start_time: float | None = None,
+    restart: bool = False,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 
@@ -80,16 +85,20 @@ def run_job(
       initial: initial parameters and moments; None: random initialisation.
       announce: called in the first process after all checks, before compilation.
       profile, start_time: see `loop.train`.
+      restart: begin again at step 0 if the run has lost its checkpoints.
 
     Raises:
-      UserError: the work directory cannot be used, or another process trains in it. Nothing is written before.
+      UserError: the work directory cannot be used, or another process trains in it; without `restart`, the run had a
+        checkpoint and has none. Nothing is written before.
     """
     config = programs.task.config
     identity = config, data.shares, data.paths
     with DirectoryLock(directory) as lock:
 
         def acquire() -> None:
-            workdir.matching_config(directory, *identity)  # raises before anything is written
+            # Both raise before anything is written.
+            if workdir.matching_config(directory, *identity) is not None and not restart:
+                check_no_lost_checkpoints(directory)
             lock.acquire()
 
         compute_and_broadcast("the lock", acquire)
@@ -98,10 +107,14 @@ def run_job(
             check_shared_directory(directory)
         if before is not None:
             continuation.check_phase_changes(directory, before, config)
-        compute_and_broadcast(
-            "the work directory",
-            lambda: workdir.write_run_config(directory, before, *identity, data.tokenizer_text),
-        )
+
+        def write() -> None:
+            if before is not None:
+                _begin_again_if_lost(directory)
+                _restore_tokenizer(directory, data)
+            workdir.write_run_config(directory, before, *identity, data.tokenizer_text)
+
+        compute_and_broadcast("the work directory", write)
         if is_first():
             announce()
         metadata = {"tokenizer_fingerprint": data.tokenizer_fingerprint}
@@ -117,3 +130,27 @@ def run_job(
         )
         barrier("the end")  # the other processes wait for the files of the first one
     return progress
+
+
+def _begin_again_if_lost(directory: StoredPath) -> None:
+    """Remove what refers to lost checkpoints; the metrics are replaced when the loop begins at step 0."""
+    if has_lost_checkpoints(directory):
+        print(f"warning: {directory} has no checkpoint left: the run begins again at step 0", file=sys.stderr)
+        write_atomic(directory / workdir.LEDGER, b"")
+        (directory / HAS_CHECKPOINTS).unlink()
+
+
+def _restore_tokenizer(directory: StoredPath, data: RunData) -> None:
+    """Write tokenizer.json again if it is missing.
+
+    Raises:
+      UserError: the newest checkpoint was trained with another tokenizer.
+    """
+    path = directory / workdir.TOKENIZER
+    if path.exists():
+        return
+    newest = next(committed_checkpoint_paths(checkpoint_directory(directory)), None)
+    if newest is not None and read_metadata(newest)["tokenizer_fingerprint"] != data.tokenizer_fingerprint:
+        raise UserError(f"{path} is missing, and {', '.join(data.paths)} has another tokenizer: restore a copy of it")
+    write_atomic(path, data.tokenizer_text.encode())
+    print(f"warning: {path} was missing: restored from {', '.join(data.paths)}", file=sys.stderr)

@@ -76,6 +76,7 @@ def pretrain(
     announce: Callable[[], None] = lambda: None,
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None = None,
     make_programs: Callable[[Task, Mesh], Programs] = Programs,
+    restart: bool = False,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 
@@ -88,6 +89,7 @@ def pretrain(
       load_initial_params: reads `start.source` (`convert.init_from.load_initial_params`); called with the corpora's
         tokenizer if the work directory has no checkpoint yet.
       make_programs: the programs of the run; with others than `Programs`, several runs can share compiled steps.
+      restart: see `job.run_job`.
 
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.
@@ -117,6 +119,7 @@ def pretrain(
         announce=announce,
         profile=profile,
         start_time=start_time,
+        restart=restart,
     )
 
 

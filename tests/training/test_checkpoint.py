@@ -102,10 +102,19 @@ def test_what_users_put_beside_checkpoints_is_theirs(tmp_path):
         checkpoints.save(2, state_of(2), METADATA)
         checkpoints.wait()
         (tmp_path / "notes.txt").write_text("mine")
-        (tmp_path / "best").mkdir()
+        for name in ("best", "3", "2026", "0002", "20261126", "٣"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "figure.png").write_text("mine")
         (tmp_path / "best" / COMMIT_MARKER).write_text("{}")
         checkpoints.save(4, state_of(4), METADATA)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000004", "best", "notes.txt"]
+        checkpoints.wait()
+        (tmp_path / "00000006").mkdir()
+        (tmp_path / "00000006" / "figure.png").write_text("mine")
+        with pytest.raises(UserError, match=r"00000006 is needed for a checkpoint, and has other files"):
+            checkpoints.save(6, state_of(6), METADATA)
+    own = ["0002", "00000004", "00000006", "2026", "20261126", "3", "best", "notes.txt", "٣"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(own)
+    assert len(list(tmp_path.glob("*/figure.png"))) == 7
     assert [path.name for path in checkpoint.committed_checkpoint_paths(epath.Path(tmp_path))] == ["00000004"]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import types
+from pathlib import Path
 
 import pytest
 from tensorboardX.proto import event_pb2
@@ -60,12 +61,12 @@ def test_a_line_with_values_of_other_types_is_left_out(tmp_path, damage, capfd):
 def test_flush_puts_the_lines_and_the_name_of_the_file_on_the_disk(tmp_path, monkeypatch):
     """The loop flushes before a commit: after a power failure no checkpoint has fewer lines than steps."""
     synced = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").readlink()))
     writer = MetricsWriter(tmp_path, 0, 2, tensorboard=False)
     writer.write(2, "train", {"loss": 1.5}, {})
     assert not synced
     writer.flush()
-    assert synced == [str(tmp_path / "metrics.jsonl"), str(tmp_path)]
+    assert synced == [tmp_path / "metrics.jsonl", tmp_path]
     writer.close()
 
 

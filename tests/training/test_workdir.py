@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,9 @@ from bert_jax.data.corpus import FORMAT_VERSION, identity_of
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.errors import UserError
-from bert_jax.training import continuation, pretraining
+from bert_jax.training import continuation, job, pretraining
 from bert_jax.training.run_directory import checkpoint, workdir
+from tests.runs import numbers
 
 CONFIG = Config(name="x")
 MIXTURE = {"ab12": 0.7, "cd34": 0.3}
@@ -28,7 +30,7 @@ def acquire_as_a_run(directory, config, mixture, paths, tokenizer_text):
 
 
 def contents(directory):
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
+    return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
 
 def test_acquire_writes_the_identity_of_the_run(tmp_path):
@@ -160,6 +162,42 @@ def test_the_config_is_read_after_the_lock_is_acquired(tiny_config, tiny_corpus,
     monkeypatch.setattr(DirectoryLock, "acquire", acquire)
     with pytest.raises(UserError, match="steps so far would not be the same: the learning rate of step"):
         pretraining.pretrain(tiny_config, [CorpusWeight(tiny_corpus)], tmp_path / "run")
+
+
+def test_lost_checkpoints(tiny_config, tiny_run, train, tmp_path, capfd):
+    """As of an unmounted volume: nothing is changed without --restart, which has no effect on other runs."""
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints")
+    before = contents(run)
+    with pytest.raises(UserError, match=r"checkpoints has no checkpoint, and the run had saved one: .*add --restart"):
+        train(tiny_config, run)
+    assert contents(run) == before
+    assert train(tiny_config, run, restart=True).cursor.step == tiny_config.total_steps
+    assert "the run begins again at step 0" in capfd.readouterr().err
+    assert numbers(run) == numbers(tiny_run)
+    assert train(tiny_config, run, restart=True).cursor.step == tiny_config.total_steps
+    err = capfd.readouterr().err
+    assert f"continuing from step {tiny_config.total_steps}" in err and "begins again" not in err
+
+
+def test_a_start_before_the_first_checkpoint_needs_no_flag(tiny_config, tiny_run, train, tmp_path):
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    shutil.rmtree(run / "checkpoints")
+    (run / "has_checkpoints").unlink()
+    assert train(tiny_config, run).cursor.step == tiny_config.total_steps and (run / "has_checkpoints").exists()
+
+
+def test_a_tokenizer_that_is_missing_is_restored(tiny_config, tiny_run, train, tmp_path, capfd):
+    run = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    (run / "tokenizer.json").unlink()
+    train(tiny_config, run)
+    assert (run / "tokenizer.json").read_bytes() == (tiny_run / "tokenizer.json").read_bytes()
+    assert "tokenizer.json was missing: restored from" in capfd.readouterr().err
+    (run / "tokenizer.json").unlink()
+    data = job.RunData({}, ["/other"], "{}", "another")
+    with pytest.raises(UserError, match=r"tokenizer.json is missing, and /other has another tokenizer: restore a copy"):
+        job._restore_tokenizer(run, data)
+    assert not (run / "tokenizer.json").exists()
 
 
 @pytest.fixture

@@ -48,6 +48,12 @@ from bert_jax.storage import (
 )
 
 COMMIT_MARKER = "COMMIT.json"
+HAS_CHECKPOINTS = "has_checkpoints"
+"""File of a work directory, beside checkpoints/: a checkpoint has been committed, so one must be there."""
+OWN_NAME = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
+"""Names of the directories of checkpoints."""
+OWN_FILES = re.compile(r"state(\..+)?|run\.json|COMMIT\.json(\..+\.partial)?")
+"""Names of what is in them: complete, or left by a killed process."""
 ORBAX_STORES = ("gs",)
 """Object stores that Orbax reads and writes directly."""
 FORMAT_VERSION = 4
@@ -114,6 +120,8 @@ class Checkpoints:
                 return
             staged.upload()
             write_commit(target, sums)
+            if not (marker := self.directory.parent / HAS_CHECKPOINTS).exists():
+                marker.write_text(f"{target.name}\n")
         newest_first = list(committed_checkpoint_paths(self.directory))
         needed: list[epath.Path] = []
         if good is not None:
@@ -125,14 +133,16 @@ class Checkpoints:
         for save in saves:
             (save / COMMIT_MARKER).unlink()  # first, so that a partly deleted checkpoint is not restored
         for save in _save_directories(self.directory):  # these, and incomplete ones of killed processes
-            if not (save / COMMIT_MARKER).exists():
+            if not (save / COMMIT_MARKER).exists() and _is_save(save):
                 save.rmtree()
 
     def delete(self, steps: Iterable[int]) -> None:
         """Delete the checkpoints of these steps."""
         self.wait()
-        deleted = set(steps)
-        self._delete([save for save in committed_checkpoint_paths(self.directory) if int(save.name) in deleted])
+        there, deleted = list(committed_checkpoint_paths(self.directory)), set(steps)
+        if deleted >= {int(save.name) for save in there}:
+            (self.directory.parent / HAS_CHECKPOINTS).unlink(missing_ok=True)  # first: then none can be missed
+        self._delete([save for save in there if int(save.name) in deleted])
 
     def steps(self) -> list[int]:
         """The step of every complete checkpoint, newest first; all processes of a run call this."""
@@ -183,8 +193,16 @@ class Checkpoints:
 
 def _clear(target: epath.Path) -> None:
     if target.exists():
+        if not _is_save(target):
+            raise UserError(f"{target} is needed for a checkpoint, and has other files: move them away")
         target.rmtree()  # an incomplete save, or a damaged checkpoint
     make_directory_if_local(target)
+
+
+def _is_save(directory: epath.Path) -> bool:
+    """Whether a directory with a checkpoint's name is one, complete or not: what a user put there is not deleted."""
+    names = [path.name for path in directory.iterdir()]
+    return not names or any(map(OWN_FILES.fullmatch, names))
 
 
 def restore_parts(checkpoint: epath.Path, shapes: dict[str, Any]) -> dict[str, Any]:
@@ -228,6 +246,20 @@ def check_checkpoint_storage(workdir: StoredPath, processes: int) -> None:
         )
 
 
+def has_lost_checkpoints(workdir: StoredPath) -> bool:
+    """Whether the run in a work directory had a checkpoint and has none, so that it would begin again at step 0."""
+    return (workdir / HAS_CHECKPOINTS).exists() and not any(committed_checkpoint_paths(checkpoint_directory(workdir)))
+
+
+def check_no_lost_checkpoints(workdir: StoredPath) -> None:
+    """Raise UserError if the run in a work directory had a checkpoint and has none."""
+    if has_lost_checkpoints(workdir):
+        raise UserError(
+            f"{checkpoint_directory(workdir)} has no checkpoint, and the run had saved one: mount its volume, or "
+            f"restore a copy. To begin again at step 0, add --restart (of bert-jax pretrain), or remove {workdir}"
+        )
+
+
 def checkpoint_directory(workdir: epath.PathLike) -> epath.Path:
     """The directory of a run's checkpoints: an absolute path, which Orbax requires."""
     directory = epath.Path(workdir) / "checkpoints"
@@ -252,7 +284,7 @@ def _save_directories(directory: epath.Path) -> list[epath.Path]:
     """Directories that `Checkpoints.save` made, complete or not, newest first; other files belong to the user."""
     if not directory.exists():
         return []
-    saves = (path for path in directory.iterdir() if path.name.isdigit())
+    saves = (path for path in directory.iterdir() if OWN_NAME.fullmatch(path.name))
     return sorted(saves, key=lambda path: int(path.name), reverse=True)
 
 

@@ -83,9 +83,7 @@ class MetricsWriter:
             on_failure.pop_all()
 
     def write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
-        """Append one line; it is in the file when this returns, and survives a power failure after `flush`. In an object
-        store it is written by `flush`.
-        """
+        """Append one line. On disk it is in the file when this returns, and survives a power failure after `flush`."""
         # JSON has no NaN: values that are not finite are null.
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         self._count += 1
