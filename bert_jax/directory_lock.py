@@ -135,15 +135,7 @@ class DirectoryLock:
     def _try_acquire(self) -> bool:
         """Try once to acquire the lock; False: another process was faster."""
         existing, content = _read(self._path), json.dumps(self._owner).encode()
-        exclusive = existing is None and not is_remote(self._path)
-        if existing is None:
-            try:
-                _create(self._path, content)
-            except FileExistsError:
-                if Path(self._path).is_symlink():
-                    raise UserError(f"{self._path} is a link to a file that does not exist: remove it") from None
-                return False
-        else:
+        if existing is not None:
             self._refuse_if_alive(existing)
             if _read(self._path) != existing:
                 return False
@@ -151,8 +143,18 @@ class DirectoryLock:
                 f"note: {self._directory} was left locked by {_describe(_parse(existing))}, which has ended",
                 file=sys.stderr,
             )
-            write_atomic(self._path, content)
-        if not exclusive:
+            if not is_remote(self._path) and not _take_away(Path(self._path), existing):
+                return False
+        if existing is not None and is_remote(self._path):
+            write_atomic(self._path, content)  # stores cannot rename
+        else:
+            try:
+                _create(self._path, content)
+            except FileExistsError:
+                if Path(self._path).is_symlink():
+                    raise UserError(f"{self._path} is a link to a file that does not exist: remove it") from None
+                return False
+        if is_remote(self._path):
             time.sleep(SETTLE_SECONDS)
         return _read(self._path) == content
 
@@ -237,6 +239,25 @@ def _read(path: StoredPath) -> bytes | None:
         return path.read_bytes()
     except FileNotFoundError:
         return None
+
+
+def _take_away(path: Path, content: bytes) -> bool:
+    """Remove an ended process's lock file; False: another process has removed it, or replaced it with its own.
+
+    However late this process is, only one can rename the file that it has read. A file that was renamed and is another
+    one is the lock of a live process, and is put back; its owner would also write it again (`_send_heartbeats`).
+    """
+    taken = path.with_name(f"{path.name}.{uuid.uuid4().hex}.partial")
+    try:
+        path.rename(taken)
+    except FileNotFoundError:
+        return False
+    is_expected = _read(taken) == content
+    if not is_expected:
+        with contextlib.suppress(FileExistsError):
+            path.hardlink_to(taken)  # unlike a rename, it replaces nothing
+    taken.unlink(missing_ok=True)
+    return is_expected
 
 
 def _create(path: StoredPath, content: bytes) -> None:

@@ -6,6 +6,7 @@ ends; a copy on which nobody has a lock may be removed, those first whose last u
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -15,6 +16,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from bert_jax.errors import UserError
 from bert_jax.range_reads import read_blocks
@@ -25,6 +27,7 @@ DIRECTORY_LOCK = "cache.lock"
 FREE_SHARE = 0.1
 """Without a limit, copies are made while at least this share of the disk remains free."""
 PARTIAL = ".partial"
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 _used: dict[str, int] = {}
 """Copies that this process uses -> file descriptors, which hold their locks."""
@@ -89,7 +92,7 @@ class LocalCache:
                 partial.unlink(missing_ok=True)
                 os.close(descriptor)
                 raise
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            _flock(descriptor, fcntl.LOCK_SH)
             _keep(local, descriptor)
         return os.fspath(local)
 
@@ -103,7 +106,7 @@ class LocalCache:
             descriptor = os.open(local, os.O_RDONLY)
         except FileNotFoundError:
             return False
-        fcntl.flock(descriptor, fcntl.LOCK_SH)
+        _flock(descriptor, fcntl.LOCK_SH)
         if not os.fstat(descriptor).st_nlink:  # removed before it was locked
             os.close(descriptor)
             return False
@@ -118,7 +121,7 @@ class LocalCache:
             if not self._make_room(size):
                 return None
             descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _flock(descriptor, fcntl.LOCK_EX)
             os.truncate(descriptor, size)
         return partial, descriptor
 
@@ -145,6 +148,19 @@ class LocalCache:
         return used + size <= limit
 
 
+def _flock(file: int | TextIO, operation: int) -> None:
+    """Lock a file of the cache; UserError if its file system has no locks."""
+    try:
+        fcntl.flock(file, operation)
+    except OSError as error:
+        if error.errno in NO_LOCKS:
+            raise UserError(
+                f"the file system of the cache has no file locks (flock: {error.strerror}): set --data.cache-dir or "
+                "BERT_JAX_CACHE to a directory on a disk of this host"
+            ) from error
+        raise
+
+
 def _is_copy(name: str) -> bool:
     return len(name) == 64 and not set(name) - set("0123456789abcdef")
 
@@ -164,7 +180,7 @@ def _remove_if_unused(path: str) -> bool:
     except FileNotFoundError:
         return True
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         Path(path).unlink()
     except BlockingIOError:
         return False
@@ -179,8 +195,8 @@ def _remove_if_unused(path: str) -> bool:
 def _locked(path: Path, *, remove: bool = False) -> Iterator[None]:
     """Holds an exclusive lock; with `remove`, the file is removed afterwards, as all who wait first look for a copy."""
     with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
         try:
+            _flock(lock, fcntl.LOCK_EX)
             yield
         finally:
             if remove:

@@ -80,6 +80,26 @@ def leave_lock(place, **changes) -> dict:
     return owner
 
 
+def test_two_processes_find_a_dead_lock(tmp_path, monkeypatch):
+    """One of them stops between reading it and replacing it, while the other acquires the lock."""
+    leave_lock(tmp_path, process=2**22 + 1, started="1")
+    with DirectoryLock(tmp_path) as first, DirectoryLock(tmp_path) as late:
+        entered = []
+
+        def acquire_first(*words, **_) -> None:
+            entered.append(words)
+            if len(entered) == 1:
+                first.acquire()
+
+        monkeypatch.setattr(directory_lock, "print", acquire_first, raising=False)
+        with pytest.raises(UserError, match="is in use by process"):
+            late.acquire()
+        first.check()
+        assert json.loads((tmp_path / LOCK_FILE).read_text())["id"] == first._owner["id"]
+        assert names(tmp_path) == [LOCK_FILE]
+        assert not directory_lock._take_away(tmp_path / "another", b"")
+
+
 class Clock:
     """Replaces the module `time`: sleeping takes no time and calls a function."""
 

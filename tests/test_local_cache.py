@@ -1,6 +1,7 @@
 """Copies of files from a store: verified, within a limit, shared by processes, the oldest removed first."""
 
 import concurrent.futures
+import errno
 import hashlib
 import os
 import signal
@@ -132,6 +133,16 @@ def test_a_killed_copy_leaves_nothing_that_counts(bucket, directory):
     cache = LocalCache(str(directory), limit_gb=4e-9)
     assert Path(cache.local_path(path, sha256, size)).read_bytes() == b"haha"
     assert not list(directory.glob("*.partial"))
+
+
+def test_a_file_system_without_locks(bucket, directory, monkeypatch):
+    def fail(*_) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(local_cache.fcntl, "flock", fail)
+    with pytest.raises(UserError, match=r"has no file locks \(flock: No locks available\): set --data.cache-dir"):
+        LocalCache(str(directory)).local_path(*put(bucket, "a", b"aaaa"))
+    assert not list(directory.iterdir())
 
 
 def test_a_tenth_of_the_disk_remains_free(bucket, directory, monkeypatch):

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 
+from bert_jax.config import Config
 from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_first
 from bert_jax.distributed.shared_directory import check_shared_directory
@@ -107,14 +108,7 @@ def run_job(
             check_shared_directory(directory)
         if before is not None:
             continuation.check_phase_changes(directory, before, config)
-
-        def write() -> None:
-            if before is not None:
-                _begin_again_if_lost(directory)
-                _restore_tokenizer(directory, data)
-            workdir.write_run_config(directory, before, *identity, data.tokenizer_text)
-
-        compute_and_broadcast("the work directory", write)
+        compute_and_broadcast("the work directory", lambda: _prepare(directory, before, config, data))
         if is_first():
             announce()
         metadata = {"tokenizer_fingerprint": data.tokenizer_fingerprint}
@@ -132,12 +126,25 @@ def run_job(
     return progress
 
 
-def _begin_again_if_lost(directory: StoredPath) -> None:
-    """Remove what refers to lost checkpoints; the metrics are replaced when the loop begins at step 0."""
-    if has_lost_checkpoints(directory):
+def _prepare(directory: StoredPath, before: Config | None, config: Config, data: RunData) -> None:
+    """Write the files of a run that are not there; remove what refers to lost checkpoints.
+
+    Args:
+      directory: work directory, whose lock is held.
+      before: the config in it, if it holds this run.
+      config: of the run.
+      data: of the run.
+
+    Raises:
+      UserError: the directory is not writable, or see `_restore_tokenizer`.
+    """
+    if before is not None and has_lost_checkpoints(directory):  # metrics are replaced when the loop begins
         print(f"warning: {directory} has no checkpoint left: the run begins again at step 0", file=sys.stderr)
         write_atomic(directory / workdir.LEDGER, b"")
         (directory / HAS_CHECKPOINTS).unlink()
+    if before is not None:
+        _restore_tokenizer(directory, data)
+    workdir.write_run_config(directory, before, config, data.shares, data.paths, data.tokenizer_text)
 
 
 def _restore_tokenizer(directory: StoredPath, data: RunData) -> None:
