@@ -24,7 +24,7 @@ from bert_jax.data.hash_random import make_key, permute, permute_evenly
 from bert_jax.data.packing import pack
 from bert_jax.errors import UserError
 
-STREAM_VERSION = 2
+STREAM_VERSION = 3
 """Raise it with every change of the rows that a seed gives: a run continues only with the version it started with."""
 CHUNK_TOKENS = 16_384
 """Large enough that few examples end at the end of a chunk, small enough that neighbouring texts are rarely in the same

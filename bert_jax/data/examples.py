@@ -34,6 +34,10 @@ EXAMPLE_DTYPE = np.dtype(
 PAIR_SPECIAL_TOKENS, SINGLE_SPECIAL_TOKENS = 3, 2
 """[CLS] A [SEP] B [SEP], and [CLS] A [SEP]."""
 SEGMENTS, SENTENCES, ORDER = range(3)
+MIN_PIECE_TOKENS, MAX_PIECE_TOKENS = 8, 32
+"""Bounds of the pieces of a sentence that is too long for a row; 32 tokens are about a sentence of prose."""
+MAX_UNITS = np.iinfo(np.int64).max
+"""No bound on the sentences of a pair besides their tokens."""
 DOCUMENT = np.uint64(0xD0C)
 PAIR_KINDS = {"segment_pair": SEGMENTS, "sentence_pair": SENTENCES, "sentence_order": ORDER}
 
@@ -69,6 +73,10 @@ def make_examples(
     of a random document, until they have as many tokens as it has, and then from another one, so that a process reads
     few records.
 
+    A sentence that is longer than the room of a pair is taken in pieces, as if they were sentences: `_piece_tokens` at
+    most, and at the end of a pair as many as fit. So of text without sentence marks, no token is truncated, and pairs
+    have a true B. Pieces end between any two tokens, since lengths alone do not show where words begin.
+
     Single segments (Liu et al. 2019, section 4.2): whole consecutive sentences up to the length of the row;
     full_sentences continue after a [SEP] at the end of a document. A sentence longer than a row is split into full rows
     and a remainder.
@@ -84,18 +92,19 @@ def make_examples(
     Returns:
       the examples, a structured array of `EXAMPLE_DTYPE`,
       the number of tokens that are in no example, because a pair was longer than its row, and
-      the number of pairs of one sentence, whose segment B can only be random.
+      the number of pairs of one sentence or piece, whose segment B can only be random.
     """
     sentences = int(np.diff(chunks).sum())
+    tokens = sum(int(layout.sentence_lengths[a:b].sum(dtype=np.int64)) for a, b in chunks)
     if data.paired:
         short = bernoulli_threshold(data.short_example_rate)
-        out = np.empty(sentences, EXAMPLE_DTYPE)
         kind = PAIR_KINDS[data.format]
         room = seq_len - PAIR_SPECIAL_TOKENS
+        # Every example takes the rest of a sentence, or at least half of the shortest piece.
+        out = np.empty(sentences + tokens // max(1, min(MIN_PIECE_TOKENS, room // 2) // 2), EXAMPLE_DTYPE)
         count, truncated, forced_random = _make_pairs(layout, chunks, kind, room, short, key, salt, out)
     else:
         budget = seq_len - SINGLE_SPECIAL_TOKENS
-        tokens = sum(int(layout.sentence_lengths[a:b].sum(dtype=np.int64)) for a, b in chunks)
         out = np.empty(sentences + tokens // budget, EXAMPLE_DTYPE)
         crosses, cuts = data.format == "full_sentences", data.example_end == "row"
         count = _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out)
@@ -117,50 +126,53 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
     lengths, documents, _ = layout
     for chunk in range(len(chunks)):
         position, chunk_end = chunks[chunk]
+        skip = 0  # tokens of sentence `position` that are in earlier examples
         document = np.searchsorted(documents, position, "right") - 1
         while position < chunk_end:
             end = min(documents[document + 1], chunk_end)
             target = _target_tokens(state, key, document, kind, room, short)
+            limits = kind, target, room, _piece_tokens(kind, target, room)
             state[0] = hash64(hash_combine(key, np.uint64(position)))
             state[1] = np.uint64(0)
             source, unused = (0, 0), 0
             while position < end:
-                stop, tokens, a_stop = _take_sentences(state, lengths, position, end, kind, target)
-                a_length = 0
-                for sentence in range(position, a_stop):
-                    a_length += lengths[sentence]
-                single = stop - position == 1
+                stop, stop_skip, tokens, units = _take_sentences(lengths, position, skip, end, limits, MAX_UNITS)
+                a_units = 1
+                if kind != SENTENCES and units >= 2:
+                    a_units += draw_uniform_int(state, units - 1)
+                a_stop, a_stop_skip, a_length, _ = _take_sentences(lengths, position, skip, end, limits, a_units)
+                single = units == 1
                 forced_random += single
                 random = single or (kind != ORDER and draw_bernoulli(state, HALF))
                 swapped = kind == ORDER and not single and draw_bernoulli(state, HALF)
                 if random:
                     if unused <= 0:
                         source, unused = _random_record(state, layout, document)
-                    b_start, b_stop, b_length = _random_segment(
-                        state, lengths, source, 0 if kind == SENTENCES else target - a_length
-                    )
+                    b_start, b_first, b_stop, b_length = _random_segment(state, lengths, source, limits, a_length)
                     unused -= b_length
                 else:
-                    b_start, b_stop, b_length = a_stop, stop, tokens - a_length
+                    b_start, b_first, b_length = a_stop, a_stop_skip, tokens - a_length
+                    b_stop = stop + (stop_skip > 0)
                 a_skip, a_kept, b_skip, b_kept = _truncate_pair(state, a_length, b_length, room)
                 truncated += a_length - a_kept
                 if not random:
                     truncated += b_length - b_kept
                 row = out[count]
                 count += 1
-                row.example_id = _example_id(salt, position, 0)
+                row.example_id = _example_id(salt, position, skip)
                 row.length = a_kept + b_kept + PAIR_SPECIAL_TOKENS
                 row.pair_label = random or swapped
                 b_offset = -1 if random else offset + a_length + b_skip
+                a_end = a_stop + (a_stop_skip > 0)
                 if swapped:
-                    row.a_start, row.a_stop, row.b_start, row.b_stop = b_start, b_stop, position, a_stop
-                    row.a_skip, row.a_tokens, row.b_skip, row.b_tokens = b_skip, b_kept, a_skip, a_kept
+                    row.a_start, row.a_stop, row.b_start, row.b_stop = b_start, b_stop, position, a_end
+                    row.a_skip, row.a_tokens, row.b_skip, row.b_tokens = b_first + b_skip, b_kept, skip + a_skip, a_kept
                     row.a_offset, row.b_offset = b_offset, offset + a_skip
                 else:
-                    row.a_start, row.a_stop, row.b_start, row.b_stop = position, a_stop, b_start, b_stop
-                    row.a_skip, row.a_tokens, row.b_skip, row.b_tokens = a_skip, a_kept, b_skip, b_kept
+                    row.a_start, row.a_stop, row.b_start, row.b_stop = position, a_end, b_start, b_stop
+                    row.a_skip, row.a_tokens, row.b_skip, row.b_tokens = skip + a_skip, a_kept, b_first + b_skip, b_kept
                     row.a_offset, row.b_offset = offset + a_skip, b_offset
-                position = a_stop if random else stop
+                position, skip = (a_stop, a_stop_skip) if random else (stop, stop_skip)
                 offset += a_length if random else tokens
             document += 1
     return count, truncated, forced_random
@@ -177,17 +189,33 @@ def _target_tokens(state, key, document, kind, room, short):
 
 
 @numba.njit(cache=True, nogil=True)
-def _take_sentences(state, lengths, start, end, kind, target):
-    """Takes the sentences of a pair: (end of the sentences, their tokens, end of A)."""
-    stop = start
-    tokens = 0
-    while stop < end and (stop - start < 2 if kind == SENTENCES else tokens < target):
-        tokens += lengths[stop]
-        stop += 1
-    a_stop = start + 1
-    if kind != SENTENCES and stop - start >= 2:
-        a_stop = start + 1 + draw_uniform_int(state, stop - start - 1)
-    return stop, tokens, a_stop
+def _piece_tokens(kind, target, room):
+    """Most tokens of a piece of a sentence that is too long for a row: so few that a pair has two or more."""
+    if kind == SENTENCES:
+        return room // 2
+    return min((room + 1) // 2, max(MIN_PIECE_TOKENS, min(MAX_PIECE_TOKENS, (target + 1) // 2)))
+
+
+@numba.njit(cache=True, nogil=True)
+def _take_sentences(lengths, start, skip, end, limits, most):
+    """Takes at most `most` sentences, or pieces of long ones, of a pair: (sentence and tokens of it that come before
+    the next one, tokens taken, sentences taken).
+    """
+    kind, target, room, piece = limits
+    sentence, tokens, taken = start, 0, 0
+    while sentence < end and taken < most and (taken < 2 if kind == SENTENCES else tokens < target):
+        size = lengths[sentence] - skip
+        if lengths[sentence] > room:
+            whole = size
+            if kind != SENTENCES:
+                size = min(size, target - tokens if tokens else max(target, piece))
+            pieces = -(-size // piece)
+            size = -(-size // pieces)
+            skip = skip + size if size < whole else 0
+        sentence += skip == 0
+        tokens += size
+        taken += 1
+    return sentence, skip, tokens, taken
 
 
 @numba.njit(cache=True, nogil=True)
@@ -209,16 +237,26 @@ def _random_record(state, layout, document):
 
 
 @numba.njit(cache=True, nogil=True)
-def _random_segment(state, lengths, source, min_tokens):
-    """Sentences of a record from a random one on: (start, stop, tokens), at least one sentence."""
+def _random_segment(state, lengths, source, limits, a_length):
+    """Sentences of a record from a random one on: (start, tokens of it that come before, stop, tokens), at least one
+    sentence or a piece of a long one.
+    """
+    kind, target, room, piece = limits
     first, last = source
+    least = 0 if kind == SENTENCES else target - a_length
     start = first + draw_uniform_int(state, last - first)
+    skip = 0
+    if lengths[start] > room:
+        skip = draw_uniform_int(state, lengths[start] - piece + 1)
     stop = start
     length = 0
-    while stop < last and (stop == start or length < min_tokens):
-        length += lengths[stop]
+    while stop < last and (stop == start or length < least):
+        size = lengths[stop] - (skip if stop == start else 0)
+        if lengths[stop] > room:
+            size = min(size, least - length if length else max(least, piece))
+        length += size
         stop += 1
-    return start, stop, length
+    return start, skip, stop, length
 
 
 @numba.njit(cache=True, nogil=True)

@@ -1,6 +1,7 @@
 """Examples of every format against a slow, simple reference implementation."""
 
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -70,37 +71,58 @@ def texts_of(documents: list[list[int]]) -> list[list[list[int]]]:
     return texts
 
 
+def starts(texts, token: int) -> bool:
+    """Whether a sentence begins with a token."""
+    return any(sentence[0] == token for document in texts for sentence in document)
+
+
 def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
     """(A, B, label, whether B is random) of all pairs of a chunk of sentences, and the tokens cut away.
 
     The recipe of google-research/bert create_pretraining_data.py, with sentences as lists of tokens.
     """
     room, pairs, truncated, sentence = seq_len - 3, [], 0, 0
+    two = data.format == "sentence_pair"
     texts = texts_of(documents)
     for number, document in enumerate(texts):
         inside = [s for s in range(sentence, sentence + len(document)) if chunk[0] <= s < chunk[1]]
-        waiting = [document[s - sentence] for s in inside]
+        waiting = [(document[s - sentence], len(document[s - sentence]) > room) for s in inside]
         draws, once = HashRandom(*key, inside[0] if inside else 0), HashRandom.folded(*key, extra=(0xD0C, number))
         sentence += len(document)
         unused = 0
         target = room
         if data.format != "sentence_pair" and once.bernoulli(data.short_example_rate):
             target = 2 + once.uniform_int(room - 1)
+        piece = room // 2 if two else min(math.ceil(room / 2), max(8, min(32, math.ceil(target / 2))))
         while waiting:
-            if data.format == "sentence_pair":
-                group = [waiting.pop(0) for _ in range(min(2, len(waiting)))]
-                cut = 1
-            else:
-                group, size = [], 0
-                while waiting and size < target:
-                    group.append(waiting.pop(0))
-                    size += len(group[-1])
-                cut = 1 + draws.uniform_int(len(group) - 1) if len(group) >= 2 else 1
-            a, b, label = flat(group[:cut]), flat(group[cut:]), 0
+            group, size = [], 0
+            while waiting and (len(group) < 2 if two else size < target):
+                tokens, is_long = waiting.pop(0)
+                if is_long:
+                    most = len(tokens) if two else min(len(tokens), target - size if group else max(target, piece))
+                    most = math.ceil(most / math.ceil(most / piece))
+                    waiting[:0] = [(tokens[most:], True)] if tokens[most:] else []
+                    tokens = tokens[:most]
+                group.append((tokens, is_long))
+                size += len(tokens)
+            cut = 1 + draws.uniform_int(len(group) - 1) if len(group) >= 2 and not two else 1
+            a, b = (flat(tokens for tokens, _ in part) for part in (group[:cut], group[cut:]))
+            label = 0
             random = len(group) == 1 or (data.format != "sentence_order" and draws.bernoulli(0.5))
             swapped = data.format == "sentence_order" and len(group) > 1 and draws.bernoulli(0.5)
             if random:
-                waiting, label = group[cut:] + waiting, 1
+                label, returned = 1, group[cut:]
+                while returned:
+                    tokens, is_long = returned.pop()
+                    if (
+                        is_long
+                        and waiting
+                        and waiting[0][0][:1] == [tokens[-1] + 1]
+                        and not starts(texts, waiting[0][0][0])
+                    ):
+                        waiting[0] = (tokens + waiting[0][0], True)
+                    else:
+                        waiting.insert(0, (tokens, is_long))
                 if unused <= 0:
                     other = draws.uniform_int(len(texts) - 1)
                     source = texts[other + (other >= number)]
@@ -108,11 +130,13 @@ def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
                     source = source[record : record + per_record]
                     unused = sum(map(len, source))
                 b, at = [], draws.uniform_int(len(source))
-                while True:
-                    b = b + source[at]
-                    at += 1
-                    if at == len(source) or data.format == "sentence_pair" or len(b) >= target - len(a):
-                        break
+                least, skip = 0 if two else target - len(a), 0
+                if len(source[at]) > room:
+                    skip = draws.uniform_int(len(source[at]) - piece + 1)
+                while not b or (at < len(source) and len(b) < least):
+                    most = max(least, piece) if not b else least - len(b)
+                    b = b + (source[at][skip:][:most] if len(source[at]) > room else source[at])
+                    at, skip = at + 1, 0
                 unused -= len(b)
             before = len(a), len(b)
             while len(a) + len(b) > room:
@@ -260,6 +284,18 @@ def test_odd_documents(documents, data):
     bounds = [0, *sorted(data.draw(st.sets(st.integers(1, sentences), max_size=3)) - {sentences}), sentences]
     key = data.draw(st.integers(0, 2**31 - 1)), 3
     check_against_reference(documents, config, data.draw(st.integers(8, 70)), list(itertools.pairwise(bounds)), key)
+
+
+@pytest.mark.parametrize("form", PAIRS)
+@pytest.mark.parametrize("seq_len", [32, 128])
+def test_text_without_sentence_marks(form, seq_len):
+    """Documents of one long sentence: nearly all of their tokens are in an example, and half of the pairs are true."""
+    corpus = make_corpus([[700 + 13 * i] for i in range(300)])
+    examples, truncated, singles = examples_of(corpus, DataConfig(format=form), seq_len, [(0, 300)])
+    assert truncated < 0.01 * corpus.num_tokens and singles < 0.1 * len(examples)
+    assert examples["pair_label"].mean() < 0.56
+    shares = np.bincount(examples["a_skip"][examples["a_tokens"] > 0] * 4 // 700, minlength=4)
+    assert shares[:4].min() > 0.5 * shares[:4].max()  # from all parts of the sentences
 
 
 @pytest.mark.parametrize("form", ["segment_pair", "sentence_order"])
