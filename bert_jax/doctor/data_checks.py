@@ -6,15 +6,14 @@ from bert_jax.config import DataConfig
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import HeldOutRows
 from bert_jax.data.corpus import Corpus
+from bert_jax.data.epoch_counts import LOW_COVERAGE, EpochStatistics
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import common_tokenizer
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
-from bert_jax.doctor.epochs import EpochStatistics, PhaseEpochs, estimate_epochs
+from bert_jax.doctor.epochs import PhaseEpochs, estimate_epochs
 
 MANY_EPOCHS = 40
 """Devlin et al. 2019, appendix A.2: 1,000,000 steps are about 40 epochs of their 3.3 billion words."""
-MUCH_TRUNCATED = 0.25
-"""Original BERT truncates about a sixth of the tokens of English books in rows of 128 (random cut of full chunks)."""
 MOSTLY_NEGATIVE = 0.6
 LOW_FILL = 0.9
 
@@ -56,7 +55,7 @@ def streams(context: CheckContext) -> Iterator[Finding]:
             common = {"corpus": corpus.name, "phase": number, "seq_len": phase.seq_len}
             findings = [
                 _rows(counts, phase.seq_len, context.shares[corpus.identity] * phase.batch_size),
-                _coverage(counts),
+                _coverage(counts, number),
                 _packing(counts, phase.seq_len, config.data),
                 _pairs(counts),
                 _epochs(epochs, so_far, number, phase.steps),
@@ -78,12 +77,15 @@ def _rows(counts: EpochStatistics, seq_len: int, batch_share: float) -> Finding:
     return finding("rows", f"{text}, less than one", values, remedy)
 
 
-def _coverage(counts: EpochStatistics) -> Finding:
+def _coverage(counts: EpochStatistics, number: int) -> Finding:
     covered, truncated = counts.covered / counts.tokens, counts.truncated / counts.tokens
     text = f"an epoch covers {covered:.2%} of the corpus's tokens and truncates {truncated:.2%}"
     values = {"covered": covered, "truncated": truncated}
-    remedy = "sentences are long for these rows; longer rows truncate less"
-    return finding("coverage", text, values, remedy if truncated > MUCH_TRUNCATED else "")
+    remedy = (
+        f"many sentences fill more than half of a row: set --phases.{number}.seq-len to longer rows, or --data.format"
+        " full_sentences --objective.pair none, which truncates nothing"
+    )
+    return finding("coverage", text, values, remedy if covered < LOW_COVERAGE else "")
 
 
 def _packing(counts: EpochStatistics, seq_len: int, data: DataConfig) -> Finding:

@@ -167,8 +167,13 @@ class Build:
             print(
                 f"note: {share:.0%} of the tokens are unknown; is {self.tokenizer} for this language?", file=sys.stderr
             )
-        if warning := report.short_documents_warning(statistics.measure_lengths(Corpus.open(out))):
-            print(f"note: {warning}", file=sys.stderr)
+        corpus = Corpus.open(out)
+        lengths, rows = statistics.measure_lengths(corpus), statistics.measure_rows(corpus)
+        if rows:
+            print(report.coverage_line(rows))
+        for warning in (report.short_documents_warning(lengths, rows, self.source), report.coverage_warning(rows)):
+            if warning:
+                print(f"note: {warning}", file=sys.stderr)
 
     def _sources(self) -> list[sources.Source]:
         chosen = self.language or (languages.DEFAULT,)

@@ -6,11 +6,14 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from bert_jax.data.corpus import SPLITS
+from bert_jax.data.epoch_counts import LOW_COVERAGE
 from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
 from data_prep import languages
 from data_prep.inspection.statistics import ROW_LENGTHS, split_counts
 
 _PIECE_COLUMNS = 4
+_PRESET = "bert_base"
+"""In a proposed command."""
 _LISTED_LANGUAGES = 20
 
 
@@ -43,26 +46,53 @@ def sentence_rules_note(splits: Mapping[str, Mapping]) -> str | None:
     )
 
 
-def short_documents_warning(train: Mapping) -> str | None:
+def short_documents_warning(train: Mapping, measured_rows: Sequence[Mapping], specs: Sequence[str]) -> str | None:
     """A warning if documents are shorter, on average, than a row of 128; otherwise None.
 
     Args:
       train: `measure_lengths` of the train split.
+      measured_rows: `measure_rows` of it.
+      specs: sources of the corpus.
     """
     lengths, row = train["document_tokens"], ROW_LENGTHS[0]
-    if lengths["mean"] >= row:
+    if lengths["mean"] >= row or not measured_rows:
         return None
     number = sum(one["count"] for one in lengths["bins"])
+    advice = ""
+    if any(spec.startswith(("text:", "lines:")) for spec in specs):
+        advice = (
+            "and parts of one text can be in both splits; if blank lines divide paragraphs, not documents, use"
+            " text-files:GLOB (a file is a document); else "
+        )
     return (
         f"the {number:,} documents of train have {lengths['mean']:.0f} tokens on average (median"
-        f" {lengths['quantiles']['0.5']:,}), less than a row of {row}: {train['packing'][0]['random_pairs']:.0%} of"
-        " next-sentence pairs are random instead of 50%, and parts of one text can be in both splits; if blank lines"
-        " divide paragraphs, not documents, use text-files:GLOB (a file is a document); else train with"
+        f" {lengths['quantiles']['0.5']:,}), less than a row of {row}: {measured_rows[0]['random_pairs']:.0%} of"
+        f" next-sentence pairs are random instead of 50%, {advice}train with"
         " --objective.pair none --data.format full_sentences"
     )
 
 
+def coverage_line(measured_rows: Sequence[Mapping]) -> str:
+    """The shares of the tokens that an epoch of BERT's pairs trains on, one for each length of rows."""
+    shares = " and ".join(f"{one['coverage']:.1%} in rows of {one['seq_len']}" for one in measured_rows)
+    return f"an epoch of sentence pairs (segment_pair) covers {shares} of the tokens of train"
+
+
+def coverage_warning(measured_rows: Sequence[Mapping]) -> str | None:
+    """A warning for the longest rows of which an epoch of BERT's pairs covers less than LOW_COVERAGE of the tokens."""
+    low = [one for one in measured_rows if one["coverage"] < LOW_COVERAGE]
+    if not low:
+        return None
+    longest = low[-1]["seq_len"]
+    return (
+        f"sentence pairs in rows of {longest} cover {low[-1]['coverage']:.1%} of the tokens: many sentences fill more"
+        f" than half of a row; train with --phases.0.seq-len above {longest}, or with --data.format full_sentences"
+        " --objective.pair none, which covers all"
+    )
+
+
 def _corpus(corpus: Mapping) -> list[Section]:
+    specs = [source["spec"] for source in corpus["sources"]]
     about = Note(
         f"{corpus['directory']}: {_size(corpus['disk_bytes'])} on disk,"
         f" {corpus['disk_bytes_per_token']:.2f} bytes a token; {corpus['vocab_size']:,} pieces,"
@@ -72,8 +102,8 @@ def _corpus(corpus: Mapping) -> list[Section]:
         Section(corpus["name"], (about, _counts(corpus["splits"])), level=1),
         *_languages(corpus["splits"]),
         _removed_and_skipped(corpus),
-        _lengths(corpus["splits"]),
-        _packing(corpus["splits"]["train"]["packing"]),
+        _lengths(corpus["splits"], short_documents_warning(corpus["splits"]["train"], corpus["rows"], specs)),
+        _rows(corpus["rows"]),
         _pieces(corpus["pieces"], corpus["splits"]["train"]["tokens"]),
         Section("How documents of train begin", tuple(_excerpt(sample) for sample in corpus["samples"])),
         _sources(corpus),
@@ -89,9 +119,13 @@ def _mixture(mixture: Mapping) -> Section:
     ]
     exponent = mixture["sampling_exponent"]
     weights = (shlex.quote(f"{one['directory']}={one['weight']:.4g}") for one in corpora)
-    command = Command(" ".join(["bert-jax pretrain", *(f"--corpus {weight}" for weight in weights)]))
-    if not mixture["one_tokenizer"]:
-        command = Note("These corpora have different tokenizers: no model can be trained on them together.")
+    command = Command(
+        " ".join(
+            ["bert-jax pretrain", _PRESET, *(f"--corpus {weight}" for weight in weights), "--workdir runs/mixture"]
+        )
+    )
+    if obstacle := mixture["obstacle"]:
+        command = Note(f"These corpora {obstacle}: no model can be trained on them together.")
     return Section(
         "Training on these corpora together",
         (
@@ -182,7 +216,7 @@ def _removed_and_skipped(corpus: Mapping) -> Section:
     return Section("Removed and skipped", tuple(blocks))
 
 
-def _lengths(splits: Mapping[str, Mapping]) -> Section:
+def _lengths(splits: Mapping[str, Mapping], warning: str | None) -> Section:
     things = {"sentence": "sentence_tokens", "document": "document_tokens"}
     rows, plots = [], []
     for split in SPLITS:
@@ -194,7 +228,6 @@ def _lengths(splits: Mapping[str, Mapping]) -> Section:
         bins = tuple(Bin(*one.values()) for one in splits["train"][key]["bins"])
         plots.append(Histogram(f"tokens in a {thing}, train", f"{thing}s", "tokens", bins))
     header = ("", *(f"{float(share):.0%}" for share in splits["train"]["sentence_tokens"]["quantiles"]), "mean")
-    warning = short_documents_warning(splits["train"])
     return Section(
         "Lengths",
         (
@@ -206,25 +239,33 @@ def _lengths(splits: Mapping[str, Mapping]) -> Section:
     )
 
 
-def _packing(estimates: Sequence[Mapping]) -> Section:
+def _rows(measured_rows: Sequence[Mapping]) -> Section:
+    title = "Rows of sentence pairs"
+    if not measured_rows:
+        return Section(title, (Note("No pairs can be made of one document: random segments come from another one."),))
     rows, bars = [], {}
-    for estimate in estimates:
-        unpacked, packed = estimate["unpacked_efficiency"], estimate["packing_efficiency"]
-        seq_len, examples, number = (f"{estimate[key]:,}" for key in ("seq_len", "examples", "rows"))
-        rows.append((seq_len, examples, f"{unpacked:.2%}", number, f"{packed:.2%}", f"{estimate['random_pairs']:.1%}"))
-        bars |= {f"{seq_len}, one example": unpacked, f"{seq_len}, packed": packed}
+    for one in measured_rows:
+        seq_len, examples, number = (f"{one[key]:,}" for key in ("seq_len", "examples", "rows"))
+        keys = ("coverage", "unpacked_efficiency", "packing_efficiency", "random_pairs")
+        covered, unpacked, packed, random = (f"{one[key]:.1%}" for key in keys)
+        rows.append((seq_len, covered, examples, unpacked, number, packed, random))
+        bars |= {f"{seq_len}, one example": one["unpacked_efficiency"], f"{seq_len}, packed": one["packing_efficiency"]}
+    warning = coverage_warning(measured_rows)
     return Section(
-        "Expected packing efficiency",
+        title,
         (
+            *([Note(f"Note: {warning}.")] if warning else []),
             Note(
-                "Share of the tokens of rows that are not padding, in an epoch of train. An example is as many"
-                " consecutive whole sentences of one document as fit into a row (RoBERTa's doc-sentences; longer ones"
-                " are split), with one [CLS] and one [SEP]. Packed rows contain several examples, longest first, best"
-                " fit, over the whole epoch (Krell et al. 2021). `bert-jax doctor` counts the rows of a run, with its"
-                " format and settings. Random pairs: the expected share of BERT's sentence pairs (segment_pair) whose"
-                " second segment comes from another document; about 50% for long documents, more for short ones."
+                "An epoch of train with --data.format segment_pair; `bert-jax doctor` counts the rows of a run, with"
+                " its format and settings. Coverage: the share of the tokens in an example; the rest is truncated."
+                " Full: the share of the tokens of rows that are not padding, with one example in a row and with"
+                " several. Random pairs: the expected share of pairs whose second segment comes from another document;"
+                " about 50% for long documents, more for short ones."
             ),
-            Table(("seq_len", "examples", "one per row", "packed rows", "packed", "random pairs"), tuple(rows)),
+            Table(
+                ("seq_len", "coverage", "examples", "one per row: full", "packed rows", "full", "random pairs"),
+                tuple(rows),
+            ),
             Bars(tuple(bars), tuple(bars.values()), whole=True),
         ),
     )

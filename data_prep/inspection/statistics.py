@@ -12,15 +12,19 @@ import numba
 import numpy as np
 from etils import epath
 
+from bert_jax.config import DataConfig
 from bert_jax.data.corpus import MANIFEST, REBUILD, SPLITS, TOKENIZER, Corpus, StoredCount, read_manifest
+from bert_jax.data.epoch_counts import measure_epoch
+from bert_jax.data.epoch_plan import EpochPlanner
 from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
 from bert_jax.progress import progress_bar
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.inspection import packing
 
 ROW_LENGTHS = (128, 512)
+_PLANNED_TOKENS = 100_000_000
+"""Tokens of a split of which examples and rows are made; in a larger one, evenly spaced windows of an epoch."""
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 _FREQUENT_PIECES = 40
@@ -111,6 +115,7 @@ def measure_corpus(directory: os.PathLike | str) -> dict:
         "splits": splits,
         **{key: manifest[key] for key in ("dropped", "cleaned", "skipped", "settings")},
         "sources": [source | {"files": len(source["files"])} for source in manifest["sources"]],
+        "rows": measure_rows(train),
         "pieces": _pieces(train.token_counts, tokenizer),
         "samples": list(_samples(train, tokenizer)),
     }
@@ -127,22 +132,17 @@ def split_counts(counts: Mapping) -> dict:
 
 
 def measure_lengths(corpus: Corpus) -> dict:
-    """Lengths of sentences and documents of a split, and the rows of each of ROW_LENGTHS that they fill.
+    """Lengths of sentences and documents of a split.
 
     Raises:
       UserError: its arrays are damaged.
     """
     sentence_counts = np.zeros(1 << 16, np.int64)
-    examples = [np.zeros(seq_len + 1, np.int64) for seq_len in ROW_LENGTHS]
-    pairs = np.zeros((len(ROW_LENGTHS), 2))
     documents: collections.Counter[int] = collections.Counter()
     lengths = np.asarray(corpus.sentence_lengths)
     with progress_bar(f"measuring {corpus.split}", corpus.num_sentences, "sentence") as bar:
         for offsets in _blocks(corpus):
             documents.update(_block_lengths(sentence_counts, lengths, offsets).tolist())
-            for index, counts in enumerate(examples):
-                packing.add_example_lengths(counts, lengths, offsets)
-                pairs[index] += packing.expected_pairs(lengths, offsets, ROW_LENGTHS[index])
             bar.update(int(offsets[-1] - offsets[0]))
     if sentence_counts[0]:
         raise _damaged(corpus)
@@ -150,11 +150,37 @@ def measure_lengths(corpus: Corpus) -> dict:
     return {
         "sentence_tokens": summarize_lengths(sentences),
         "document_tokens": summarize_lengths(documents),
-        "packing": [
-            packing.estimate_packing(counts) | {"random_pairs": random / every}
-            for counts, (every, random) in zip(examples, pairs.tolist(), strict=True)
-        ],
     }
+
+
+def measure_rows(corpus: Corpus) -> list[dict]:
+    """What an epoch of BERT's sentence pairs (segment_pair) makes of a split, for rows of each of ROW_LENGTHS.
+
+    `coverage` is the share of the tokens that are in an example, `random_pairs` the expected share of random B.
+
+    Args:
+      corpus: whose arrays are not damaged (`measure_lengths` checks them).
+
+    Returns:
+      nothing for fewer than two documents, of which no pairs can be made.
+    """
+    if corpus.num_documents < 2:
+        return []
+    every = []
+    for seq_len in ROW_LENGTHS:
+        counts = measure_epoch(EpochPlanner(corpus, DataConfig(), seq_len, seed=0), _PLANNED_TOKENS)
+        every.append(
+            {
+                "seq_len": seq_len,
+                "examples": round(counts.examples * counts.scale_factor),
+                "rows": round(counts.rows * counts.scale_factor),
+                "coverage": counts.covered / counts.tokens,
+                "packing_efficiency": counts.filled / (counts.rows * seq_len),
+                "unpacked_efficiency": counts.filled / (counts.examples * seq_len),
+                "random_pairs": 0.5 + 0.5 * counts.singles / counts.labelled,
+            }
+        )
+    return every
 
 
 def _blocks(corpus: Corpus) -> Iterator[np.ndarray]:
@@ -218,11 +244,20 @@ def _samples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[dict]:
         yield {"document": document, "tokens": tokens, "sentences": sentences, "cut": tokens > _SAMPLE_TOKENS}
 
 
+def _obstacle(corpora: Sequence[dict]) -> str | None:
+    if len({corpus["tokenizer_fingerprint"] for corpus in corpora}) > 1:
+        return "have different tokenizers"
+    names = collections.Counter(corpus["name"] for corpus in corpora)
+    repeated = [name for name, count in names.items() if count > 1]
+    return f"have the same name, {repeated[0]} (build one of them again with another --name)" if repeated else None
+
+
 def weight_corpora(corpora: Sequence[dict], exponent: float) -> dict:
     """Weights q_i ~ p_i^exponent for training on several corpora, where p_i is the share of corpus i in all tokens.
 
     With an exponent below 1, small corpora are read more often than by size; multilingual BERT used 0.7. `repeats` are
-    the epochs of a corpus while as many tokens are read as all have together.
+    the epochs of a corpus while as many tokens are read as all have together. `obstacle` is why they cannot be trained
+    on together, or None.
     """
     tokens = [corpus["splits"]["train"]["tokens"] for corpus in corpora]
     rows = []
@@ -232,6 +267,6 @@ def weight_corpora(corpora: Sequence[dict], exponent: float) -> dict:
         rows.append(row | {"repeats": weight / share})
     return {
         "sampling_exponent": exponent,
-        "one_tokenizer": len({corpus["tokenizer_fingerprint"] for corpus in corpora}) == 1,
+        "obstacle": _obstacle(corpora),
         "corpora": rows,
     }

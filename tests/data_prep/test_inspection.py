@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import shlex
 from collections import Counter
 
 import numpy as np
@@ -10,14 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_jax.cli import main as bert_jax_main
 from bert_jax.data.corpus import Corpus
+from bert_jax.data.mixture import open_corpora, parse_corpus_weight
 from bert_jax.errors import UserError
 from bert_jax.flags import parse
 from bert_jax.report import Bars, Bin, Histogram, Section, html, text
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
 from data_prep.cli.inspect_corpus import Inspect
 from data_prep.inspection import report, statistics
-from data_prep.inspection.statistics import measure_corpus, weight_corpora
+from data_prep.inspection.statistics import measure_corpus
 from tests.corpus_writer import CorpusWriter
 
 PIECES = ["the", "<b>", "rain", "##s", "&", *(f"word{i}" for i in range(20)), "never1", "never2"]
@@ -46,10 +49,10 @@ REPORT = {
 }
 
 
-def make_corpus(directory, seed, documents, changes=()):
+def make_corpus(directory, seed, documents, changes=(), name="sample"):
     rng = np.random.default_rng(seed)
     tokenizer = wordpiece([*SPECIAL_TOKENS, *PIECES, *changes], lowercase=True, origin="test")
-    with CorpusWriter(directory, "sample", tokenizer) as writer:
+    with CorpusWriter(directory, name, tokenizer) as writer:
         for document in range(documents):
             lengths = rng.integers(1, 40, rng.integers(1, 9))
             if document == 7:
@@ -68,7 +71,7 @@ def corpus(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("inspection") / "sm all", 1, 20)
+    return make_corpus(tmp_path_factory.mktemp("inspection") / "sm all", 1, 20, name="small")
 
 
 def inspect(*arguments):
@@ -108,7 +111,6 @@ def test_lengths_of_a_corpus(corpus, monkeypatch):
         sentences, documents = lengths_of(corpus, split)
         for key, values in (("sentence_tokens", sentences), ("document_tokens", documents)):
             assert whole["splits"][split][key] == statistics.summarize_lengths(Counter(values))
-        assert [estimate["seq_len"] for estimate in whole["splits"][split]["packing"]] == [128, 512]
     monkeypatch.setattr(statistics, "_BLOCK_DOCUMENTS", 7)
     assert measure_corpus(corpus) == whole
 
@@ -129,9 +131,10 @@ def test_json_says_what_corpus_json_says(corpus, capsys):
         assert one[key] == REPORT[key]
     assert one["sources"] == [{"spec": "jsonl:a.jsonl", "documents": 80, "text_bytes": 43210, "files": 1}]
     assert [bins["first"] for bins in train["sentence_tokens"]["bins"]][:3] == [1, 2, 3]
-    estimates = {estimate["seq_len"]: estimate for estimate in train["packing"]}
-    assert estimates[128]["unpacked_efficiency"] < estimates[128]["packing_efficiency"] <= 1
-    assert 0.5 <= estimates[512]["random_pairs"] <= estimates[128]["random_pairs"] + 0.1 < 1
+    rows = {measured["seq_len"]: measured for measured in one["rows"]}
+    assert rows[128]["unpacked_efficiency"] < rows[128]["packing_efficiency"] <= 1
+    assert 0.5 <= rows[512]["random_pairs"] <= rows[128]["random_pairs"] + 0.1 < 1
+    assert 0.7 < rows[128]["coverage"] < rows[512]["coverage"] <= 1
 
 
 def test_pieces(corpus, capsys):
@@ -269,24 +272,50 @@ def test_weights_for_several_corpora(corpus, small, capsys):
     shares = tokens / tokens.sum()
     expected = shares**0.7 / (shares**0.7).sum()
     mixture = found["mixture"]
-    assert mixture["sampling_exponent"] == 0.7 and mixture["one_tokenizer"]
+    assert mixture["sampling_exponent"] == 0.7 and mixture["obstacle"] is None
     assert [part["directory"] for part in mixture["corpora"]] == [str(corpus), str(small)]
     np.testing.assert_allclose([part["share"] for part in mixture["corpora"]], shares)
     np.testing.assert_allclose([part["weight"] for part in mixture["corpora"]], expected)
     np.testing.assert_allclose([part["repeats"] for part in mixture["corpora"]], expected / shares)
     inspect(corpus, small)
-    command = f"bert-jax pretrain --corpus {corpus}={expected[0]:.4g} --corpus '{small}={expected[1]:.4g}'"
-    assert f"    {command}\n" in capsys.readouterr().out
+    weights = f"--corpus {corpus}={expected[0]:.4g} --corpus '{small}={expected[1]:.4g}'"
+    (command,) = re.findall("    bert-jax pretrain (.*)\n", capsys.readouterr().out)
+    assert weights in command
+    parsed = bert_jax_main.parse("pretrain", shlex.split(command))
+    assert parsed.workdir
+    assert {one.name for one in open_corpora([parse_corpus_weight(one) for one in parsed.corpus])[1]} == {
+        "sample",
+        "small",
+    }
     inspect(corpus, small, "--sampling-exponent", "0")
     assert f"--corpus {corpus}=0.5" in capsys.readouterr().out
 
 
 def test_corpora_that_cannot_be_trained_on_together(corpus, tmp_path, capsys):
-    other = make_corpus(tmp_path / "other", 2, 20, changes=["more"])
-    assert not weight_corpora([measure_corpus(corpus), measure_corpus(other)], 0.7)["one_tokenizer"]
-    inspect(corpus, other)
-    printed = capsys.readouterr().out
-    assert "different tokenizers" in printed and "--corpus" not in printed
+    make_corpus(tmp_path / "other", 2, 20, changes=["more"], name="other")
+    make_corpus(tmp_path / "namesake", 2, 20)
+    for other, message in (("other", "different tokenizers"), ("namesake", "have the same name, sample")):
+        inspect(corpus, tmp_path / other)
+        printed = capsys.readouterr().out
+        assert message in printed and "--corpus" not in printed
+
+
+def test_warnings():
+    """Texts without a blank line within documents get no advice that they follow already."""
+    short = statistics.summarize_lengths({60: 10})
+    rows = [{"seq_len": 128, "coverage": 0.41, "random_pairs": 0.75}, {"seq_len": 512, "coverage": 0.9}]
+    for spec, advised in (
+        ("text:*.txt", True),
+        ("lines:*.txt", True),
+        ("text-files:*.txt", False),
+        ("jsonl:x@y", False),
+    ):
+        warning = report.short_documents_warning({"document_tokens": short}, rows, [spec])
+        assert ("use text-files" in warning) == advised and "75% of next-sentence pairs are random" in warning
+    assert "rows of 128 cover 41.0% of the tokens" in report.coverage_warning(rows)
+    assert "--phases.0.seq-len above 128" in report.coverage_warning(rows)
+    assert report.coverage_warning(rows[1:]) is None
+    assert "41.0% in rows of 128 and 90.0% in rows of 512" in report.coverage_line(rows)
 
 
 def test_pages_that_cannot_be_written(corpus, tmp_path, capsys):

@@ -16,13 +16,14 @@ from bert_jax.data.batch import empty_rows
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
+from bert_jax.data.epoch_counts import measure_epoch
 from bert_jax.data.epoch_plan import EpochPlanner
 from bert_jax.data.mixture import CorpusWeight, MixtureOrder
 from bert_jax.data.row_reader import CorpusRows
 from bert_jax.doctor.check_context import ONE_DEVICE, CheckContext
 from bert_jax.doctor.data_checks import streams
 from bert_jax.doctor.doctor import DoctorOptions, check_run, run_summary
-from bert_jax.doctor.epochs import measure_epoch, rows_by_phase_and_corpus
+from bert_jax.doctor.epochs import rows_by_phase_and_corpus
 from bert_jax.training import loop
 from bert_jax.training.run_directory.workdir import read_config
 from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
