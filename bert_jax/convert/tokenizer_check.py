@@ -8,6 +8,7 @@ from typing import Any
 
 import sentencepiece
 import tokenizers
+from etils import epath
 
 from bert_jax.convert import tokenizer_files
 from bert_jax.convert.parity import transformers_forward
@@ -16,7 +17,7 @@ from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
-from bert_jax.tokenizers.files import vocab_name_for_merges
+from bert_jax.tokenizers.files import find_tokenizer_file, vocab_name_for_merges
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -68,10 +69,14 @@ def compare_written_tokenizer(
 ) -> TokenizerAgreement | None:
     """Compare the ids of the sample texts: source in a reference library, source in bert_jax, and written tokenizer.
 
+    No side gets settings from another: each library reads the files of its directory, as its users do. Written files
+    for transformers are read by transformers, which must also add [CLS] and [SEP], or, if it is not installed, by the
+    `tokenizers` and `sentencepiece` libraries.
+
     Args:
       source_model: the source.
       directory: the converted model.
-      for_transformers: load the written tokenizer with transformers, if it is installed.
+      for_transformers: whether transformers loads the directory; else bert_jax does.
 
     Returns:
       the number of texts with equal ids in all three; None: the source has no tokenizer.
@@ -82,17 +87,15 @@ def compare_written_tokenizer(
     tokenizer = source_model.loaded_tokenizer
     if tokenizer is None:
         return None
-    reference, library = _reference_tokenizer(source_model, tokenizer)
-    if for_transformers and transformers_forward.available() and (directory / CONFIG).exists():
-        written = _with_transformers(directory, {})
-    else:
-        written = Tokenizer.load(directory).encode
-    encoders = (reference, tokenizer.encode, written)
+    source, source_library = _source_tokenizer(source_model, tokenizer)
+    written, written_library = _written_tokenizer(directory, for_transformers)
+    encoders = (_with_ends(source, tokenizer), _with_ends(tokenizer.encode, tokenizer), written)
     different = [text for text in TEXTS if len({tuple(encode(text)) for encode in encoders}) > 1]
-    return TokenizerAgreement(len(TEXTS) - len(different), len(TEXTS), next(iter(different), None), library)
+    first = next(iter(different), None)
+    return TokenizerAgreement(len(TEXTS) - len(different), len(TEXTS), first, source_library, written_library)
 
 
-def _reference_tokenizer(source_model: SourceModel, tokenizer: Tokenizer) -> tuple[Encode, str]:
+def _source_tokenizer(source_model: SourceModel, tokenizer: Tokenizer) -> tuple[Encode, str]:
     """The source's tokenizer in another library than bert_jax if one can read it, and that library's name."""
     file = source_model.tokenizer_path
     if source_model.format in ("run", "bert-jax"):
@@ -100,10 +103,30 @@ def _reference_tokenizer(source_model: SourceModel, tokenizer: Tokenizer) -> tup
     paths = (file.parent / name for name in (CONFIG, "config.json"))
     stated, config = (read_json_object(path, COPY_AGAIN, missing_ok=True) for path in paths)
     named = config.get("model_type") or stated.get("tokenizer_class")
-    if transformers_forward.available() and named and file.name in TRANSFORMERS_FILES:
-        missing = _missing_settings(tokenizer, stated)
-        return _with_transformers(Path(file.parent), missing), transformers_forward.library_version()
+    # transformers would lower-case where no file gives the case; the note of the tokenizer names the assumed one.
+    assumed = file.suffix == ".txt" and tokenizer.kind == "WordPiece" and "do_lower_case" not in stated
+    if transformers_forward.available() and named and file.name in TRANSFORMERS_FILES and not assumed:
+        opened = _with_transformers(Path(file.parent), "the source's tokenizer")
+        return lambda text: opened.encode(text, add_special_tokens=False), transformers_forward.library_version()
     return _with_libraries(file, stated, tokenizer), f"tokenizers {tokenizers.__version__}"
+
+
+def _written_tokenizer(directory: Path, for_transformers: bool) -> tuple[Encode, str]:
+    """The tokenizer of a converted model, read as its users read it, with [CLS] and [SEP]; and the library's name."""
+    tokenizer = Tokenizer.load(directory)
+    if not for_transformers:
+        return _with_ends(tokenizer.encode, tokenizer), "bert_jax"
+    if transformers_forward.available():
+        opened = _with_transformers(directory, "the written tokenizer")
+        return lambda text: opened(text)["input_ids"], transformers_forward.library_version()
+    stated = read_json_object(directory / CONFIG, COPY_AGAIN)
+    encode = _with_libraries(find_tokenizer_file(epath.Path(directory)), stated, tokenizer)
+    return _with_ends(encode, tokenizer), f"tokenizers {tokenizers.__version__}"
+
+
+def _with_ends(encode: Encode, tokenizer: Tokenizer) -> Encode:
+    """Also gives [CLS] and [SEP]."""
+    return lambda text: [tokenizer.cls_id, *encode(text), tokenizer.sep_id]
 
 
 def _with_libraries(file: StoredPath, stated: dict[str, Any], tokenizer: Tokenizer) -> Encode:
@@ -141,17 +164,16 @@ def _albert_text(text: str, settings: dict[str, bool]) -> str:
     return text.lower() if settings["do_lower_case"] else text
 
 
-def _with_transformers(directory: Path, settings: dict[str, bool]) -> Encode:
-    """The tokenizer of a directory in transformers.
+def _with_transformers(directory: Path, what: str) -> Any:
+    """The tokenizer of a directory in transformers; `what` names it in messages.
 
     Raises:
-      UserError: it cannot open the tokenizer.
+      UserError: transformers cannot open it.
     """
     import transformers
 
     try:
-        opened = transformers.AutoTokenizer.from_pretrained(directory, **settings)
+        return transformers.AutoTokenizer.from_pretrained(directory)
     except Exception as error:  # damaged files raise errors of many types
         reason = " ".join(str(error).split())[:200]
-        raise UserError(f"transformers cannot load the source's tokenizer: {reason}") from error
-    return lambda text: opened.encode(text, add_special_tokens=False)
+        raise UserError(f"transformers cannot load {what}: {reason}") from error

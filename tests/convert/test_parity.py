@@ -143,11 +143,12 @@ def test_what_cannot_be_compared_fails():
 
 
 def test_tokenizers():
-    report = judge({}, {}, tokenizer=TokenizerAgreement(2, 3, "Three", "a library"))
+    report = judge({}, {}, tokenizer=TokenizerAgreement(2, 3, "Three", "one", "two"))
     assert not report.passed and report.failures == ("the tokenizers give different ids for 'Three'",)
-    assert "  tokenizer: 2 of 3 texts equal to a library, first not 'Three'" in report.lines()
-    assert report.to_dict()["tokenizer"]["library"] == "a library"
-    assert judge({}, {}, tokenizer=TokenizerAgreement(3, 3, None, "a library")).passed
+    line = "  tokenizer: 2 of 3 texts equal, first not 'Three'; source read by one, written files by two"
+    assert line in report.lines()
+    assert report.to_dict()["tokenizer"]["source_library"] == "one"
+    assert judge({}, {}, tokenizer=TokenizerAgreement(3, 3, None, "one", "two")).passed
 
 
 def test_numpy_is_the_other_side_where_there_is_no_transformers(monkeypatch):

@@ -10,13 +10,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import sentencepiece
 from etils import epath
 
 import bert_jax
 from bert_jax.convert import tokenizer_files
 from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
 from bert_jax.convert.parity.sample_texts import TEXTS
+from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from tests.fixtures import make_documents
 from tests.live import small_models
 
 pytestmark = pytest.mark.slow
@@ -106,6 +109,33 @@ def test_albert(tmp_path, lines, how):
     assert len(wrong) <= len(lines) // 1000
 
 
+ALBERT_PIECES = {"pad_id": 0, "unk_id": 1, "bos_id": -1, "eos_id": -1, "control_symbols": "[CLS],[SEP],[MASK]"}
+SENTENCEPIECE = {
+    "XLMRobertaTokenizer": ("sentencepiece.bpe.model", {}),
+    "CamembertTokenizer": ("sentencepiece.bpe.model", {}),
+    "AlbertTokenizer": ("spiece.model", ALBERT_PIECES),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
+@pytest.mark.parametrize("name", SENTENCEPIECE)
+def test_the_advice_for_a_sentencepiece_model_of_another_class(tmp_path, name):
+    """What the message and docs/conversion.md advise for XLM-RoBERTa and CamemBERT."""
+    file, options = SENTENCEPIECE[name]
+    options |= {"vocab_size": 60, "hard_vocab_limit": False, "minloglevel": 2}
+    with (tmp_path / file).open("wb") as model:
+        sentences = iter(make_documents(0, 60))
+        sentencepiece.SentencePieceTrainer.train(sentence_iterator=sentences, model_writer=model, **options)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+    if name != "AlbertTokenizer":
+        with pytest.raises(UserError, match=r"give its tokenizer\.json, which AutoTokenizer and save_pretrained"):
+            Tokenizer.load(tmp_path)
+    transformers.AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    tokenizer = Tokenizer.load(tmp_path)
+    assert differing(tokenizer, transformers.AutoTokenizer.from_pretrained(tmp_path), LINES) == []
+    assert tokenizer.encode(LINES[0]).count(tokenizer.unk_id) < 5
+
+
 SETTINGS = [
     ("bert", {"do_lower_case": True, "strip_accents": False}),
     ("electra", {"do_lower_case": False, "strip_accents": True, "tokenize_chinese_chars": False}),
@@ -130,5 +160,18 @@ def test_settings_beside_a_vocabulary(tmp_path, family, settings):
     assert bert_jax.load(source).tokenizer.encode_batch([*LINES, *TEXTS]) == expected
     for target in OUTPUT_FORMATS if family == "bert" else ("huggingface", "bert-jax"):
         report = convert(source, tmp_path / target, target)
-        assert report.tokenizer.equal == report.tokenizer.total and "transformers" in report.tokenizer.library
+        assert report.tokenizer.equal == report.tokenizer.total and "transformers" in report.tokenizer.source_library
+        for_transformers = "transformers" in report.tokenizer.written_library
+        assert for_transformers == OUTPUT_FORMATS[target].for_transformers
         assert Tokenizer.load(tmp_path / target).encode_batch([*LINES, *TEXTS]) == expected
+
+
+def test_no_side_of_the_report_gets_settings_from_another(tmp_path):
+    """No file gives do_lower_case: transformers lower-cases, and the cased tokenizer.json is rebuilt by its class."""
+    source, scratch = tmp_path / "source", tmp_path / "scratch"
+    scratch.mkdir()
+    small_models.save("bert", source, scratch)
+    Tokenizer.load(source / "vocab.txt", lowercase=False).save(source / "tokenizer.json")
+    (source / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer"}))
+    with pytest.raises(UserError, match="the tokenizers give different ids for"):
+        convert(source, tmp_path / "new", "huggingface")

@@ -39,8 +39,10 @@ class TokenizerAgreement(NamedTuple):
     total: int
     first_difference: str | None
     """The first text with different ids."""
-    library: str
-    """The library that ran the source's tokenizer, e.g. "transformers 5.23.0"."""
+    source_library: str
+    """The library that read the source's tokenizer, e.g. "transformers 5.23.0"."""
+    written_library: str
+    """The library that read the written tokenizer."""
 
 
 class Difference(NamedTuple):
@@ -108,9 +110,10 @@ class ParityReport:
             verdict = "" if part.passed else "  <- FAILS"
             report_lines.append(f"  {part.name:<{width}}  {_number(part.value)} ({_number(part.limit)}){verdict}")
         if self.tokenizer:
-            equal, total, first, library = self.tokenizer
+            equal, total, first, source, written = self.tokenizer
             different = f", first not {first!r}" if first else ""
-            report_lines.append(f"  tokenizer: {equal} of {total} texts equal to {library}{different}")
+            libraries = f"source read by {source}, written files by {written}"
+            report_lines.append(f"  tokenizer: {equal} of {total} texts equal{different}; {libraries}")
         report_lines += [f"  {problem}" for problem in self.problems]
         return [*report_lines, "parity: passed" if self.passed else f"parity: FAILED, {self.failures[0]}"]
 
