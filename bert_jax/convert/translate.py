@@ -12,7 +12,7 @@ from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.families.family import Family, HuggingFaceConfig
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.name_map import Params, from_hf_tensors, refuse_unknown_tensors, to_hf_tensors
-from bert_jax.convert.tensors import LazyStateDict, to_lazy_tensors
+from bert_jax.convert.tensors import LazyStateDict, LazyTensor, to_lazy_tensors
 from bert_jax.errors import UserError
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -41,7 +41,7 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
     """
     settings = HuggingFaceConfig(hf_model.config, hf_model.source)
     family = find_family(settings)
-    hf_model = dataclasses.replace(hf_model, tensors=_add_base_prefix(hf_model.tensors, family))
+    hf_model = with_canonical_names(hf_model)
     config = family.read_config(settings)
     heads = _read_heads(family, settings, hf_model.tensors, config)
     _check_tied_decoder(family, heads, hf_model)
@@ -221,8 +221,39 @@ def find_family(settings: HuggingFaceConfig) -> Family:
     return FAMILIES[name]
 
 
-def _add_base_prefix(tensors: Mapping, family: Family) -> LazyStateDict:
-    """The same tensors, with the names of a model with heads: with the family's prefix."""
-    bare = not any(name.startswith(f"{family.base}.") for name in tensors)
-    prefix = f"{family.base}." if bare else ""
-    return LazyStateDict({prefix + name: tensor for name, tensor in to_lazy_tensors(tensors).items()})
+WRAPPERS = ("module", "model")
+"""Prefixes of wrappers: DistributedDataParallel, and classes that hold the model (Lightning)."""
+INNER_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Parts of names that torch.compile, FSDP and activation checkpointing add, also to modules inside of a model."""
+
+
+def with_canonical_names(hf_model: HuggingFaceModel) -> HuggingFaceModel:
+    """The same tensors with the names of a class with heads: those of the encoder begin with the family's prefix.
+
+    Parts of names that wrappers added are removed if the family knows the name without them; unknown names stay.
+
+    Raises:
+      UserError: the architecture is not supported, or two tensors have the same name without such parts.
+    """
+    family = find_family(HuggingFaceConfig(hf_model.config, hf_model.source))
+    tensors: dict[str, LazyTensor] = {}
+    for name, tensor in to_lazy_tensors(hf_model.tensors).items():
+        canonical = _canonical_name(name, family)
+        if canonical in tensors:
+            raise UserError(
+                f"{hf_model.source}: two tensors are '{canonical}', one of them '{name}': save one state dict"
+            )
+        tensors[canonical] = tensor
+    return dataclasses.replace(hf_model, tensors=LazyStateDict(tensors))
+
+
+def _canonical_name(name: str, family: Family) -> str:
+    rest = ".".join(part for part in name.split(".") if part not in INNER_WRAPPERS)
+    while True:
+        for candidate in (rest, f"{family.base}.{rest}"):
+            if family.known_names.fullmatch(candidate):
+                return candidate
+        wrapper, _, inner = rest.partition(".")
+        if wrapper not in WRAPPERS:
+            return name
+        rest = inner

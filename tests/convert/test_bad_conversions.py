@@ -281,6 +281,20 @@ def test_tensors_are_dropped(refuses, spoil, tmp_path):
     refuses(source, "'cls.predictions.transform.LayerNorm.weight' is missing", arguments=patterns)
 
 
+def test_the_advice_to_drop_a_tensor_works_in_a_model_without_prefix(refuses, spoil, tmp_path):
+    """Messages, --drop and the file of a BertModel have the same name for a tensor that the family does not know."""
+    source = spoil("huggingface")
+    arrays = safetensors.numpy.load_file(source / "model.safetensors")
+    bare = {name.removeprefix("bert."): array for name, array in arrays.items() if name.startswith("bert.")}
+    extra = {"criterion.weight": np.ones(2, np.float32), "encoder.layer.7.output.dense.bias": np.ones(64, np.float32)}
+    safetensors.numpy.save_file(bare | extra, source / "model.safetensors")
+    refuses(source, "use --drop 'criterion.weight'")
+    refuses(source, "use --drop 'bert.encoder.layer.7.output.dense.bias'", arguments=("--drop", "criterion.weight"))
+    patterns = ("--drop", "criterion.weight", "--drop", "bert.encoder.layer.7.*")
+    assert cli.main(["convert", str(source), str(tmp_path / "new"), *patterns]) == 0
+    assert safetensors.numpy.load_file(tmp_path / "new" / "model.safetensors").keys() == bare.keys()
+
+
 def test_a_padded_vocabulary_is_trimmed(refuses, spoil, tmp_path, tiny_run):
     import bert_jax
 

@@ -20,6 +20,7 @@ from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.translate import from_huggingface
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.param_paths import name_leaves
 from tests.golden import make_families, recipe
 
 pytestmark = pytest.mark.usefixtures("only_numpy", "quick_compilation")
@@ -121,7 +122,9 @@ def test_settings_of_a_tokenizer_travel(exported, tmp_path, to, capsys):
     settings = {"do_lower_case": True, "strip_accents": False, "tokenize_chinese_chars": False}
     (exported / "tokenizer_config.json").write_text(json.dumps(settings))
     report = conversion.convert(exported, tmp_path / "new", to)
-    assert report.tokenizer.equal == report.tokenizer.total and report.tokenizer.library.startswith("tokenizers ")
+    assert report.tokenizer.equal == report.tokenizer.total
+    assert report.tokenizer.source_library.startswith("tokenizers ")
+    assert report.tokenizer.written_library.startswith("tokenizers " if to == "huggingface" else "bert_jax")
     assert Tokenizer.load(tmp_path / "new").settings == settings and capsys.readouterr().err == ""
 
 
@@ -240,3 +243,31 @@ def test_all_leaves_are_compared(encoder, tmp_path):
         assert parity_report.bitwise_differences(one, same) == (
             "parameter encoder/layers/attention_norm/scale differs (1 in all)",
         )
+
+
+WRAPPED = {
+    "DistributedDataParallel": lambda name: f"module.{name}",
+    "torch.compile": lambda name: f"_orig_mod.{name}",
+    "both": lambda name: f"module._orig_mod.{name}",
+    "Lightning": lambda name: f"model.{name}",
+    "a compiled encoder": lambda name: name.replace("bert.", "bert._orig_mod.", 1),
+    "an encoder without prefix": lambda name: name.removeprefix("bert."),
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPED)
+def test_names_of_wrapped_models(exported, wrapper):
+    with input_formats.open_model(exported) as source_model:
+        expected = source_model.model
+    arrays = safetensors.numpy.load_file(exported / "model.safetensors")
+    renamed = {WRAPPED[wrapper](name): array for name, array in arrays.items()}
+    assert renamed.keys() != arrays.keys()
+    safetensors.numpy.save_file(renamed, exported / "model.safetensors")
+    with input_formats.open_model(exported) as source_model:
+        assert source_model.model.heads == expected.heads
+        assert name_leaves(source_model.model.params).keys() == name_leaves(expected.params).keys()
+        for path, leaf in name_leaves(source_model.model.params).items():
+            np.testing.assert_array_equal(leaf, name_leaves(expected.params)[path])
+    safetensors.numpy.save_file(renamed | arrays, exported / "model.safetensors")
+    with pytest.raises(UserError, match="two tensors are '"), input_formats.open_model(exported):
+        pass

@@ -160,6 +160,12 @@ def test_other_things(tmp_path):
             found[name]
 
 
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_a_state_dict_in_the_file_of_a_trainer(tmp_path, state, key):
+    torch.save({key: state, "epoch": 3, "optimizer": {"lr": 1.0}}, tmp_path / "pytorch_model.bin")
+    assert_same(tensor_files.open_tensors(tmp_path), state)
+
+
 STATE = {"a": torch.zeros(1)}
 NEITHER = "not a checkpoint of fairseq or NVIDIA. If it is a state dict, name it pytorch_model.bin"
 KINDS = {

@@ -4,7 +4,9 @@ Tensor names are those of transformers' modeling_*.py, config fields those of it
 """
 
 import dataclasses
+import functools
 import itertools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -106,6 +108,15 @@ class Family:
         word, bias = self.tensor_name("encoder/embeddings/word"), self.tensor_name("mlm/bias")
         copies = {f"{self.decoder}.weight": word, f"{self.decoder}.bias": bias}
         return {copy: original for copy, original in copies.items() if copy != original}
+
+    @functools.cached_property
+    def known_names(self) -> re.Pattern:
+        """Matches the names of all tensors that a class of the family may have."""
+        entries = itertools.chain(self.names, *self.tasks.values())
+        names = {entry.hf_name for entry in entries} | {f"{self.decoder}.weight", f"{self.decoder}.bias"}
+        patterns = [re.escape(name).replace(r"\{n\}", r"\d+") for name in sorted(names)]
+        patterns += [rf"{self.base}\.{pattern}" for pattern in self.buffers]
+        return re.compile("|".join(patterns))
 
     def read_heads(self, settings: "HuggingFaceConfig", tensors: Mapping[str, LazyTensor]) -> Heads:
         """The heads that a model has tensors of."""

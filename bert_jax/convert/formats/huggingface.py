@@ -66,7 +66,9 @@ def hf_model_to_write(source_model: SourceModel) -> HuggingFaceModel:
     Raises:
       UserError: the model has a setting or a head that its family does not have.
     """
-    hf_model = strip_base_prefix(to_huggingface(source_model.model, source_model.source))
+    hf_model = to_huggingface(source_model.model, source_model.source)
+    hf_model = dataclasses.replace(hf_model, tensors={**hf_model.tensors, **source_model.buffers})
+    hf_model = strip_base_prefix(hf_model)
     heads = source_model.model.heads
     kept_names = (
         *HF_ONLY_FIELDS,
@@ -79,7 +81,7 @@ def hf_model_to_write(source_model: SourceModel) -> HuggingFaceModel:
         if name in kept_names or (name not in hf_model.config and name not in STALE_HF_FIELDS)
     }
     config = hf_model.config | kept | _special_ids(source_model)
-    return dataclasses.replace(hf_model, config=config, tensors={**hf_model.tensors, **source_model.buffers})
+    return dataclasses.replace(hf_model, config=config)
 
 
 def _special_ids(source_model: SourceModel) -> dict[str, int | None]:

@@ -22,6 +22,8 @@ from bert_jax.storage import StoredPath, read_json_as
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
 """Safetensors' name of a dtype -> numpy's."""
+NESTED = ("state_dict", "model_state_dict", "model")
+"""Keys of the state dict in a trainer's file, beside its optimizer and counters."""
 OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
 
@@ -113,8 +115,11 @@ def _stored(file: safetensors.safe_open, name: str, path: Path, types: tuple[str
 
 
 def _open_pickle(path: Path) -> LazyStateDict:
-    """The tensors of a file of torch.save with a plain state dict; see torch_checkpoint.load."""
-    return torch_checkpoint.as_lazy_state_dict(torch_checkpoint.load(path), path)
+    """The tensors of a file of torch.save with a state dict, or one in a trainer's dict; see torch_checkpoint.load."""
+    content = torch_checkpoint.load(path)
+    if isinstance(content, Mapping):
+        content = next((content[key] for key in NESTED if isinstance(content.get(key), Mapping)), content)
+    return torch_checkpoint.as_lazy_state_dict(content, path)
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
