@@ -38,6 +38,8 @@ class PruneOptions:
     """As of `bert-jax finetune`."""
     tag_column: int = -1
     """As of `bert-jax finetune`."""
+    word_column: CountOrZero | None = None
+    """As of `bert-jax finetune`."""
     seed: CountOrZero = 0
     """Of the choice of examples and masked tokens."""
 
@@ -54,5 +56,6 @@ class PruneOptions:
             text_columns=self.text_columns,
             label_column=self.label_column,
             tag_column=self.tag_column,
+            word_column=self.word_column,
             max_length=self.max_length,
         )

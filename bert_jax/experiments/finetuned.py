@@ -5,6 +5,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ from bert_jax.experiments.budget import Cell
 from bert_jax.experiments.cell_records import Run, TaskScores
 from bert_jax.experiments.study import Study
 from bert_jax.finetune import finetune, glue
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
 from bert_jax.finetune.seed_run import PREDICTIONS
 from bert_jax.storage import StoredPath
 from bert_jax.training.shared_programs import MakePrograms
@@ -40,13 +41,13 @@ def check_data(cells: Sequence[Cell], task_data: StoredPath | None) -> None:
     Raises:
       UserError: a split is missing or does not have the form of its task.
     """
-    read: set[tuple[str, tuple[str, ...], str, int]] = set()
+    read: set[tuple[Any, ...]] = set()
     for cell in cells:
         for task, options in cell.tasks.items():
             assert task_data is not None
-            columns = task, options.text_columns, options.label_column, options.tag_column
-            if columns not in read:
-                read.add(columns)
+            values = (task, *(getattr(options, name) for name in FILE_OPTIONS))
+            if values not in read:
+                read.add(values)
                 finetune.read_splits(task, task_data / task, options)
 
 

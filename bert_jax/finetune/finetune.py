@@ -19,7 +19,7 @@ from bert_jax.distributed.agreement import is_first
 from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError, did_you_mean, require
 from bert_jax.finetune import glue
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
 from bert_jax.finetune.sentence_data import SentenceData, SentenceTask, read_glue, read_own
 from bert_jax.finetune.squad import Question
@@ -228,7 +228,7 @@ def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> S
     _check_flags(task, options)
     require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
     if task == "tagging":
-        return read_tagging(directory, options.tag_column)
+        return read_tagging(directory, options.tag_column, options.word_column)
     if task == "squad":
         return read_squad_splits(directory, skip_damaged=options.skip_damaged)
     return read_glue(task, directory) if task in glue.GLUE else read_own(task, directory, options)
@@ -236,13 +236,8 @@ def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> S
 
 def _check_flags(task: str, options: FinetuneOptions) -> None:
     """Raise UserError for a flag about files that the task does not read."""
-    tables, defaults = ("classification", "regression"), FinetuneOptions()
-    for name, tasks in (
-        ("text_columns", tables),
-        ("label_column", tables),
-        ("tag_column", ("tagging",)),
-        ("skip_damaged", ("squad",)),
-    ):
+    defaults = FinetuneOptions()
+    for name, tasks in FILE_OPTIONS.items():
         if task not in tasks and getattr(options, name) != getattr(defaults, name):
             flag = f"--{name.replace('_', '-')}"
             raise UserError(

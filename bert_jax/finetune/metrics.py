@@ -7,7 +7,7 @@ scipy's), CoNLL span F1 (as seqeval computes it), and SQuAD's exact match and F1
 import collections
 import re
 import string
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -59,19 +59,33 @@ def _mean_ranks(values: np.ndarray) -> np.ndarray:
     return (last - (counts - 1) / 2)[inverse]
 
 
-def tagged_spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
-    """Spans (first token, last token, type) of one sentence's tags in the schemes IO, IOB1, IOB2, IOE, IOBES or BILOU.
+_SPAN_PREFIXES = {"L": "E", "U": "S", "M": "I", "W": "S"}
+"""The letters of BILOU, BMES and BMEWO by those of IOBES, to which B, I, E and S belong."""
+_TYPED_TAG = re.compile("O|[BIESLUMW]-.+")
+_UNTYPED = frozenset("BIES").union(_SPAN_PREFIXES)
 
+
+def are_span_tags(tags: Collection[str]) -> bool:
+    """Whether tags are those of spans: all with a type (B-PER), or B and I without one."""
+    return all(map(_TYPED_TAG.fullmatch, tags)) or (
+        _UNTYPED.issuperset(set(tags) - {"O"}) and not {"B", "I"}.isdisjoint(tags)
+    )
+
+
+def tagged_spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
+    """Spans (first token, last token, type) of one sentence's tags.
+
+    The schemes are IO, IOB1, IOB2, IOE, IOBES, BILOU, BMES and BMEWO.
     The rules are those of the CoNLL 2000 script: a span begins at B or S, after O, after E or S, or where the type
-    changes; it ends before such a token, at E or S, or at the end. Tags without a prefix, such as parts of speech, have
-    no spans but one per token, of that type.
+    changes; it ends before such a token, at E or S, or at the end. Spans of tags without a type (B, I) have the type
+    "_", as in seqeval. Tags without a prefix, such as parts of speech, have one span per token, of that type.
     """
     spans, first, before = set(), 0, ("O", "")
     for i, tag in enumerate([*tags, "O"]):
         prefix, _, kind = tag.partition("-")
-        prefix = {"L": "E", "U": "S"}.get(prefix, prefix) if kind else prefix
         if not kind and tag != "O":
-            prefix, kind = "S", tag
+            prefix, kind = (tag, "_") if tag in _UNTYPED else ("S", tag)
+        prefix = _SPAN_PREFIXES.get(prefix, prefix)
         is_inside = before[0] != "O"
         begins = prefix != "O" and (not is_inside or prefix in "BS" or before[0] in "ES" or kind != before[1])
         if is_inside and (begins or prefix == "O"):

@@ -13,6 +13,14 @@ from bert_jax.field_validation import Count, CountOrZero, Interval, NonNegative,
 
 SMALL_TASK = 10_000
 """Training sets with fewer examples have the recipe of Mosbach et al. (2021)."""
+FILE_OPTIONS = {
+    "text_columns": ("classification", "regression"),
+    "label_column": ("classification", "regression"),
+    "tag_column": ("tagging",),
+    "word_column": ("tagging",),
+    "skip_damaged": ("squad",),
+}
+"""Options about the files of tasks, and the tasks that have them."""
 TRIANGLE_RATIO = 32
 """Peak divided by the first and last rate of the triangular schedule (Howard and Ruder 2018, section 3.2)."""
 
@@ -48,6 +56,8 @@ class FinetuneOptions:
     """For classification and regression: the column with the label."""
     tag_column: int = -1
     """For tagging: the column with the tags, from 0; -1 is the last one, or UPOS in CoNLL-U."""
+    word_column: CountOrZero | None = None
+    """For tagging: the column with the words, from 0. Default: FORM in CoNLL-U and CoNLL-U Plus, else 0."""
     max_length: Annotated[int, Interval("[8, 1e6]")] | None = None
     """Longest example in tokens; longer ones are truncated, and contexts of squad are split into windows. Default: 128,
     for squad 384, or the number of the model's positions if that is smaller."""

@@ -183,7 +183,7 @@ def to_examples(rows: Sequence[Row], labels: Sequence[str]) -> list[Example]:
             return None
         if not labels:
             is_target = _is_number(row.label) and float(row.label) in TARGETS
-            require(is_target, f"{row.where}: the label '{row.label}' is not a number in {TARGETS.text}")
+            require(is_target, f"{row.where}: the label '{row.label}' is not a number{TARGETS.text}")
             return float(row.label)
         known = ", ".join(labels[:20])
         require(row.label in indices, f"{row.where}: the label '{row.label}' is not one of {known}")

@@ -1,6 +1,5 @@
 """Token tagging as the data of a task: named entities, parts of speech, any tag per word."""
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -8,15 +7,14 @@ import numpy as np
 
 from bert_jax.errors import require
 from bert_jax.finetune.encoding import encode_sentences
-from bert_jax.finetune.metrics import span_f1
+from bert_jax.finetune.metrics import are_span_tags, span_f1
 from bert_jax.finetune.sentence_data import find_split
 from bert_jax.finetune.tagging import TaggedSentence, read_conll, tag_names
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
 from bert_jax.storage import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-ENDINGS = (".conll", ".conllu", ".txt", ".tsv", ".bio")
-_SPAN_TAG = re.compile("O|[BIESLU]-.+")
+ENDINGS = (".conll", ".conllu", ".conllup", ".txt", ".tsv", ".bio", ".iob2")
 NO_TOKEN_TAG = "O"
 """Prediction for words without a token, among them those after the last token of a truncated sentence."""
 
@@ -24,7 +22,8 @@ NO_TOKEN_TAG = "O"
 class TaggingData:
     """A `TaskData` whose examples are sentences with a tag per word.
 
-    The score is the F1 of spans if all training tags have the prefixes of spans (B-PER), else the accuracy of words.
+    The score is the F1 of spans if all training tags are those of spans (`metrics.are_span_tags`), else the accuracy of
+    words.
     """
 
     kind = "tagging"
@@ -43,7 +42,7 @@ class TaggingData:
         self._sentences = sentences
         self.labels = tag_names(sentences["train"])
         require(len(self.labels) >= 2, f"all words of the training split have the tag '{self.labels[0]}'")
-        self.has_spans = all(_SPAN_TAG.fullmatch(tag) for tag in self.labels)
+        self.has_spans = are_span_tags(self.labels)
         self.main_metrics = ("f1",) if self.has_spans else ("accuracy",)
         encoded = {
             name: encode_sentences(of_split, self.labels, tokenizer, max_length) for name, of_split in sentences.items()
@@ -93,7 +92,7 @@ class TaggingData:
             start += len(sentence.words)
 
 
-def read_tagging(directory: StoredPath, tag_column: int) -> dict[str, list[TaggedSentence]]:
+def read_tagging(directory: StoredPath, tag_column: int, word_column: int | None) -> dict[str, list[TaggedSentence]]:
     """The sentences of train, dev and, if there is one, test.
 
     Raises:
@@ -103,5 +102,5 @@ def read_tagging(directory: StoredPath, tag_column: int) -> dict[str, list[Tagge
     for split in ("train", "dev", "test"):
         path = find_split(directory, split, ENDINGS, required=split != "test")
         if path is not None:
-            sentences[split] = read_conll(path, tag_column)
+            sentences[split] = read_conll(path, tag_column, word_column)
     return sentences

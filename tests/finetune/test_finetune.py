@@ -289,6 +289,7 @@ def test_files_of_glue(name, tiny_run, tmp_path):
             "--text-columns is for --task classification and regression; the files of sst2",
         ),
         ("--task sst2 --tag-column 1", "--tag-column is for --task tagging; the files of sst2 do not need it: leave"),
+        ("--task sst2 --word-column 1", "--word-column is for --task tagging; the files of sst2 do not need it: leave"),
         ("--task sst2 --skip-damaged", "--skip-damaged is for --task squad; the files of sst2 do not need it: leave"),
         ("--task squad", "has no train split: it needs a file train with ending .json"),
         ("--task tagging --tag-column 7 --data tagging", "there is no column 7 of tags"),

@@ -47,6 +47,7 @@ def test_correlations(size, ties):
 
 
 SCHEMES = [["O", "B-A", "I-A", "B-B", "I-B"], ["O", "I-A", "I-B"], ["O", "B-A", "I-A", "E-A", "S-A", "B-B", "E-B"]]
+SCHEMES += [["O", "B", "I"], ["O", "I"], ["O", "B", "I", "E", "S"], ["B", "I", "E", "S"]]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -60,7 +61,14 @@ def test_spans(scheme):
         "f1": seqeval_metrics.f1_score(labels, predictions),
     }
     assert found == pytest.approx(expected)
-    assert 0 < found["f1"] < 1
+    assert 0 < found["f1"] < 1 and metrics.are_span_tags(scheme)
+    for letters in ("BMES", "BMEW", "BILU"):
+        other = str.maketrans("BIES", letters)
+        named = (
+            [[tag[0].translate(other) + tag[1:] for tag in tags] for tags in side] for side in (labels, predictions)
+        )
+        assert metrics.span_f1(*named) == found
+    assert metrics.are_span_tags("BMES") and metrics.are_span_tags(["O", *"BMEW"]) and metrics.are_span_tags("OBILU")
     assert metrics.span_f1([["O", "O"]], [["O", "O"]]) == {"precision": 0.0, "recall": 0.0, "f1": 0.0}
 
 
@@ -81,6 +89,11 @@ def test_spans(scheme):
 def test_squad(answers, prediction, exact, f1):
     assert metrics.squad_scores([answers], [prediction]) == pytest.approx({"exact_match": exact, "f1": f1})
     assert metrics.squad_scores([answers, ["q"]], [prediction, "r"])["f1"] == pytest.approx(f1 / 2)
+
+
+@pytest.mark.parametrize("tags", [("NOUN", "VERB"), ("O", "S"), ("B-PER", "I", "O"), ("O", "PER"), ("B", "I", "N")])
+def test_tags_without_spans(tags):
+    assert not metrics.are_span_tags(tags)
 
 
 def test_bilou_is_iobes_with_other_letters():

@@ -21,6 +21,19 @@ CONLL_U = """# sent_id = 1
 # text = a b c d e f g
 1\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_
 """
+PLUS = """# global.columns = MISC ID FORM UPOS PARSEME:MWE
+# text = go Home
+_\t1\tgo\tVERB\tO
+_\t2-3\tHome\t_\t_
+_\t2\tHome\tADV\tB
+"""
+INDEXED = "#\thttp://example.org [2009-10-17]\n1-2\tCan't\t_\tO\n1\tCa\tO\tO\n2\tn't\tB-PER\tO\n\n1\tLi\tB-PER\tO\n"
+
+
+def tagged(words, tags):
+    return TaggedSentence(tuple(words.split()), tuple(tags.split()))
+
+
 CONLL_U_SENTENCES = [TaggedSentence(("Ca", "n't", "go"), ("AUX", "PART", "VERB")), TaggedSentence(("go",), ("VERB",))]
 
 
@@ -32,12 +45,22 @@ CONLL_U_SENTENCES = [TaggedSentence(("Ca", "n't", "go"), ("AUX", "PART", "VERB")
         (WNUT, -1, [TaggedSentence(("# 1 of", "#", "Beach"), ("O", "O", "I-location"))]),
         (CONLL_U, 3, CONLL_U_SENTENCES),
         (CONLL_U, -1, CONLL_U_SENTENCES),
+        # "#" begins a word, of a file with spaces or tabs, and a comment only where the columns differ.
+        ("#love O\n# O\n\n#x B-A\n", -1, [tagged("#love # ", "O O"), tagged("#x", "B-A")]),
+        ("#love\tO\n#\tO\n", -1, [tagged("#love #", "O O")]),
+        ("# id 1 a\n#love O\nx O\n", -1, [tagged("#love x", "O O")]),
+        # Other spaces belong to words.
+        ("1\u00a0000 O\na\u2009b  B-A \n", -1, [TaggedSentence(("1\u00a0000", "a\u2009b"), ("O", "B-A"))]),
+        ("1 000\tO\n\u00a0\tO\n", -1, [TaggedSentence(("1 000", "\u00a0"), ("O", "O"))]),
+        (PLUS, -1, [tagged("go Home", "O B")]),
+        (PLUS, 3, [tagged("go Home", "VERB ADV")]),
+        (INDEXED, 2, [tagged("Ca n't", "O B-PER"), tagged("Li", "B-PER")]),
     ],
 )
 def test_read_conll(text, column, expected, tmp_path):
     path = tmp_path / "train.conll"
     path.write_bytes(text.encode())
-    assert tagging.read_conll(path, column) == expected
+    assert tagging.read_conll(path, column, 1 if text is INDEXED else None) == expected
     assert tagging.tag_names([TaggedSentence(("a", "b"), ("B-X", "O"))]) == ("O", "B-X")
 
 
@@ -45,11 +68,14 @@ def test_read_conll(text, column, expected, tmp_path):
     ("content", "column", "message"),
     [
         (b"a\tO\nb\tO\tO\n", -1, r"train\.conll:2 has 3 columns, the first line 2"),
-        (b"a\tO\n", 2, r"train\.conll:1 has 2 columns: there is no column 2 of tags"),
-        (b"word\n", -1, r"train\.conll:1 has 1 columns"),
+        (b"a\tO\n", 2, r"train\.conll has 2 columns: there is no column 2 of tags"),
+        (b"word\n", -1, r"train\.conll has 1 columns"),
         (b"\n\n", -1, "has no sentences"),
         (b"\xff\tO\n", -1, r"not UTF-8 \(byte 0\)"),
         (None, -1, "does not exist"),
+        (b"1\ta\tO\n2\tb\tO\n\n1\tc\tO\n", -1, "words in column 0 are the numbers 1, 2, 3 .* with --word-column"),
+        (b"0 a O\n1 b O\n", -1, "words in column 0 are the numbers 1, 2, 3"),
+        (b"a\tO\n", 0, "has 2 columns: there is no column 0 of tags beside the words"),
     ],
 )
 def test_bad_files(content, column, message, tmp_path):

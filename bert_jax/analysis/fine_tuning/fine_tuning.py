@@ -13,7 +13,7 @@ from bert_jax.analysis.rows import Row, batches
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.analysis.task_evaluation import rows_of, task_logits, task_loss, task_score, with_params
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, check
+from bert_jax.field_validation import Count, CountOrZero, check
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.finetune import open_task_data, read_source
 from bert_jax.finetune.options import FinetuneOptions
@@ -46,6 +46,8 @@ class FineTuningSettings:
     label_column: str = "label"
     """As of `bert-jax finetune`."""
     tag_column: int = -1
+    """As of `bert-jax finetune`."""
+    word_column: CountOrZero | None = None
     """As of `bert-jax finetune`."""
     max_length: Count = 128
     """Tokens of an example, special ones included, at most the model's positions: as in fine-tuning (squad: 384)."""
@@ -117,6 +119,7 @@ def _read(inputs: SuiteInputs, settings: FineTuningSettings) -> Setup:
         text_columns=settings.text_columns,
         label_column=settings.label_column,
         tag_column=settings.tag_column,
+        word_column=settings.word_column,
         max_length=min(settings.max_length, model.config.max_positions),
     )
     data = open_task_data(settings.task, inputs.data / "task", options, sources[0])

@@ -22,7 +22,7 @@ from bert_jax.analysis.heads.smaller_model import most_important, write_smaller
 from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
+from bert_jax.field_validation import Count, CountOrZero, NonNegative, Positive, Rate, Share, check
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.progress import progress_bar
@@ -75,6 +75,8 @@ class HeadsSettings:
     """As of `bert-jax finetune`."""
     tag_column: int = -1
     """As of `bert-jax finetune`."""
+    word_column: CountOrZero | None = None
+    """As of `bert-jax finetune`."""
 
     def __post_init__(self) -> None:
         check(self, "heads.")
@@ -87,6 +89,7 @@ class HeadsSettings:
             text_columns=self.text_columns,
             label_column=self.label_column,
             tag_column=self.tag_column,
+            word_column=self.word_column,
             max_length=min(self.max_length, positions),
         )
 
