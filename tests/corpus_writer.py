@@ -48,7 +48,7 @@ class CorpusWriter:
                 counts |= {"file": target.name} | file_entry(target)
                 scratch.write_arrays(scratch_dir / scratch.shard_marker_name(split, index), arrays, counts)
                 document += len(parts)
-        manifest = writer.finish_corpus(self._directory, scratch_dir, self._name, self._tokenizer, report)
+        manifest = writer.finish_corpus(self._directory, scratch_dir, self._name, self._tokenizer, report, [])
         scratch_dir.rmtree()
         return manifest
 
@@ -57,7 +57,7 @@ EMPTY_REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "so
 
 
 def write_sample(directory, seed: int = 0) -> None:
-    """Two shards of train, one of validation: 14 files. Documents of 1 to 5 sentences, one of them in three records."""
+    """Two shards of train, one of validation: 15 files. Documents of 1 to 5 sentences, one of them in three records."""
     rng = np.random.default_rng(seed)
     tokenizer = wordpiece([*SPECIAL_TOKENS, *(f"word{i}" for i in range(15))], lowercase=True, origin="test")
     with CorpusWriter(directory, directory.name, tokenizer, max_shard_bytes=40_000) as writer:

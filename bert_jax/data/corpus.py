@@ -21,10 +21,12 @@ from bert_jax.field_validation import FileName, Interval, Sha256
 from bert_jax.local_cache import LocalCache
 from bert_jax.storage import check_reachable, is_remote, read_json_as
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST = "corpus.json"
 INCOMPLETE = "corpus.incomplete"
 TOKENIZER = "tokenizer.json"
+SOURCE_FILES = "source_files.jsonl.gz"
+"""The files that a corpus was made of, one JSON object in each line; too many for corpus.json (100 M: 15 GB)."""
 SPLITS = ("train", "validation")
 ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
 MAX_RECORD_TOKENS = 8192

@@ -13,6 +13,7 @@ from etils import epath
 from bert_jax.data.corpus import (
     ARRAYS,
     MANIFEST,
+    SOURCE_FILES,
     SPLITS,
     TOKENIZER,
     Corpus,
@@ -44,7 +45,7 @@ def require_all_files(directory: epath.Path, manifest: Manifest) -> dict[str, St
       UserError: it lacks a file of the corpus.
     """
     files, splits = stored_files(directory, manifest), manifest["splits"]
-    needed = [TOKENIZER, DATASET_INFO, "features.json"]
+    needed = [TOKENIZER, SOURCE_FILES, DATASET_INFO, "features.json"]
     needed += [array_file(split, array) for split in SPLITS for array in ARRAYS]
     needed += [shard["file"] for split in splits.values() for shard in split["shards"]]
     missing = [*(split for split in SPLITS if split not in splits), *(name for name in needed if name not in files)]

@@ -11,7 +11,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from etils import epath
 
@@ -104,9 +104,9 @@ def build(request: BuildRequest, engine: Engine) -> dict:
             ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
             assembler = Assembler(job.scratch, os.fspath(directory), request.name, *ids)
             engine.assemble(assembler, plans)
-            report = _report(job, inputs, notes, report, decontamination_report)
+            content = _report(job, inputs, notes, report, decontamination_report), _source_files(inputs, notes)
             check_locks()
-            manifest = writer.finish_corpus(directory, scratch_dir, request.name, request.tokenizer, report)
+            manifest = writer.finish_corpus(directory, scratch_dir, request.name, request.tokenizer, *content)
             resume.remove_scratch(scratch_dir, directory)
     return manifest
 
@@ -239,6 +239,13 @@ def _skipped_files(damaged: list[str]) -> dict[str, dict]:
     return {"damaged_file": {"count": len(damaged), "first": damaged[:FIRST_PLACES]}} if damaged else {}
 
 
+def _source_files(inputs: Sequence[IndexedInput], notes: Mapping[tuple[int, int], dict]) -> Iterator[dict]:
+    """The files that were read: number of the source, path, SHA-256 and bytes."""
+    for source, number, _ in inputs:
+        for file in notes[source, number]["files"]:
+            yield {"source": source, **file}
+
+
 def _report(
     job: PrepareJob,
     inputs: Sequence[IndexedInput],
@@ -252,7 +259,7 @@ def _report(
         notes = [all_notes[of, number] for of, number, _ in inputs if of == index]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
         about = {"spec": source.spec, "language": source.language}
-        sources.append({**about, **read, "files": [file for note in notes for file in note["files"]]})
+        sources.append({**about, **read, "files": sum(len(note["files"]) for note in notes)})
         if damaged := list(dict.fromkeys(message for note in notes for message in note["damaged"])):
             sources[-1]["damaged"] = damaged
     content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}

@@ -3,9 +3,11 @@
 docs/corpus.md specifies the format.
 """
 
+import gzip
+import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -23,7 +25,12 @@ _COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "tex
 
 
 def finish_corpus(
-    directory: epath.Path, scratch_dir: epath.Path, name: str, tokenizer: Tokenizer, report: dict
+    directory: epath.Path,
+    scratch_dir: epath.Path,
+    name: str,
+    tokenizer: Tokenizer,
+    report: dict,
+    source_files: Iterable[Mapping],
 ) -> dict:
     """Completes a corpus in a directory whose shards are all written.
 
@@ -33,6 +40,7 @@ def finish_corpus(
       name: of the corpus.
       tokenizer: that made the ids.
       report: further content of corpus.json; JSON values.
+      source_files: the lines of SOURCE_FILES; JSON values.
 
     Returns:
       the content of corpus.json.
@@ -59,7 +67,8 @@ def finish_corpus(
         )
     saved = [path.name for path in tokenizer.save(directory / corpus.TOKENIZER)]
     _write_tfds_metadata(directory, name, tokenizer.vocab_size, infos)
-    for file in (*saved, "dataset_info.json", "features.json"):
+    _write_source_files(directory / corpus.SOURCE_FILES, source_files)
+    for file in (*saved, corpus.SOURCE_FILES, "dataset_info.json", "features.json"):
         files[file] = file_entry(directory / file)
     manifest = {
         "format_version": corpus.FORMAT_VERSION,
@@ -117,6 +126,13 @@ def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], c
                 file.write(chunk.astype(dtype).tobytes())
         files[path.name] = file_entry(path)
     return files
+
+
+def _write_source_files(path: epath.Path, source_files: Iterable[Mapping]) -> None:
+    """Writes one line at a time; the bytes depend on the content only."""
+    with path.open("wb") as file, gzip.GzipFile("", "wb", fileobj=file, mtime=0) as lines:
+        for entry in source_files:
+            lines.write(json.dumps(entry).encode() + b"\n")
 
 
 def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, infos: list) -> None:

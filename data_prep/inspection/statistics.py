@@ -42,7 +42,7 @@ class _Source(TypedDict):
     spec: str
     documents: StoredCount
     text_bytes: StoredCount
-    files: list
+    files: StoredCount
 
 
 class _Report(TypedDict):
@@ -113,8 +113,7 @@ def measure_corpus(directory: os.PathLike | str) -> dict:
         "disk_bytes": disk_bytes,
         "disk_bytes_per_token": disk_bytes / sum(split["tokens"] for split in splits.values()),
         "splits": splits,
-        **{key: manifest[key] for key in ("dropped", "cleaned", "skipped", "settings")},
-        "sources": [source | {"files": len(source["files"])} for source in manifest["sources"]],
+        **{key: manifest[key] for key in ("dropped", "cleaned", "skipped", "settings", "sources")},
         "rows": measure_rows(train),
         "pieces": _pieces(train.token_counts, tokenizer),
         "samples": list(_samples(train, tokenizer)),

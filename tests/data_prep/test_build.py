@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import gzip
 import itertools
 import json
 import os
@@ -25,6 +26,7 @@ from data_prep.build.pipeline import BuildRequest, build
 from data_prep.clean import CleaningOptions
 from data_prep.duplicates import near_duplicates
 from data_prep.options import BuildOptions, NearDuplicateOptions
+from data_prep.sources.files import file_entry
 from data_prep.verify import verify_corpus
 from tests.building import WORDS, files, make_documents, make_tokenizer, normal, parse, run, texts
 
@@ -56,7 +58,10 @@ def test_every_document_is_in_the_corpus_once(text):
     assert manifest["dropped"]["duplicate_documents"]["documents"] == 2 == len(text) - len(set(text))
     assert manifest["dropped"]["empty_documents"] == {"documents": 0, "text_bytes": 0}
     assert manifest["sources"][0]["documents"] == len(text)
-    assert manifest["sources"][0]["files"][0]["bytes"] == pathlib.Path("text.txt").stat().st_size
+    assert manifest["sources"][0]["files"] == 1
+    with gzip.open("c/source_files.jsonl.gz", "rt") as lines:
+        (file,) = map(json.loads, lines)
+    assert file == {"source": 0, "path": "text.txt"} | file_entry("text.txt")
     assert manifest["skipped"] == {} and manifest == json.loads(pathlib.Path("c/corpus.json").read_text())
     assert not pathlib.Path("c/corpus.incomplete").exists()
     verify_corpus("c")

@@ -43,7 +43,7 @@ REPORT = {
             "spec": "jsonl:a.jsonl",
             "documents": 80,
             "text_bytes": 43210,
-            "files": [{"path": "a.jsonl", "sha256": "0", "bytes": 1}],
+            "files": 1,
         }
     ],
 }

@@ -50,7 +50,7 @@ def test_intact(corpus):
     manifest = manifest_of(corpus)
     assert len(manifest["splits"]["train"]["shards"]) == 2
     size = sum(path.stat().st_size for path in corpus.iterdir() if path.name != "corpus.json")
-    intact = f"intact; 14 files ({size / 1e6:.1f} MB) and all 62 records agree with corpus.json"
+    intact = f"intact; 15 files ({size / 1e6:.1f} MB) and all 62 records agree with corpus.json"
     assert verify_corpus(corpus) == intact
     rewrite_shard(corpus, 0, lambda records: records)
     assert verify_corpus(corpus).startswith("intact"), "rewriting alone is not damage"
