@@ -189,8 +189,8 @@ def manifest(args: Kubernetes, pretrain_args: list[str]) -> str:
       UserError: see `check_pretrain_args` and `Kubernetes.slice_hosts`.
     """
     check_pretrain_args(pretrain_args, [path for _, path in args.claims])
-    # Kubernetes replaces $(NAME) by the variable, and $$( by $(.
-    words = [word.replace("$(", "$$(") for word in pretrain_args]
+    # Kubernetes replaces $(NAME) by the variable, and $$ by $.
+    words = [word.replace("$", "$$") for word in pretrain_args]
     labels, taints = dict(text.split("=", 1) for text in args.node_selector), list(args.toleration)
     if args.platform == "gpu":
         hosts, devices = args.hosts, {"nvidia.com/gpu": args.gpus}

@@ -218,7 +218,7 @@ wait_until_active() { # fails if the request for the slice ended
 delete() { run_or_print gcloud compute tpus queued-resources delete "$name" "${location[@]}" --force --quiet; }
 
 setup() {
-    local archive=${TMPDIR:-/tmp}/bert_jax-$name.tar.gz
+    local archive=$temporary/bert_jax.tar.gz
     run_or_print tar -czf "$archive" --exclude=__pycache__ -C "$clone" "${clone_files[@]}" -C "$script_dir" tpu_worker.sh || return
     run_or_print gcloud compute tpus tpu-vm scp "$archive" "$name:bert_jax.tar.gz" "${location[@]}" --worker=all --quiet || return
     on_hosts all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz -C bert_jax && $worker setup"

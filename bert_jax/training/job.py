@@ -73,7 +73,7 @@ def run_job(
     initial: InitialParams | None = None,
     announce: Callable[[], None] = lambda: None,
     profile: tuple[int, int] | None = None,
-    start_time: float | None = None,
+    start: float | None = None,
     restart: bool = False,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
@@ -85,7 +85,7 @@ def run_job(
       data: what it is trained on.
       initial: initial parameters and moments; None: random initialisation.
       announce: called in the first process after all checks, before compilation.
-      profile, start_time: see `loop.train`.
+      profile, start: see `loop.train`.
       restart: begin again at step 0 if the run has lost its checkpoints.
 
     Raises:
@@ -119,7 +119,7 @@ def run_job(
             metadata,
             initial=initial,
             profile=profile,
-            start_time=start_time,
+            start=start,
             check=lock.check,
         )
         barrier("the end")  # the other processes wait for the files of the first one

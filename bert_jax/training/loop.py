@@ -76,7 +76,7 @@ def train(
     *,
     initial: InitialParams | None = None,
     profile: tuple[int, int] | None = None,
-    start_time: float | None = None,
+    start: float | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> Progress:
     """Train to the end of the run, from its newest intact checkpoint if there is one.
@@ -93,7 +93,7 @@ def train(
       metadata: JSON values to keep in every checkpoint.
       initial: initial parameters and moments; None: random initialisation.
       profile: write a trace of steps [first, last) to workdir/profile.
-      start_time: `time.time()` at the start of the process, for goodput.
+      start: `time.perf_counter()` at the start of the process, for goodput.
       check: called after every step; an exception from it ends the run without a save.
 
     Returns:
@@ -104,13 +104,13 @@ def train(
       PeerError: another process is late.
       DeviceError: a device or a connection between processes failed.
     """
-    config, ledger, start_time = programs.task.config, Ledger(workdir / LEDGER), start_time or time.time()
+    config, ledger, start = programs.task.config, Ledger(workdir / LEDGER), start or time.perf_counter()
     train_steps = TrainSteps(programs, ledger, accumulations)
     with stop_request() as stop_requested:
         run = RunContext(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
         for attempt in itertools.count():
             with (
-                GoodputRecorder(workdir, start_time) as goodput,
+                GoodputRecorder(workdir, start) as goodput,
                 describing_device_errors(),
                 Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints,
             ):
@@ -123,7 +123,7 @@ def train(
                 except DivergenceError as divergence:
                     goodput.write_totals(divergence.last)
                     recovery.record_rollback(divergence, config, checkpoints, ledger)
-            start_time = time.time()
+            start = time.perf_counter()
     if stop_requested.interrupted and not progress.ended:
         done = f"stopped and saved at step {progress.cursor.step} of {config.total_steps}"
         raise KeyboardInterrupt(f"{done}; the same command continues")

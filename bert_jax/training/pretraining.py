@@ -96,7 +96,7 @@ def pretrain(
       UserError: the config, the corpora or the work directory cannot be used, or another process trains in it. Nothing
         is written before all checks but `check_shared_directory` have passed.
     """
-    start_time = time.time()
+    start = time.perf_counter()
     check_checkpoint_storage(directory, jax.process_count())
     mesh = make_mesh(config.mesh)
     config = choose_implementation(config, device_kind(mesh))
@@ -118,7 +118,7 @@ def pretrain(
         initial=_initial_params(config, directory, corpora[0], load_initial_params),
         announce=announce,
         profile=profile,
-        start_time=start_time,
+        start=start,
         restart=restart,
     )
 

@@ -1,6 +1,7 @@
 """`bert-jax launch kubernetes`: manifests against Kubernetes' schemas, and the commands that the pods run."""
 
 import json
+import re
 from pathlib import Path
 
 import jax
@@ -80,16 +81,17 @@ def test_the_schemas_reject(make_jobset):
 
 
 def container_command(jobset: dict, index: int) -> list[str]:
-    """Arguments of a container's process: $(NAME) replaced, $$( as $(."""
+    """Arguments of a container's process, as Kubernetes makes them."""
     container = pod_of(jobset)["containers"][0]
     variable = container["env"][0]
     path = variable["valueFrom"]["fieldRef"]["fieldPath"]
     assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    words = []
-    for word in container["command"] + container["args"]:
-        halves = [half.replace(f"$({variable['name']})", str(index)) for half in word.split("$$(")]
-        words.append("$(".join(halves))
-    return words
+    return [expanded(word, {variable["name"]: str(index)}) for word in container["command"] + container["args"]]
+
+
+def expanded(text: str, variables: dict[str, str]) -> str:
+    """$(NAME) is replaced, if the variable exists, and $$ is $ (expansion.go of Kubernetes)."""
+    return re.sub(r"\$\$|\$\((\w+)\)", lambda found: variables.get(found[1], found[0]) if found[1] else "$", text)
 
 
 def test_gpu_pods_have_the_flags_of_one_cluster(make_jobset):
@@ -200,9 +202,14 @@ def test_a_cache_survives_restarts(make_jobset, monkeypatch, tmp_path, path, on_
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-def test_dollar_signs_of_the_user_are_escaped(make_jobset):
-    jobset = make_jobset(*GPU, "--", *MOUNTED, "--name", "$(BERT_JAX_HOST)")
-    assert container_command(jobset, 3)[:9][-1] == "$(BERT_JAX_HOST)"
+@pytest.mark.parametrize("name", ["$(BERT_JAX_HOST)", "a$$b", "$$(BERT_JAX_HOST)", "$$$(X)$", "$"])
+def test_dollar_signs_of_the_user_are_escaped(make_jobset, name):
+    jobset = make_jobset(*GPU, "--cache", f"/disk/{name}", "--", *MOUNTED, "--name", name)
+    assert container_command(jobset, 3)[:9][-1] == name
+    container = pod_of(jobset)["containers"][0]
+    values = [expanded(variable["value"], {"BERT_JAX_HOST": "3"}) for variable in container["env"][1:]]
+    assert values == [f"/disk/{name}/corpora", f"/disk/{name}"]
+    assert f"/disk/{name}" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
 @pytest.mark.parametrize(

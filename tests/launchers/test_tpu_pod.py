@@ -93,6 +93,16 @@ def test_runs(cloud, plan, states, words, code, actions, message):
     assert (done.returncode, cloud.actions()) == (code, actions) and message in done.stderr, done.stderr
 
 
+def test_the_archive_is_in_a_directory_of_its_own(cloud, tmp_path):
+    """Not under a name in /tmp that another user can take before."""
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    (tmp_path / "bert_jax-first.tar.gz").symlink_to(secret)
+    cloud.set_states("READY", "ACTIVE")
+    assert cloud.run("0", words=("setup", *SLICE[:4])).returncode == 0
+    assert secret.read_text() == "mine" and "bert_jax-first" not in (tmp_path / "commands").read_text()
+
+
 def test_a_waiting_request_is_kept(cloud):
     cloud.set_states("CREATING", "PROVISIONING")
     waiting = cloud.run("0", words=("run", *SLICE, "--max-restarts", "0", "--dry-run", "--", *TRAIN))

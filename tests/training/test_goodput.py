@@ -20,12 +20,15 @@ class Clock:
 
     def __init__(self, step: float):
         self.now, self.step = 1_000_000.0, step
+        self.error = 0.0
+        """Of the date."""
 
-    def time(self) -> float:
+    def perf_counter(self) -> float:
         self.now += self.step
         return self.now
 
-    perf_counter = time
+    def time(self) -> float:
+        return self.now + self.error
 
 
 @pytest.fixture
@@ -97,6 +100,32 @@ def test_going_back_behind_several_attempts_loses_of_all(clock, tmp_path):
         attempt(clock, tmp_path, begin, last)
     found = nonzero(summarize(tmp_path))
     assert (found["step"], found["lost"]) == (12, 2 + 6 + 3)
+
+
+@pytest.mark.parametrize("jump", [-1e9, -70, 1e9])
+def test_a_date_that_jumps_while_a_process_runs(clock, tmp_path, jump):
+    """Durations are of another clock, and the order of attempts is that of their lines."""
+    first = attempt(clock, tmp_path, 0, 5)
+    clock.error = jump
+    clock.now += 1
+    first.write_totals(6)
+    clock.now += 60
+    attempt(clock, tmp_path, 4, 8)
+    found = summarize(tmp_path)
+    assert nonzero(found) == {"init": 20, "checkpoint": 6, "step": 8, "lost": 2, "down": 60, "wall": 96}
+    assert found["goodput"] == pytest.approx(8 / 96)
+
+
+def test_a_date_that_jumps_between_starts(clock, tmp_path):
+    for error in (0, 1e6, -1e6, 5):
+        clock.error = error
+        attempt(clock, tmp_path, 0, 4)
+    assert nonzero(summarize(tmp_path))["step"] == 4
+    (tmp_path / FILE).unlink()
+    for error, step in ((0, 0), (1e6, 4), (0, 4), (-1e6, 4), (50, 4)):
+        clock.error, clock.now = error, clock.now + 10
+        GoodputRecorder(tmp_path, clock.now).begin(step)
+    assert [goodput.starts_without_checkpoint(tmp_path, step) for step in (0, 4)] == [0, 4]
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 ``goodput.jsonl`` has a line for every save and every line of metrics: seconds by kind since the start of the process,
 or of the attempt after a rollback. The last line of each attempt counts. The first one also has the environment.
+Attempts are ordered by their lines, and durations are taken from a clock that does not jump, because a host's date can
+be wrong. Only the time between two attempts is a difference of dates.
 """
 
 import contextlib
@@ -24,6 +26,9 @@ _Seconds = TypedDict("_Seconds", dict.fromkeys((*KINDS, "step"), float))
 
 class _Line(TypedDict):
     start_time: float
+    """date of the start; identifies the attempt"""
+    unix: float
+    """date of the line"""
     step: int
     seconds: _Seconds
 
@@ -35,14 +40,16 @@ class GoodputRecorder:
     (`starts_without_checkpoint`); an outage of a store is no such mistake.
     """
 
-    def __init__(self, workdir: StoredPath, start_time: float):
+    def __init__(self, workdir: StoredPath, start: float):
         """Start the clock; damaged lines are removed from the file.
 
         Args:
           workdir: of the run.
-          start_time: `time.time()` at the start of the process or attempt; the time since then is `init`.
+          start: `time.perf_counter()` at the start of the process or attempt; the time since then is `init`.
         """
-        self.start_time, self._file, self._last = start_time, None, None
+        self._start, self._file, self._last = start, None, None
+        elapsed = time.perf_counter() - start
+        self.start_time = time.time() - elapsed
         if is_first():
             truncate_lines(workdir / FILE, _Line)
             self._file = JsonLines(workdir / FILE, durable=False)
@@ -59,23 +66,23 @@ class GoodputRecorder:
 
     def begin(self, step: int) -> None:
         """The process is about to initialise or restore the state; the newest checkpoint is of step `step`."""
-        self.seconds["init"] += time.time() - self.start_time
+        self.seconds["init"] += time.perf_counter() - self._start
         self.write_totals(step, start=True)
         if self._file is not None:
             self._file.flush()
 
     def ready(self, step: int) -> None:
         """Initialisation has finished before step `step`: the time until now is `init`."""
-        self.seconds["init"] += time.time() - self.start_time - sum(self.seconds.values())
+        self.seconds["init"] += time.perf_counter() - self._start - sum(self.seconds.values())
         self.write_totals(step, environment=describe_environment())
 
     def write_totals(self, step: int, **values: Any) -> None:
         """Add a line after `step` steps, with further JSON values; only the first process writes."""
         if self._file is None:
             return
-        elapsed = time.time() - self.start_time
-        kinds = self.seconds | {"step": elapsed - sum(self.seconds.values())}
-        line = {"start_time": self.start_time, "step": step, "seconds": {k: round(v, 3) for k, v in kinds.items()}}
+        kinds = self.seconds | {"step": time.perf_counter() - self._start - sum(self.seconds.values())}
+        seconds = {kind: round(value, 3) for kind, value in kinds.items()}
+        line = {"start_time": self.start_time, "unix": time.time(), "step": step, "seconds": seconds}
         self._file.write(line | values)
         self._last = line
 
@@ -99,10 +106,10 @@ def summarize(workdir: StoredPath) -> dict[str, float]:
       `KINDS`; `step`, for steps that are part of the result; `lost`, for steps that were repeated later;
       `down`, between attempts; `wall`, from the first to the last moment; and `goodput`, step / wall.
     """
-    attempts: dict[float, list[dict]] = {}
+    attempts: dict[float, list[dict]] = {}  # in the order of their first lines
     for entry in read_lines(workdir / FILE, _Line):
         attempts.setdefault(entry["start_time"], []).append(entry)
-    ordered = [attempts[start_time] for start_time in sorted(attempts)]
+    ordered = list(attempts.values())
     total = dict.fromkeys((*KINDS, "step", "lost", "down"), 0.0)
     for i, lines in enumerate(ordered):
         last = lines[-1]["seconds"]
@@ -113,7 +120,7 @@ def summarize(workdir: StoredPath) -> dict[str, float]:
             kept = [line["seconds"]["step"] for line in lines if line["step"] <= repeated_from]
             lost = last["step"] - max(kept, default=0.0)
             total["step"], total["lost"] = total["step"] - lost, total["lost"] + lost
-            total["down"] += max(0.0, later[0][0]["start_time"] - lines[0]["start_time"] - sum(last.values()))
+            total["down"] += max(0.0, later[0][0]["start_time"] - lines[-1]["unix"])
     wall = sum(total.values())
     return total | {"wall": wall, "goodput": total["step"] / wall if wall else 0.0}
 
@@ -126,13 +133,12 @@ def starts_without_checkpoint(workdir: StoredPath, step: int) -> int:
             starts[entry["start_time"]] = entry["step"]
         if entry.get("ended"):
             starts.pop(entry["start_time"], None)
-    begun_at = [starts[start_time] for start_time in sorted(starts, reverse=True)]
-    return len(list(itertools.takewhile(lambda begun: begun == step, begun_at)))
+    return len(list(itertools.takewhile(lambda begun: begun == step, reversed(starts.values()))))
 
 
 def environments(workdir: StoredPath) -> list[dict[str, str]]:
     """The environment of each attempt that trained, in order; see `environment.describe_environment`."""
-    lines = sorted(read_lines(workdir / FILE, _Line), key=lambda line: line["start_time"])
+    lines = read_lines(workdir / FILE, _Line)
     return [line["environment"] for line in lines if isinstance(line.get("environment"), dict)]
 
 
