@@ -105,11 +105,15 @@ class Build:
     """Name of the corpus. Default: from --out."""
     language: Annotated[Specs, tyro.conf.arg(metavar="CODE")] = ()
     """Language of the text: an ISO 639 code, @FIELD of each record (jsonl, parquet, tfds), or auto (identified for each
-    document). One for all sources, or one for each --source, in their order (default en)."""
+    document). One for all sources, or one for each --source and --validation-source, in their order (default en)."""
     skip_damaged: Switch = False
     """Leave out files that cannot be read, are damaged or binary, and list them. Default: they are an error."""
-    validation_fraction: Fraction = BuildOptions.validation_fraction
-    """Share of documents held out."""
+    validation_fraction: Fraction | None = None
+    """Share of documents held out, but at least one document. Default: 0.01."""
+    validation_documents: Count | None = None
+    """Number of documents held out, instead of a share. Default: none."""
+    validation_source: Annotated[Specs, tyro.conf.arg(metavar="SPEC")] = ()
+    """Text that is held out, as for --source, instead of a part of each --source. Default: none."""
     max_shard_mb: Count = 64
     """Shard size."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
@@ -177,12 +181,17 @@ class Build:
 
     def _sources(self) -> list[sources.Source]:
         chosen = self.language or (languages.DEFAULT,)
-        if len(chosen) not in (1, len(self.source)):
+        # Those of validation come first: a text for training that is equal to one of them is the one that is removed.
+        specs, first = (*self.validation_source, *self.source), len(self.validation_source)
+        if repeated := next((spec for spec in specs if specs.count(spec) > 1), None):
+            raise UserError(f"{repeated} is given twice, as a --source or --validation-source: give it once")
+        if len(chosen) not in (1, len(specs)):
             raise UserError(
-                f"{len(chosen)} --language for {len(self.source)} --source: give one for all, or one for each"
+                f"{len(chosen)} --language for {len(self.source)} --source"
+                f"{f' and {first} --validation-source' if first else ''}: give one for all, or one for each"
             )
-        every = chosen * len(self.source) if len(chosen) == 1 else chosen
-        return [sources.parse(spec, self.workers, code) for spec, code in zip(self.source, every, strict=True)]
+        every = chosen * len(specs) if len(chosen) == 1 else (*chosen[len(self.source) :], *chosen[: len(self.source)])
+        return [sources.parse(spec, self.workers, code) for spec, code in zip(specs, every, strict=True)]
 
     def _default_name(self, out: epath.Path) -> str:
         directory = (out if is_remote(out) else out.resolve()).name
@@ -199,6 +208,15 @@ class Build:
             raise UserError(
                 "--decontamination-words has no effect by itself; add --decontaminate with evaluation texts"
             )
+        held_out = {
+            "--validation-fraction": self.validation_fraction is not None,
+            "--validation-documents": self.validation_documents is not None,
+            "--validation-source": bool(self.validation_source),
+        }
+        if sum(held_out.values()) > 1:
+            given = [flag for flag, is_given in held_out.items() if is_given]
+            raise UserError(f"{' and '.join(given)} all say what is held out: give one of them")
+        fraction = BuildOptions.validation_fraction if self.validation_fraction is None else self.validation_fraction
         return BuildOptions(
             cleaning=CleaningOptions(
                 normalization=self.cleaning.normalization,
@@ -212,7 +230,9 @@ class Build:
             near_duplicates=filters.near_duplicates,
             decontamination_words=words or BuildOptions.decontamination_words,
             skip_damaged=self.skip_damaged,
-            validation_fraction=self.validation_fraction,
+            validation_fraction=fraction,
+            validation_documents=self.validation_documents,
+            validation_sources=len(self.validation_source),
             max_shard_bytes=self.max_shard_mb << 20,
         )
 
