@@ -50,6 +50,8 @@ class ProbesSettings:
     """Of the training sentences, those on which erasers are fitted."""
     erased_sentences: Count = 100
     """Of the dev sentences, those on which erasure is scored."""
+    erasure_draws: Count = 5
+    """Random subspaces, and shuffles of the labels, whose erasure is the baseline of erasing parts of speech."""
     mask_share: Rate = 0.15
     """Share of a sentence's tokens that are masked where erasure is scored; at least one token is."""
 
@@ -139,6 +141,7 @@ def _erasure(
     return erasure.measure(
         inputs.model,
         *masked,
+        draws=settings.erasure_draws,
         penalty=settings.penalty,
         seed=inputs.seed,
         progress=inputs.progress,
