@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-pytest.importorskip("statsmodels")
+pytest.importorskip("scipy")
 from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, ModelConfig, Phase
 from bert_jax.data.mixture import CorpusWeight
