@@ -37,7 +37,7 @@ class ProbesSettings:
     max_length: Count = 128
     """Tokens of a sentence, special ones included, at most the model's positions; longer sentences are skipped."""
     epochs: Count = 8
-    """Visits of each training example by a linear probe, on average."""
+    """Visits of each training example by a linear probe, on average, after which its training is stopped."""
     penalty: NonNegative = 1.0
     """Of half the squared norm of a linear probe's weights, in nats over all training examples."""
     mix_epochs: Count = 8
