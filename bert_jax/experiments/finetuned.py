@@ -99,5 +99,6 @@ def score_task(
 def _correct_examples(predictions: StoredPath) -> list[bool]:
     """Whether the prediction of each example of all dev splits is right."""
     files = sorted(predictions.glob("dev*.jsonl"), key=lambda one: one.name)
-    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    lines = [json.loads(line) for text in texts for line in text.split("\n") if line]  # no splitlines(): U+2028
     return [line["label"] == line["prediction"] for line in lines]

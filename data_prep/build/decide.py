@@ -8,6 +8,7 @@ import collections
 import dataclasses
 import itertools
 import pathlib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from etils import epath
@@ -80,13 +81,13 @@ def decide(
     held_out = np.concatenate([np.zeros(0, np.bool_), *from_validation_source])
     decisions, paragraph_repeats, dropped = _decide_documents(tables, names, options, decontaminates, finder, held_out)
     if options.drop_repeated_lines:
-        dropped["repeated_lines"] = _sum_counts(entry["repeated_lines"] for entry in metadata)
+        dropped["repeated_lines"] = sum_counts(entry["repeated_lines"] for entry in metadata)
     plans = []
     for split in SPLIT_DECISIONS:
         plans += _plan_split(directory, blocks, tables, split, decisions, paragraph_repeats, options, token_bytes)
     report = {
         "dropped": dropped,
-        "cleaned": _sum_counts(entry["cleaned"] for entry in metadata),
+        "cleaned": sum_counts(entry["cleaned"] for entry in metadata),
         "skipped": sum_skipped(metadata),
         "read": {str(source): dict(counts) for source, counts in read.items()},
     }
@@ -218,7 +219,8 @@ def _plan_split(
     return plans
 
 
-def _sum_counts(counts) -> dict[str, int]:
+def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sums of counts, by their names."""
     total = collections.Counter()
     for each in counts:
         total.update(each)
@@ -226,11 +228,12 @@ def _sum_counts(counts) -> dict[str, int]:
 
 
 def sum_skipped(metadata: list[dict]) -> dict[str, dict]:
-    """What was skipped in some blocks by reason: its count and its first places."""
+    """What was skipped in some blocks by reason: its count, its bytes and its first places."""
     skipped: dict[str, dict] = {}
     for block in metadata:
         for reason, counted in block["skipped"].items():
-            entry = skipped.setdefault(reason, {"count": 0, "first": []})
+            entry = skipped.setdefault(reason, {"count": 0, "bytes": 0, "first": []})
             entry["count"] += counted["count"]
+            entry["bytes"] += counted["bytes"]
             entry["first"] = (entry["first"] + counted["first"])[:FIRST_PLACES]
     return skipped

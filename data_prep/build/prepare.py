@@ -173,8 +173,9 @@ class _BlockBuilder:
 
     def skip(self, skipped: Skipped) -> None:
         """Counts what a source skipped."""
-        entry = self._skipped.setdefault(skipped.reason, {"count": 0, "first": []})
+        entry = self._skipped.setdefault(skipped.reason, {"count": 0, "bytes": 0, "first": []})
         entry["count"] += 1
+        entry["bytes"] += skipped.size
         if len(entry["first"]) < FIRST_PLACES:
             entry["first"].append(str(skipped))
 

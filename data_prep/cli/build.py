@@ -19,9 +19,20 @@ from bert_jax.flags import DirectoryArg
 from bert_jax.report import text
 from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep import languages, sources
+from data_prep import sources
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
-from data_prep.cli.arguments import File, Fraction, Sources, Specs, Switch, Workers, damage_explained
+from data_prep.cli.arguments import (
+    Encodings,
+    File,
+    Fraction,
+    Sources,
+    Specs,
+    Switch,
+    Workers,
+    damage_explained,
+    lost_text,
+    parse_sources,
+)
 from data_prep.options import BuildOptions, NearDuplicateOptions
 
 _MANY_UNKNOWN = 0.05
@@ -106,6 +117,9 @@ class Build:
     language: Annotated[Specs, tyro.conf.arg(metavar="CODE")] = ()
     """Language of the text: an ISO 639 code, @FIELD of each record (jsonl, parquet, tfds), or auto (identified for each
     document). One for all sources, or one for each --source and --validation-source, in their order (default en)."""
+    encoding: Encodings = ()
+    """Encoding of files of text, e.g. windows-1252, or auto (identified for each file). One for all sources, or one for
+    each, as for --language (default utf-8)."""
     skip_damaged: Switch = False
     """Leave out files that cannot be read, are damaged or binary, and list them. Default: they are an error."""
     validation_fraction: Fraction | None = None
@@ -141,7 +155,10 @@ class Build:
         started = time.perf_counter()
         out = epath.Path(self.out)
         options, name, engine = self._options(), self.name or self._default_name(out), self._engine()
-        read = self._sources()
+        specs = (*self.validation_source, *self.source)
+        if repeated := next((spec for spec in specs if specs.count(spec) > 1), None):
+            raise UserError(f"{repeated} is given twice, as a --source or --validation-source: give it once")
+        read = parse_sources(self.source, self.workers, self.language, self.encoding, held_out=self.validation_source)
         evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
@@ -152,7 +169,9 @@ class Build:
             with damage_explained():
                 manifest = build(request, engine)
             self._summarize(out, manifest)
-            print(f"{out}: ready in {time.perf_counter() - started:.0f} s; look at it with {inspect}")
+            lost = sum(entry["bytes"] for entry in manifest["skipped"].values())
+            without = lost_text(lost, sum(source["text_bytes"] for source in manifest["sources"]))
+            print(f"{out}: ready in {time.perf_counter() - started:.0f} s{without}; look at it with {inspect}")
         except KeyboardInterrupt:
             if not (out / MANIFEST).exists() or scratch_place(out, name, self.scratch).exists():
                 raise
@@ -178,20 +197,6 @@ class Build:
         for warning in (report.short_documents_warning(lengths, rows, self.source), report.coverage_warning(rows)):
             if warning:
                 print(f"note: {warning}", file=sys.stderr)
-
-    def _sources(self) -> list[sources.Source]:
-        chosen = self.language or (languages.DEFAULT,)
-        # Those of validation come first: a text for training that is equal to one of them is the one that is removed.
-        specs, first = (*self.validation_source, *self.source), len(self.validation_source)
-        if repeated := next((spec for spec in specs if specs.count(spec) > 1), None):
-            raise UserError(f"{repeated} is given twice, as a --source or --validation-source: give it once")
-        if len(chosen) not in (1, len(specs)):
-            raise UserError(
-                f"{len(chosen)} --language for {len(self.source)} --source"
-                f"{f' and {first} --validation-source' if first else ''}: give one for all, or one for each"
-            )
-        every = chosen * len(specs) if len(chosen) == 1 else (*chosen[len(self.source) :], *chosen[: len(self.source)])
-        return [sources.parse(spec, self.workers, code) for spec, code in zip(specs, every, strict=True)]
 
     def _default_name(self, out: epath.Path) -> str:
         directory = (out if is_remote(out) else out.resolve()).name

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import tyro
@@ -14,8 +15,9 @@ from bert_jax.errors import UserError
 from bert_jax.field_validation import Count, Share, check
 from bert_jax.flags import DirectoryArg
 from bert_jax.tokenizers.tokenizer import Tokenizer, model_file
-from data_prep import sources
-from data_prep.cli.arguments import Sources, Switch, Workers, damage_explained
+from data_prep.cli.arguments import Encodings, Sources, Switch, Workers, damage_explained, lost_text, parse_sources
+from data_prep.for_each_input import Totals, report_skipped
+from data_prep.sources import Source
 from data_prep.vocabularies.merges import SCORES
 from data_prep.vocabularies.train import KINDS, Recipe, train
 
@@ -65,6 +67,9 @@ class TrainTokenizer:
     """Keep the case."""
     skip_damaged: Switch = False
     """With --source: leave out files that cannot be read, are damaged or binary, and name them. Default: an error."""
+    encoding: Encodings = ()
+    """With --source: encoding of files of text, e.g. windows-1252, or auto (identified for each file). One for all, or
+    one for each --source (default utf-8)."""
     add_special_tokens: Switch = False
     """With --from: append the special tokens that the vocabulary lacks, as new last ids."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
@@ -85,7 +90,8 @@ class TrainTokenizer:
             if file.exists():
                 raise UserError(f"{file}: exists already; choose another --out or remove it first")
         storage.check_writable(out)
-        tokenizer = self._train() if self.existing is None else self._convert()
+        read: list[Totals] = []
+        tokenizer = self._train(read) if self.existing is None else self._convert()
         content = tokenizer.sentencepiece_model
         if content is not None and model.exists() and model.read_bytes() != content:
             raise UserError(f"{model}: exists already and is another model; choose another --out or remove it first")
@@ -95,7 +101,9 @@ class TrainTokenizer:
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         case = "uncased" if tokenizer.lowercase else "cased"
-        print(f"{os.fspath(out)}: {tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}, in {seconds:.0f} s")
+        without = lost_text(sum(total.lost_bytes for total in read), sum(total.text_bytes for total in read))
+        about = f"{tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}"
+        print(f"{os.fspath(out)}: {about}, in {seconds:.0f} s{without}")
 
     def _case(self, default: bool | None) -> bool | None:
         return default if not self.lowercase and not self.no_lowercase else self.lowercase
@@ -104,11 +112,18 @@ class TrainTokenizer:
         for name, value in vars(self.training).items():
             if value is not None:
                 raise UserError(f"--{name.replace('_', '-')} applies to --source only; --from keeps the vocabulary")
-        if self.skip_damaged:
-            raise UserError("--skip-damaged applies to --source only")
+        for name in ("skip_damaged", "encoding"):
+            if getattr(self, name):
+                raise UserError(f"--{name.replace('_', '-')} applies to --source only")
         return Tokenizer.load(self.existing, self._case(None), self.add_special_tokens)
 
-    def _train(self) -> Tokenizer:
+    def _train(self, read: list[Totals]) -> Tokenizer:
+        """Trains; adds to `read` what was read of each source."""
+
+        def report(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
+            report_skipped(sources, totals)
+            read.extend(totals)
+
         if self.add_special_tokens:
             raise UserError("--add-special-tokens applies to --from only; trained vocabularies have all special tokens")
         flags = {name: value for name, value in vars(self.training).items() if value is not None}
@@ -121,8 +136,7 @@ class TrainTokenizer:
         if "sample_mb" in flags:
             flags["sample_bytes"] = flags.pop("sample_mb") * 10**6
         recipe = Recipe(**{"vocab_size": 30522} | flags, lowercase=self._case(kind in ("wordpiece", "bpe")))
-        parsed = [sources.parse(spec, self.workers) for spec in self.source]
+        parsed = parse_sources(self.source, self.workers, encoding=self.encoding)
+        parsed = [dataclasses.replace(one, skip_damaged=self.skip_damaged) for one in parsed]
         with damage_explained():
-            return train(
-                recipe, [dataclasses.replace(one, skip_damaged=self.skip_damaged) for one in parsed], self.workers
-            )
+            return train(recipe, parsed, self.workers, report)

@@ -207,9 +207,15 @@ def _removed_and_skipped(corpus: Mapping) -> Section:
     if not blocks:
         blocks.append(Note("Nothing was filtered or cleaned."))
     if skipped := corpus["skipped"]:
-        reasons = tuple((_words(reason), f"{about['count']:,}") for reason, about in skipped.items())
+        read = sum(source["text_bytes"] for source in corpus["sources"])
+        every = read + sum(about["bytes"] for about in skipped.values())
+        reasons = tuple(
+            (_words(reason), f"{about['count']:,}", _size(about["bytes"]), f"{about['bytes'] / max(1, every):.2%}")
+            for reason, about in skipped.items()
+        )
         places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
-        blocks.append(Table(("skipped because it could not be read", "how many"), reasons))
+        header = ("skipped because it could not be read", "how many", "text", "of all text")
+        blocks.append(Table(header, reasons))
         blocks.append(Table(("skipped", "first places"), places, words=True))
     else:
         blocks.append(Note("Nothing was skipped while reading."))
@@ -303,13 +309,20 @@ def _excerpt(sample: Mapping) -> Excerpt:
 
 def _sources(corpus: Mapping) -> Section:
     rows = [
-        (one["spec"], one.get("language", ""), f"{one['documents']:,}", _size(one["text_bytes"]), f"{one['files']:,}")
+        (
+            one["spec"],
+            one.get("language", ""),
+            ", ".join(f"{name} ({count:,})" for name, count in one["encodings"].items()),
+            f"{one['documents']:,}",
+            _size(one["text_bytes"]),
+            f"{one['files']:,}",
+        )
         for one in corpus["sources"]
     ]
     return Section(
         "Where it came from",
         (
-            Table(("source", "language", "documents", "text", "files"), tuple(rows)),
+            Table(("source", "language", "encodings", "documents", "text", "files"), tuple(rows)),
             Table(("setting of the build", "value"), tuple(_settings(corpus["settings"], "")), words=True),
         ),
     )

@@ -35,11 +35,13 @@ _BLOCK_DOCUMENTS = 1 << 16
 
 class _Skipped(TypedDict):
     count: StoredCount
+    bytes: StoredCount
     first: list[str]
 
 
 class _Source(TypedDict):
     spec: str
+    encodings: dict[str, StoredCount]
     documents: StoredCount
     text_bytes: StoredCount
     files: StoredCount

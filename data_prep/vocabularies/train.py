@@ -2,7 +2,7 @@
 
 import dataclasses
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -50,27 +50,32 @@ class Recipe:
     """maximum size of the cleaned text; None: all of it, or `SENTENCEPIECE_SAMPLE_BYTES` for SentencePiece"""
 
 
-def train(recipe: Recipe, sources: Sequence[Source], workers: int) -> Tokenizer:
+Report = Callable[[Sequence[Source], Sequence[Totals]], None]
+"""Called with the totals of the sources when all of their text has been read."""
+
+
+def train(recipe: Recipe, sources: Sequence[Source], workers: int, report: Report = report_skipped) -> Tokenizer:
     """Trains a tokenizer; the result is deterministic and does not depend on `workers`.
 
     Args:
       recipe: kind, size and sampling.
       sources: of the text; one per language, if a sampling exponent is given.
       workers: processes that read.
+      report: on what was skipped.
 
     Raises:
       UserError: a source cannot be read or gives no text, or vocab_size is too small for the characters.
     """
     if recipe.kind.startswith("sentencepiece"):
-        return _train_on_text(recipe, sources, workers)
-    return _train_on_counts(recipe, sources, workers)
+        return _train_on_text(recipe, sources, workers, report)
+    return _train_on_counts(recipe, sources, workers, report)
 
 
-def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) -> Tokenizer:
+def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int, report: Report) -> Tokenizer:
     rates = None
     sizes = None
     if recipe.sample_bytes is not None:
-        sizes = _measure(sources, workers)
+        sizes = _measure(sources, workers, report)
         rates = sampling_rates(sizes, smoothed_shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
     is_mixture = recipe.sampling_exponent != 1 and len(sources) > 1
     limit = MAX_WORDS // len(sources) if is_mixture else MAX_WORDS
@@ -82,7 +87,7 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int) ->
 
     totals = for_each_input(sources, InputWordCounter(words, limit), add, workers, "counting words", rates=rates)
     if sizes is None:
-        report_skipped(sources, totals)
+        report(sources, totals)
     if not is_mixture:
         return _from_counts(recipe, tables[0].counts, MIN_COUNT)
     sizes = _sizes(sources, totals) if sizes is None else sizes
@@ -104,11 +109,11 @@ def _from_counts(recipe: Recipe, counts: dict[str, int], min_count: int) -> Toke
     return wordpiece_bpe.train_wordpiece(counts, size, lowercase, score=recipe.score, **options)
 
 
-def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int) -> Tokenizer:
+def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int, report: Report) -> Tokenizer:
     # Imported here because no other kind needs the library.
     from data_prep.vocabularies.sentencepiece_training import split_lines, train_sentencepiece
 
-    sizes = _measure(sources, workers)
+    sizes = _measure(sources, workers, report)
     shares = smoothed_shares(sizes, recipe.sampling_exponent)
     if recipe.sampling_exponent != 1 and len(sources) > 1:
         _print_shares(sources, shares)
@@ -132,9 +137,9 @@ def _print_shares(sources: Sequence[Source], shares: np.ndarray) -> None:
     print(f"shares of the text: {', '.join(parts)}", file=sys.stderr)
 
 
-def _measure(sources: Sequence[Source], workers: int) -> np.ndarray:
+def _measure(sources: Sequence[Source], workers: int, report: Report) -> np.ndarray:
     totals = for_each_input(sources, _read_all, lambda *_: None, workers, "measuring text")
-    report_skipped(sources, totals)
+    report(sources, totals)
     return _sizes(sources, totals)
 
 

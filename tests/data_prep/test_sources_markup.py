@@ -149,7 +149,7 @@ def test_markdown_without_text(tmp_path, pyromark):
     (tmp_path / "d.md").write_text("---\n\na ruler, no metadata\n\n---\n")
     reading = read(f"markdown:{tmp_path}/*.md")
     assert reading.texts == ["a ruler, no metadata"]
-    reasons = ["empty_document", "empty_file", "invalid_utf8"]
+    reasons = ["empty_document", "empty_file", "undecodable"]
     assert [reason for reason, _ in reading.places] == reasons
 
 
@@ -197,7 +197,7 @@ def test_damaged_wikiextractor_files(tmp_path):
         assert reading.places == [
             ("outside_document", f"{path}:1"),
             ("malformed_document", f"{path}:2"),
-            ("invalid_utf8", f"{path}:9"),
+            ("undecodable", f"{path}:9"),
             ("malformed_document", f"{path}:12"),
         ]
     (tmp_path / "plain").write_text("no articles at all")
