@@ -35,7 +35,8 @@ from data_prep.cli.arguments import (
 )
 from data_prep.options import BuildOptions, NearDuplicateOptions
 
-_MANY_UNKNOWN = 0.05
+_MANY_UNKNOWN = 0.01
+"""Share of the bytes of the text."""
 _MIN_WORKER_MB = 16
 
 Similarity = Annotated[
@@ -185,10 +186,12 @@ class Build:
         if note := report.sentence_rules_note(manifest["splits"]):
             print(f"note: {note}", file=sys.stderr)
         train = manifest["splits"]["train"]
-        if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
-            share = train["unknown_tokens"] / train["tokens"]
+        if train["unknown_bytes"] > _MANY_UNKNOWN * train["text_bytes"]:
+            share = train["unknown_bytes"] / train["text_bytes"]
             print(
-                f"note: {share:.0%} of the tokens are unknown; is {self.tokenizer} for this language?", file=sys.stderr
+                f"note: {share:.1%} of the bytes of the text are unknown to {self.tokenizer}; train one on this text"
+                " with `bert-data tokenizer`, with more --max-characters or --kind byte-bpe",
+                file=sys.stderr,
             )
         corpus = Corpus.open(out)
         lengths, rows = statistics.measure_lengths(corpus), statistics.measure_rows(corpus)

@@ -21,7 +21,11 @@ from data_prep.sources import Source
 from data_prep.vocabularies.merges import SCORES
 from data_prep.vocabularies.train import KINDS, Recipe, train
 
-_KINDS_WITH_FLAG = {"score": ("wordpiece",), "max_characters": ("wordpiece", "bpe")}
+_KINDS_WITH_FLAG = {
+    "score": ("wordpiece",),
+    "max_characters": ("wordpiece", "bpe"),
+    "keep_accents": ("wordpiece", "bpe"),
+}
 """Flags that apply to some kinds only."""
 _Text = tyro.conf.create_mutex_group(required=True)
 
@@ -39,7 +43,10 @@ class _Training:
     """wordpiece: merge the most frequent pair (count, the default), or the one with the highest count relative to the
     counts of its parts (likelihood)."""
     max_characters: Count | None = None
-    """wordpiece, bpe: number of different characters to keep, the most frequent (default 1000)."""
+    """wordpiece, bpe: number of different characters to keep, the most frequent, besides ASCII (default: as many as
+    make up 99.995% of the text, in at most half of the vocabulary)."""
+    keep_accents: Switch = False
+    """wordpiece, bpe: lower-case without stripping accents, which deletes marks of many scripts."""
     sampling_exponent: Share | None = None
     """Several languages, a --source for each: shares are sizes to this power (default 1, by size; multilingual BERT
     used 0.7)."""
@@ -110,7 +117,7 @@ class TrainTokenizer:
 
     def _convert(self) -> Tokenizer:
         for name, value in vars(self.training).items():
-            if value is not None:
+            if value is not None and value is not False:
                 raise UserError(f"--{name.replace('_', '-')} applies to --source only; --from keeps the vocabulary")
         for name in ("skip_damaged", "encoding"):
             if getattr(self, name):
@@ -126,7 +133,7 @@ class TrainTokenizer:
 
         if self.add_special_tokens:
             raise UserError("--add-special-tokens applies to --from only; trained vocabularies have all special tokens")
-        flags = {name: value for name, value in vars(self.training).items() if value is not None}
+        flags = {name: value for name, value in vars(self.training).items() if value is not None and value is not False}
         kind = flags.setdefault("kind", "wordpiece")
         for name, kinds in _KINDS_WITH_FLAG.items():
             if name in flags and kind not in kinds:
@@ -135,7 +142,12 @@ class TrainTokenizer:
             raise UserError("--sampling-exponent weights sources: give each language a --source of its own")
         if "sample_mb" in flags:
             flags["sample_bytes"] = flags.pop("sample_mb") * 10**6
-        recipe = Recipe(**{"vocab_size": 30522} | flags, lowercase=self._case(kind in ("wordpiece", "bpe")))
+        lowercase = self._case(kind in ("wordpiece", "bpe"))
+        if flags.pop("keep_accents", False):
+            if not lowercase:
+                raise UserError("--keep-accents has no effect with --no-lowercase, which keeps them; remove it")
+            flags["strip_accents"] = False
+        recipe = Recipe(**{"vocab_size": 30522} | flags, lowercase=lowercase)
         parsed = parse_sources(self.source, self.workers, encoding=self.encoding)
         parsed = [dataclasses.replace(one, skip_damaged=self.skip_damaged) for one in parsed]
         with damage_explained():

@@ -145,7 +145,7 @@ def _counts(splits: Mapping[str, Mapping]) -> Table:
         "text": ("text_bytes", None),
         "bytes of text per token": ("text_bytes_per_token", "{:.2f}"),
         "unknown tokens": ("unknown_tokens", "{:,}"),
-        "unknown rate": ("unknown_rate", "{:.4%}"),
+        "text that is unknown": ("unknown_rate", "{:.4%}"),
         "records": ("records", "{:,}"),
         "shards": ("shards", "{:,}"),
     }
@@ -177,7 +177,7 @@ def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
             f"{count['tokens'] / total:.2%}",
             _size(count["text_bytes"]),
             f"{count['text_bytes'] / max(1, count['tokens']):.2f}",
-            f"{count['unknown_tokens'] / max(1, count['tokens']):.4%}",
+            f"{count['unknown_bytes'] / max(1, count['text_bytes']):.4%}",
             "its own" if languages.has_rules(code) else "others'",
         )
         for code, count in sorted(counts.items(), key=lambda item: (-item[1]["tokens"], item[0]))
@@ -185,7 +185,7 @@ def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
     header = ("language", "documents", "sentences", "tokens", "share", "text", "bytes per token", "unknown", "rules")
     about = (
         "Both splits. und: not determined. Rules: of sentence splitting; languages without their own have those of a"
-        " related language, or of English."
+        " related language, or of English. Unknown: share of the bytes of text."
     )
     return [Section("Languages", (Note(about), Table(header, tuple(rows))))]
 
