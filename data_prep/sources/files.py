@@ -263,14 +263,6 @@ def file_entry(path: epath.PathLike) -> dict:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": file.seek(0, os.SEEK_END)}
 
 
-def size_on_disk(path: str) -> int:
-    """Bytes of a file; 0 if it cannot be looked up."""
-    try:
-        return file_version(path).size
-    except OSError:
-        return 0
-
-
 @contextlib.contextmanager
 def readable(path: str) -> Iterator[None]:
     """Turns an OSError while reading a file into a DamagedFileError."""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
+from bert_jax.file_listing import file_version
 from data_prep.sources import encodings, files
 from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
 from data_prep.sources.file_ranges import BlankLineSeparator, RangeReader, Separator
@@ -80,7 +81,7 @@ class FileSource(Source):
             except DamagedFileError as error:
                 on_damage(error)
             if file is None or file.is_damaged:
-                size = part.size if part.stop else files.size_on_disk(path)
+                size = part.size if part.stop else _size_on_disk(path)
                 record.damaged_bytes += max(0, size - (file.used_bytes if file else 0))
         yield Block(chunks[0].origin if chunks else part.origin, tuple(chunks), part.size - reported)
 
@@ -113,6 +114,14 @@ class FileSource(Source):
     @abc.abstractmethod
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         """The documents of a chunk that is not empty."""
+
+
+def _size_on_disk(path: str) -> int:
+    """Bytes of a file; 0 if it cannot be looked up."""
+    try:
+        return file_version(path).size
+    except OSError:
+        return 0
 
 
 def decode(chunk: TextChunk, begin: int, end: int, origin: str) -> tuple[str | None, list[Skipped]]:
