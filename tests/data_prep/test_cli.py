@@ -121,7 +121,7 @@ def test_prose_in_files(workspace, capsys):
 def test_every_flag_of_build_reaches_the_corpus(workspace):
     """All filters and steps together; each has tests of its own."""
     flags = (
-        "--language de --normalization nfkc --keep-control-characters --keep-whitespace --min-characters 30"
+        "--language de --encoding windows-1252 --normalization nfkc --keep-control-characters --keep-whitespace --min-characters 30"
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
         " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
         " --validation-fraction 0.2 --scratch elsewhere --name other --skip-damaged --memory-mb 64"
@@ -129,6 +129,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
     assert build("c", "text:text.txt", *flags.split()) == 0
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     assert manifest["name"] == "other" and manifest["leak_check"]["sources"] == ["text:text.txt"]
+    assert manifest["sources"][0]["encoding"] == "cp1252"
     assert manifest["sources"][0]["language"] == "de" and [*manifest["splits"]["train"]["languages"]] == ["de"]
     assert manifest["settings"] == {
         "cleaning": {"normalization": "nfkc", "control_characters": False, "whitespace": False},
@@ -140,6 +141,8 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         "leak_words": 40,
         "skip_damaged": True,
         "validation_fraction": 0.2,
+        "validation_documents": None,
+        "validation_sources": 0,
         "max_shard_bytes": 3 << 20,
     }
     assert list(pathlib.Path("elsewhere").iterdir()) == []
