@@ -121,7 +121,8 @@ def test_prose_in_files(workspace, capsys):
 def test_every_flag_of_build_reaches_the_corpus(workspace):
     """All filters and steps together; each has tests of its own."""
     flags = (
-        "--language de --encoding windows-1252 --normalization nfkc --keep-control-characters --keep-whitespace --min-characters 30"
+        "--language de --encoding windows-1252 --normalization nfkc --keep-control-characters --keep-whitespace"
+        " --min-characters 30"
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
         " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
         " --validation-fraction 0.2 --scratch elsewhere --name other --skip-damaged --memory-mb 64"
