@@ -77,7 +77,7 @@ def space_before_words(tokenizer: Tokenizer) -> str:
 
 
 def encode_sentences(sentences: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Row | None]:
-    """Rows of running text, with the words of `Tokenizer.encode_with_word_ids`; special tokens in it are plain text.
+    """Rows of running text, with the words of `Tokenizer.encode_with_word_ids`.
 
     Args:
       sentences: or longer texts.
@@ -116,7 +116,7 @@ def encode_texts(
     """
     rows = []
     for sides in zip(texts, *([] if second is None else [second]), strict=True):
-        ids = [np.asarray(tokenizer.encode(side, specials=True), np.int64) for side in sides]
+        ids = [np.asarray(tokenizer.encode(side), np.int64) for side in sides]
         total = sum(map(len, ids))
         words = np.split(np.arange(total), np.cumsum([len(side) for side in ids])[:-1])
         specials = 2 if second is None else 2 + separators
@@ -153,7 +153,7 @@ def sample_texts(
     Raises:
       UserError: a file is not UTF-8, or fewer than `least` lines fit.
     """
-    lines = [line.strip() for path in paths for line in read_text(path).split("\n") if line.strip()]
+    lines = [line.strip() for path in paths for line in read_text(path).splitlines() if line.strip()]
     distinct = list(dict.fromkeys(lines))
     texts, rows, skipped = [], [], 0
     for index in np.random.default_rng(seed).permutation(len(distinct)):

@@ -1,6 +1,7 @@
 """Writes the tokenizer of a converted model and compares it with that of the source."""
 
 import json
+import re
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -13,12 +14,13 @@ from etils import epath
 from bert_jax.convert import tokenizer_files
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.convert.parity.parity_report import TokenizerAgreement
-from bert_jax.convert.parity.sample_texts import TEXTS
+from bert_jax.convert.parity.sample_texts import tokenizer_texts
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
 from bert_jax.tokenizers.files import find_tokenizer_file, vocab_name_for_merges
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN
+from bert_jax.tokenizers.kinds import to_added_tokens
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -90,9 +92,10 @@ def compare_written_tokenizer(
     source, source_library = _source_tokenizer(source_model, tokenizer)
     written, written_library = _written_tokenizer(directory, for_transformers)
     encoders = (_with_ends(source, tokenizer), _with_ends(tokenizer.encode, tokenizer), written)
-    different = [text for text in TEXTS if len({tuple(encode(text)) for encode in encoders}) > 1]
+    texts = tokenizer_texts(tokenizer)
+    different = [text for text in texts if len({tuple(encode(text)) for encode in encoders}) > 1]
     first = next(iter(different), None)
-    return TokenizerAgreement(len(TEXTS) - len(different), len(TEXTS), first, source_library, written_library)
+    return TokenizerAgreement(len(texts) - len(different), len(texts), first, source_library, written_library)
 
 
 def _source_tokenizer(source_model: SourceModel, tokenizer: Tokenizer) -> tuple[Encode, str]:
@@ -135,7 +138,7 @@ def _with_libraries(file: StoredPath, stated: dict[str, Any], tokenizer: Tokeniz
     if file.suffix == ".model":
         processor = sentencepiece.SentencePieceProcessor(model_proto=file.read_bytes())
         prepare = _albert_text if "albert" in json.loads(tokenizer.to_json()) else lambda text, settings: text
-        return lambda text: processor.encode(prepare(text, settings), out_type=int)
+        return _around_added_tokens(tokenizer, lambda text: processor.encode(prepare(text, settings), out_type=int))
     if file.suffix == ".json":
         if FORMAT in file.read_text()[:100]:
             return tokenizer.encode
@@ -153,7 +156,18 @@ def _with_libraries(file: StoredPath, stated: dict[str, Any], tokenizer: Tokeniz
     else:
         vocabulary = str(file.parent / vocab_name_for_merges(file))
         library = tokenizers.ByteLevelBPETokenizer(vocabulary, str(file), add_prefix_space=settings["add_prefix_space"])
+    library = tokenizers.Tokenizer.from_str(library.to_str())
+    added = {token.content for token in library.get_added_tokens_decoder().values()}
+    missing = [token for token in tokenizer.added_tokens if token not in added]
+    library.add_special_tokens(to_added_tokens(missing, tokenizer.kind == "WordPiece"))
     return lambda text: library.encode(text, add_special_tokens=False).ids
+
+
+def _around_added_tokens(tokenizer: Tokenizer, encode: Encode) -> Encode:
+    """Also gives the ids of added tokens, which the SentencePiece library does not match."""
+    ids = {token: tokenizer.token_to_id(token) for token in tokenizer.added_tokens}
+    split = re.compile(f"({'|'.join(map(re.escape, ids))})").split
+    return lambda text: [i for part in split(text) for i in ([ids[part]] if part in ids else encode(part))]
 
 
 def _albert_text(text: str, settings: dict[str, bool]) -> str:

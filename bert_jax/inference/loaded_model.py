@@ -103,7 +103,7 @@ class LoadedModel:
         if not 1 <= top <= size:
             raise UserError(f"top is {top}: it must be from 1 to {size}, the number of the tokenizer's tokens")
         text, mask = _checked_text(text, "the text"), self.tokenizer.id_to_token(self.tokenizer.mask_id)
-        ids = [self.tokenizer.cls_id, *self.tokenizer.encode(text, specials=True), self.tokenizer.sep_id]
+        ids = [self.tokenizer.cls_id, *self.tokenizer.encode(text), self.tokenizer.sep_id]
         if len(ids) > self.config.max_positions:
             raise UserError(
                 f"the text has {len(ids)} tokens, the model's position table {self.config.max_positions}: shorten it"

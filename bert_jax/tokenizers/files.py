@@ -32,6 +32,7 @@ def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> 
     if lowercase not in (None, model.lowercase):
         raise UserError(f"{path}: it sets lowercase={model.lowercase}; lowercase={lowercase} contradicts it")
     settings.check_against(model, lowercase)
+    model = model.with_added_tokens(settings.added_tokens(model.added_tokens), str(path))
     model.note = "; ".join(note for note in (model.note, settings.note) if note) or None
     return model
 
@@ -167,6 +168,8 @@ def _read_merges(
         )
     prefix_space = bool(settings.switch("add_prefix_space"))
     library = kinds.byte_bpe(vocab, _merges(_text(path), path, vocab), bool(lowercase), prefix_space=prefix_space)
+    if "<mask>" in vocab:  # RobertaTokenizer of transformers 5 does not include the space before it, unlike 4
+        library.add_special_tokens(["<mask>"])
     return _from_library(library, str(path), add_special_tokens)
 
 

@@ -9,11 +9,12 @@ have in transformers 4 and 5 (tokenization_utils_base.py, and the class of the t
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
 from etils import epath
+from tokenizers import AddedToken
 
 from bert_jax import field_validation
 from bert_jax.errors import UserError
@@ -90,6 +91,7 @@ _FIXED = {
     "split_by_punct": (False,),
     "init_inputs": ([],),
     "dropout": (None, 0, 0.0),
+    "split_special_tokens": (None, False),
     "vocab_type": ("spm",),
     # Of BertJapaneseTokenizer.
     "do_word_tokenize": (True,),
@@ -101,6 +103,7 @@ _FIXED = {
 """Settings that change ids, with the supported values."""
 _ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _TOKENS = ("bos_token", "eos_token", "additional_special_tokens", "extra_special_tokens")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _IGNORED = frozenset(
     (
         # Lengths, padding and truncation: texts are truncated to the positions of the model, and padding is masked.
@@ -109,9 +112,8 @@ _IGNORED = frozenset(
         *("truncation", "truncation_side", "truncation_strategy"),
         # Tokens around a text: [CLS] and [SEP] are always added as in BERT.
         *("add_bos_token", "add_eos_token", "add_special_tokens"),
-        # Decoding, offsets, and special tokens in text, which are always plain text.
-        *("clean_up_tokenization_spaces", "errors", "trim_offsets", "spaces_between_special_tokens"),
-        *("split_special_tokens", "chat_template"),
+        # Decoding, offsets, conversations.
+        *("clean_up_tokenization_spaces", "errors", "trim_offsets", "spaces_between_special_tokens", "chat_template"),
         # Id of the unknown piece in the SentencePiece model, which `save_pretrained` of transformers 5 copies; classes
         # take the id from the vocabulary.
         "unk_id",
@@ -130,8 +132,9 @@ class _AddedTokenEntry(NamedTuple):
     file: str
     content: Any
     """Its text; in a damaged file anything."""
-    special: bool
     token_id: str | None
+    flags: dict[str, bool]
+    """Of `tokenizers.AddedToken`, as far as the file states them."""
 
 
 @dataclass(frozen=True)
@@ -200,15 +203,31 @@ class Settings:
                     " special tokens of BERT and RoBERTa are supported"
                 )
         ids = {piece: i for i, piece in enumerate(model.pieces)}
-        for file, content, special, token_id in self._added_tokens():
+        for file, content, token_id, _ in self._added_tokens():
             known_id = ids.get(content) if isinstance(content, str) else None
-            known = known_id is not None and token_id in (None, str(known_id))
-            if not known or not (special or known_id in model.roles.values() or content in model.matched):
-                how = "as a whole word" if known else f"as id {token_id[:40]}" if token_id is not None else "at all"
+            if known_id is None or token_id not in (None, str(known_id)):
+                how = "at all" if token_id is None else f"as id {token_id[:40]}"
                 raise UserError(
                     f"{self._path(file)}: adds the token '{content}', which {self.vocabulary.name} does not have"
                     f" {how}: give a tokenizer.json that has it; save_pretrained of transformers writes one"
                 )
+
+    def added_tokens(self, known: Collection[str]) -> list[AddedToken]:
+        """Tokens that the files add to those that a vocabulary matches in text, or change, as in transformers.
+
+        Flags come from added_tokens_decoder. Without it, those of a tokenizer.json are kept, and beside another
+        vocabulary the other files state them.
+
+        Args:
+          known: the tokens that the vocabulary matches.
+        """
+        has_decoder = self.stated.get("added_tokens_decoder") is not None
+        tokens = {}
+        for _, content, token_id, flags in self._added_tokens():
+            decides = token_id is not None if has_decoder else self.file_type != ".json"
+            if decides or content not in (*known, *tokens):
+                tokens[content] = AddedToken(content, **flags)
+        return list(tokens.values())
 
     def _used(self) -> tuple[str, ...]:
         """Names of the settings that the class uses."""
@@ -270,21 +289,21 @@ class Settings:
         )
 
     def _added_tokens(self) -> Iterator[_AddedTokenEntry]:
+        """Tokens that the files add, those of added_tokens_decoder and added_tokens.json last, with their ids."""
         special = []
         for file, values in ((CONFIG, self.stated), (SPECIAL, self.special)):
-            for name in _TOKENS:
+            for name in (*_TOKENS, *_ROLES):
                 value = values.get(name)
                 value = list(value.values()) if isinstance(value, dict) and "content" not in value else value
-                contents = [_content(token) for token in (value if isinstance(value, list) else [value])]
-                special += contents
-                yield from (_AddedTokenEntry(file, content, True, None) for content in contents if content is not None)
-            special += [_content(values.get(name)) for name in _ROLES]
+                for token in value if isinstance(value, list) else [value]:
+                    special.append(_content(token))
+                    if isinstance(token, dict) or (token is not None and name in _TOKENS):
+                        yield _AddedTokenEntry(file, _content(token), None, _flags(token) | {"special": True})
         decoder = self.stated.get("added_tokens_decoder")
         for token_id, token in decoder.items() if isinstance(decoder, dict) else ():
-            is_special = isinstance(token, dict) and token.get("special") is True
-            yield _AddedTokenEntry(CONFIG, _content(token), is_special, token_id)
+            yield _AddedTokenEntry(CONFIG, _content(token), token_id, _flags(token))
         for content, token_id in self.added.items():
-            yield _AddedTokenEntry(ADDED, content, content in special, str(token_id))
+            yield _AddedTokenEntry(ADDED, content, str(token_id), {"special": content in special})
 
     def _path(self, file: str) -> str:
         return str(self.vocabulary.parent / file)
@@ -293,6 +312,11 @@ class Settings:
 def _content(token: Any) -> Any:
     """The text of a token, given as a string or as an object."""
     return token.get("content", token) if isinstance(token, dict) else token
+
+
+def _flags(token: Any) -> dict[str, bool]:
+    stated = token if isinstance(token, dict) else {}
+    return {name: stated[name] for name in _FLAGS if isinstance(stated.get(name), bool)}
 
 
 def read(vocabulary: epath.Path, file_type: str) -> Settings:

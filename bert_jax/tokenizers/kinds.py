@@ -20,6 +20,8 @@ ROLE_NAMES = {
     "mask": (MASK, "<mask>"),
 }
 """Token of each role: in BERT, and in RoBERTa and SentencePiece."""
+CONTROL_TOKENS = frozenset(name for names in ROLE_NAMES.values() for name in names)
+"""Tokens that are plain text in a corpus, so that a document cannot contain control tokens."""
 
 CONTINUATION = "##"
 WORD_START = "▁"
@@ -158,19 +160,17 @@ def wordpiece(
     return library
 
 
-def char_bpe(
-    pieces: Sequence[str], merges: Merges, lowercase: bool, strip_accents: bool | None = None
-) -> tokenizers.Tokenizer:
+def char_bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenizers.Tokenizer:
     """Character-level BPE (Sennrich et al. 2016) on the words of BERT's tokenizer, each with the prefix "▁".
 
     Args:
       pieces: in the order of ids, with BERT's special tokens, "▁", and every piece of the merges.
       merges: pairs of pieces, in the order in which they are joined.
-      lowercase, strip_accents: of `bert_normalizer`.
+      lowercase: lower-case and strip accents.
     """
     vocab = {piece: i for i, piece in enumerate(pieces)}
     library = tokenizers.Tokenizer(models.BPE(vocab, list(merges), unk_token=UNK))
-    library.normalizer = bert_normalizer(lowercase, strip_accents)
+    library.normalizer = bert_normalizer(lowercase)
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.BertPreTokenizer(),

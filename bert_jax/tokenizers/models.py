@@ -1,6 +1,7 @@
 """The interface of a `Tokenizer`'s backends, and the backend of the `tokenizers` library."""
 
 import abc
+import copy
 import functools
 import hashlib
 import json
@@ -8,9 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tokenizers
+from tokenizers import AddedToken
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizers.kinds import BYTE_SPACE, WORD_START, find_roles, to_added_tokens
+from bert_jax.tokenizers.kinds import BYTE_SPACE, CONTROL_TOKENS, WORD_START, find_roles, to_added_tokens
 
 # Parts of a tokenizer.json that do not affect ids in bert_jax: the caller adds [CLS] and [SEP], texts are not
 # truncated or padded, and `version` is that of the file format.
@@ -26,7 +28,7 @@ class TokenizerModel(abc.ABC):
       lowercase: whether text is lower-cased.
       kind: its name in messages.
       settings: normalization settings, by their names in transformers' tokenizer_config.json, if they have one.
-      matched: tokens that are matched in text as a whole, including special tokens (unless they are plain text).
+      added_tokens: tokens that are matched in text before it is split, special ones included, in the order of ids.
       note: one line about an assumption that reading the file needed; None: no assumption.
       sentencepiece_model: the content of a .model file that gives the same ids in the SentencePiece library, or None.
     """
@@ -36,17 +38,25 @@ class TokenizerModel(abc.ABC):
     lowercase: bool
     kind: str
     settings: dict[str, bool]
-    matched: frozenset[str] = frozenset()
+    added_tokens: tuple[str, ...] = ()
     note: str | None = None
     sentencepiece_model: bytes | None = None
 
     @abc.abstractmethod
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of texts; special tokens in them are plain text, as far as the library supports it."""
+    def with_added_tokens(self, tokens: Sequence[AddedToken], origin: str) -> "TokenizerModel":
+        """The model that also matches pieces of its vocabulary as added tokens, or with other flags.
+
+        Raises:
+          UserError: it cannot match one of them; `origin` names the vocabulary.
+        """
 
     @abc.abstractmethod
-    def encode_recognizing_special_tokens(self, text: str) -> list[int]:
-        """Ids of a text in which special tokens are recognized."""
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts in which added tokens are matched, control tokens included."""
+
+    @abc.abstractmethod
+    def encode_corpus(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of texts in which `kinds.CONTROL_TOKENS` are plain text, as far as the library supports it."""
 
     @abc.abstractmethod
     def offsets(self, text: str) -> list[tuple[int, int]]:
@@ -88,8 +98,6 @@ class TokenizersBackend(TokenizerModel):
         """
         library.no_truncation()
         library.no_padding()
-        # Text is data: a document that contains "[MASK]" must not get the mask id.
-        library.encode_special_tokens = True
         self.library = library
         vocab = library.get_vocab(with_added_tokens=True)
         self.pieces = sorted(vocab, key=vocab.__getitem__)
@@ -98,6 +106,11 @@ class TokenizersBackend(TokenizerModel):
         description = json.loads(library.to_str())
         self._is_wordpiece = description["model"]["type"] == "WordPiece"
         self.roles = find_roles(vocab, self._is_wordpiece, origin)
+        # As the classes of transformers do, which add the special tokens that a file does not add.
+        added = {token.content for token in library.get_added_tokens_decoder().values()}
+        library.add_special_tokens(
+            to_added_tokens(sorted({self.pieces[i] for i in self.roles.values()} - added), self._is_wordpiece)
+        )
         self._continuation: str | None = description["model"].get("continuing_subword_prefix")
         self._byte_level = any(step["type"] == "ByteLevel" for step in _steps(description["pre_tokenizer"]))
         self.lowercase = any(
@@ -105,19 +118,29 @@ class TokenizersBackend(TokenizerModel):
         )
         self.kind = "byte-level BPE" if self._byte_level else description["model"]["type"]
         self.settings = _settings(description, self.lowercase)
-        self.matched = frozenset(token.content for token in library.get_added_tokens_decoder().values())
+        self.added_tokens = tuple(token.content for _, token in sorted(library.get_added_tokens_decoder().items()))
 
     def __reduce__(self):
-        # A copy by the library loses encode_special_tokens.
         return TokenizersBackend, (self.library, "a copy")
+
+    def with_added_tokens(self, tokens: Sequence[AddedToken], origin: str) -> "TokenizersBackend":
+        """Itself, if it has them with these flags."""
+        known = set(map(repr, self.library.get_added_tokens_decoder().values()))
+        if known.issuperset(map(repr, tokens)):
+            return self
+        library = copy.deepcopy(self.library)
+        library.add_tokens(tokens)
+        model = TokenizersBackend(library, origin)
+        model.note = self.note
+        return model
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Uses the library's threads."""
         return [encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False)]
 
-    def encode_recognizing_special_tokens(self, text: str) -> list[int]:
-        """The vocabulary defines whether a special token includes the spaces around it."""
-        return self._with_specials.encode(text, add_special_tokens=False).ids
+    def encode_corpus(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `encode`, by the `corpus_library`."""
+        return [encoding.ids for encoding in self.corpus_library.encode_batch_fast(texts, add_special_tokens=False)]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """By the library, in the text before normalization.
@@ -133,20 +156,17 @@ class TokenizersBackend(TokenizerModel):
 
     @functools.cached_property
     def _without_post_processor(self) -> tokenizers.Tokenizer:
-        library = tokenizers.Tokenizer.from_str(
-            json.dumps(json.loads(self.library.to_str()) | {"post_processor": None})
-        )
-        library.encode_special_tokens = True
-        return library
+        description = json.loads(self.library.to_str()) | {"post_processor": None}
+        return tokenizers.Tokenizer.from_str(json.dumps(description))
 
     @functools.cached_property
-    def _with_specials(self) -> tokenizers.Tokenizer:
-        library = tokenizers.Tokenizer.from_str(self.library.to_str())
-        library.encode_special_tokens = False
-        known = {token.content for token in library.get_added_tokens_decoder().values()}
-        names = [self.pieces[i] for i in self.roles.values()]
-        missing = [name for name in names if name not in known]
-        library.add_special_tokens(to_added_tokens(missing, self._is_wordpiece))
+    def corpus_library(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer that does not match control tokens: a document with "[MASK]" gets no mask id."""
+        description = json.loads(self.library.to_str())
+        for token in description["added_tokens"]:
+            token["special"] = token["content"] in CONTROL_TOKENS
+        library = tokenizers.Tokenizer.from_str(json.dumps(description))
+        library.encode_special_tokens = True  # does not match special tokens
         return library
 
     def decode(self, ids: list[int]) -> str:

@@ -10,15 +10,22 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece
 from google.protobuf.message import DecodeError
 from sentencepiece import sentencepiece_model_pb2
+from tokenizers import AddedToken
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizers.kinds import WORD_START, AlbertPreprocessing, find_roles, missing_special_tokens
+from bert_jax.tokenizers.kinds import (
+    CONTROL_TOKENS,
+    WORD_START,
+    AlbertPreprocessing,
+    find_roles,
+    missing_special_tokens,
+)
 from bert_jax.tokenizers.models import TokenizerModel
 
 FORMAT = "bert_jax.sentencepiece"
@@ -45,7 +52,8 @@ class SentencePieceBackend(TokenizerModel):
         """
         proto = _parse(content, origin)
         self.pieces = [piece.piece for piece in proto.pieces]
-        self.roles = find_roles({piece: i for i, piece in enumerate(self.pieces)}, False, origin)
+        self._ids = {piece: i for i, piece in enumerate(self.pieces)}
+        self.roles = find_roles(self._ids, False, origin)
         trainer = proto.trainer_spec
         if trainer.treat_whitespace_as_suffix:
             raise UserError(f"{origin}: marks words at their end; only models that mark their beginning can be used")
@@ -61,25 +69,52 @@ class SentencePieceBackend(TokenizerModel):
         self.settings = {"do_lower_case": applied.lowercase, "keep_accents": applied.keep_accents}
         self.kind = f"SentencePiece {_Trainer.ModelType.Name(trainer.model_type).lower()}"
         no_text = (_Piece.CONTROL, _Piece.UNKNOWN, _Piece.UNUSED)
+        matched = [i for i, piece in enumerate(proto.pieces) if piece.type in (_Piece.CONTROL, _Piece.USER_DEFINED)]
+        self.added_tokens = tuple(self.pieces[i] for i in sorted({*matched, *self.roles.values()}))
+        self._added = _any_of(self.added_tokens)
+        self._added_in_corpus = _any_of(set(self.added_tokens) - CONTROL_TOKENS)
         self._no_text = [i for i, piece in enumerate(proto.pieces) if piece.type in no_text]
 
     def __reduce__(self):
         return SentencePieceBackend, (self.content, "a copy", self.preprocessing)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Uses one thread; corpus builds use one process per core."""
-        preprocessed = list(map(self.preprocessing, texts)) if self.preprocessing else list(texts)
-        return self._processor.encode(preprocessed, out_type=int, num_threads=1)
+    def with_added_tokens(self, tokens: Sequence[AddedToken], origin: str) -> "SentencePieceBackend":
+        """Itself; the file defines the tokens that it matches."""
+        for token in tokens:
+            if token.content not in self.added_tokens:
+                raise UserError(
+                    f"{origin}: the files beside it add the token '{token.content}', which it does not match in text: "
+                    "give a tokenizer.json, which save_pretrained of transformers writes"
+                )
+        return self
 
-    def encode_recognizing_special_tokens(self, text: str) -> list[int]:
-        """Spaces next to a special token are ignored, and the text after one begins a word."""
-        names = {self.pieces[i]: i for i in self.roles.values()}
-        ids: list[int] = []
-        for part in re.split(f"({'|'.join(map(re.escape, names))})", text):
-            ids += [names[part]] if part in names else self.encode([part])[0]
-        return ids
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Added tokens are matched as by AlbertTokenizer of transformers: a word begins after each."""
+        return self._encode_around(self._added, texts)
+
+    def encode_corpus(self, texts: Sequence[str]) -> list[list[int]]:
+        """Uses one thread; corpus builds use one process per core."""
+        return self._encode_around(self._added_in_corpus, texts)
+
+    def _encode_around(self, added: re.Pattern, texts: Sequence[str]) -> list[list[int]]:
+        split = [added.split(text) for text in texts]  # a token is every second part
+        others = [part for parts in split for part in parts[::2]]
+        if self.preprocessing:
+            others = list(map(self.preprocessing, others))
+        encoded = iter(self._processor.encode(others, out_type=int, num_threads=1))
+        ids_of = ([[self._ids[part]] if n % 2 else next(encoded) for n, part in enumerate(parts)] for parts in split)
+        return [list(itertools.chain.from_iterable(ids)) for ids in ids_of]
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
+        """Those of each added token, and those of the parts between them."""
+        found, start = [], 0
+        for n, part in enumerate(self._added.split(text)):
+            inner = [(0, len(part))] if n % 2 else self._offsets_between(part)
+            found += [(start + first, start + last) for first, last in inner]
+            start += len(part)
+        return found
+
+    def _offsets_between(self, text: str) -> list[tuple[int, int]]:
         """By the library; through ALBERT's preprocessing, which works on single characters and pairs of quotes."""
         parts = re.findall("``|''|.", text, re.DOTALL) if self.preprocessing else list(text)
         changed = [self.preprocessing(part) if self.preprocessing else part for part in parts]
@@ -92,11 +127,13 @@ class SentencePieceBackend(TokenizerModel):
         return [(ends[span[0]] - len(parts[span[0]]), ends[span[-1]]) if span else (0, 0) for span in spans]
 
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """A word begins at each mark for a space; the first piece of a text begins one in any case."""
-        begins = [piece.startswith(WORD_START) for piece in self.pieces]
+        """A word begins at each mark for a space, at an added token and after it, and at the first piece of a text."""
+        begins = np.array([piece.startswith(WORD_START) for piece in self.pieces])
+        added = np.isin(np.arange(len(begins)), [self._ids[token] for token in self.added_tokens])
+        begins |= added
         encoded = self.encode(texts)
         return [
-            (ids, list(itertools.accumulate((begins[i] for i in ids[1:]), initial=0))[: len(ids)]) for ids in encoded
+            (ids, np.cumsum(np.r_[False, begins[ids[1:]] | added[ids[:-1]]]).tolist() if ids else []) for ids in encoded
         ]
 
     def decode(self, ids: list[int]) -> str:
@@ -125,6 +162,11 @@ class SentencePieceBackend(TokenizerModel):
         """Hash of the whole .model file and of the preprocessing."""
         front = json.dumps(self.preprocessing).encode() if self.preprocessing else b""
         return hashlib.sha256(self.content + front).hexdigest()
+
+
+def _any_of(tokens: Iterable[str]) -> re.Pattern:
+    """A group that matches the longest token; of no tokens one that never matches."""
+    return re.compile(f"({'|'.join(map(re.escape, sorted(tokens, key=len, reverse=True))) or '(?!)'})")
 
 
 def model_bytes_from_json(wrapped: dict, origin: str) -> tuple[bytes, AlbertPreprocessing | None]:

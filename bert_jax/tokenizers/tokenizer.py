@@ -26,14 +26,16 @@ class Tokenizer:
     Create one with `Tokenizer.load`, or from pieces with `wordpiece`, `char_bpe`, `byte_bpe` or `sentencepiece`. It is
     immutable, can be shared between threads, and can be pickled.
 
-    Text is data: special tokens in it are plain text unless `specials` is set, so that the unknown id is the only
-    special id in the result.
+    Added tokens, special or not, are matched in text as by the `tokenizers` library (flags single_word, lstrip, rstrip
+    and normalized), so that ids are those of transformers. In `encode_corpus` control tokens such as [MASK] are plain
+    text: a document of a corpus is data, so that the unknown id is the only special id in the result.
 
     Attributes:
       kind: name of the kind of model, for messages.
       vocab_size: number of ids; every id is in [0, vocab_size).
       pad_id, unk_id, cls_id, sep_id, mask_id: the special ids.
       special_ids: those five, sorted.
+      added_tokens: the tokens that are matched in text before it is split, special ones included, in the order of ids.
       lowercase: whether text is lower-cased before it is split into pieces.
       settings: normalization settings by their names in transformers' tokenizer_config.json (do_lower_case,
         strip_accents, tokenize_chinese_chars; add_prefix_space; keep_accents), if they have one.
@@ -53,15 +55,16 @@ class Tokenizer:
         self.sep_id: int = model.roles["sep"]
         self.mask_id: int = model.roles["mask"]
         self.special_ids: tuple[int, ...] = tuple(sorted(model.roles.values()))
+        self.added_tokens: tuple[str, ...] = model.added_tokens
         self.lowercase: bool = model.lowercase
         self.settings: dict[str, bool] = dict(model.settings)
         self.note: str | None = model.note
         self.sentencepiece_model: bytes | None = model.sentencepiece_model
         self._ids = {piece: i for i, piece in enumerate(model.pieces)}
         # Some models match "<mask>" in text as an ordinary piece; it becomes the unknown id.
-        self._not_text = frozenset(self.special_ids) - {self.unk_id}
         self._as_text = np.arange(self.vocab_size, dtype=np.uint32)
-        self._as_text[list(self._not_text)] = self.unk_id
+        self._as_text[list(self.special_ids)] = self.unk_id
+        self._compiled = {}
 
     def __reduce__(self):
         return Tokenizer, (self._model,)
@@ -102,28 +105,29 @@ class Tokenizer:
         """
         return cls(files.from_json(text, origin))
 
-    def encode(self, text: str, specials: bool = False) -> list[int]:
-        """Ids of one text. "[MASK]" and the like are plain text unless `specials` is set."""
-        return self._model.encode_recognizing_special_tokens(text) if specials else self.encode_batch([text])[0]
+    def encode(self, text: str) -> list[int]:
+        """Ids of one text."""
+        return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of several texts, special tokens as plain text; may use several threads."""
-        return [
-            ids if self._not_text.isdisjoint(ids) else self._as_text[ids].tolist() for ids in self._model.encode(texts)
-        ]
+        """Ids of several texts; may use several threads."""
+        return self._model.encode(texts)
 
-    def encode_flat(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of many texts, the same as those of `encode_batch`, but faster for WordPiece.
 
         Returns:
           concatenated ids of all texts, uint32 [num_tokens], and
-          the number of ids of each text, int64 [num_sentences].
+          the number of ids of each text, int64 [num_texts].
         """
-        if self._fast is not None and sentences:
-            return self._fast.encode_flat(sentences)
-        encoded = self._model.encode(sentences)
-        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        ids = np.fromiter(itertools.chain.from_iterable(encoded), np.uint32, int(lengths.sum()))
+        fast = self._fast("library")
+        return fast.encode_flat(texts) if fast and texts else _flat(self._model.encode(texts))
+
+    def encode_corpus(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of a corpus's sentences, in the form of `encode_flat`, control tokens being plain text."""
+        if sentences and (fast := self._fast("corpus_library")):
+            return fast.encode_flat(sentences)
+        ids, lengths = _flat(self._model.encode_corpus(sentences))
         return self._as_text[ids], lengths
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], np.ndarray]:
@@ -135,25 +139,6 @@ class Tokenizer:
         """
         return self.encode(text), offsets.to_words(text, self._model.offsets(text))
 
-    def unknown_bytes(self, texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Bytes in UTF-8 of the characters that became unknown ids; of a word if WordPiece does not know it.
-
-        Args:
-          texts: that were encoded.
-          ids, lengths: of `encode_flat`.
-
-        Returns:
-          int64 [num_texts].
-        """
-        lost = np.zeros(len(texts), np.int64)
-        ends = np.cumsum(lengths)
-        unknown = np.flatnonzero(ids == self.unk_id)
-        for index in np.unique(np.searchsorted(ends, unknown, "right")).tolist():
-            text, own = texts[index], ids[ends[index] - lengths[index] : ends[index]]
-            spans = itertools.compress(self._model.offsets(text), (own == self.unk_id).tolist())
-            lost[index] = sum(len(text[first:last].encode()) for first, last in spans)
-        return lost
-
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Ids of several texts, the same as those of `encode_batch`, and the word of each.
 
@@ -164,18 +149,18 @@ class Tokenizer:
         Returns:
           for each text its ids, and the index of the word of each id, ascending from 0.
         """
-        encoded = self._model.encode_with_word_ids(texts)
-        return [(self._as_text[ids].tolist() if ids else [], words) for ids, words in encoded]
+        return self._model.encode_with_word_ids(texts)
 
-    @functools.cached_property
-    def _fast(self):
-        """Compiled WordPiece, or None for other models."""
+    def _fast(self, library: str):
+        """Compiled WordPiece with the ids of a library of the model, or None for other models."""
         if not isinstance(self._model, TokenizersBackend):
             return None
-        # Imported here because numba is slow to import.
-        from bert_jax.tokenizers.wordpiece import FastWordPiece
+        if library not in self._compiled:
+            # Imported here because numba is slow to import.
+            from bert_jax.tokenizers.wordpiece import FastWordPiece
 
-        return FastWordPiece.from_tokenizer(self._model.library)
+            self._compiled[library] = FastWordPiece.from_tokenizer(getattr(self._model, library))
+        return self._compiled[library]
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, special tokens included; case and unknown pieces are not restored."""
@@ -236,23 +221,24 @@ class Tokenizer:
         return list(files)
 
 
+def _flat(encoded: list[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+    return np.fromiter(itertools.chain.from_iterable(encoded), np.uint32, int(lengths.sum())), lengths
+
+
 def model_file(path: epath.Path) -> epath.Path:
     """The SentencePiece model beside a tokenizer.json: tokenizer.model."""
     return path.with_suffix(".model")
 
 
-def wordpiece(
-    pieces: Sequence[str], lowercase: bool | None, origin: str, strip_accents: bool | None = None
-) -> Tokenizer:
+def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:
     """BERT's tokenizer: see `kinds.wordpiece`."""
-    return Tokenizer(TokenizersBackend(kinds.wordpiece(pieces, lowercase, origin, strip_accents), origin))
+    return Tokenizer(TokenizersBackend(kinds.wordpiece(pieces, lowercase, origin), origin))
 
 
-def char_bpe(
-    pieces: Sequence[str], merges: kinds.Merges, lowercase: bool, origin: str, strip_accents: bool | None = None
-) -> Tokenizer:
+def char_bpe(pieces: Sequence[str], merges: kinds.Merges, lowercase: bool, origin: str) -> Tokenizer:
     """Character-level BPE: see `kinds.char_bpe`; `origin` names the vocabulary in error messages."""
-    return Tokenizer(TokenizersBackend(kinds.char_bpe(pieces, merges, lowercase, strip_accents), origin))
+    return Tokenizer(TokenizersBackend(kinds.char_bpe(pieces, merges, lowercase), origin))
 
 
 def byte_bpe(

@@ -1,7 +1,8 @@
 """Compiled WordPiece with the ids of the `tokenizers` library, in one pass over the text.
 
 The library defines the effect of each character, which is looked up when it first occurs. A sentence whose ids do not
-follow from its characters alone is encoded by the library. So both agree on Unicode.
+follow from its characters alone, or that may contain an added token, is encoded by the library. So both agree on
+Unicode, and on where added tokens are matched.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,6 +23,9 @@ _DROPPED = 6  # is removed
 _FOREIGN = 7  # none of these: the library encodes its sentence
 _KIND = 48
 _MOVES = 1 << 51  # canonical reordering may swap it with its neighbour if both have this bit
+_STARTS = 1 << 52  # an added token may begin with it
+# Letter of a character in the search for added tokens: the only character but spaces that it becomes, or one of these.
+_NO_LETTER, _MANY_LETTERS = -1, -2
 
 _MAX_SYMBOL = 0xFFFF
 _SEPARATOR = 0x110000  # code of the byte 0xff, which does not occur in UTF-8 and so in no sentence
@@ -59,6 +63,8 @@ class FastWordPiece:
         self._limits = max(sizes, default=0), model.max_input_chars_per_word, vocab[model.unk_token]
         strips = normalizer.strip_accents
         self._decomposes = normalizer.lowercase if strips is None else strips
+        self._starts, self._trie = _make_trie(map(self._visible, _matched_tokens(backend)))
+        self._letters = np.zeros(_SEPARATOR + 1, np.int32)
         self._table = np.zeros(_SEPARATOR + 1, np.int64)
         self._table[_SEPARATOR] = _BLANK << _KIND
         self._learn(_ASCII)
@@ -67,16 +73,13 @@ class FastWordPiece:
     def from_tokenizer(cls, backend: tokenizers.Tokenizer) -> "FastWordPiece | None":
         """An encoder with the same ids as `backend`, or None if it is not supported.
 
-        Supported is BertNormalizer with any options, BertPreTokenizer and WordPiece, if added tokens are not matched in
-        text (`encode_special_tokens` is set and all added tokens are special), without truncation or padding.
+        Supported is BertNormalizer with any options, BertPreTokenizer and WordPiece, without truncation or padding.
         Do not change the backend afterwards.
         """
         known = (
             isinstance(backend.normalizer, normalizers.BertNormalizer)
             and isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
             and isinstance(backend.model, models.WordPiece)
-            and backend.encode_special_tokens
-            and all(token.special for token in backend.get_added_tokens_decoder().values())
             and backend.truncation is None
             and backend.padding is None
         )
@@ -85,13 +88,16 @@ class FastWordPiece:
         vocab = backend.get_vocab(with_added_tokens=False)
         if backend.model.unk_token not in vocab or len(set("".join(vocab))) > _MAX_SYMBOL:
             return None
-        return cls(backend)
+        fast = cls(backend)
+        # A token without a visible character, or whose marks canonical reordering may move, cannot be searched for.
+        visible = [fast._visible(token) for token in _matched_tokens(backend)]
+        return None if "" in visible or (fast._decomposes and any(map(_reorders, "".join(visible)))) else fast
 
     def __reduce__(self):
-        return _remake, (self._backend,)
+        return _remake, (self._backend, self._backend.encode_special_tokens)
 
     def encode_flat(self, sentences: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of sentences, without [CLS] and [SEP]; special tokens such as "[MASK]" are plain text.
+        """Ids of sentences, without [CLS] and [SEP] around them.
 
         Args:
           sentences: of any length, line ends included.
@@ -108,10 +114,11 @@ class FastWordPiece:
         # A character becomes at most as many symbols as it has bytes, and so a text at most as many tokens.
         ids, word = np.empty(len(text), np.uint32), np.empty(len(text), np.uint16)
         lengths = np.empty(len(sentences), np.int64)
-        count = _encode(text, self._table, self._pieces, self._limits, word, ids, lengths)
+        added = self._letters, self._trie
+        count = _encode(text, self._table, self._pieces, self._limits, added, word, ids, lengths)
         if count < 0:
             self._learn(_unseen(text, self._table))
-            count = _encode(text, self._table, self._pieces, self._limits, word, ids, lengths)
+            count = _encode(text, self._table, self._pieces, self._limits, added, word, ids, lengths)
         ids = ids[:count].copy()
         foreign = np.flatnonzero(lengths < 0)
         return self._with_foreign(sentences, foreign, ids, lengths) if len(foreign) else (ids, lengths)
@@ -129,7 +136,14 @@ class FastWordPiece:
 
     def _learn(self, codes: Iterable[int]) -> None:
         for code in codes:
-            self._table[code] = self._entry(chr(code))
+            visible = self._visible(chr(code))
+            self._letters[code] = ord(visible) if len(visible) == 1 else _MANY_LETTERS if visible else _NO_LETTER
+            starts = 0 if self._starts.isdisjoint(visible) else _STARTS
+            self._table[code] = self._entry(chr(code)) | starts  # last: other threads may use the table
+
+    def _visible(self, text: str) -> str:
+        """The characters that those of a text become, each by itself, without spaces."""
+        return "".join("".join(map(self._backend.normalizer.normalize_str, text)).split())
 
     def _entry(self, character: str) -> int:
         """The table entry of a character, from how the library splits it between two letters."""
@@ -152,10 +166,34 @@ class FastWordPiece:
         return _FOREIGN << _KIND
 
 
-def _remake(backend: tokenizers.Tokenizer) -> FastWordPiece:
+def _remake(backend: tokenizers.Tokenizer, encode_special_tokens: bool) -> FastWordPiece:
     # Pickling by the library loses this setting.
-    backend.encode_special_tokens = True
+    backend.encode_special_tokens = encode_special_tokens
     return FastWordPiece(backend)
+
+
+def _matched_tokens(backend: tokenizers.Tokenizer) -> list[str]:
+    """The added tokens that the library matches in text."""
+    added = backend.get_added_tokens_decoder().values()
+    return [token.content for token in added if not (token.special and backend.encode_special_tokens)]
+
+
+def _make_trie(tokens: Iterable[str]) -> tuple[frozenset[str], tuple[np.ndarray, ...]]:
+    """The first letters of tokens, and their trie: first child, next sibling, letter and end of a token, by node."""
+    nodes, tokens = [[0, 0, 0, 0]], list(filter(None, tokens))
+    for token in tokens:
+        node = 0
+        for letter in map(ord, token):
+            child = nodes[node][0]
+            while child and nodes[child][2] != letter:
+                child = nodes[child][1]
+            if not child:
+                child = len(nodes)
+                nodes.append([0, nodes[node][0], letter, 0])
+                nodes[node][0] = child
+            node = child
+        nodes[node][3] = 1
+    return frozenset(token[0] for token in tokens), tuple(np.array(nodes, np.int32).T.copy())
 
 
 def _reorders(character: str) -> bool:
@@ -272,9 +310,30 @@ def _unseen(text, table):
 
 
 @numba.njit(cache=True, nogil=True)
-def _encode(text, table, pieces, limits, word, ids, lengths):
+def _may_begin_token(text, i, code, letters, trie):
+    """Whether an added token may begin with the character `code`, which ends before byte i; spaces do not count."""
+    child, sibling, letter_of, ends = trie
+    node = 0
+    while True:
+        letter = letters[code]
+        if letter == _MANY_LETTERS:
+            return True
+        if letter != _NO_LETTER:
+            node = child[node]
+            while node and letter_of[node] != letter:
+                node = sibling[node]
+            if node == 0 or ends[node]:
+                return node > 0
+        if i == len(text):
+            return False
+        code, i = _decode(text, i)
+
+
+@numba.njit(cache=True, nogil=True)
+def _encode(text, table, pieces, limits, added, word, ids, lengths):
     """Fill `ids` and `lengths` (-1: encode by the library); returns the number of ids, or -1 at an unseen character."""
     longest, max_size, unknown = limits
+    letters, trie = added
     hashes = np.empty(longest, np.uint64)
     count, first, sentence = 0, 0, 0
     size, running, alien, foreign = 0, np.uint64(0), False, False
@@ -291,6 +350,9 @@ def _encode(text, table, pieces, limits, word, ids, lengths):
             continue
         if kind == _UNSEEN:
             return -1
+        if entry & _STARTS:
+            foreign = foreign or _may_begin_token(text, i, code, letters, trie)
+            kind &= 15
         if kind in (_BLANK, _SINGLE):
             if size > 0:
                 found = -1 if alien or size > max_size else _find(pieces, running, word, 0, size)

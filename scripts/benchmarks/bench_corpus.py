@@ -80,13 +80,13 @@ def measure_speed(options: argparse.Namespace, directory: Path) -> dict[str, Any
     tokenizer = Tokenizer.load(options.tokenizer)
     sentences = [s for t in documents for p in split_sentences(split_paragraphs(clean(t))) for s in p]
     sentence_size = sum(len(sentence.encode()) for sentence in sentences) / 1e6
-    tokenizer.encode_flat(sentences[:1000])
+    tokenizer.encode_corpus(sentences[:1000])
     build = functools.partial(_build, options, directory, f"text-files:{text}/*.txt")
     samples = harness.interleave(
         {
             "build, 1 worker": harness.timer(lambda: build(1), size),
             "build, 2 workers": harness.timer(lambda: build(2), size),
-            "tokenisation": harness.timer(lambda: tokenizer.encode_flat(sentences), sentence_size),
+            "tokenisation": harness.timer(lambda: tokenizer.encode_corpus(sentences), sentence_size),
         },
         options.rounds,
     )

@@ -85,16 +85,24 @@ def cased():
     return wordpiece(SPECIALS + CASED.split(), None, "stand-in")
 
 
-def pieces(tokenizer, text, **options):
-    return " ".join(tokenizer.id_to_token(i) for i in tokenizer.encode(text, **options))
+def pieces(tokenizer, text):
+    return " ".join(tokenizer.id_to_token(i) for i in tokenizer.encode(text))
 
 
-def test_special_tokens_in_text_are_text_unless_asked_for(uncased):
-    assert uncased.mask_id not in uncased.encode("how [MASK] you")
-    assert pieces(uncased, "how [MASK] you") == "how [ mask ] you"
+def corpus_ids(tokenizer, texts):
+    ids, lengths = tokenizer.encode_corpus(texts)
+    return [part.tolist() for part in np.split(ids, np.cumsum(lengths)[:-1])]
+
+
+def corpus_pieces(tokenizer, text):
+    return " ".join(tokenizer.id_to_token(i) for i in corpus_ids(tokenizer, [text])[0])
+
+
+def test_special_tokens_are_matched_in_texts_and_are_plain_text_in_a_corpus(uncased):
+    assert corpus_pieces(uncased, "how [MASK] you") == "how [ mask ] you"
+    assert pieces(uncased, "how [MASK] you [SEP]") == "how [MASK] you [SEP]"
     assert uncased.encode_batch(["how [MASK] you"]) == [uncased.encode("how [MASK] you")]
-    assert pieces(uncased, "how [MASK] you [SEP]", specials=True) == "how [MASK] you [SEP]"
-    assert uncased.mask_id not in uncased.encode("[MASK]"), "asking once must not change what follows"
+    assert uncased.mask_id not in corpus_ids(uncased, ["[MASK]"])[0], "the one must not change the other"
 
 
 def test_special_ids_lookups_and_continuations(uncased):
@@ -182,7 +190,7 @@ def test_pieces_of_published_ids_with_stand_ins(uncased, cased, gpt2_files):
         (cased, TEXTS, CASED_PIECES),
         (gpt2, GPT2_TEXTS, GPT2_PIECES),
     ):
-        assert [pieces(tokenizer, text) for text in texts] == expected
+        assert [corpus_pieces(tokenizer, text) for text in texts] == expected
     assert uncased.lowercase and not cased.lowercase
     assert [pieces(uncased, text) for text in ("力hello", "x" * 101, "")] == ["力 hello", "[UNK]", ""]
 
@@ -190,8 +198,8 @@ def test_pieces_of_published_ids_with_stand_ins(uncased, cased, gpt2_files):
 @needs_shared_data
 def test_published_ids_with_the_real_vocabularies():
     vocab = Path(SHARED) / "vocab"
-    assert Tokenizer.load(vocab / "bert_base_uncased_vocab.txt").encode_batch(UNCASED_TEXTS) == UNCASED_IDS
-    assert Tokenizer.load(vocab / "bert_base_cased_vocab.txt").encode_batch(TEXTS) == CASED_IDS
+    assert corpus_ids(Tokenizer.load(vocab / "bert_base_uncased_vocab.txt"), UNCASED_TEXTS) == UNCASED_IDS
+    assert corpus_ids(Tokenizer.load(vocab / "bert_base_cased_vocab.txt"), TEXTS) == CASED_IDS
     gpt2 = Tokenizer.load(vocab / "gpt2_vocab.bpe", add_special_tokens=True)
     assert gpt2.encode_batch(GPT2_TEXTS) == GPT2_IDS
     assert gpt2.special_ids == tuple(range(50257, 50262))
@@ -215,8 +223,9 @@ def test_a_vocabulary_without_special_tokens_is_one_error_that_names_the_way_rou
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id) == (size, size + 1, size + 2)
     assert (tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size) == (size + 3, size + 4, size + 5)
     text = "<mask> how <|endoftext|>"
-    assert set(tokenizer.encode(text)).isdisjoint([size - 1, *tokenizer.special_ids])
-    assert pieces(tokenizer, "Hello <mask> space", specials=True) == "Hello <mask> Ġspace"
+    assert set(corpus_ids(tokenizer, [text])[0]).isdisjoint(tokenizer.special_ids)
+    assert set(tokenizer.encode(text)).issuperset([size - 1, tokenizer.mask_id])
+    assert pieces(tokenizer, "Hello <mask> space") == "Hello <mask> Ġspace"
     continues = tokenizer.continues_word
     assert not continues[[size - 1, *tokenizer.special_ids, tokenizer.token_to_id("ĠWorld")]].any()
     assert continues[[tokenizer.token_to_id("!,"), tokenizer.token_to_id("Hello")]].all()
@@ -268,10 +277,9 @@ def test_special_pieces_that_a_model_finds_in_text_become_unknown():
     """XLM-R's tokenizer.json holds <mask> as a piece of its Unigram model, with the best score of all."""
     scores = [(piece, 0.0) for piece in ROBERTA] + [("▁", -2.0), ("▁a", -1.0), ("b", -1.0)]
     tokenizer = library_model(models.Unigram(scores, unk_id=3), pre_tokenizers.Metaspace())
-    assert tokenizer._model.encode(["ab<mask>"]) == [[6, 7, 4]], "the library alone would let the mask through"
-    assert tokenizer.encode("ab<mask>") == [6, 7, tokenizer.unk_id]
-    assert tokenizer.encode_flat(["ab<mask>", "a"])[0].tolist() == [6, 7, tokenizer.unk_id, 6]
-    assert tokenizer.encode("ab<mask>", specials=True) == [6, 7, tokenizer.mask_id]
+    assert tokenizer._model.encode_corpus(["ab<mask>"]) == [[6, 7, 4]], "the library alone would let the mask through"
+    assert corpus_ids(tokenizer, ["ab<mask>", "a"]) == [[6, 7, tokenizer.unk_id], [6]]
+    assert tokenizer.encode("ab<mask>") == [6, 7, tokenizer.mask_id]
 
 
 def test_marks_are_read_by_kind():
@@ -333,7 +341,7 @@ def test_sentencepiece_gives_the_ids_of_its_library(model, tmp_path):
     assert tokenizer.fingerprint == sentencepiece(model, "test").fingerprint
     library = sentencepiece_library.SentencePieceProcessor(model_proto=model)
     expected = library.encode(AWKWARD)
-    assert tokenizer.encode_batch(AWKWARD) == expected
+    assert corpus_ids(tokenizer, AWKWARD) == expected
     assert tokenizer.special_ids == (0, 1, 2, 3, 4) and tokenizer.mask_id == 4
     assert {i for ids in expected for i in ids}.isdisjoint([0, 2, 3, 4])
     assert [tokenizer.id_to_token(i) for i in range(tokenizer.vocab_size)] == [
@@ -344,7 +352,7 @@ def test_sentencepiece_gives_the_ids_of_its_library(model, tmp_path):
 def test_sentencepiece_special_tokens_and_words(model):
     tokenizer = sentencepiece(model, "test")
     the = tokenizer.encode("the dog")
-    ids = tokenizer.encode("the [MASK] dog[SEP]the", specials=True)
+    ids = tokenizer.encode("the [MASK] dog[SEP]the")
     first = tokenizer.encode("the")
     assert ids == [*first, tokenizer.mask_id, *the[len(first) :], tokenizer.sep_id, *first]
     assert tokenizer.decode(ids) == "the [MASK] dog [SEP] the"
@@ -364,8 +372,9 @@ def test_sentencepiece_vocabularies_of_others():
     library = sentencepiece_library.SentencePieceProcessor(model_proto=plain)
     assert library.piece_to_id("<mask>") in library.encode("a <mask> b"), "this model takes the mask from the text"
     tokenizer = sentencepiece(plain, "plain.model")
-    ids = tokenizer.encode("a <mask> b")
+    (ids,) = corpus_ids(tokenizer, ["a <mask> b"])
     assert tokenizer.mask_id not in ids and tokenizer.unk_id in ids
+    assert tokenizer.mask_id in tokenizer.encode("a <mask> b")
     assert not tokenizer.continues_word[list(tokenizer.special_ids)].any()
     suffixed = train(LINES, pad_id=3, control_symbols=["<mask>"], treat_whitespace_as_suffix=True)
     with pytest.raises(UserError, match="marks words at their end"):
@@ -379,7 +388,7 @@ def test_special_tokens_are_appended_to_sentencepiece(tmp_path):
     tokenizer = Tokenizer.load(path, add_special_tokens=True)
     library = sentencepiece_library.SentencePieceProcessor(model_proto=bare)
     assert (tokenizer.pad_id, tokenizer.mask_id) == (library.vocab_size(), library.vocab_size() + 1)
-    assert tokenizer.encode_batch(AWKWARD) == library.encode(AWKWARD)
+    assert corpus_ids(tokenizer, AWKWARD) == library.encode(AWKWARD)
     assert tokenizer.lowercase
     with pytest.raises(UserError, match="it sets lowercase=True;"):
         Tokenizer.load(path, lowercase=False, add_special_tokens=True)
@@ -417,7 +426,7 @@ def test_sentencepiece_ids_in_388_languages(model_type):
     lines = [line for text in texts for line in text.split("\n")]
     model = train(lines[::4], model_type, vocab_size=6000, pad_id=3, control_symbols=["<mask>"])
     expected = sentencepiece_library.SentencePieceProcessor(model_proto=model).encode(lines)
-    ids, lengths = Tokenizer.from_json(sentencepiece(model, "udhr").to_json(), "udhr").encode_flat(lines)
+    ids, lengths = Tokenizer.from_json(sentencepiece(model, "udhr").to_json(), "udhr").encode_corpus(lines)
     assert lengths.tolist() == [len(encoded) for encoded in expected]
     assert ids.tolist() == [i for encoded in expected for i in encoded]
 
@@ -447,12 +456,13 @@ def words(tokenizer, text):
 def test_words_of_running_text(model):
     wordpiece_tokenizer = wordpiece([*SPECIALS, "low", "##er", "don", "'", "t", "!", "[", "]", "mask"], True, "test")
     assert words(wordpiece_tokenizer, "Lower don't low! x") == ["low##er", "don", "'", "t", "low", "!", "[UNK]"]
-    assert words(wordpiece_tokenizer, "[MASK]") == ["[", "mask", "]"]
+    assert words(wordpiece_tokenizer, "low[MASK]low") == ["low", "[MASK]", "low"]
     assert words(small_byte_bpe(), "low lower don't!") == ["Ġlow", "Ġlower", "Ġdon", "'t", "!"]
     assert words(small_bpe(), "low lower!") == ["▁low", "▁lower", "▁!"]
     sentencepiece_tokenizer = sentencepiece(model, "test")
     found = words(sentencepiece_tokenizer, "the river sings")
     assert len(found) == 3 and all(word.startswith("▁") for word in found)
+    assert words(sentencepiece_tokenizer, "the[MASK][SEP] river")[1:3] == ["[MASK]", "[SEP]"]
     for one in (wordpiece_tokenizer, small_byte_bpe(), sentencepiece_tokenizer):
         assert one.encode_with_word_ids(["", "low"])[0] == ([], [])
 
@@ -461,7 +471,7 @@ def test_bpe_marks_the_words_that_bert_sees():
     tokenizer = small_bpe()
     assert pieces(tokenizer, "Low, lower! low") == "▁low ▁ [UNK] ▁low e r ▁ ! ▁low"
     assert tokenizer.decode(tokenizer.encode("low lower")) == "low lower"
-    assert pieces(tokenizer, "low [MASK] low", specials=True) == "▁low [MASK] ▁low"
+    assert pieces(tokenizer, "low [MASK] low") == "▁low [MASK] ▁low"
     assert [tokenizer.id_to_token(i) for i in np.flatnonzero(~tokenizer.continues_word)] == [*SPECIALS, "▁", "▁low"]
 
 
@@ -469,7 +479,7 @@ def test_byte_bpe_reads_a_space_before_every_text():
     tokenizer = small_byte_bpe()
     assert pieces(tokenizer, "low lower é") == "Ġlow Ġlow e r Ġ Ã ©"
     assert tokenizer.decode(tokenizer.encode("low lower é")) == " low lower é"
-    assert pieces(tokenizer, "low <mask> low", specials=True) == "Ġlow <mask> Ġlow"
+    assert pieces(tokenizer, "low <mask> low") == "Ġlow <mask> Ġlow"
     assert [tokenizer.id_to_token(i) for i in np.flatnonzero(~tokenizer.continues_word)] == [*ROBERTA, "Ġ", "Ġlow"]
 
 
@@ -482,22 +492,24 @@ def any_kind(request, uncased):
 
 @pytest.mark.parametrize("sentences", [[*AWKWARD, *TEXTS, "x" * 101, "low [MASK]", ""], [], [""]])
 def test_encode_flat_is_encode_batch(any_kind, sentences):
+    for ids, lengths in (any_kind.encode_flat(sentences), any_kind.encode_corpus(sentences)):
+        assert ids.dtype == np.uint32 and lengths.dtype == np.int64 and ids.ndim == lengths.ndim == 1
     ids, lengths = any_kind.encode_flat(sentences)
-    assert ids.dtype == np.uint32 and lengths.dtype == np.int64 and ids.ndim == lengths.ndim == 1
     expected = any_kind.encode_batch(sentences)
     assert lengths.tolist() == [len(encoded) for encoded in expected]
     assert ids.tolist() == [i for encoded in expected for i in encoded]
+    ids, _ = any_kind.encode_corpus(sentences)
     assert set(ids.tolist()).isdisjoint(set(any_kind.special_ids) - {any_kind.unk_id})
 
 
 def test_files_copies_and_threads_do_the_same(any_kind, tmp_path):
     sentences = [*AWKWARD, *TEXTS, "[MASK] <mask>"] * 20
     expected = any_kind.encode_batch(sentences)
-    any_kind.encode("a", specials=True)
+    in_corpus = corpus_ids(any_kind, sentences)
     any_kind.save(tmp_path / "tokenizer.json")
     copy = pickle.loads(pickle.dumps(any_kind))
     for other in (copy, Tokenizer.load(tmp_path), Tokenizer.load(tmp_path / "tokenizer.json")):
-        assert other.encode_batch(sentences) == expected
+        assert other.encode_batch(sentences) == expected and corpus_ids(other, sentences) == in_corpus
         assert other.fingerprint == any_kind.fingerprint and other.to_json() == any_kind.to_json()
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         for ids, _ in pool.map(copy.encode_flat, [sentences] * 8):

@@ -45,8 +45,8 @@ def byte_bpe() -> Tokenizer:
     return tokenizer_lib.byte_bpe(vocab, merges, False, prefix_space=True, origin="made")
 
 
-def ids(tokenizer: Tokenizer) -> list[list[int]]:
-    return tokenizer.encode_batch(TEXTS)
+def ids(tokenizer: Tokenizer, texts: list[str] = TEXTS) -> list[int]:
+    return tokenizer.encode_corpus(texts)[0].tolist()
 
 
 def test_carried_files_are_the_same_bytes(tmp_path):
@@ -74,7 +74,7 @@ def test_carried_files_are_the_same_bytes(tmp_path):
     ],
 )
 def test_written_files(tmp_path, kind, family, expected):
-    """Without tokenizer.json, too, they are the same tokenizer."""
+    """Without tokenizer.json, too, they give the same ids."""
     tokenizer = byte_bpe() if kind == "byte-level BPE" else tokenizer_lib.wordpiece(BERT, None, "here")
     names = tokenizer_files.write_tokenizer_files(tokenizer, epath.Path(tmp_path), family, 128)
     vocabulary = {"vocab.txt"} if kind == "WordPiece" else {"vocab.json", "merges.txt"}
@@ -86,7 +86,8 @@ def test_written_files(tmp_path, kind, family, expected):
     assert settings.items() >= tokenizer.settings.items() and tokenizer.settings
     assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
     (tmp_path / "tokenizer.json").unlink()
-    assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint
+    # Without it, the mask token of RobertaTokenizer does not include the space before it.
+    assert (Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint) == (kind == "WordPiece")
     assert ids(Tokenizer.load(tmp_path)) == ids(tokenizer)
 
 
@@ -122,14 +123,14 @@ def test_a_model_file_of_albert(tmp_path, unigram):
     albert = Tokenizer.load(folder)
     assert ids(plain) == ids(unigram) != ids(albert)
     assert albert.lowercase and albert.fingerprint != plain.fingerprint
-    assert ids(albert) == plain.encode_batch([AlbertPreprocessing()(text) for text in TEXTS])
+    assert ids(albert) == ids(plain, [AlbertPreprocessing()(text) for text in TEXTS])
     assert AlbertPreprocessing()("``Café'' ÉCOLE ﬁ") == '"cafe" ecole fi'
     assert ids(Tokenizer.from_json(albert.to_json(), "here")) == ids(albert)
-    assert albert.encode("É [MASK]", specials=True)[-1] == albert.mask_id
+    assert albert.encode("É [MASK]")[-1] == albert.mask_id
     cased = albert_directory(
         tmp_path / "cased", unigram, {"model_type": "albert"}, {"do_lower_case": False, "keep_accents": True}
     )
-    assert ids(Tokenizer.load(cased)) == plain.encode_batch([AlbertPreprocessing(False, True)(text) for text in TEXTS])
+    assert ids(Tokenizer.load(cased)) == ids(plain, [AlbertPreprocessing(False, True)(text) for text in TEXTS])
     google = albert_directory(tmp_path / "google", unigram, {})
     (google / "config.json").rename(google / "albert_config.json")
     assert ids(Tokenizer.load(google)) == ids(albert)

@@ -99,7 +99,7 @@ def test_ids_of_special_tokens_move(kind):
     assert kept[:6].tolist() == [1, 2, 3, 4, 5, 7] and (smaller.pad_id, smaller.cls_id, smaller.mask_id) == (0, 2, 4)
     again = tokenizers.Tokenizer.from_str(smaller.to_json())
     assert again.encode("river").ids == [2, 5, 3] and again.token_to_id("[MASK]") == 4
-    assert smaller.encode("[MASK]", specials=True) == [4]
+    assert smaller.encode("[MASK]") == [4]
 
 
 def test_a_kept_piece_keeps_the_way_to_it():

@@ -21,10 +21,11 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 TONE, KILLER = "\u302e", "\u1b44"
 LETTERS = "abcdeixéΣσςßİıǰकि\u0301\u0334\u1112\u1161\u11ab한力豈𝔞\ue000\x00\xad" + TONE + KILLER
 WORDS = "the ing abc abcd bcd xa xab cabbage cabbages ##age [ ] ! ; # [MASK] mask"
+ADDED_TEXTS = ["abC-d", "abC", "İxé", "[E]", "[E]x", "x", "b", "de", "b 力d"]
 OTHERS = "\u0345\u093c\u200d\u0660\u2028\x85\xa0\t\r\n ÿ≠\u037e。"
 
 
-def make(lowercase=True, prefix="##", limit=100, **options) -> tokenizers.Tokenizer:
+def make(lowercase=True, prefix="##", limit=100, added=(), plain=True, **options) -> tokenizers.Tokenizer:
     """A tokenizer of the library; a limit is in characters per word."""
     inner = [*LETTERS, *"[]#!", "ing", "bc", "abbage", "s", TONE + KILLER, KILLER + TONE]
     pieces = list(dict.fromkeys([*LETTERS, *WORDS.split(), *(prefix + piece for piece in inner), *SPECIALS]))
@@ -34,7 +35,8 @@ def make(lowercase=True, prefix="##", limit=100, **options) -> tokenizers.Tokeni
     backend.normalizer = normalizers.BertNormalizer(**{"lowercase": lowercase, "strip_accents": None} | options)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.add_special_tokens(SPECIALS)
-    backend.encode_special_tokens = True
+    backend.add_tokens(list(added))
+    backend.encode_special_tokens = plain
     return backend
 
 
@@ -47,6 +49,19 @@ def divided(ids, lengths):
     assert len(ids) == lengths.sum()
     stops = np.cumsum(lengths)
     return [ids[stop - length : stop].tolist() for stop, length in zip(stops, lengths, strict=True)]
+
+
+ADDED = [
+    AddedToken("abC-d"),
+    AddedToken("abC", normalized=False),
+    AddedToken("İxé", single_word=True),
+    AddedToken("[E]", lstrip=True, special=True),
+    AddedToken("[E]x", rstrip=True),
+    AddedToken("b 力d"),
+    AddedToken("de", single_word=True, lstrip=True, rstrip=True),
+    AddedToken("!", normalized=False),
+]
+"""With parts of each other, upper case, accents and spaces; some alone, some with spaces around."""
 
 
 class Spy:
@@ -69,9 +84,14 @@ BACKENDS = [
     make(prefix=""),
     make(prefix="x", limit=3),
     make(limit=0),
+    make(plain=False),
+    make(lowercase=False, added=ADDED),
+    make(plain=False, added=ADDED),
 ]
 FAST = [FastWordPiece.from_tokenizer(backend) for backend in BACKENDS]
-characters = st.sampled_from([*LETTERS, *OTHERS, *WORDS.split()]) | st.characters(exclude_categories=["Cs"])
+characters = st.sampled_from([*LETTERS, *OTHERS, *WORDS.split(), *ADDED_TEXTS]) | st.characters(
+    exclude_categories=["Cs"]
+)
 texts = st.lists(characters, max_size=30).map("".join) | st.text("abcdeing", max_size=12)
 
 
@@ -85,7 +105,7 @@ def test_ids_are_the_librarys(which, sentences):
 
 
 def test_the_options_matter():
-    sentence = ["Áa力a \xadX한 cabbages" + TONE + KILLER]
+    sentence = ["Áa力a \xadX한 cabbages" + TONE + KILLER + "[MASK] [E]xabC"]
     seen = {str(expected(backend, sentence)) for backend in BACKENDS}
     assert len(seen) == len(BACKENDS)
 
@@ -188,10 +208,10 @@ UNSUPPORTED = [
     lambda backend: setattr(backend, "pre_tokenizer", None),
     lambda backend: setattr(backend, "model", models.WordLevel({"[UNK]": 0}, unk_token="[UNK]")),
     lambda backend: setattr(backend, "model", models.WordPiece({"a": 0}, unk_token="[UNK]")),
-    lambda backend: setattr(backend, "encode_special_tokens", False),
     lambda backend: backend.enable_truncation(8),
     lambda backend: backend.enable_padding(),
-    lambda backend: backend.add_tokens([AddedToken("cab")]),
+    lambda backend: backend.add_tokens([AddedToken("\x00")]),
+    lambda backend: backend.add_tokens([AddedToken("a" + TONE)]),
 ]
 
 

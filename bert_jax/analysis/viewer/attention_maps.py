@@ -63,7 +63,7 @@ def read_attention(model: LoadedModel, text: str, second: str | None = None) -> 
     for side in sides:
         if any("\ud800" <= character <= "\udfff" for character in side):
             raise UserError(f"the text to view is not Unicode text: {short_repr(side)}")
-    lengths = [len(model.tokenizer.encode(side, specials=True)) for side in sides]
+    lengths = [len(model.tokenizer.encode(side)) for side in sides]
     if not all(lengths):
         raise UserError(f"the {'second ' if lengths[0] else ''}text to view has no tokens: give another one")
     separators = FAMILIES[infer_model_type(model.config, model.heads)].pair_separators

@@ -33,6 +33,7 @@ TEXTS = (
     "antidisestablishmentarianism Donaudampfschifffahrtsgesellschaftskapitän " + "ha" * 60,
 )
 """Case, accents, CJK characters, quotes and a word of more than 100 characters reveal the settings of tokenizers."""
+_ADDED_TOKENS_PER_TEXT = 8
 
 MAX_ROW_LENGTH = 48
 """Maximum number of tokens in a row."""
@@ -41,6 +42,13 @@ MAX_WINDOW = 512
 _PAIRED_EVERY = 3
 _TYPES = {"bert": 2, "roberta": 2, "albert": 2, "electra": 2, "mobilebert": 2}
 """Defaults of type_vocab_size in transformers' configs; the other families have no token types."""
+
+
+def tokenizer_texts(tokenizer: Tokenizer) -> list[str]:
+    """`TEXTS`, and texts with every added token: alone, beside several spaces, inside a word, in upper case, twice."""
+    parts = [f"The {t} boat,  {t}  {t.upper()} har{t}bour {t}{t}." for t in tokenizer.added_tokens]
+    groups = (parts[first : first + _ADDED_TOKENS_PER_TEXT] for first in range(0, len(parts), _ADDED_TOKENS_PER_TEXT))
+    return [*TEXTS, *map(" ".join, groups)]
 
 
 def sample_inputs(hf_model: HuggingFaceModel, tokenizer: Tokenizer | None) -> ForwardInputs:

@@ -22,7 +22,6 @@ class _Decision(TypedDict):
 
 
 class _Rollback(_Decision):
-    step: int
     to: int
     skipped_rows: tuple[int, int]
 
