@@ -9,6 +9,7 @@ from typing import Any
 
 from data_prep.clean import DEFAULT, CleaningOptions, clean
 from data_prep.parallel import SharedProgress, ordered_map
+from data_prep.sources import encodings
 from data_prep.sources.base import Input, InputRecord, Skipped, Source
 from data_prep.sources.files import check_unchanged
 
@@ -29,6 +30,10 @@ class Totals:
     """of the sampled text"""
     skipped: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
     """number of skipped items by reason"""
+    lost_bytes: int = 0
+    """of text that was skipped, and of damaged files"""
+    encodings: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    """number of files, by encoding"""
     first: Skipped | None = None
     """the first skipped item"""
     damaged: list[str] = dataclasses.field(default_factory=list)
@@ -40,6 +45,8 @@ class Totals:
         self.text_bytes += other.text_bytes
         self.kept_bytes += other.kept_bytes
         self.skipped += other.skipped
+        self.lost_bytes += other.lost_bytes
+        self.encodings += other.encodings
         self.first = self.first or other.first
         self.damaged += [message for message in other.damaged if message not in self.damaged]
 
@@ -52,6 +59,9 @@ def report_skipped(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
         if total.first:
             counts = ", ".join(f"{count} x {reason}" for reason, count in total.skipped.items())
             print(f"note: source {source.spec}: skipped {counts}; the first: {total.first}", file=sys.stderr)
+        if total.encodings.keys() - {encodings.UTF_8}:
+            files = ", ".join(f"{name} ({count:,})" for name, count in total.encodings.most_common())
+            print(f"note: source {source.spec}: files by encoding: {files}", file=sys.stderr)
         for message in total.damaged:
             print(f"note: source {source.spec}: left out {message}", file=sys.stderr)
 
@@ -124,6 +134,7 @@ class _Reader:
             for document in source.documents(block):
                 if isinstance(document, Skipped):
                     totals.skipped[document.reason] += 1
+                    totals.lost_bytes += document.size
                     totals.first = totals.first or document
                     continue
                 totals.documents += document.begins
@@ -136,6 +147,8 @@ class _Reader:
             yield kept
             self.progress.add(block.size)
         totals.damaged += record.damaged
+        totals.lost_bytes += record.damaged_bytes
+        totals.encodings.update(record.encodings)
         check_unchanged(part)
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated
 
-from bert_jax.field_validation import Interval, check
+from bert_jax.field_validation import Count, CountOrZero, Interval, check
 from data_prep.clean import CleaningOptions
 
 _MANIFEST_NAMES = {"decontamination_words": "leak_words"}
@@ -44,7 +44,11 @@ class BuildOptions:
     skip_damaged: bool = False
     """damaged files are left out, see `Source.skip_damaged`"""
     validation_fraction: Annotated[float, Interval("(0, 1)")] = 0.01
-    """expected share of documents in the validation split"""
+    """expected share of documents in the validation split; at least one is held out"""
+    validation_documents: Count | None = None
+    """number of documents in the validation split, instead of a share"""
+    validation_sources: CountOrZero = 0
+    """the documents of so many sources, the first ones, are the validation split; 0: a share or a number of all"""
     max_shard_bytes: int = 64 << 20
     """a shard is complete once its tokens, uncompressed, have this size"""
 

@@ -31,7 +31,9 @@ class CorpusWriter:
         dtype, shards = token_dtype(self._tokenizer.vocab_size), self._shards[split]
         if sum(part.tokens.nbytes for part in shards[-1]) >= self._max_shard_bytes:
             shards.append([])
-        shards[-1].append(DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, "a test", "en"))
+        unknown = int((tokens == self._tokenizer.unk_id).sum()) * text_bytes // len(tokens)
+        part = DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, unknown, "a test", "en")
+        shards[-1].append(part)
 
     def finish(self, report: dict) -> dict:
         """Writes the corpus; `report` is the content of corpus.json besides the counts."""

@@ -173,14 +173,18 @@ def _write_views(options: Any, heads: list[tuple[int, int]], models: list[tuple[
 
 
 def _earlier_results(directory: StoredPath, chosen: list[Suite], model_digest: str) -> dict[str, results.ResultFile]:
-    """Results of the same model in the suites that this call does not run: the page shows them too."""
+    """Results of the same model and code in the suites that this call does not run: the page shows them too."""
     files = {}
     for suite in SUITES:
         path = directory / f"{suite.name}.json"
         if suite not in chosen and path.exists():
             file = results.read(path)
-            if file["request"]["model"] == model_digest:
-                files[suite.name] = file
+            if file["request"]["model"] != model_digest:
+                continue
+            if file["request"]["code"] != results.code_version(suite):
+                print(f"{suite.name} is left out: {path} was made by other code; add it to --suites", file=sys.stderr)
+                continue
+            files[suite.name] = file
     return files
 
 

@@ -1,13 +1,16 @@
 """Results of suites on disk: what each was computed from, and whether a file is the result of the same request."""
 
 import dataclasses
+import functools
 import hashlib
+import inspect
 import json
 import math
 import resource
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -18,7 +21,7 @@ from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.storage import StoredPath, read_json_as, write_atomic
 from bert_jax.training.param_paths import name_leaves
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 DIGITS = 6
 """Significant digits of numbers; the next ones differ between devices."""
 ADVICE = "choose another --out, or remove the file"
@@ -34,6 +37,8 @@ class Request(TypedDict):
     """Hex SHA-256 of config, heads, parameters and tokenizer."""
     data: str
     """Hex SHA-256 of the files of the suite's folders: their names and contents."""
+    code: str
+    """`code_version` of the suite."""
 
 
 class ResultFile(TypedDict):
@@ -76,13 +81,31 @@ def data_sha256(data: StoredPath, folders: tuple[str, ...]) -> str:
     return digest.hexdigest()
 
 
+def code_version(suite: Suite) -> str:
+    """12 hex digits of the SHA-256 of the source of a suite: its package, and what all suites share.
+
+    A change of a comment is another version, too: a suite that is computed again costs time, and a number that was
+    made by code with a fault costs more.
+    """
+    return _source_digest(Path(inspect.getfile(suite.settings)).parent)
+
+
+@functools.cache
+def _source_digest(package: Path) -> str:
+    digest = hashlib.sha256()
+    for directory in dict.fromkeys((Path(__file__).parent, package)):
+        for path in sorted(directory.glob("*.py")):
+            digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
 def read(path: StoredPath) -> ResultFile:
     """A file of `compute_or_read`; UserError if it is damaged."""
     return read_json_as(path, ResultFile, ADVICE, FORMAT_VERSION)
 
 
 def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, settings: Any, model_digest: str) -> Computed:
-    """The result of a suite, from its file if there is one; otherwise the file is written atomically.
+    """The result of a suite, from its file if the same code has made it; otherwise the file is written atomically.
 
     Raises:
       UserError: the file is the result of another request, or damaged; the data or the model do not suit the suite.
@@ -93,11 +116,14 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
         seed=inputs.seed,
         model=model_digest,
         data=data_sha256(inputs.data, suite.folders),
+        code=code_version(suite),
     )
     if path.exists():
         file = read(path)
-        _check_same(path, file["request"], request)
-        return Computed(file, False)
+        _check_same(path, file["request"] | {"code": request["code"]}, request)
+        if file["request"]["code"] == request["code"]:
+            return Computed(file, False)
+        print(f"{suite.name} is computed again: {path} was made by other code", file=sys.stderr)
     start = time.perf_counter()
     result = _plain(suite.run(inputs, settings), suite.name)
     file = ResultFile(

@@ -153,7 +153,7 @@ def sample_texts(
     Raises:
       UserError: a file is not UTF-8, or fewer than `least` lines fit.
     """
-    lines = [line.strip() for path in paths for line in read_text(path).splitlines() if line.strip()]
+    lines = [line.strip() for path in paths for line in read_text(path).split("\n") if line.strip()]
     distinct = list(dict.fromkeys(lines))
     texts, rows, skipped = [], [], 0
     for index in np.random.default_rng(seed).permutation(len(distinct)):

@@ -52,7 +52,7 @@ class Ablate:
         from bert_jax.experiments.study import load_study
 
         study = load_study(self.study)
-        for package in ("matplotlib", "statsmodels"):
+        for package in ("matplotlib", "scipy"):
             if importlib.util.find_spec(package) is None:
                 raise UserError(f"ablate needs the package {package}, which is missing: {install_command('ablate')}")
         from bert_jax.distributed import jax_setup

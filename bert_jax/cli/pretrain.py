@@ -74,6 +74,9 @@ class Pretrain:
         if agreement.is_first() and progress.ended:
             counts = f"{progress.cursor.step} steps, {progress.cursor.rows:,} rows, {progress.tokens_seen:,} tokens"
             print(f"{END_MESSAGES[progress.ended]}: {counts}; results are in {self.workdir}")
+            if progress.skipped_steps:
+                share = f"{progress.skipped_steps:,} of {progress.cursor.step:,} steps"
+                print(f"warning: {share} were skipped, because their loss or gradient was not finite", file=sys.stderr)
             print_metrics(progress.evaluation)
             print(goodput.format_summary(goodput.summarize(self.workdir)))
         elif agreement.is_first():

@@ -15,6 +15,7 @@ from bert_jax.field_validation import (
     Positive,
     Rate,
     Rows,
+    Share,
     check,
 )
 
@@ -243,13 +244,19 @@ class RecoveryConfig:
 
     max_skipped: Count = 5
     """This many skipped steps in a row count as divergence."""
+    max_skipped_share: Share = 0.1
+    """Largest share of skipped steps, of the last 100; above it, the run stops with an error. 1: no bound."""
     spike: Positive | None = 3.0
-    """A loss this many nats above the lowest running average of its phase counts as divergence; None: never."""
+    """Divergence: a loss this many nats above the lowest running average of its phase, if that is also more than the
+    noise of the losses (6 mean differences between successive ones), or a running average this many nats above the
+    lowest; None: never."""
     stable_steps: Count = 50
     """Steps without divergence after which a checkpoint counts as good; also the span of the running average, and the
     number of steps before the first bad step whose rows are skipped after a rollback."""
     max_rollbacks: CountOrZero = 3
-    """Number of rollbacks to the last good checkpoint before the run stops with an error."""
+    """Number of rollbacks to the last good checkpoint, within rollback_steps, before the run stops with an error."""
+    rollback_steps: Count = 10_000
+    """A rollback this many steps before a divergence, or more, no longer counts for max_rollbacks."""
     max_starts: Count = 10
     """Number of starts in a row without a new checkpoint after which the run refuses to start again, so that a launcher
     does not repeat it for ever."""

@@ -21,7 +21,7 @@ from bert_jax.field_validation import FileName, Interval, Sha256
 from bert_jax.local_cache import LocalCache
 from bert_jax.storage import check_reachable, is_remote, read_json_as
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 MANIFEST = "corpus.json"
 INCOMPLETE = "corpus.incomplete"
 TOKENIZER = "tokenizer.json"
@@ -50,6 +50,8 @@ class LanguageEntry(TypedDict):
     tokens: StoredCount
     unknown_tokens: StoredCount
     text_bytes: StoredCount
+    unknown_bytes: StoredCount
+    """Bytes of the text that became unknown ids."""
 
 
 class _OptionalCounts(TypedDict, total=False):
@@ -66,6 +68,8 @@ class SplitEntry(_OptionalCounts):
     records: StoredCount
     unknown_tokens: StoredCount
     text_bytes: StoredCount
+    unknown_bytes: StoredCount
+    """Bytes of the text that became unknown ids."""
     shards: list[ShardEntry]
 
 

@@ -6,6 +6,7 @@ and ``cells/CELL/seed0.json`` its record. Results and the page are made from the
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import NamedTuple, TypedDict
 
@@ -16,7 +17,7 @@ from bert_jax.storage import StoredPath, check_reachable, make_directory_if_loca
 from bert_jax.training.run_directory.workdir import describe_config_diff
 
 STUDY, CELLS, RESULTS, REPORT = "study.json", "cells", "results.json", "report.html"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class Run(NamedTuple):
@@ -54,12 +55,12 @@ class Timing(TypedDict):
 class TaskScores(TypedDict):
     """The fine-tuning runs of one pretraining run on one task."""
 
-    scores: list[float]
-    """Of the runs that did not fail."""
+    scores: list[float | None]
+    """Of every run, by seed; None: it diverged."""
     failed: int
-    """Runs that diverged or are not better than the best constant prediction."""
+    """Runs that are not better than the best constant prediction, or diverged."""
     examples: list[float]
-    """If the score is the accuracy: that of each example of dev, over the runs that did not fail; else empty."""
+    """If the score is the accuracy: that of each example of dev, over the runs with a score; else empty."""
 
 
 class Record(TypedDict):
@@ -76,6 +77,10 @@ class Record(TypedDict):
     tokens: int
     """Tokens of all steps, without padding."""
     timing: Timing
+
+
+Records = dict[str, Sequence[Record | None]]
+"""Records of each cell, by seed."""
 
 
 class RowsFile(TypedDict):
@@ -118,6 +123,11 @@ def runs_of_part(runs: list[Run], part: tuple[int, int]) -> list[Run]:
     directories = list(dict.fromkeys(run.directory for run in runs))
     mine = set(directories[part[0] :: part[1]])
     return [run for run in runs if run.directory in mine]
+
+
+def finite_scores(task: TaskScores) -> list[float]:
+    """Scores of the fine-tuning runs that did not diverge."""
+    return [score for score in task["scores"] if score is not None]
 
 
 def write_identity(workdir: StoredPath, identity: StudyFile) -> None:
@@ -169,8 +179,8 @@ def read_record(run: Run) -> Record | None:
     record: Record = read_json_as(run.record_path, Record, advice, FORMAT_VERSION)
     metrics, tasks = record["metrics"], record["finetuned"]
     for name in run.cell.metrics if not record["error"] else ():
-        failed = name in tasks and not tasks[name]["scores"]
-        if not failed and not math.isfinite(metrics.get(name, math.nan)):
+        diverged = name in tasks and not finite_scores(tasks[name])
+        if not diverged and not math.isfinite(metrics.get(name, math.nan)):
             raise UserError(
                 f"{run.record_path}: metrics.{name} is missing or not finite, and there is no error: {advice}"
             )

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -88,15 +89,16 @@ def score_task(
         return None
     directories = {one.seed: directory if options.seeds == 1 else directory / f"seed{one.seed}" for one in result.seeds}
     is_accuracy = task == "classification" or (task in glue.GLUE and glue.GLUE[task].metrics == ("accuracy",))
-    correct = [
-        _correct_examples(directories[one.seed] / PREDICTIONS) for one in result.seeds if is_accuracy and not one.failed
-    ]
+    scored = [one for one in result.seeds if math.isfinite(one.score)]
+    correct = [_correct_examples(directories[one.seed] / PREDICTIONS) for one in scored if is_accuracy]
     examples = np.mean(correct, axis=0).round(6).tolist() if correct else []
-    return {"scores": result.succeeded, "failed": sum(one.failed for one in result.seeds), "examples": examples}
+    scores = [one.score if math.isfinite(one.score) else None for one in result.seeds]
+    return {"scores": scores, "failed": sum(one.failed for one in result.seeds), "examples": examples}
 
 
 def _correct_examples(predictions: StoredPath) -> list[bool]:
     """Whether the prediction of each example of all dev splits is right."""
     files = sorted(predictions.glob("dev*.jsonl"), key=lambda one: one.name)
-    lines = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    texts = [file.read_text(encoding="utf-8") for file in files]
+    lines = [json.loads(line) for text in texts for line in text.split("\n") if line]  # no splitlines(): U+2028
     return [line["label"] == line["prediction"] for line in lines]

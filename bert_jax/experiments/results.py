@@ -12,7 +12,9 @@ import numpy as np
 
 from bert_jax.experiments import statistics
 from bert_jax.experiments.budget import Cell
-from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, Record, read_record, runs_of
+from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, Record, Records, read_record, runs_of
+from bert_jax.experiments.failure_rates import FailureRate, compare_failures
+from bert_jax.experiments.level_pairs import LevelPair, level_pairs
 from bert_jax.experiments.study import Levels, Study
 from bert_jax.storage import StoredPath, write_atomic
 
@@ -20,8 +22,6 @@ MIN_SEEDS = 3
 """Fewer seeds get no verdict."""
 POWER_SEEDS = (3, 5, 10, 20)
 """Numbers of seeds in the power table."""
-Records = dict[str, Sequence[Record | None]]
-"""Records of each cell, by seed."""
 
 
 class CellResult(TypedDict):
@@ -40,7 +40,7 @@ class CellResult(TypedDict):
 class TaskResult(TypedDict):
     """`TaskScores` without examples."""
 
-    scores: list[float]
+    scores: list[float | None]
     failed: int
 
 
@@ -66,9 +66,9 @@ class Comparison(TypedDict):
     verdict: statistics.Verdict | None
     seeds: int
     """Of the side with fewer."""
-    failed: int
-    """Runs of the level without this score."""
-    failed_baseline: int
+    unscored: int
+    """Runs of the level without this score: they ended with an error, or all of their fine-tuning runs diverged."""
+    unscored_baseline: int
     paired: bool
     margin: float
     level_mean: float | None
@@ -103,6 +103,7 @@ class Results(TypedDict):
     baseline: Levels
     cells: list[CellResult]
     comparisons: list[Comparison]
+    failure_rates: list[FailureRate]
     runs: list[RunResult]
     timing: dict[str, float]
     """Seconds of each run."""
@@ -146,6 +147,7 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
             for cell in cells
         ],
         "comparisons": compare_levels(study, cells, records),
+        "failure_rates": compare_failures(study, cells, records),
         "runs": runs,
         "timing": {
             f"{cell.name}/seed{index}": record["timing"]["seconds"]
@@ -163,7 +165,9 @@ def sampled_sources(study: Study) -> dict[str, str]:
         "held-out rows": "not sampled: the same rows and masks in all runs, so results hold for these rows",
     }
     if study.tasks:
-        sources["fine-tuning seed"] = "sampled: a score is the mean over the fine-tuning runs of a pretraining seed"
+        sources["fine-tuning seed"] = (
+            "sampled: a score is the mean over the fine-tuning runs of a pretraining seed, failed ones included"
+        )
         sources["examples of the tasks"] = "sampled by the multi-bootstrap, of accuracies of texts only"
     return sources
 
@@ -171,27 +175,21 @@ def sampled_sources(study: Study) -> dict[str, str]:
 def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[dict[str, Any]]:
     """Every level against the baseline of its factor, in every metric that both have, of runs that they do not share.
 
-    In a grid, the score of a level and a seed is its mean over the levels of the other factors.
+    All scores are tested, those of failed runs too (`compare_failures` compares how many these are). A run without a
+    score has nothing to test: it is counted, and if levels are paired, its seed is left out on both sides. In a grid,
+    the score of a level and a seed is its mean over the levels of the other factors.
     """
     rows = []
-    for factor, levels in study.factors.items():
-        baseline = study.baseline_levels[factor]
-        sides = {level: _cells_with(study, cells, factor, level) for level in levels}
-        for level in levels:
-            if level == baseline:
-                continue
-            shared = [cell.pretrained for cell in sides[level]] == [cell.pretrained for cell in sides[baseline]]
-            for metric in study.margins:
-                if shared and metric not in study.tasks:
-                    continue  # of the same runs
-                row = _compare(study, metric, sides[level], sides[baseline], records)
-                if row is not None:
-                    rows.append({"factor": factor, "level": level, "baseline": baseline, "metric": metric} | row)
+    for pair in level_pairs(study, cells):
+        for metric in study.margins:
+            if pair.share_pretraining and metric not in study.tasks:
+                continue  # of the same runs
+            if all(metric in cell.metrics for cell in (*pair.level_cells, *pair.baseline_cells)):
+                about = {"factor": pair.factor, "level": pair.level, "baseline": pair.baseline, "metric": metric}
+                rows.append(about | _compare(study, metric, pair, records))
     for kind in ("p_value", "equivalence"):
-        # A comparison that failed counts: which ones fail must not change what the others show.
-        p_values = [1.0 if row[kind] is None else row[kind] for row in rows]
-        for row, adjusted in zip(rows, statistics.holm(p_values), strict=True):
-            row[f"{kind}_holm"] = None if row[kind] is None else float(adjusted)
+        for row, adjusted in zip(rows, statistics.holm([row[kind] for row in rows]), strict=True):
+            row[f"{kind}_holm"] = adjusted
     for row in rows:
         row["verdict"] = None
         if row["seeds"] >= MIN_SEEDS:
@@ -200,16 +198,8 @@ def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[di
     return rows
 
 
-def _cells_with(study: Study, cells: list[Cell], factor: str, level: str) -> list[Cell]:
-    """The cells that a level's scores are means of, in the order of the other factors' levels."""
-    found = [cell for cell in cells if cell.levels[factor] == level]
-    if study.design == "grid":
-        return found
-    return [cell for cell in found if cell.levels | {factor: ""} == study.baseline_levels | {factor: ""}]
-
-
 def _scores(cells: list[Cell], records: Records, metric: str) -> dict[int, float]:
-    """Mean score over cells, by the index of the seed; without seeds of which a run has failed."""
+    """Mean score over cells, by the index of the seed; without seeds of which a run has no score."""
     scores = {}
     for index in range(len(records[cells[0].name])):
         of_seed = [records[cell.name][index] for cell in cells]
@@ -218,29 +208,22 @@ def _scores(cells: list[Cell], records: Records, metric: str) -> dict[int, float
     return scores
 
 
-def _failures(cells: list[Cell], records: Records, metric: str) -> int:
-    """Runs without this score: those that failed, and those all of whose fine-tuning runs failed."""
+def _unscored(cells: list[Cell], records: Records, metric: str) -> int:
+    """Runs without this score."""
     everything = [record for cell in cells for record in records[cell.name] if record is not None]
-    return sum(
-        bool(one["error"]) or (metric in one["finetuned"] and not one["finetuned"][metric]["scores"])
-        for one in everything
-    )
+    return sum(metric not in one["metrics"] for one in everything)
 
 
-def _compare(
-    study: Study, metric: str, level: list[Cell], baseline: list[Cell], records: Records
-) -> dict[str, Any] | None:
-    """The comparison of two lists of cells in a metric; None if one side does not have it."""
+def _compare(study: Study, metric: str, pair: LevelPair, records: Records) -> dict[str, Any]:
+    """The comparison of two levels in a metric."""
+    level, baseline, paired = pair.level_cells, pair.baseline_cells, pair.paired
     x, y = _scores(level, records, metric), _scores(baseline, records, metric)
-    failed = {"failed": _failures(level, records, metric), "failed_baseline": _failures(baseline, records, metric)}
-    if (not x and not failed["failed"]) or (not y and not failed["failed_baseline"]):
-        return None
-    paired = [cell.config.seed for cell in level] == [cell.config.seed for cell in baseline]
-    if paired and x and y:  # seeds that both sides have; a side that never failed is shown where the other always did
+    if paired and x and y:  # seeds that both sides have; a side with scores is shown where the other has none
         x, y = ({index: one[index] for index in one if index in x and index in y} for one in (x, y))
     level_scores, baseline_scores = np.array(list(x.values())), np.array(list(y.values()))
     seeds, margin, alpha = min(len(x), len(y)), study.margins[metric], study.alpha
-    row: dict[str, Any] = {"seeds": seeds, **failed, "paired": paired, "margin": margin}
+    row: dict[str, Any] = {"seeds": seeds, "paired": paired, "margin": margin}
+    row |= {"unscored": _unscored(level, records, metric), "unscored_baseline": _unscored(baseline, records, metric)}
     for name, scores in (("level", level_scores), ("baseline", baseline_scores)):
         row[f"{name}_mean"] = float(scores.mean()) if len(scores) else None
         row[f"{name}_deviation"] = float(scores.std(ddof=1)) if len(scores) > 1 else None

@@ -26,6 +26,7 @@ from bert_jax.experiments.cell_records import (
     StudyFile,
     TaskScores,
     check_identity,
+    finite_scores,
     read_record,
     runs_of,
     runs_of_part,
@@ -178,8 +179,8 @@ def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: 
             if scores is None:
                 return False
             tasks[task] = scores
-            if tasks[task]["scores"] and task in opened.study.margins:
-                metrics[task] = sum(tasks[task]["scores"]) / len(tasks[task]["scores"])
+            if (finite := finite_scores(scores)) and task in opened.study.margins:
+                metrics[task] = sum(finite) / len(finite)
         if lost := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
             metrics, tasks, error = {}, {}, f"not finite: {', '.join(lost)}"
     except (InUseError, PeerError):

@@ -4,16 +4,17 @@ Seeds are clusters: all predictions of one seed share its randomness, so the num
 what a comparison can show. A difference is always taken between runs of the same seed if the design is paired.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
-from scipy import stats
-from statsmodels.stats.multitest import multipletests
-from statsmodels.stats.power import TTestIndPower, TTestPower
+from scipy import optimize, special, stats
 
 Scores = np.ndarray | Sequence[float]
 Verdict = Literal["higher", "lower", "equal", "undecided"]
+NODES = 64
+"""Of Gauss-Jacobi quadrature, whose error is then far below the rounding of a table."""
 
 
 class Estimate(NamedTuple):
@@ -136,26 +137,80 @@ def equivalence_p_value(level: Scores, baseline: Scores, margin: float, *, paire
     return max(p_value(margin, "greater"), p_value(-margin, "less"))
 
 
-def holm(p_values: Scores) -> np.ndarray:
-    """P-values adjusted for the number of comparisons (Holm 1979)."""
-    return multipletests(p_values, method="holm")[1] if len(p_values) else np.zeros(0)
+def permutation_p_value(level: Scores, baseline: Scores, *, paired: bool) -> float:
+    """P-value of no difference of two means, two-sided, by permutations of seeds: exact for few seeds.
+
+    For scores such as failure rates, whose spread may be 0 in a few seeds although it is not 0.
+
+    Args:
+      level, baseline: as in `t_estimate`.
+      paired: as in `t_estimate`; then the scores of a seed are swapped.
+    """
+    result = stats.permutation_test(
+        (np.asarray(level, np.float64), np.asarray(baseline, np.float64)),
+        lambda x, y, axis: x.mean(axis) - y.mean(axis),
+        permutation_type="samples" if paired else "independent",
+        vectorized=True,
+        rng=np.random.default_rng(0),
+    )
+    return min(1.0, float(result.pvalue))
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """P-values adjusted for the number of comparisons (Holm 1979).
+
+    None is a comparison that was planned and could not be made. It counts, and stays None: which ones fail must not
+    change what the others show.
+    """
+    known = np.array([1.0 if one is None else one for one in p_values])
+    order, adjusted = np.argsort(known), np.zeros(len(known))
+    multiplied = known[order] * np.arange(len(known), 0, -1)
+    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(multiplied))
+    return [None if before is None else float(after) for before, after in zip(p_values, adjusted, strict=True)]
 
 
 def detectable_difference(
     standard_deviation: float, seeds: int, *, paired: bool, alpha: float = 0.05, power: float = 0.8
 ) -> float:
-    """The smallest difference that this many seeds a level show with this power.
+    """The smallest difference that this many seeds a level show with this power, for normal scores.
+
+    Paired, t has n - 1 degrees of freedom. Not paired, Welch's t of levels with equal spreads is noncentral t with
+    2n - 2, and independent of the share b of one level in the sum of both sample variances. Its critical value depends
+    on b, because Welch's degrees of freedom are (n - 1) / (b^2 + (1 - b)^2): the power is the mean over the
+    distribution of b, Beta((n - 1) / 2, (n - 1) / 2).
 
     Args:
       standard_deviation: if `paired`, of the differences; else of the scores of a level.
-      seeds: of each level, at least 2.
+      seeds: n, of each level, at least 2.
       paired: whether the seeds are paired.
       alpha: two-sided level of the test.
       power: probability of showing the difference.
     """
-    test, name = (TTestPower(), "nobs") if paired else (TTestIndPower(), "nobs1")
-    effect = test.solve_power(**{name: seeds}, alpha=alpha, power=power, alternative="two-sided")
-    return float(np.squeeze(effect)) * standard_deviation
+    return standard_deviation * _detectable_effect(seeds, paired, alpha, power)
+
+
+@functools.cache
+def _detectable_effect(seeds: int, paired: bool, alpha: float, power: float) -> float:
+    """`detectable_difference` in standard deviations."""
+    if paired:
+        degrees, welch, weights, per_deviation = seeds - 1, np.array([seeds - 1.0]), np.ones(1), np.sqrt(seeds)
+    else:
+        nodes, weights = special.roots_jacobi(NODES, (seeds - 3) / 2, (seeds - 3) / 2)
+        share, weights = (1 + nodes) / 2, weights / weights.sum()
+        degrees, welch = 2 * seeds - 2, (seeds - 1) / (share**2 + (1 - share) ** 2)
+        per_deviation = np.sqrt(seeds / 2)
+    critical = stats.t.ppf(1 - alpha / 2, welch)
+
+    def excess(effect: float) -> float:
+        shift = effect * per_deviation
+        # The second tail is nct.cdf(-critical, degrees, shift), which SciPy gives as NaN where it is nearly 0.
+        shown = stats.nct.sf(critical, degrees, shift) + stats.nct.sf(critical, degrees, -shift)
+        return float(weights @ shown) - power
+
+    most = 1.0
+    while excess(most) < 0:
+        most *= 2
+    return float(optimize.brentq(excess, 0.0, most))
 
 
 def verdict(difference: float, p_value: float, equivalence: float, alpha: float = 0.05) -> Verdict:

@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Sequence
 
 from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, STUDY, StudyFile, StudyValues
+from bert_jax.experiments.failure_rates import FailureRate
 from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS, Comparison, Results, RunResult
 from bert_jax.experiments.study import study_files
 from bert_jax.report import Command, Interval, Intervals, Note, Section, Table
@@ -38,6 +39,7 @@ def sections(directory: StoredPath) -> list[Section]:
         Section(f"study {results['study']}", tuple(_overview(results, study)), level=1),
         Section("verdicts", (_verdict_table(comparisons),)),
         *(Section(f"factor {factor}", tuple(_details(rows, results))) for factor, rows in by_factor.items() if rows),
+        Section("failure rates", tuple(_failure_blocks(results["failure_rates"], results["alpha"]))),
         Section("runs", (_run_table(results),)),
         Section("budget", (_budget_table(results),)),
         Section("time", (TIME_NOTE, _time_table(results["timing"]))),
@@ -63,8 +65,8 @@ def _overview(results: Results, study: StudyValues) -> list[Note | Command]:
             f"{len(results['cells'])} cells with {study['seeds']} seeds each; equal {results['equal']}. Metrics are of "
             f"at most {rows['count']} held-out rows of {rows['seq_len']} tokens, format {rows['format']}, the same for "
             f"all runs; those of a pair objective are of rows with its labels. {len(failed)} of "
-            f"{len(results['runs'])} runs failed{_failed_finetuning(results['runs'])}; they are counted, and not part "
-            "of any mean."
+            f"{len(results['runs'])} runs failed{_failed_finetuning(results['runs'])}. Every run with a score is part "
+            "of the means and tests, failed or not; runs without one are counted."
         ),
         Note(
             f"Margins of equivalence: {margins}. P-values are adjusted for the number of comparisons, "
@@ -77,8 +79,9 @@ def _overview(results: Results, study: StudyValues) -> list[Note | Command]:
 def _failed_finetuning(runs: Sequence[RunResult]) -> str:
     """How many fine-tuning runs failed, if there are any."""
     scores = [one for run in runs for one in run["finetuned"].values()]
-    failed, done = sum(one["failed"] for one in scores), sum(len(one["scores"]) for one in scores)
-    return f", and {failed} of {failed + done} fine-tuning runs" if scores else ""
+    failed, total = sum(one["failed"] for one in scores), sum(len(one["scores"]) for one in scores)
+    diverged = sum(one["scores"].count(None) for one in scores)
+    return f", and {failed} of {total} fine-tuning runs, {diverged} of which diverged" if scores else ""
 
 
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
@@ -88,7 +91,7 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
             row["factor"],
             f"{row['level']} against {row['baseline']}",
             row["metric"],
-            VERDICTS[row["verdict"]] + _failed_runs(row),
+            VERDICTS[row["verdict"]] + _unscored_runs(row),
             _signed(row["difference"]),
             _interval(row["low"], row["high"]),
         )
@@ -97,14 +100,42 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
     return Table(header, rows, words=True)
 
 
-def _failed_runs(row: Comparison) -> str:
-    """The failed runs of both sides, if there are any."""
-    sides = ((row["level"], row["failed"]), (row["baseline"], row["failed_baseline"]))
-    return "".join(f"; {count} runs of {level} failed" for level, count in sides if count)
+def _unscored_runs(row: Comparison) -> str:
+    """The runs without a score of both sides, if there are any."""
+    sides = ((row["level"], row["unscored"]), (row["baseline"], row["unscored_baseline"]))
+    return "".join(f"; {count} runs of {level} have no score" for level, count in sides if count)
+
+
+def _failure_blocks(rates: Sequence[FailureRate], alpha: float) -> list[Note | Table]:
+    """Failure rates of all levels, with tests of their own."""
+
+    def counts(failed: int, runs: int, diverged: int) -> str:
+        return f"{failed} of {runs}" + (f" ({diverged} diverged)" if diverged else "")
+
+    rows = tuple(
+        (
+            row["factor"],
+            f"{row['level']} against {row['baseline']}",
+            row["runs_of"],
+            counts(row["failed"], row["runs"], row["diverged"]),
+            counts(row["failed_baseline"], row["runs_baseline"], row["diverged_baseline"]),
+            _number(row["p_value_holm"]),
+        )
+        for row in rates
+    )
+    return [
+        Note(
+            "A fine-tuning run fails if its score is not above that of the best constant prediction or if it diverges, "
+            f"a pretraining run if it has no score. P-values are of permutations of seeds, at the level {alpha:g}, "
+            "adjusted for the number of rows (Holm); n pairs of seeds have at least 2 / 2^n, so 6 can show a "
+            "difference."
+        ),
+        Table(("factor", "level against baseline", "runs of", "level failed", "baseline failed", "p (Holm)"), rows),
+    ]
 
 
 def _details(rows: Sequence[Comparison], results: Results) -> list[Note | Table | Intervals]:
-    header = ("comparison", "seeds", "failed", "level", "baseline", "BCa", "seeds and examples")
+    header = ("comparison", "seeds", "without score", "level", "baseline", "BCa", "seeds and examples")
     header += ("p (Holm)", "p of equivalence (Holm)")
     table = Table(
         header,
@@ -112,7 +143,7 @@ def _details(rows: Sequence[Comparison], results: Results) -> list[Note | Table 
             (
                 _name(row),
                 f"{row['seeds']}",
-                f"{row['failed']} and {row['failed_baseline']}",
+                f"{row['unscored']} and {row['unscored_baseline']}",
                 *(_mean(row[f"{side}_mean"], row[f"{side}_deviation"]) for side in ("level", "baseline")),
                 _interval(row["bca_low"], row["bca_high"]),
                 _interval(row["bootstrap_low"], row["bootstrap_high"]),
@@ -183,8 +214,12 @@ def _run_table(results: Results) -> Table:
 def _failures(run: RunResult) -> str:
     if run["error"]:
         return f"failed after {run['attempts']} attempts: {run['error']}"
-    failed = {task: (one["failed"], one["failed"] + len(one["scores"])) for task, one in run["finetuned"].items()}
-    return "; ".join(f"{task}: {bad} of {all_} fine-tuning runs failed" for task, (bad, all_) in failed.items() if bad)
+    return "; ".join(
+        f"{task}: {one['failed']} of {len(one['scores'])} fine-tuning runs failed"
+        + (f", {one['scores'].count(None)} of them diverged" if None in one["scores"] else "")
+        for task, one in run["finetuned"].items()
+        if one["failed"]
+    )
 
 
 def _budget_table(results: Results) -> Table:

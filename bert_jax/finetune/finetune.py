@@ -47,19 +47,20 @@ class FinetuneResult(NamedTuple):
     seeds: tuple[SeedResult, ...]
 
     @property
-    def succeeded(self) -> list[float]:
-        """Scores of the runs that did not fail."""
-        return [one.score for one in self.seeds if not one.failed]
+    def scores(self) -> list[float]:
+        """Scores of all runs but those that diverged: without failed runs, the mean would be selected on dev."""
+        return [one.score for one in self.seeds if np.isfinite(one.score)]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, with mean and standard deviation over the runs that did not fail."""
-        scores = self.succeeded
+        """Plain values, with mean and standard deviation over `scores`."""
+        scores = self.scores
         return {
             "task": self.task,
             "baseline": _finite(self.baseline),
             "mean": statistics.fmean(scores) if scores else None,
             "standard_deviation": statistics.stdev(scores) if len(scores) > 1 else None,
             "failed": sum(one.failed for one in self.seeds),
+            "diverged": len(self.seeds) - len(scores),
             "seeds": [one._asdict() | {"score": _finite(one.score)} for one in self.seeds],
         }
 
@@ -283,7 +284,7 @@ def encode_splits(task: str, splits: Splits, options: FinetuneOptions, encoder: 
 
 def summary_lines(result: FinetuneResult) -> list[str]:
     """The scores of all seeds as a table, with mean, standard deviation and the number of failed runs."""
-    values, scores = result.to_dict(), result.succeeded
+    values, scores = result.to_dict(), result.scores
     lines = [f"  seed {one.seed:<4} {one.score:8.4f}{'  failed' if one.failed else ''}" for one in result.seeds]
     lines.append(f"  best constant prediction {result.baseline:.4f}")
     if len(scores) > 1:
@@ -291,7 +292,8 @@ def summary_lines(result: FinetuneResult) -> list[str]:
             f"  mean {values['mean']:.4f}, standard deviation {values['standard_deviation']:.4f} of {len(scores)} runs"
         )
     if values["failed"]:
-        lines.append(f"  {values['failed']} of {len(result.seeds)} runs failed: they are not in the mean")
+        diverged = f", {values['diverged']} of them diverged and have no score" if values["diverged"] else ""
+        lines.append(f"  {values['failed']} of {len(result.seeds)} runs failed{diverged}; the mean is of all scores")
     return [f"{result.task}: score", *lines]
 
 

@@ -38,11 +38,11 @@ from bert_jax.finetune.trainable import ALL_BUT_ADAPTERS, ENCODER
 from bert_jax.model import bert
 from bert_jax.storage import StoredPath, make_directory_if_local
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.divergence import DivergedError
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
 from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import heads_of
-from bert_jax.training.recovery import DivergedError
 from bert_jax.training.run_directory.workdir import matching_config
 from bert_jax.training.sharding import device_kind, round_up_to_shards
 from bert_jax.training.shared_programs import MakePrograms

@@ -49,8 +49,10 @@ def run_sections(runs: Sequence[Run], texts: Sequence[str]) -> list[Section]:
 def _summary(runs: Sequence[Run]) -> tuple[Block, ...]:
     if len(runs) == 1:
         (run,) = runs
-        corpora = f"Corpora: {', '.join(run.file['corpus_paths'])}."
-        return Note(f"Config {run.config.name}, seed {run.config.seed}: {run.state}."), Note(corpora)
+        about = [f"Config {run.config.name}, seed {run.config.seed}: {run.state}."]
+        if skipped := run.last(metric_blocks.TRAINING).get("skipped_steps"):
+            about.append(f"{skipped:,} of {run.last_step:,} steps were skipped: their loss or gradient was not finite.")
+        return *map(Note, about), Note(f"Corpora: {', '.join(run.file['corpus_paths'])}.")
     states = tuple((run.name, run.config.name, str(run.config.seed), run.state) for run in runs)
     differences = settings.differences_table(runs) or Note("All settings are equal.")
     return (

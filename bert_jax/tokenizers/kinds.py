@@ -160,17 +160,19 @@ def wordpiece(
     return library
 
 
-def char_bpe(pieces: Sequence[str], merges: Merges, lowercase: bool) -> tokenizers.Tokenizer:
+def char_bpe(
+    pieces: Sequence[str], merges: Merges, lowercase: bool, strip_accents: bool | None = None
+) -> tokenizers.Tokenizer:
     """Character-level BPE (Sennrich et al. 2016) on the words of BERT's tokenizer, each with the prefix "▁".
 
     Args:
       pieces: in the order of ids, with BERT's special tokens, "▁", and every piece of the merges.
       merges: pairs of pieces, in the order in which they are joined.
-      lowercase: lower-case and strip accents.
+      lowercase, strip_accents: of `bert_normalizer`.
     """
     vocab = {piece: i for i, piece in enumerate(pieces)}
     library = tokenizers.Tokenizer(models.BPE(vocab, list(merges), unk_token=UNK))
-    library.normalizer = bert_normalizer(lowercase)
+    library.normalizer = bert_normalizer(lowercase, strip_accents)
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.BertPreTokenizer(),

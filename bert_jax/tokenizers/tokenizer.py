@@ -139,6 +139,25 @@ class Tokenizer:
         """
         return self.encode(text), offsets.to_words(text, self._model.offsets(text))
 
+    def unknown_bytes(self, texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Bytes in UTF-8 of the characters that became unknown ids; of a word if WordPiece does not know it.
+
+        Args:
+          texts: that were encoded.
+          ids, lengths: of `encode_flat`.
+
+        Returns:
+          int64 [num_texts].
+        """
+        lost = np.zeros(len(texts), np.int64)
+        ends = np.cumsum(lengths)
+        unknown = np.flatnonzero(ids == self.unk_id)
+        for index in np.unique(np.searchsorted(ends, unknown, "right")).tolist():
+            text, own = texts[index], ids[ends[index] - lengths[index] : ends[index]]
+            spans = itertools.compress(self._model.offsets(text), (own == self.unk_id).tolist())
+            lost[index] = sum(len(text[first:last].encode()) for first, last in spans)
+        return lost
+
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Ids of several texts, the same as those of `encode_batch`, and the word of each.
 
@@ -231,14 +250,18 @@ def model_file(path: epath.Path) -> epath.Path:
     return path.with_suffix(".model")
 
 
-def wordpiece(pieces: Sequence[str], lowercase: bool | None, origin: str) -> Tokenizer:
+def wordpiece(
+    pieces: Sequence[str], lowercase: bool | None, origin: str, strip_accents: bool | None = None
+) -> Tokenizer:
     """BERT's tokenizer: see `kinds.wordpiece`."""
-    return Tokenizer(TokenizersBackend(kinds.wordpiece(pieces, lowercase, origin), origin))
+    return Tokenizer(TokenizersBackend(kinds.wordpiece(pieces, lowercase, origin, strip_accents), origin))
 
 
-def char_bpe(pieces: Sequence[str], merges: kinds.Merges, lowercase: bool, origin: str) -> Tokenizer:
+def char_bpe(
+    pieces: Sequence[str], merges: kinds.Merges, lowercase: bool, origin: str, strip_accents: bool | None = None
+) -> Tokenizer:
     """Character-level BPE: see `kinds.char_bpe`; `origin` names the vocabulary in error messages."""
-    return Tokenizer(TokenizersBackend(kinds.char_bpe(pieces, merges, lowercase), origin))
+    return Tokenizer(TokenizersBackend(kinds.char_bpe(pieces, merges, lowercase, strip_accents), origin))
 
 
 def byte_bpe(

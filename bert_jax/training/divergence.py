@@ -6,6 +6,13 @@ import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Bool, Float
 from bert_jax.config import RecoveryConfig
+from bert_jax.errors import UserError
+
+SKIP_SPAN = 100
+"""Steps in the running average of the share of skipped steps."""
+NOISE_FACTOR = 6.0
+"""A loss may be above the lowest average by this many mean differences between successive losses: 6.8 standard
+deviations if losses are independent and normally distributed."""
 
 
 class DivergenceState(NamedTuple):
@@ -15,54 +22,93 @@ class DivergenceState(NamedTuple):
     """Steps skipped since the start of the run, int32."""
     consecutive_skipped: Any
     """Skipped steps since the last step that was applied, int32."""
+    skipped_share: Any
+    """Running average of skipped (1) and applied (0) steps over SKIP_SPAN steps, from 0 at the start, float32."""
     finite_losses: Any
     """Number of finite losses since the phase began, int32."""
+    last_loss: Any
+    """The last finite loss, float32."""
     average: Any
     """Running average of the finite losses, float32."""
+    noise: Any
+    """Running average of the absolute difference between successive finite losses, float32. Unlike a standard
+    deviation it hardly depends on a trend of the loss, nor on one jump."""
     lowest: Any
-    """Lowest value of `average` in this phase, float32."""
+    """Lowest value of `average` in this phase, each with an allowance for its own noise, float32."""
+
+
+class StepMeasures(NamedTuple):
+    """What `check_divergence` reads after a step, and the count that is logged. All scalars."""
+
+    skipped_steps: Any
+    consecutive_skipped: Any
+    skipped_share: Any
+    """Those of the state after the step."""
+    loss_rise: Any
+    """The loss above `lowest` before the step, in nats; 0 if the loss is not finite or one of the phase's first two."""
+    average_rise: Any
+    """The average after the step above `lowest`, in nats."""
+    noise_bound: Any
+    """`loss_rise` up to this value is noise, in nats."""
 
 
 def init_divergence_state() -> DivergenceState:
     """The state before the first step: all zeros."""
     zero, none = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-    return DivergenceState(zero, zero, zero, none, none)
+    return DivergenceState(zero, zero, none, zero, none, none, none, none)
 
 
 def reset_for_phase(state: DivergenceState) -> DivergenceState:
     """Reset the average: losses of phases with different rows or depth are not comparable. Counts of skips are kept."""
     return init_divergence_state()._replace(
-        skipped_steps=state.skipped_steps, consecutive_skipped=state.consecutive_skipped
+        skipped_steps=state.skipped_steps,
+        consecutive_skipped=state.consecutive_skipped,
+        skipped_share=state.skipped_share,
     )
 
 
 def update_divergence_state(
     state: DivergenceState, loss: Float[Array, ""], skipped: Bool[Array, ""], span: int
-) -> tuple[DivergenceState, Float[Array, ""]]:
-    """The divergence state after a step, and the rise of its loss above the lowest average before it, in nats.
-
-    The rise is 0 for a loss that is not finite and for the first loss of a phase.
+) -> tuple[DivergenceState, StepMeasures]:
+    """The divergence state after a step, and the measures of the step.
 
     Args:
       state: before the step.
       loss: of the step.
       skipped: whether the step was skipped.
-      span: number of steps in the average (fewer at the beginning of a phase).
+      span: number of steps in the averages of the loss (fewer at the beginning of a phase).
     """
-    finite = jnp.isfinite(loss)
-    rise = jnp.where(finite & (state.finite_losses > 0), loss - state.lowest, 0.0)
-    finite_losses = state.finite_losses + finite
-    average = state.average + (loss - state.average) / jnp.clip(finite_losses, 1, span)
-    lowest = jnp.where(state.finite_losses > 0, jnp.minimum(state.lowest, average), average)
+    finite, before = jnp.isfinite(loss), state.finite_losses
+    count = before + 1
+    average = state.average + (loss - state.average) / jnp.clip(count, 1, span)
+    differences = jnp.clip(before, 1, None)
+    noise = state.noise + (jnp.abs(loss - state.last_loss) - state.noise) / jnp.clip(differences, 1, span)
+    noise = jnp.where(before > 0, noise, 0.0)
+    # The average of few losses is itself noisy, and the lowest of many such averages would be too low.
+    allowed = average + NOISE_FACTOR * noise / jnp.sqrt(jnp.clip(count, 1, span))
+    lowest = jnp.where(before > 1, jnp.minimum(state.lowest, allowed), allowed)
     missed = skipped.astype(jnp.int32)
     after = DivergenceState(
         skipped_steps=state.skipped_steps + missed,
         consecutive_skipped=jnp.where(skipped, state.consecutive_skipped + 1, 0),
-        finite_losses=finite_losses,
+        skipped_share=state.skipped_share + (missed - state.skipped_share) / SKIP_SPAN,
+        finite_losses=jnp.where(finite, count, before),
+        last_loss=jnp.where(finite, loss, state.last_loss),
         average=jnp.where(finite, average, state.average),
+        noise=jnp.where(finite, noise, state.noise),
         lowest=jnp.where(finite, lowest, state.lowest),
     )
-    return after, rise
+    comparable = finite & (before > 1)
+    measures = StepMeasures(
+        skipped_steps=after.skipped_steps,
+        consecutive_skipped=after.consecutive_skipped,
+        skipped_share=after.skipped_share,
+        loss_rise=jnp.where(comparable, loss - state.lowest, 0.0),
+        average_rise=jnp.where(comparable, average - state.lowest, 0.0),
+        # An average of one difference, or of a few, may be much too small.
+        noise_bound=NOISE_FACTOR * state.noise * (1.0 + 4.0 / jnp.clip(before - 1, 1, None)),
+    )
+    return after, measures
 
 
 class DivergenceError(Exception):
@@ -74,20 +120,43 @@ class DivergenceError(Exception):
         """Steps, counted from 1: the first bad step and the step at which the divergence was detected."""
 
 
-def check_divergence(step: int, loss: float, consecutive_skipped: int, rise: float, recovery: RecoveryConfig) -> None:
-    """Raise DivergenceError if the metrics of step `step`, counted from 1, are out of bounds.
+class DivergedError(UserError):
+    """Training diverged and does not recover."""
+
+
+def check_divergence(step: int, loss: float, found: StepMeasures, recovery: RecoveryConfig) -> None:
+    """Raise if a step is out of bounds.
 
     Args:
       step: number of steps done, this one included.
       loss: of the step.
-      consecutive_skipped: skipped steps in a row, up to and including this one.
-      rise: of the loss, as returned by `update_divergence_state`.
+      found: of the step, numbers.
       recovery: the bounds.
+
+    Raises:
+      DivergenceError: the run must be rolled back.
+      DivergedError: too many steps are skipped, though not in a row; other rows would not help.
     """
-    if consecutive_skipped >= recovery.max_skipped:
-        first = step - consecutive_skipped + 1
-        reason = f"loss or gradient was not finite in {consecutive_skipped} steps in a row, {first} to {step}"
+    if found.consecutive_skipped >= recovery.max_skipped:
+        first = step - found.consecutive_skipped + 1
+        reason = f"loss or gradient was not finite in {found.consecutive_skipped} steps in a row, {first} to {step}"
         raise DivergenceError(first, step, reason)
-    if recovery.spike is not None and rise > recovery.spike:
-        above = f"{rise:.2f} above the lowest average of its phase (recovery.spike {recovery.spike:g})"
-        raise DivergenceError(step, step, f"the loss of step {step} was {loss:.2f}, {above}")
+    if found.skipped_share > recovery.max_skipped_share:
+        raise DivergedError(
+            f"training stops at step {step}: loss or gradient was not finite in {found.skipped_steps} steps, a share "
+            f"of {found.skipped_share:.0%} of the last {SKIP_SPAN} (recovery.max_skipped_share "
+            f"{recovery.max_skipped_share:g}): lower the learning rate, lengthen the warmup or set "
+            "--model.compute-dtype float32, in another --workdir"
+        )
+    if recovery.spike is None:
+        return
+    above = f"above the lowest average of its phase (recovery.spike {recovery.spike:g}"
+    noise = found.noise_bound
+    if found.loss_rise > max(recovery.spike, noise):
+        reason = (
+            f"the loss of step {step} was {loss:.2f}, {found.loss_rise:.2f} {above}, noise {found.noise_bound:.2f})"
+        )
+        raise DivergenceError(step, step, reason)
+    if found.average_rise > recovery.spike:
+        reason = f"the average loss at step {step} was {found.average_rise:.2f} {above})"
+        raise DivergenceError(step, step, reason)

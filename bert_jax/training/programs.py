@@ -234,7 +234,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
 
     Metrics, all global: the mean of each of the task's sums; `loss`; `tokens`, the number of tokens without padding;
     `learning_rate`; those of the optimizer (training/optimizers/optimizer.py); and those of divergence detection
-    (training/divergence.py): `skipped_steps` since the start of the run, `consecutive_skipped`, `loss_rise`.
+    (`StepMeasures` of training/divergence.py), of which `skipped_steps` counts from the start of the run.
 
     If the loss or the gradient is not finite, parameters and moments stay unchanged, bit for bit.
 
@@ -274,13 +274,8 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
         skipped = norms.pop("skipped") > 0
         if new_values:
             params = map_with_paths(lambda path, x: jnp.where(skipped, x, new_values.get(path, x)), params)
-        divergence, rise = update_divergence_state(state.divergence, metrics["loss"], skipped, stable_steps)
-        metrics |= norms | {
-            "learning_rate": rate,
-            "skipped_steps": divergence.skipped_steps,
-            "consecutive_skipped": divergence.consecutive_skipped,
-            "loss_rise": rise,
-        }
+        divergence, measures = update_divergence_state(state.divergence, metrics["loss"], skipped, stable_steps)
+        metrics |= norms | {"learning_rate": rate} | measures._asdict()
         return TrainState(state.step + 1, params, moments, divergence), metrics
 
     return jax.jit(

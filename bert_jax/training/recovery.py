@@ -13,29 +13,26 @@ from typing import Any
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor, rows_before_step
 from bert_jax.distributed.agreement import compute_and_broadcast, is_first
-from bert_jax.errors import UserError
-from bert_jax.training.divergence import DivergenceError
+from bert_jax.training.divergence import DivergedError, DivergenceError
 from bert_jax.training.run_directory.checkpoint import Checkpoints
 from bert_jax.training.run_directory.ledger import Ledger
 
 EVENT = "rollback"
 
 
-class DivergedError(UserError):
-    """Training diverged again after all rollbacks."""
-
-
 def record_rollback(divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> None:
     """Write the decision for a rollback to the ledger; `apply_rollback` carries it out.
 
     Raises:
-      DivergedError: the run has had recovery.max_rollbacks rollbacks.
+      DivergedError: the run has had recovery.max_rollbacks rollbacks within recovery.rollback_steps steps.
     """
-    done = len(ledger.entries_of(EVENT))
+    span = config.recovery.rollback_steps
+    done = sum(entry["step"] > divergence.first - span for entry in ledger.entries_of(EVENT))
     if done >= config.recovery.max_rollbacks:
         raise DivergedError(
-            f"training diverged: {divergence.reason}. It was rolled back {done} time(s) already "
-            "(recovery.max_rollbacks): lower the learning rate or lengthen the warmup, in another --workdir"
+            f"training diverged: {divergence.reason}. It was rolled back {done} time(s) within {span} steps "
+            "(recovery.max_rollbacks, recovery.rollback_steps): lower the learning rate or lengthen the warmup, in "
+            "another --workdir"
         )
     good = trusted_until_step(divergence.first - 1, config, ledger)
     intact = (metadata for step in checkpoints.steps() if step <= good and (metadata := checkpoints.metadata(step)))

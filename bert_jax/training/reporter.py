@@ -1,6 +1,7 @@
 """Reports metrics of steps as lines, events and a progress bar, one step late, and records profiler traces."""
 
 import contextlib
+import math
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from bert_jax.distributed.agreement import is_first
 from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
 from bert_jax.progress import print_line, progress_bar
 from bert_jax.storage import StagedDirectory, StoredPath
-from bert_jax.training.divergence import check_divergence
+from bert_jax.training.divergence import StepMeasures, check_divergence
 from bert_jax.training.eval_metrics import format_metrics, with_pair_majority_baseline
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.metrics import MetricsWriter
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from bert_jax.data.batches import HostBatch
 
 
-READ_EVERY_STEP = ("tokens", "consecutive_skipped", "loss", "loss_rise")
+READ_EVERY_STEP = ("tokens", "loss", *StepMeasures._fields)
 """Metrics that are read after every step."""
-NOT_LOGGED = {"tokens", "consecutive_skipped", "loss_rise"}
+NOT_LOGGED = {"tokens", *StepMeasures._fields} - {"skipped_steps"}
 """Metrics of single steps, which are not written to metrics.jsonl."""
 
 
@@ -36,7 +37,8 @@ class Reporter:
 
     Every process of a run has a reporter and reads the same metrics; the first process writes and displays them.
 
-    A context manager; `tokens_seen` counts tokens without padding over the whole run, restarts included.
+    A context manager; `tokens_seen` counts tokens without padding, and `skipped_steps` steps whose loss or gradient was
+    not finite, both over the whole run, restarts included.
     """
 
     def __init__(
@@ -46,10 +48,12 @@ class Reporter:
         mesh: Mesh,
         step: int,
         tokens_seen: int,
+        skipped_steps: int,
         goodput: GoodputRecorder,
         profile: tuple[int, int] | None,
     ):
         config = task.config
+        self.skipped_steps, self.warned = skipped_steps, False
         self.task, self.every, self.tokens_seen, self.goodput = task, config.log.every, tokens_seen, goodput
         self.writer: MetricsWriter | None = None
         if is_first():
@@ -113,8 +117,10 @@ class Reporter:
 
     def _report(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
         scalars = jax.device_get({name: metrics[name] for name in READ_EVERY_STEP})
-        tokens, consecutive_skipped, loss, rise = (scalars[name].item() for name in READ_EVERY_STEP)
-        check_divergence(step, loss, consecutive_skipped, rise, self.task.config.recovery)
+        tokens, loss, *found = (scalars[name].item() for name in READ_EVERY_STEP)
+        measures = StepMeasures(*found)
+        self._warn_if_first_skipped(step, loss, measures.skipped_steps)
+        check_divergence(step, loss, measures, self.task.config.recovery)
         self.tokens_seen += tokens
         phase = self._phase_of(step - 1)
         if phase == self.timed_phase:
@@ -127,13 +133,26 @@ class Reporter:
         logged = {name: value for name, value in metrics.items() if name not in NOT_LOGGED}
         values = {name: value.item() for name, value in jax.device_get(logged).items()}
         shown = next((name for name in (f"{of}_loss" for of in TOKEN_OBJECTIVES) if name in values), "loss")
-        self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}", refresh=False)
+        skipped = f", {self.skipped_steps} skipped" if self.skipped_steps else ""
+        self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}{skipped}", refresh=False)
         timing, self.window = self.window.speed(self.peak), _Window()
         if self.writer is not None:
             self.writer.write(
                 step, "train", with_pair_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing
             )
         self.goodput.write_totals(step)
+
+    def _warn_if_first_skipped(self, step: int, loss: float, skipped_steps: int) -> None:
+        """Warn at the first skipped step of this process; later ones are in the bar and at the end."""
+        if skipped_steps > self.skipped_steps and not self.warned and is_first():
+            self.warned = True
+            what = "gradient" if math.isfinite(loss) else "loss"
+            print_line(
+                f"warning: the {what} of step {step:,} is not finite; its update is skipped. Further ones are counted "
+                "in the progress bar and in metrics.jsonl (skipped_steps)",
+                self.bar,
+            )
+        self.skipped_steps = skipped_steps
 
     def _phase_of(self, step: int) -> int:
         return self.task.config.locate_step(step)[0]

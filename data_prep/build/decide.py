@@ -7,8 +7,8 @@ on the prepared blocks and the options alone.
 import collections
 import dataclasses
 import itertools
-import math
 import pathlib
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 from etils import epath
@@ -66,25 +66,28 @@ def decide(
     """
     metadata = [block.metadata for block in blocks]
     tables = DocumentTables(local, metadata, options)
-    read = collections.defaultdict(collections.Counter)
+    read, from_validation_source = collections.defaultdict(collections.Counter), []
     with progress_bar("deciding", len(blocks), "block") as bar:
         for index, block in enumerate(blocks):
             arrays = scratch.read_arrays(directory / block.name, BLOCK_ARRAYS)
             before = tables.num_documents
             tables.add_block(index, arrays)
-            read[block.source]["documents"] += tables.num_documents - before
+            added = tables.num_documents - before
+            from_validation_source.append(np.full(added, block.source < options.validation_sources))
+            read[block.source]["documents"] += added
             read[block.source]["text_bytes"] += int(arrays["part_bytes"].sum())
             bar.update()
     names = [block.name for block in blocks]
-    decisions, paragraph_repeats, dropped = _decide_documents(tables, names, options, decontaminates, finder)
+    held_out = np.concatenate([np.zeros(0, np.bool_), *from_validation_source])
+    decisions, paragraph_repeats, dropped = _decide_documents(tables, names, options, decontaminates, finder, held_out)
     if options.drop_repeated_lines:
-        dropped["repeated_lines"] = _sum_counts(entry["repeated_lines"] for entry in metadata)
+        dropped["repeated_lines"] = sum_counts(entry["repeated_lines"] for entry in metadata)
     plans = []
     for split in SPLIT_DECISIONS:
         plans += _plan_split(directory, blocks, tables, split, decisions, paragraph_repeats, options, token_bytes)
     report = {
         "dropped": dropped,
-        "cleaned": _sum_counts(entry["cleaned"] for entry in metadata),
+        "cleaned": sum_counts(entry["cleaned"] for entry in metadata),
         "skipped": sum_skipped(metadata),
         "read": {str(source): dict(counts) for source, counts in read.items()},
     }
@@ -93,7 +96,12 @@ def decide(
 
 
 def _decide_documents(
-    tables: DocumentTables, blocks: list[str], options: BuildOptions, decontaminates: bool, finder: DuplicateFinder
+    tables: DocumentTables,
+    blocks: list[str],
+    options: BuildOptions,
+    decontaminates: bool,
+    finder: DuplicateFinder,
+    from_validation_source: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray | None, dict]:
     """The decision on each document [num_documents], which paragraphs are removed, and what each filter removed."""
     count = tables.num_documents
@@ -126,29 +134,43 @@ def _decide_documents(
             "paragraphs": int(paragraph_repeats.sum()),
             "text_bytes": int(tables.paragraph_bytes[paragraph_repeats].sum(dtype=np.int64)),
         }
-    places = text_keys.unit_interval_hash(tables.keys[:count, :2])
-    decisions[(decisions == 0) & (places < options.validation_fraction)] = SPLIT_DECISIONS["validation"]
-    _check_splits(decisions, places)
+    kept = np.flatnonzero(decisions == 0)
+    places = text_keys.unit_interval_hash(tables.keys[kept, :2])
+    decisions[kept[_held_out(places, from_validation_source[kept], options)]] = SPLIT_DECISIONS["validation"]
     return decisions, paragraph_repeats, dropped
 
 
-def _check_splits(decisions: np.ndarray, places: np.ndarray) -> None:
-    kept = places[decisions <= 1]
-    if len(kept) < 2:
+def _held_out(places: np.ndarray, from_validation_source: np.ndarray, options: BuildOptions) -> np.ndarray:
+    """Indices of the documents in the validation split.
+
+    Args:
+      places: a hash in [0, 1) of the text of each document that is kept.
+      from_validation_source: whether it is from one of `options.validation_sources`.
+      options: of the build.
+
+    Raises:
+      UserError: one of the splits would have no documents.
+    """
+    count = len(places)
+    if count < 2:
         raise UserError(
-            f"{'one document' if len(kept) else 'no document'} with text is left after the filters; a corpus needs two"
+            f"{'one document' if count else 'no document'} with text is left after the filters; a corpus needs two"
             " different ones, to train on and to hold out (a blank line divides documents of `text:` and `lines:`; a"
             " file is one of `text-files:`)"
         )
-    for split, decision in SPLIT_DECISIONS.items():
-        if not (decisions == decision).any():
-            # Two documents where possible: random segments of next-sentence prediction need another document.
-            held_out = min(2, len(kept) - 1)
-            fraction = math.ceil((np.sort(kept)[held_out - 1] + 1e-4) * 1e4) / 1e4
-            raise UserError(
-                f"none of the {len(kept)} documents fell into the {split} split; --validation-fraction {fraction:.4f}"
-                f" would hold {held_out} out, or give more text"
-            )
+    if options.validation_sources:
+        if from_validation_source.all() or not from_validation_source.any():
+            flag = "--source" if from_validation_source.all() else "--validation-source"
+            raise UserError(f"no document of {flag} with text is left after the filters: give more text")
+        return np.flatnonzero(from_validation_source)
+    wanted = options.validation_documents
+    if wanted is not None and wanted >= count:
+        raise UserError(f"--validation-documents {wanted} leaves none of the {count} documents to train on: give fewer")
+    if wanted is None:
+        wanted = int((places < options.validation_fraction).sum())
+        # Two documents where possible: random segments of next-sentence prediction need another document.
+        wanted = min(wanted or 2, count - 1)
+    return np.argsort(places, kind="stable")[:wanted]
 
 
 def _plan_split(
@@ -197,7 +219,8 @@ def _plan_split(
     return plans
 
 
-def _sum_counts(counts) -> dict[str, int]:
+def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sums of counts, by their names."""
     total = collections.Counter()
     for each in counts:
         total.update(each)
@@ -205,11 +228,12 @@ def _sum_counts(counts) -> dict[str, int]:
 
 
 def sum_skipped(metadata: list[dict]) -> dict[str, dict]:
-    """What was skipped in some blocks by reason: its count and its first places."""
+    """What was skipped in some blocks by reason: its count, its bytes and its first places."""
     skipped: dict[str, dict] = {}
     for block in metadata:
         for reason, counted in block["skipped"].items():
-            entry = skipped.setdefault(reason, {"count": 0, "first": []})
+            entry = skipped.setdefault(reason, {"count": 0, "bytes": 0, "first": []})
             entry["count"] += counted["count"]
+            entry["bytes"] += counted["bytes"]
             entry["first"] = (entry["first"] + counted["first"])[:FIRST_PLACES]
     return skipped

@@ -21,7 +21,7 @@ from bert_jax.file_listing import file_sizes
 from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build import resume, scratch, writer
-from data_prep.build.decide import PreparedBlock, decide, sum_skipped
+from data_prep.build.decide import PreparedBlock, decide, sum_counts, sum_skipped
 from data_prep.build.duplicate_finder import DuplicateFinder
 from data_prep.build.engines import Engine, IndexedInput
 from data_prep.build.prepare import FIRST_PLACES, PrepareJob
@@ -76,9 +76,11 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         **request.options.preparation_settings(bool(evaluation_ngrams)),
     }
     # If a file differs from that of an earlier run, its input is prepared again and all decisions are made again.
-    keys = tuple(scratch.fingerprint((source.spec, source.language, preparation))[:16] for source in sources)
+    keys = tuple(
+        scratch.fingerprint((source.spec, source.language, source.encoding, preparation))[:16] for source in sources
+    )
     decisions = {
-        "sources": [(source.spec, source.language) for source in sources],
+        "sources": [(source.spec, source.language, source.encoding) for source in sources],
         "name": request.name,
         "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
         "settings": request.options.to_dict(),
@@ -214,7 +216,7 @@ def _prepared_blocks(
 
 def _check_source(source: Source, metadata: list[dict], damaged: list[str]) -> None:
     """Raises UserError if a source gave no document, or none with a language in the given field."""
-    skipped = sum_skipped([*metadata, {"skipped": _skipped_files(damaged)}])
+    skipped = sum_skipped([*metadata, {"skipped": _skipped_files(damaged, 0)}])
     first = next((entry["first"][0] for entry in skipped.values()), None)
     counts = {reason: entry["count"] for reason, entry in skipped.items()}
     parts = sum(block["parts"] for block in metadata)
@@ -234,9 +236,10 @@ def _check_source(source: Source, metadata: list[dict], damaged: list[str]) -> N
         )
 
 
-def _skipped_files(damaged: list[str]) -> dict[str, dict]:
-    """Damage in the form of skipped records."""
-    return {"damaged_file": {"count": len(damaged), "first": damaged[:FIRST_PLACES]}} if damaged else {}
+def _skipped_files(damaged: list[str], size: int) -> dict[str, dict]:
+    """Damage in the form of skipped records; `size` in bytes on disk."""
+    entry = {"count": len(damaged), "bytes": size, "first": damaged[:FIRST_PLACES]}
+    return {"damaged_file": entry} if damaged else {}
 
 
 def _source_files(inputs: Sequence[IndexedInput], notes: Mapping[tuple[int, int], dict]) -> Iterator[dict]:
@@ -258,13 +261,15 @@ def _report(
     for index, source in enumerate(job.sources):
         notes = [all_notes[of, number] for of, number, _ in inputs if of == index]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
-        about = {"spec": source.spec, "language": source.language}
+        about = {"spec": source.spec, "language": source.language, "encoding": source.encoding}
+        about["encodings"] = sum_counts(note["encodings"] for note in notes)
         sources.append({**about, **read, "files": sum(len(note["files"]) for note in notes)})
         if damaged := list(dict.fromkeys(message for note in notes for message in note["damaged"])):
             sources[-1]["damaged"] = damaged
     content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}
     every = [message for source in sources for message in source.get("damaged", ())]
-    content["skipped"] = sum_skipped([{"skipped": content["skipped"]}, {"skipped": _skipped_files(every)}])
+    lost = sum(note["damaged_bytes"] for note in all_notes.values())
+    content["skipped"] = sum_skipped([{"skipped": content["skipped"]}, {"skipped": _skipped_files(every, lost)}])
     if decontamination_report:
         content["leak_check"] = decontamination_report
     return {**content, "settings": job.options.to_dict(), "sources": sources}

@@ -170,11 +170,13 @@ class _BlockBuilder:
         self._characters = 0
         self._tokens: list[np.ndarray] = []
         self._lengths: list[np.ndarray] = []
+        self._unknown_bytes: list[np.ndarray] = []
 
     def skip(self, skipped: Skipped) -> None:
         """Counts what a source skipped."""
-        entry = self._skipped.setdefault(skipped.reason, {"count": 0, "first": []})
+        entry = self._skipped.setdefault(skipped.reason, {"count": 0, "bytes": 0, "first": []})
         entry["count"] += 1
+        entry["bytes"] += skipped.size
         if len(entry["first"]) < FIRST_PLACES:
             entry["first"].append(str(skipped))
 
@@ -245,18 +247,22 @@ class _BlockBuilder:
         tokens, lengths = self._tokenizer.encode_corpus(self._sentences)
         self._tokens.append(tokens.astype(token_dtype(self._tokenizer.vocab_size)))
         self._lengths.append(lengths.astype(np.uint32))
+        self._unknown_bytes.append(self._tokenizer.unknown_bytes(self._sentences, tokens, lengths))
         self._sentences, self._characters = [], 0
 
     def finish(self) -> tuple[dict[str, np.ndarray], dict]:
         """The arrays and metadata of the prepared block."""
         self._tokenize()
         lengths = np.concatenate(self._lengths)
-        paragraph = np.repeat(np.arange(len(self._paragraph_sentences)), self._paragraph_sentences)[lengths > 0]
+        paragraph = np.repeat(np.arange(len(self._paragraph_sentences)), self._paragraph_sentences)
+        unknown_bytes = np.bincount(paragraph, np.concatenate(self._unknown_bytes), len(self._paragraph_sentences))
+        paragraph = paragraph[lengths > 0]
         begins, ends, characters, text_bytes, ngram_hits, paragraphs = np.array(self._parts, np.int64).reshape(-1, 6).T
         arrays = {
             "tokens": np.concatenate(self._tokens),
             "sentence_lengths": lengths[lengths > 0],
             "paragraph_sentences": np.bincount(paragraph, minlength=len(self._paragraph_sentences)).astype(np.uint32),
+            "paragraph_unknown_bytes": unknown_bytes.astype(np.uint32),
             "part_begins": begins.astype(np.uint8),
             "part_ends": ends.astype(np.uint8),
             "part_characters": characters,

@@ -47,6 +47,8 @@ class DocumentPart(NamedTuple):
     """tokens of each sentence, positive; their sum is num_tokens"""
     text_bytes: int
     """size of its text in UTF-8, for statistics"""
+    unknown_bytes: int
+    """bytes of its text that became unknown ids"""
     origin: str
     """where the document begins, for messages"""
     language: str
@@ -95,7 +97,7 @@ class ShardWriter:
 
         Sentences of more than MAX_RECORD_TOKENS are split. Exceptions get a note with the origin of the document.
         """
-        part = sentences = tokens = text_bytes = 0
+        part = sentences = tokens = text_bytes = unknown_bytes = 0
         unknown_before = self._token_counts[self._unk_id]
         origin = language = None
         try:
@@ -106,6 +108,7 @@ class ShardWriter:
                 sentences += len(lengths)
                 tokens += len(document_part.tokens)
                 text_bytes += document_part.text_bytes
+                unknown_bytes += document_part.unknown_bytes
                 self._lengths.append(lengths)
                 np.add.at(self._token_counts, document_part.tokens, 1)
                 for record in self._cutter.add(document_part.tokens, lengths):
@@ -123,6 +126,7 @@ class ShardWriter:
         counts["tokens"] += tokens
         counts["unknown_tokens"] += unknown_tokens
         counts["text_bytes"] += text_bytes
+        counts["unknown_bytes"] += unknown_bytes
         self._document += 1
 
     def _write(self, part: int, tokens: np.ndarray, lengths: np.ndarray) -> None:
@@ -154,7 +158,10 @@ class ShardWriter:
             "tokens": int(self._token_counts.sum()),
             "records": len(self._record_sentences),
             "unknown_tokens": int(self._token_counts[self._unk_id]),
-            "text_bytes": sum(counts["text_bytes"] for counts in self._languages.values()),
+            **{
+                count: sum(counts[count] for counts in self._languages.values())
+                for count in ("text_bytes", "unknown_bytes")
+            },
             "record_bytes": self.record_bytes,
             "languages": self._languages,
         }

@@ -18,6 +18,7 @@ _BLOCK_ARRAYS = (
     "tokens",
     "sentence_lengths",
     "paragraph_sentences",
+    "paragraph_unknown_bytes",
     "part_paragraphs",
     "part_bytes",
     "paragraph_bytes",
@@ -87,9 +88,11 @@ def _pieces(
         sentences = slice(sentence_ends[first], sentence_ends[last])
         lengths = arrays["sentence_lengths"][sentences]
         tokens = arrays["tokens"][token_ends[sentences.start] : token_ends[sentences.stop]]
-        text_bytes = int(arrays["part_bytes"][index])
+        text_bytes, unknown_bytes = int(arrays["part_bytes"][index]), arrays["paragraph_unknown_bytes"][first:last]
         if paragraph_repeats[first:last].any():
             text_bytes -= int(arrays["paragraph_bytes"][first:last][paragraph_repeats[first:last]].sum())
+            unknown_bytes = unknown_bytes[~paragraph_repeats[first:last]]
             kept = np.repeat(~paragraph_repeats[first:last], arrays["paragraph_sentences"][first:last])
             tokens, lengths = tokens[np.repeat(kept, lengths)], lengths[kept]
-        yield index, DocumentPart(tokens, lengths, text_bytes, origins[index], languages[index])
+        sizes = text_bytes, int(unknown_bytes.sum(dtype=np.int64))
+        yield index, DocumentPart(tokens, lengths, *sizes, origins[index], languages[index])

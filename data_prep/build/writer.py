@@ -21,7 +21,7 @@ from data_prep.build.shards import LANGUAGE_COUNTS
 from data_prep.sources.files import file_entry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes")
+_COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes", "unknown_bytes")
 
 
 def finish_corpus(

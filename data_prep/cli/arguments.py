@@ -1,14 +1,15 @@
-"""Types of arguments that several commands of `bert-data` have."""
+"""What several commands of `bert-data` have: types of arguments, sources from flags, words about lost text."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import tyro
 
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Interval
-from data_prep.sources import KINDS_HELP
+from data_prep import languages, sources
+from data_prep.sources import KINDS_HELP, encodings
 from data_prep.sources.base import DamagedFileError
 
 Specs = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -16,6 +17,7 @@ Sources = Annotated[Specs, tyro.conf.arg(metavar="SPEC", help=KINDS_HELP)]
 File = Annotated[str, tyro.conf.arg(metavar="FILE")]
 Workers = Annotated[int, Interval("[1, 1000]")]
 Fraction = Annotated[float, Interval("(0, 1)")]
+Encodings = Annotated[Specs, tyro.conf.arg(metavar="NAME")]
 Switch = tyro.conf.FlagCreatePairsOff[bool]
 """A flag without a negation."""
 
@@ -27,3 +29,48 @@ def damage_explained() -> Iterator[None]:
         yield
     except DamagedFileError as error:
         raise UserError(f"{error}; or add --skip-damaged") from error
+
+
+def parse_sources(
+    specs: Sequence[str],
+    workers: int,
+    language: Sequence[str] = (),
+    encoding: Sequence[str] = (),
+    *,
+    held_out: Sequence[str] = (),
+) -> list[sources.Source]:
+    """The sources of SPECs, those of validation first: of two equal texts, the later one is removed, from training.
+
+    Args:
+      specs: of `--source`.
+      workers: processes that read.
+      language, encoding: one for all, or one for each of `specs` and then of `held_out`; none for the default.
+      held_out: of `--validation-source`.
+
+    Raises:
+      UserError: the number of languages or encodings is another one, or a value is unusable.
+    """
+    ordered = (*held_out, *specs)
+    columns = []
+    for flag, given, default in (
+        ("--language", language, languages.DEFAULT),
+        ("--encoding", encoding, encodings.UTF_8),
+    ):
+        chosen = tuple(given) or (default,)
+        if len(chosen) not in (1, len(ordered)):
+            raise UserError(
+                f"{len(chosen)} {flag} for {len(specs)} --source"
+                f"{f' and {len(held_out)} --validation-source' if held_out else ''}: give one for all, or one for each"
+            )
+        every = chosen * len(ordered) if len(chosen) == 1 else chosen
+        columns.append((*every[len(specs) :], *every[: len(specs)]))
+    return [sources.parse(spec, workers, *chosen) for spec, *chosen in zip(ordered, *columns, strict=True)]
+
+
+def lost_text(lost_bytes: int, read_bytes: int) -> str:
+    """Words for the last line of a command: how much text could not be read; empty if there is none."""
+    if not lost_bytes:
+        return ""
+    share = lost_bytes / (lost_bytes + read_bytes)
+    percent = f"{share:.1%}" if share >= 0.001 else "under 0.1%"
+    return f", without {percent} of the text ({lost_bytes:,} bytes could not be read)"

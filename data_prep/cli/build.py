@@ -19,12 +19,24 @@ from bert_jax.flags import DirectoryArg
 from bert_jax.report import text
 from bert_jax.storage import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep import languages, sources
+from data_prep import sources
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
-from data_prep.cli.arguments import File, Fraction, Sources, Specs, Switch, Workers, damage_explained
+from data_prep.cli.arguments import (
+    Encodings,
+    File,
+    Fraction,
+    Sources,
+    Specs,
+    Switch,
+    Workers,
+    damage_explained,
+    lost_text,
+    parse_sources,
+)
 from data_prep.options import BuildOptions, NearDuplicateOptions
 
-_MANY_UNKNOWN = 0.05
+_MANY_UNKNOWN = 0.01
+"""Share of the bytes of the text."""
 _MIN_WORKER_MB = 16
 
 Similarity = Annotated[
@@ -105,11 +117,18 @@ class Build:
     """Name of the corpus. Default: from --out."""
     language: Annotated[Specs, tyro.conf.arg(metavar="CODE")] = ()
     """Language of the text: an ISO 639 code, @FIELD of each record (jsonl, parquet, tfds), or auto (identified for each
-    document). One for all sources, or one for each --source, in their order (default en)."""
+    document). One for all sources, or one for each --source and --validation-source, in their order (default en)."""
+    encoding: Encodings = ()
+    """Encoding of files of text, e.g. windows-1252, or auto (identified for each file). One for all sources, or one for
+    each, as for --language (default utf-8)."""
     skip_damaged: Switch = False
     """Leave out files that cannot be read, are damaged or binary, and list them. Default: they are an error."""
-    validation_fraction: Fraction = BuildOptions.validation_fraction
-    """Share of documents held out."""
+    validation_fraction: Fraction | None = None
+    """Share of documents held out, but at least one document. Default: 0.01."""
+    validation_documents: Count | None = None
+    """Number of documents held out, instead of a share. Default: none."""
+    validation_source: Annotated[Specs, tyro.conf.arg(metavar="SPEC")] = ()
+    """Text that is held out, as for --source, instead of a part of each --source. Default: none."""
     max_shard_mb: Count = 64
     """Shard size."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
@@ -137,7 +156,10 @@ class Build:
         started = time.perf_counter()
         out = epath.Path(self.out)
         options, name, engine = self._options(), self.name or self._default_name(out), self._engine()
-        read = self._sources()
+        specs = (*self.validation_source, *self.source)
+        if repeated := next((spec for spec in specs if specs.count(spec) > 1), None):
+            raise UserError(f"{repeated} is given twice, as a --source or --validation-source: give it once")
+        read = parse_sources(self.source, self.workers, self.language, self.encoding, held_out=self.validation_source)
         evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
@@ -148,7 +170,9 @@ class Build:
             with damage_explained():
                 manifest = build(request, engine)
             self._summarize(out, manifest)
-            print(f"{out}: ready in {time.perf_counter() - started:.0f} s; look at it with {inspect}")
+            lost = sum(entry["bytes"] for entry in manifest["skipped"].values())
+            without = lost_text(lost, sum(source["text_bytes"] for source in manifest["sources"]))
+            print(f"{out}: ready in {time.perf_counter() - started:.0f} s{without}; look at it with {inspect}")
         except KeyboardInterrupt:
             if not (out / MANIFEST).exists() or scratch_place(out, name, self.scratch).exists():
                 raise
@@ -162,10 +186,12 @@ class Build:
         if note := report.sentence_rules_note(manifest["splits"]):
             print(f"note: {note}", file=sys.stderr)
         train = manifest["splits"]["train"]
-        if train["unknown_tokens"] > _MANY_UNKNOWN * train["tokens"]:
-            share = train["unknown_tokens"] / train["tokens"]
+        if train["unknown_bytes"] > _MANY_UNKNOWN * train["text_bytes"]:
+            share = train["unknown_bytes"] / train["text_bytes"]
             print(
-                f"note: {share:.0%} of the tokens are unknown; is {self.tokenizer} for this language?", file=sys.stderr
+                f"note: {share:.1%} of the bytes of the text are unknown to {self.tokenizer}; train one on this text"
+                " with `bert-data tokenizer`, with more --max-characters or --kind byte-bpe",
+                file=sys.stderr,
             )
         corpus = Corpus.open(out)
         lengths, rows = statistics.measure_lengths(corpus), statistics.measure_rows(corpus)
@@ -174,15 +200,6 @@ class Build:
         for warning in (report.short_documents_warning(lengths, rows, self.source), report.coverage_warning(rows)):
             if warning:
                 print(f"note: {warning}", file=sys.stderr)
-
-    def _sources(self) -> list[sources.Source]:
-        chosen = self.language or (languages.DEFAULT,)
-        if len(chosen) not in (1, len(self.source)):
-            raise UserError(
-                f"{len(chosen)} --language for {len(self.source)} --source: give one for all, or one for each"
-            )
-        every = chosen * len(self.source) if len(chosen) == 1 else chosen
-        return [sources.parse(spec, self.workers, code) for spec, code in zip(self.source, every, strict=True)]
 
     def _default_name(self, out: epath.Path) -> str:
         directory = (out if is_remote(out) else out.resolve()).name
@@ -199,6 +216,15 @@ class Build:
             raise UserError(
                 "--decontamination-words has no effect by itself; add --decontaminate with evaluation texts"
             )
+        held_out = {
+            "--validation-fraction": self.validation_fraction is not None,
+            "--validation-documents": self.validation_documents is not None,
+            "--validation-source": bool(self.validation_source),
+        }
+        if sum(held_out.values()) > 1:
+            given = [flag for flag, is_given in held_out.items() if is_given]
+            raise UserError(f"{' and '.join(given)} all say what is held out: give one of them")
+        fraction = BuildOptions.validation_fraction if self.validation_fraction is None else self.validation_fraction
         return BuildOptions(
             cleaning=CleaningOptions(
                 normalization=self.cleaning.normalization,
@@ -212,7 +238,9 @@ class Build:
             near_duplicates=filters.near_duplicates,
             decontamination_words=words or BuildOptions.decontamination_words,
             skip_damaged=self.skip_damaged,
-            validation_fraction=self.validation_fraction,
+            validation_fraction=fraction,
+            validation_documents=self.validation_documents,
+            validation_sources=len(self.validation_source),
             max_shard_bytes=self.max_shard_mb << 20,
         )
 

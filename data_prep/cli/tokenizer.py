@@ -4,6 +4,7 @@ import dataclasses
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import tyro
@@ -14,12 +15,17 @@ from bert_jax.errors import UserError
 from bert_jax.field_validation import Count, Share, check
 from bert_jax.flags import DirectoryArg
 from bert_jax.tokenizers.tokenizer import Tokenizer, model_file
-from data_prep import sources
-from data_prep.cli.arguments import Sources, Switch, Workers, damage_explained
+from data_prep.cli.arguments import Encodings, Sources, Switch, Workers, damage_explained, lost_text, parse_sources
+from data_prep.for_each_input import Totals, report_skipped
+from data_prep.sources import Source
 from data_prep.vocabularies.merges import SCORES
 from data_prep.vocabularies.train import KINDS, Recipe, train
 
-_KINDS_WITH_FLAG = {"score": ("wordpiece",), "max_characters": ("wordpiece", "bpe")}
+_KINDS_WITH_FLAG = {
+    "score": ("wordpiece",),
+    "max_characters": ("wordpiece", "bpe"),
+    "keep_accents": ("wordpiece", "bpe"),
+}
 """Flags that apply to some kinds only."""
 _Text = tyro.conf.create_mutex_group(required=True)
 
@@ -37,7 +43,10 @@ class _Training:
     """wordpiece: merge the most frequent pair (count, the default), or the one with the highest count relative to the
     counts of its parts (likelihood)."""
     max_characters: Count | None = None
-    """wordpiece, bpe: number of different characters to keep, the most frequent (default 1000)."""
+    """wordpiece, bpe: number of different characters to keep, the most frequent, besides ASCII (default: as many as
+    make up 99.995% of the text, in at most half of the vocabulary)."""
+    keep_accents: Switch = False
+    """wordpiece, bpe: lower-case without stripping accents, which deletes marks of many scripts."""
     sampling_exponent: Share | None = None
     """Several languages, a --source for each: shares are sizes to this power (default 1, by size; multilingual BERT
     used 0.7)."""
@@ -65,6 +74,9 @@ class TrainTokenizer:
     """Keep the case."""
     skip_damaged: Switch = False
     """With --source: leave out files that cannot be read, are damaged or binary, and name them. Default: an error."""
+    encoding: Encodings = ()
+    """With --source: encoding of files of text, e.g. windows-1252, or auto (identified for each file). One for all, or
+    one for each --source (default utf-8)."""
     add_special_tokens: Switch = False
     """With --from: append the special tokens that the vocabulary lacks, as new last ids."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
@@ -85,7 +97,8 @@ class TrainTokenizer:
             if file.exists():
                 raise UserError(f"{file}: exists already; choose another --out or remove it first")
         storage.check_writable(out)
-        tokenizer = self._train() if self.existing is None else self._convert()
+        read: list[Totals] = []
+        tokenizer = self._train(read) if self.existing is None else self._convert()
         content = tokenizer.sentencepiece_model
         if content is not None and model.exists() and model.read_bytes() != content:
             raise UserError(f"{model}: exists already and is another model; choose another --out or remove it first")
@@ -95,23 +108,32 @@ class TrainTokenizer:
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         case = "uncased" if tokenizer.lowercase else "cased"
-        print(f"{os.fspath(out)}: {tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}, in {seconds:.0f} s")
+        without = lost_text(sum(total.lost_bytes for total in read), sum(total.text_bytes for total in read))
+        about = f"{tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}"
+        print(f"{os.fspath(out)}: {about}, in {seconds:.0f} s{without}")
 
     def _case(self, default: bool | None) -> bool | None:
         return default if not self.lowercase and not self.no_lowercase else self.lowercase
 
     def _convert(self) -> Tokenizer:
         for name, value in vars(self.training).items():
-            if value is not None:
+            if value is not None and value is not False:
                 raise UserError(f"--{name.replace('_', '-')} applies to --source only; --from keeps the vocabulary")
-        if self.skip_damaged:
-            raise UserError("--skip-damaged applies to --source only")
+        for name in ("skip_damaged", "encoding"):
+            if getattr(self, name):
+                raise UserError(f"--{name.replace('_', '-')} applies to --source only")
         return Tokenizer.load(self.existing, self._case(None), self.add_special_tokens)
 
-    def _train(self) -> Tokenizer:
+    def _train(self, read: list[Totals]) -> Tokenizer:
+        """Trains; adds to `read` what was read of each source."""
+
+        def report(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
+            report_skipped(sources, totals)
+            read.extend(totals)
+
         if self.add_special_tokens:
             raise UserError("--add-special-tokens applies to --from only; trained vocabularies have all special tokens")
-        flags = {name: value for name, value in vars(self.training).items() if value is not None}
+        flags = {name: value for name, value in vars(self.training).items() if value is not None and value is not False}
         kind = flags.setdefault("kind", "wordpiece")
         for name, kinds in _KINDS_WITH_FLAG.items():
             if name in flags and kind not in kinds:
@@ -120,9 +142,13 @@ class TrainTokenizer:
             raise UserError("--sampling-exponent weights sources: give each language a --source of its own")
         if "sample_mb" in flags:
             flags["sample_bytes"] = flags.pop("sample_mb") * 10**6
-        recipe = Recipe(**{"vocab_size": 30522} | flags, lowercase=self._case(kind in ("wordpiece", "bpe")))
-        parsed = [sources.parse(spec, self.workers) for spec in self.source]
+        lowercase = self._case(kind in ("wordpiece", "bpe"))
+        if flags.pop("keep_accents", False):
+            if not lowercase:
+                raise UserError("--keep-accents has no effect with --no-lowercase, which keeps them; remove it")
+            flags["strip_accents"] = False
+        recipe = Recipe(**{"vocab_size": 30522} | flags, lowercase=lowercase)
+        parsed = parse_sources(self.source, self.workers, encoding=self.encoding)
+        parsed = [dataclasses.replace(one, skip_damaged=self.skip_damaged) for one in parsed]
         with damage_explained():
-            return train(
-                recipe, [dataclasses.replace(one, skip_damaged=self.skip_damaged) for one in parsed], self.workers
-            )
+            return train(recipe, parsed, self.workers, report)

@@ -145,7 +145,7 @@ def _counts(splits: Mapping[str, Mapping]) -> Table:
         "text": ("text_bytes", None),
         "bytes of text per token": ("text_bytes_per_token", "{:.2f}"),
         "unknown tokens": ("unknown_tokens", "{:,}"),
-        "unknown rate": ("unknown_rate", "{:.4%}"),
+        "text that is unknown": ("unknown_rate", "{:.4%}"),
         "records": ("records", "{:,}"),
         "shards": ("shards", "{:,}"),
     }
@@ -177,7 +177,7 @@ def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
             f"{count['tokens'] / total:.2%}",
             _size(count["text_bytes"]),
             f"{count['text_bytes'] / max(1, count['tokens']):.2f}",
-            f"{count['unknown_tokens'] / max(1, count['tokens']):.4%}",
+            f"{count['unknown_bytes'] / max(1, count['text_bytes']):.4%}",
             "its own" if languages.has_rules(code) else "others'",
         )
         for code, count in sorted(counts.items(), key=lambda item: (-item[1]["tokens"], item[0]))
@@ -185,7 +185,7 @@ def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
     header = ("language", "documents", "sentences", "tokens", "share", "text", "bytes per token", "unknown", "rules")
     about = (
         "Both splits. und: not determined. Rules: of sentence splitting; languages without their own have those of a"
-        " related language, or of English."
+        " related language, or of English. Unknown: share of the bytes of text."
     )
     return [Section("Languages", (Note(about), Table(header, tuple(rows))))]
 
@@ -207,9 +207,15 @@ def _removed_and_skipped(corpus: Mapping) -> Section:
     if not blocks:
         blocks.append(Note("Nothing was filtered or cleaned."))
     if skipped := corpus["skipped"]:
-        reasons = tuple((_words(reason), f"{about['count']:,}") for reason, about in skipped.items())
+        read = sum(source["text_bytes"] for source in corpus["sources"])
+        every = read + sum(about["bytes"] for about in skipped.values())
+        reasons = tuple(
+            (_words(reason), f"{about['count']:,}", _size(about["bytes"]), f"{about['bytes'] / max(1, every):.2%}")
+            for reason, about in skipped.items()
+        )
         places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
-        blocks.append(Table(("skipped because it could not be read", "how many"), reasons))
+        header = ("skipped because it could not be read", "how many", "text", "of all text")
+        blocks.append(Table(header, reasons))
         blocks.append(Table(("skipped", "first places"), places, words=True))
     else:
         blocks.append(Note("Nothing was skipped while reading."))
@@ -303,13 +309,20 @@ def _excerpt(sample: Mapping) -> Excerpt:
 
 def _sources(corpus: Mapping) -> Section:
     rows = [
-        (one["spec"], one.get("language", ""), f"{one['documents']:,}", _size(one["text_bytes"]), f"{one['files']:,}")
+        (
+            one["spec"],
+            one.get("language", ""),
+            ", ".join(f"{name} ({count:,})" for name, count in one["encodings"].items()),
+            f"{one['documents']:,}",
+            _size(one["text_bytes"]),
+            f"{one['files']:,}",
+        )
         for one in corpus["sources"]
     ]
     return Section(
         "Where it came from",
         (
-            Table(("source", "language", "documents", "text", "files"), tuple(rows)),
+            Table(("source", "language", "encodings", "documents", "text", "files"), tuple(rows)),
             Table(("setting of the build", "value"), tuple(_settings(corpus["settings"], "")), words=True),
         ),
     )

@@ -35,11 +35,13 @@ _BLOCK_DOCUMENTS = 1 << 16
 
 class _Skipped(TypedDict):
     count: StoredCount
+    bytes: StoredCount
     first: list[str]
 
 
 class _Source(TypedDict):
     spec: str
+    encodings: dict[str, StoredCount]
     documents: StoredCount
     text_bytes: StoredCount
     files: StoredCount
@@ -121,12 +123,15 @@ def measure_corpus(directory: os.PathLike | str) -> dict:
 
 
 def split_counts(counts: Mapping) -> dict:
-    """The counts of a split from corpus.json, with the number of shards instead of their names, and two rates."""
+    """The counts of a split from corpus.json, with the number of shards instead of their names, and two rates.
+
+    `unknown_rate` is the share of the text's bytes that became unknown ids: one id can stand for a long word.
+    """
     return {
         **{key: count for key, count in counts.items() if key != "shards"},
         "shards": len(counts["shards"]),
         "text_bytes_per_token": counts["text_bytes"] / counts["tokens"],
-        "unknown_rate": counts["unknown_tokens"] / counts["tokens"],
+        "unknown_rate": counts["unknown_bytes"] / counts["text_bytes"],
     }
 
 

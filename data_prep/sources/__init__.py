@@ -11,6 +11,7 @@ import re
 
 from bert_jax.errors import UserError
 from data_prep import languages
+from data_prep.sources import encodings
 from data_prep.sources.base import BLOCK_BYTES, RANGE_BYTES, Block, Document, Input, InputRecord, Skipped, Source
 
 __all__ = [
@@ -52,7 +53,7 @@ KINDS_HELP = (
 """Help text of `--source`."""
 
 
-def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT) -> Source:
+def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT, encoding: str = encodings.UTF_8) -> Source:
     """The source of a SPEC; docs/corpus.md describes the kinds.
 
     Args:
@@ -60,9 +61,10 @@ def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT) -> Sou
         `reference`.
       workers: processes that `python-docs` may use.
       language: see `Source.language`.
+      encoding: see `Source.encoding`.
 
     Raises:
-      UserError: the kind is unknown, a part of the SPEC is missing, or the language is not one.
+      UserError: the kind is unknown, a part of the SPEC is missing, or the language or the encoding is not one.
     """
     kind, _, argument = spec.partition(":")
     if kind not in KINDS:
@@ -73,7 +75,13 @@ def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT) -> Sou
         raise UserError(f"source {spec}: unknown kind {kind!r}{hint} Kinds: {', '.join(KINDS)}")
     module, _, name = _KINDS[kind][0].partition(".")
     source = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    parsed = dataclasses.replace(source.from_spec(spec, argument, workers), language=languages.check_setting(language))
+    parsed = dataclasses.replace(
+        source.from_spec(spec, argument, workers),
+        language=languages.check_setting(language),
+        encoding=encodings.check_setting(encoding),
+    )
+    if parsed.encoding not in (encodings.UTF_8, encodings.AUTO) and not parsed.has_encodings:
+        raise UserError(f"--encoding {encoding}: source {spec} has no files of text; give it utf-8")
     if parsed.language_field and not parsed.has_fields:
         raise UserError(f"--language {language}: source {spec} has no fields; write a code such as de, or auto")
     return parsed

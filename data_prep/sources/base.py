@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from bert_jax.errors import UserError, install_command
 from data_prep import languages
+from data_prep.sources import encodings
 
 BLOCK_BYTES = 4 << 20
 """Approximate size of the text of a block."""
@@ -51,10 +52,12 @@ class Skipped:
     """Something that a source could not read as a document and skipped."""
 
     reason: str
-    """a key: "invalid_utf8", "malformed_json", "malformed_xml", "missing_field", "field_not_text", "empty_file", ..."""
+    """a key: "undecodable", "malformed_json", "malformed_xml", "missing_field", "field_not_text", "empty_file", ..."""
     origin: str
     detail: str
     """what is wrong, and a remedy if there is one"""
+    size: int = 0
+    """bytes of text that are lost"""
 
     def __str__(self) -> str:
         return f"{self.origin}: {self.detail}"
@@ -92,6 +95,10 @@ class InputRecord:
     """an entry for each file: {"path", "sha256" of the file on disk, "bytes"}, or for a package {"name", "version"}"""
     damaged: list[str] = dataclasses.field(default_factory=list)
     """with `skip_damaged`, why text was left out"""
+    damaged_bytes: int = 0
+    """bytes on disk that were left out"""
+    encodings: dict[str, int] = dataclasses.field(default_factory=dict)
+    """number of files, by encoding"""
     lines: int = 0
     """line ends in the text of a range of a file"""
     text_bytes: int = 0
@@ -120,6 +127,10 @@ class Source(abc.ABC):
     """longer records are skipped"""
     language: str = dataclasses.field(default=languages.DEFAULT, kw_only=True)
     """ISO 639 code of its documents, `@FIELD` for a field of each record, or `auto` to identify each document's"""
+    encoding: str = dataclasses.field(default=encodings.UTF_8, kw_only=True)
+    """of its files, or `auto` to identify each file's"""
+    has_encodings: ClassVar[bool] = False
+    """whether it reads files of text, which may be in other encodings than UTF-8"""
     has_fields: ClassVar[bool] = False
     """whether documents are records with fields, so that `language` can be one"""
     range_bytes: int = dataclasses.field(default=RANGE_BYTES, kw_only=True)

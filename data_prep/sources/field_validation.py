@@ -35,12 +35,14 @@ def document_or_skipped(
 ) -> Document | Skipped:
     """`validate_text_field` of bytes, of which the text must be UTF-8 and at most `max_bytes`."""
     if value is not None and len(value) > max_bytes:
-        return Skipped("record_too_long", origin, f"the field {field!r} is longer than {max_bytes} bytes")
+        detail = f"the field {field!r} is longer than {max_bytes} bytes"
+        return Skipped("record_too_long", origin, detail, len(value))
     try:
         text = None if value is None else value.decode()
         return validate_text_field(text, field, origin, None if language is None else language.decode(errors="replace"))
     except UnicodeDecodeError as error:
-        return Skipped("invalid_utf8", origin, f"the field {field!r} is not UTF-8 at its byte {error.start}")
+        detail = f"the field {field!r} is not UTF-8 at its byte {error.start}"
+        return Skipped("undecodable", origin, detail, len(value))
 
 
 def json_type_name(value: Any) -> str:

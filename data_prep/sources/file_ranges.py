@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from etils import epath
 
-from data_prep.sources import bzip2_blocks, files, zstd_frames
+from data_prep.sources import bzip2_blocks, encodings, files, zstd_frames
 from data_prep.sources.base import DamagedFileError
 
 _RAW_BYTES = 1 << 20
@@ -54,21 +54,30 @@ def ignore(error: DamagedFileError) -> None:
 class RangeReader(files.TextReader):
     """Reads the documents of a range of a file; counts their bytes and line ends."""
 
-    def __init__(self, path: str, start: int, stop: int, separator: Separator, on_damage: files.OnDamage):
+    def __init__(
+        self,
+        path: str,
+        start: int,
+        stop: int,
+        separator: Separator,
+        on_damage: files.OnDamage,
+        encoding: str = encodings.UTF_8,
+    ):
         """Opens a file.
 
         Raises:
           DamagedFileError: it cannot be opened or is not text; the same for every range of the file.
         """
-        super().__init__(path, on_damage, start)
         self.text_bytes = 0
         self.lines = 0
-        with files.DecompressingReader(path, ignore):
-            pass  # checks that it is text; the first range reports damage at the start
+        # Checks that it is text; the first range reports damage at the start.
+        with files.DecompressingReader(path, ignore, encoding) as whole:
+            super().__init__(path, on_damage, start, whole.encoding)
         with files.readable(path):
             self._file: BinaryIO = epath.Path(path).open("rb")
         pieces = _pieces(path, self._read_at, start, stop)
-        self._documents = documents_of_range(pieces, separator, start == 0)
+        documents = documents_of_range(pieces, separator, start == 0)
+        self._text = encodings.to_utf_8(lambda size: next(documents, b""), self.encoding)
         self._next = self._count
 
     def __enter__(self) -> "RangeReader":
@@ -78,7 +87,7 @@ class RangeReader(files.TextReader):
         self._file.close()
 
     def _count(self, size: int) -> bytes:
-        text = next(self._documents, b"")
+        text = self._text(size)
         self.text_bytes += len(text)
         self.lines += text.count(b"\n")
         return text

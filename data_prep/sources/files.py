@@ -16,6 +16,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.file_listing import FileVersion, file_version, glob_store
 from bert_jax.storage import is_remote, to_path
+from data_prep.sources import encodings
 from data_prep.sources.base import DamagedFileError, Input, import_optional
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -29,7 +30,7 @@ OnDamage = Callable[[DamagedFileError], None]
 
 
 def find_files(spec: str, pattern: str) -> dict[str, FileVersion]:
-    """The files that match a glob, sorted by path; a local file with exactly this name is the only match.
+    """The files that match a glob, and a local file with exactly this name, sorted by path.
 
     Raises:
       UserError: no file matches, or the store cannot be listed.
@@ -44,20 +45,22 @@ def find_files(spec: str, pattern: str) -> dict[str, FileVersion]:
 
 
 def _glob_disk(spec: str, pattern: pathlib.Path) -> list[pathlib.Path]:
-    if pattern.is_file():
-        return [pattern]
     fixed = next((i for i, part in enumerate(pattern.parts) if _WILDCARD.search(part)), len(pattern.parts))
     root = pathlib.Path(*pattern.parts[:fixed])
-    if fixed == len(pattern.parts) and root.is_dir():
-        kind = spec.partition(":")[0]
-        raise UserError(f"source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
+    exact = {pattern} if pattern.is_file() else set()
     if fixed == len(pattern.parts):
-        if os.path.lexists(root):
+        if root.is_dir():
+            kind = spec.partition(":")[0]
+            raise UserError(f"source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
+        if not exact and os.path.lexists(root):
             raise UserError(f"source {spec}: {root} is not a file, but a device, a pipe, or a link to no file")
-        return []
+        return list(exact)
     try:
-        return sorted((path for path in root.glob("/".join(pattern.parts[fixed:])) if path.is_file()), key=os.fspath)
+        found = {path for path in root.glob("/".join(pattern.parts[fixed:])) if path.is_file()}
+        return sorted(found | exact, key=os.fspath)
     except ValueError as error:
+        if exact:
+            return list(exact)
         raise UserError(f"source {spec}: not a glob: {str(error).lower()}") from error
 
 
@@ -79,7 +82,9 @@ def check_unchanged(part: Input) -> None:
             )
 
 
-def divide_files(files: Mapping[str, FileVersion], group_bytes: int, range_bytes: int | None) -> list[Input]:
+def divide_files(
+    files: Mapping[str, FileVersion], group_bytes: int, range_bytes: int | None, encoding: str = encodings.UTF_8
+) -> list[Input]:
     """Divides files into inputs: groups of small files, files, ranges of large ones.
 
     The borders of ranges depend on the size of the file alone, so text that is added to a file changes only its last
@@ -89,6 +94,7 @@ def divide_files(files: Mapping[str, FileVersion], group_bytes: int, range_bytes
       files: of `find_files`.
       group_bytes: consecutive files are one input up to this size together.
       range_bytes: size of a range, half of it in compressed files; None: files cannot be split.
+      encoding: of the files, or `auto`; files in one whose line ends cannot be found in bytes are not split.
     """
     inputs: list[Input] = []
     for path, (size, version) in files.items():
@@ -97,6 +103,8 @@ def divide_files(files: Mapping[str, FileVersion], group_bytes: int, range_bytes
         if range_bytes and kind != ".gz":
             length = range_bytes // 2 if kind else range_bytes
             ranges = -(-size // length)
+            if ranges > 1 and not encodings.keeps_ascii(_encoding_of(path, encoding)):
+                ranges = 1
         if ranges > 1:
             inputs.append(Input((path,), 0, (version,), hash_only=True))
             for start in range(0, size, length):
@@ -110,17 +118,32 @@ def divide_files(files: Mapping[str, FileVersion], group_bytes: int, range_bytes
     return inputs
 
 
-class TextReader:
-    """Reads the text of a file, or of a range of one, sequentially."""
+def _encoding_of(path: str, encoding: str) -> str:
+    """The encoding of a file that can be read; `auto` is resolved."""
+    if encoding != encodings.AUTO:
+        return encoding
+    try:
+        with DecompressingReader(path, encoding=encoding) as file:
+            return file.encoding
+    except DamagedFileError:
+        return encodings.UTF_8  # the reader of its text reports it
 
-    def __init__(self, path: str, on_damage: OnDamage, start: int = 0):
+
+class TextReader:
+    """Reads the text of a file, or of a range of one, sequentially, as UTF-8."""
+
+    def __init__(self, path: str, on_damage: OnDamage, start: int = 0, encoding: str = encodings.UTF_8):
         self.path = path
+        self.encoding = encoding
+        """of the file"""
         self.start = start
         """byte of the file on disk at which the range begins"""
         self.raw_bytes = 0
         """bytes of the file that have been read"""
         self.is_damaged = False
         """the text ends at damage that `on_damage` did not raise"""
+        self.used_bytes = 0
+        """bytes of the file that had been read at the damage"""
         self._on_damage = on_damage
         self._next: Callable[[int], bytes] = lambda size: b""
         """a piece of the text, of about that size or another; empty at its end"""
@@ -141,7 +164,7 @@ class TextReader:
                 part = self._next(missing)
             except DamagedFileError as error:
                 self._on_damage(error)
-                self.is_damaged = True
+                self.is_damaged, self.used_bytes = True, self.raw_bytes
                 self._next = lambda size: b""
                 break
             if not part:
@@ -162,13 +185,18 @@ class DecompressingReader(TextReader):
     .gz, .bz2 and .zst files are decompressed, with any number of members, streams or frames per file.
     """
 
-    def __init__(self, path: str, on_damage: OnDamage = _raise):
+    def __init__(self, path: str, on_damage: OnDamage = _raise, encoding: str = encodings.UTF_8):
         """Opens a file.
+
+        Args:
+          path: of the file.
+          on_damage: called with damage.
+          encoding: of the text; `auto`: it is identified, and becomes the attribute `encoding`.
 
         Raises:
           DamagedFileError: it cannot be opened, is damaged at its start, or is not text.
         """
-        super().__init__(path, on_damage)
+        super().__init__(path, on_damage, encoding=encoding)
         self._digest = hashlib.sha256()
         with readable(path):
             self._file: BinaryIO = epath.Path(path).open("rb")
@@ -179,9 +207,16 @@ class DecompressingReader(TextReader):
                 self._next = lambda size: next(pieces, b"")
             else:
                 self._next = self._raw
-            head = self.read(_HEAD_BYTES)
-            self._rest = head + self._rest
-            _check_is_text(path, head)
+            is_auto = encoding == encodings.AUTO
+            samples = [self.read(encodings.PIECE_BYTES * encodings.PIECES if is_auto else _HEAD_BYTES)]
+            head = samples[0] + self._rest
+            if is_auto and not kind:
+                samples += self._samples(len(head))
+            self.encoding = _text_encoding(path, samples, encoding)
+            if self.encoding != encodings.UTF_8:
+                self._next = encodings.to_utf_8(_with_head(head, self._next), self.encoding)
+                head = b""
+            self._rest = head
         except BaseException:
             self._file.close()
             raise
@@ -197,6 +232,18 @@ class DecompressingReader(TextReader):
         while self._raw(_RAW_BYTES):
             pass
         return {"path": self.path, "sha256": self._digest.hexdigest(), "bytes": self.raw_bytes}
+
+    def _samples(self, known: int) -> Iterator[bytes]:
+        """Whole lines of evenly spaced places after the first `known` bytes of a file that is not compressed."""
+        with readable(self.path):
+            size = self._file.seek(0, os.SEEK_END)
+            for index in range(1, encodings.PIECES):
+                place = index * size // encodings.PIECES
+                if place >= known:
+                    self._file.seek(place)
+                    data = self._file.read(encodings.PIECE_BYTES)
+                    yield data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1 or None]
+            self._file.seek(known)
 
     def _raw(self, size: int) -> bytes:
         with readable(self.path):
@@ -226,13 +273,28 @@ def readable(path: str) -> Iterator[None]:
         raise DamagedFileError(f"{path}: cannot be read ({reason}); leave it out of the source") from error
 
 
-def _check_is_text(path: str, head: bytes) -> None:
-    # UTF-16, UTF-32, archives and unknown compressions have NUL bytes; PDF has them later.
-    if b"\0" in head or head.startswith(b"%PDF-"):
+def _text_encoding(path: str, samples: list[bytes], encoding: str) -> str:
+    """The encoding of a file, of which the first sample is the start; checks that it is text."""
+    if samples[0].startswith(b"%PDF-"):
+        raise DamagedFileError(f"{path}: is a PDF file; extract its text, or leave it out of the source")
+    # UTF-16, UTF-32, archives and unknown compressions have NUL bytes.
+    if encoding != encodings.AUTO and (b"\0" not in samples[0] or not encodings.keeps_ascii(encoding)):
+        return encoding
+    found = encodings.identify(samples)
+    if found is None:
         raise DamagedFileError(
-            f"{path}: is not UTF-8 text; convert it (compressed files end in {', '.join(_DECOMPRESSORS)}; other"
-            " encodings need e.g. `iconv -f UTF-16 -t UTF-8`), or leave it out of the source"
+            f"{path}: is binary, not text; leave it out of the source (compressed files must end in"
+            f" {', '.join(_DECOMPRESSORS)})"
         )
+    if encoding not in (encodings.AUTO, found):
+        raise DamagedFileError(f"{path}: is {found}, not {encoding}; add --encoding {found}, or auto")
+    return found
+
+
+def _with_head(head: bytes, read: Callable[[int], bytes]) -> Callable[[int], bytes]:
+    """A function that gives bytes that were read before, then further ones."""
+    parts = [head]
+    return lambda size: parts.pop() if parts else read(size)
 
 
 class _Gzip:

@@ -11,7 +11,7 @@ from typing import Any
 from data_prep.sources.base import Document, Skipped, import_optional
 from data_prep.sources.field_validation import json_type_name, missing_field_message, validate_text_field
 from data_prep.sources.text_chunks import TextChunk
-from data_prep.sources.text_files import RecordSource, decode_or_skipped
+from data_prep.sources.text_files import RecordSource, decode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +37,18 @@ class JsonLinesSource(RecordSource):
         orjson = import_optional("orjson", "reading JSON lines")
         origin = chunk.origin_at(number)
         try:
-            record = orjson.loads(data[begin:end])
+            try:
+                record = orjson.loads(data[begin:end])
+            except orjson.JSONDecodeError:
+                text, lost = decode(chunk, begin, end, origin)
+                yield from lost
+                if text is None or not text.strip():
+                    return
+                record = orjson.loads(text)
             language = _value(record, self.language_field.split(".")) if self.language_field else None
             yield _document(record, self.field.split("."), origin, language if isinstance(language, str) else None)
         except orjson.JSONDecodeError as error:
-            text = decode_or_skipped(chunk, begin, end, origin)
-            if isinstance(text, Skipped):
-                yield text
-            elif text.strip():
-                yield Skipped("malformed_json", origin, f"{error}; each line must be a JSON object")
+            yield Skipped("malformed_json", origin, f"{error}; each line must be a JSON object", end - begin)
 
 
 def _document(record: Any, names: list[str], origin: str, language: str | None) -> Document | Skipped:

@@ -18,7 +18,7 @@ from typing import Any
 from bert_jax.errors import UserError
 from data_prep.sources.base import Document, Skipped, Source, import_optional
 from data_prep.sources.text_chunks import BoundaryRule, TextChunk
-from data_prep.sources.text_files import FileSource, decode_or_skipped
+from data_prep.sources.text_files import FileSource, decode
 
 # Documents must not be split inside these, even at blank lines.
 _SOLID_MARKS = (b"```", b"~~~", b"<")
@@ -107,9 +107,9 @@ class MarkdownSource(FileSource):
         # In the middle of a file, three hyphens are a ruler.
         metadata = _METADATA.match(chunk.data) if chunk.line == 1 and chunk.begins else None
         skipped = metadata.end() if metadata else 0
-        text = decode_or_skipped(chunk, skipped, len(chunk.data), chunk.origin)
-        if isinstance(text, Skipped):
-            yield text
+        text, lost = decode(chunk, skipped, len(chunk.data), chunk.origin)
+        yield from lost
+        if text is None:
             if chunk.begins and chunk.ends:
                 return
             text = ""

@@ -33,7 +33,7 @@ class MediaWikiSource(RecordSource):
     end_marker = b"</page>"
 
     def _chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
-        hidden = _hidden_namespaces(file.path) if file.start else None
+        hidden = _hidden_namespaces(file) if file.start else None
         for chunk in super()._chunks(file):
             if isinstance(chunk, Skipped):
                 yield chunk
@@ -50,20 +50,21 @@ class MediaWikiSource(RecordSource):
             origin = chunk.origin_at(line)
             end = data.find(self.end_marker, begin)
             if end < 0:
-                yield Skipped("malformed_xml", origin, "<page> without </page>; is the dump complete?")
+                detail = "<page> without </page>; is the dump complete?"
+                yield Skipped("malformed_xml", origin, detail, len(data) - begin)
                 return
             end += len(self.end_marker)
             try:
                 page = ElementTree.fromstring(memoryview(data)[begin:end])
             except ElementTree.ParseError as error:
-                yield Skipped("malformed_xml", origin, f"in the page that begins here: {error}")
+                yield Skipped("malformed_xml", origin, f"in the page that begins here: {error}", end - begin)
                 continue
             yield from _article(page, chunk, origin)
 
 
-def _hidden_namespaces(path: str) -> tuple[str, ...]:
+def _hidden_namespaces(ranged: files.TextReader) -> tuple[str, ...]:
     """Of a dump; its head, some 10 kB, is before the first page."""
-    with files.DecompressingReader(path, file_ranges.ignore) as file:
+    with files.DecompressingReader(ranged.path, file_ranges.ignore, ranged.encoding) as file:
         head = b""
         while _BEGIN not in head and len(head) < _MAX_HEAD_BYTES and (more := file.read(_HEAD_BYTES)):
             head += more

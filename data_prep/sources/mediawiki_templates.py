@@ -7,6 +7,8 @@ other wikis have copies of many of them. `convert` shows the given quantity, wit
 import re
 from collections.abc import Callable
 
+from data_prep.sources.mediawiki_local_templates import LOCAL_TEMPLATES, show_form
+
 MAX_CHARACTERS = 20_000
 """Longer templates show nothing: they are infoboxes and lists, not parts of sentences."""
 
@@ -92,7 +94,7 @@ def may_show_text(name: str) -> bool:
 
 def _known(name: str) -> str | Callable[[Arguments], str] | None:
     name = name.strip().replace("_", " ").lower()
-    return _TEMPLATES.get(name) or (_argument("1") if name.startswith("lang-") else None)
+    return _TEMPLATES.get(name) or (_argument("1") if name.startswith(("lang-", "link-")) else None)
 
 
 def arguments(inside: str) -> Arguments:
@@ -216,6 +218,15 @@ def _date(values: Arguments) -> str:
     return f"{day} {name} {year}" if values.get("df", "")[:1] in ("y", "t") else f"{name} {day}, {year}"
 
 
+_DAY_FIRST = show_form("[{1} ][{2:fr} ][{3}]")
+
+
+def _date_of_any_wiki(values: Arguments) -> str:
+    """{{date|1941|6|24}}, and {{date|24|juin|1941}} of the French Wikipedia."""
+    is_day_first = len(values.get("3", "")) > 2 or not values.get("2", "1")[:1].isdigit()
+    return (_DAY_FIRST(values) if is_day_first else _date(values)).strip()
+
+
 def _as_of(values: Arguments) -> str:
     date = _date({**values, "df": values.get("df", "y")})
     mark = "Since" if values.get("since") else "As of"
@@ -268,6 +279,7 @@ _FIRST_ARGUMENT = [
 # fmt: on
 
 _TEMPLATES: dict[str, str | Callable[[Arguments], str]] = {
+    **LOCAL_TEMPLATES,
     **dict.fromkeys(
         _FIRST_ARGUMENT,
         _argument("1", "text"),
@@ -280,7 +292,8 @@ _TEMPLATES: dict[str, str | Callable[[Arguments], str]] = {
     **dict.fromkeys(["floruit", "fl."], _circa("fl.")),
     **dict.fromkeys(["reign", "r."], _circa("r.")),
     **dict.fromkeys(["birth date", "birth date and age", "death date", "death date and age", "bda"], _date),
-    **dict.fromkeys(["start date", "end date", "start date and age", "dob", "dts", "date"], _date),
+    **dict.fromkeys(["start date", "end date", "start date and age", "dob", "dts"], _date),
+    "date": _date_of_any_wiki,
     **dict.fromkeys(["quote", "blockquote", "cquote", "quotation", "bquote", "quote box", "rquote"], _quote),
     **dict.fromkeys(["frac", "fraction", "sfrac"], _fraction),
     **dict.fromkeys(["ndash", "endash", "en dash", "–", "nsndns"], "–"),
@@ -305,14 +318,14 @@ _TEMPLATES: dict[str, str | Callable[[Arguments], str]] = {
     '-"': '"',
     "eqm": "⇌",
     "vr": _around("⟨", "⟩"),
-    "e": lambda values: f"×10{superscript(values.get('1', ''))}",
+    "e": lambda values: f"×10{superscript(values['1'])}" if values.get("1") else "e",  # XVIII{{e}} siècle
     "music": lambda values: {"flat": "♭", "sharp": "♯", "natural": "♮"}.get(values.get("1", ""), ""),
     "'\"": "'\"",
     "\"'": "\"'",
     "\\": " / ",
     "--": "—",
     "=)": "=",
-    "sup": lambda values: superscript(values.get("1", "")),
+    **dict.fromkeys(["sup", "exp", "exposant"], lambda values: superscript(values.get("1", ""))),
     "chem": lambda values: "".join(values.values()),
     **dict.fromkeys(["us$", "usd"], _amount("US$")),
     **dict.fromkeys(["£", "gbp", "pound sign"], _amount("£")),

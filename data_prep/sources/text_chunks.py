@@ -9,6 +9,7 @@ import dataclasses
 import re
 from collections.abc import Iterator
 
+from data_prep.sources import encodings
 from data_prep.sources.base import MAX_RECORD_BYTES, Skipped
 from data_prep.sources.files import TextReader
 
@@ -39,6 +40,8 @@ class TextChunk:
     """what the source needs from the start of the file; for dumps of MediaWiki, namespaces whose links show no text"""
     range_start: int = 0
     """byte on disk at which the range of the file begins"""
+    encoding: str = encodings.UTF_8
+    """of the file; `data` is UTF-8 in any case"""
 
     @property
     def origin(self) -> str:
@@ -139,7 +142,8 @@ class _Window:
         """Removes bytes from the start and returns them."""
         data = self.data[:size]
         path, start = self._file.path, self._file.start
-        chunk = TextChunk(path, self.offset, self.line, data, begins, ends, self.line_start, range_start=start)
+        place = (path, self.offset, self.line, data, begins, ends, self.line_start)
+        chunk = TextChunk(*place, range_start=start, encoding=self._file.encoding)
         self.data = self.data[size:]
         self.offset += size
         self.line += data.count(b"\n")
@@ -219,10 +223,10 @@ def _first_end(window: _Window, end_marker: bytes, max_bytes: int) -> int:
 
 def _skip_record(window: _Window, end_marker: bytes, max_bytes: int) -> Skipped:
     """Removes bytes up to the end of the record."""
-    skipped = Skipped("record_too_long", window.take(0).origin, f"is longer than {max_bytes} bytes")
+    begin, origin = window.offset, window.take(0).origin
     while (position := window.data.find(end_marker)) < 0 and not window.complete:
         size = len(window.data)
         window.take(size - len(end_marker) + 1)
         window.read_up_to(size)
     window.take(position + len(end_marker) if position >= 0 else len(window.data))
-    return skipped
+    return Skipped("record_too_long", origin, f"is longer than {max_bytes} bytes", window.offset - begin)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from data_prep.sources import files
+from bert_jax.file_listing import file_version
+from data_prep.sources import encodings, files
 from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
 from data_prep.sources.file_ranges import BlankLineSeparator, RangeReader, Separator
 from data_prep.sources.text_chunks import (
@@ -17,7 +18,9 @@ from data_prep.sources.text_chunks import (
     record_aligned_chunks,
 )
 
+_ADVICE = "set --encoding to the one of the file, e.g. windows-1252, or to auto"
 _BLANK_LINES = re.compile(rb"(?:[ \t\r\f\v]*+\n)++")
+_OTHER_LINE_ENDS = re.compile("\r(?!\n)|[\x0b\x0c\x85\u2028\u2029]")
 _BETWEEN_DOCUMENTS = re.compile(rb"\n((?:[ \t\r\f\v]*+\n)++)")
 
 
@@ -26,6 +29,7 @@ class FileSource(Source):
     """Files that match a glob, read as bytes; the payload of a block is a tuple of chunks."""
 
     pattern: str
+    has_encodings = True
     rule: ClassVar[BoundaryRule] = BoundaryRule()
     """where documents end"""
 
@@ -37,7 +41,7 @@ class FileSource(Source):
     def inputs(self) -> list[Input]:
         """The files and ranges of large ones; small consecutive files are one input."""
         found = files.find_files(self.spec, self.pattern)
-        return files.divide_files(found, self.block_bytes, self.range_bytes if self.separator else None)
+        return files.divide_files(found, self.block_bytes, self.range_bytes if self.separator else None, self.encoding)
 
     def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
         """Chunks of files; those of small files are one block."""
@@ -56,6 +60,7 @@ class FileSource(Source):
         chunks: list[TextChunk | Skipped] = []
         gathered = read_before = reported = 0
         for path in part.paths:
+            file = None
             try:
                 with self._open(path, part, on_damage) as file:
                     for chunk in self._used_chunks(file):
@@ -71,14 +76,19 @@ class FileSource(Source):
                     else:
                         record.files.append(file.file_entry())
                     read_before += file.raw_bytes
+                    if not part.start:
+                        record.encodings[file.encoding] = record.encodings.get(file.encoding, 0) + 1
             except DamagedFileError as error:
                 on_damage(error)
+            if file is None or file.is_damaged:
+                size = part.size if part.stop else _size_on_disk(path)
+                record.damaged_bytes += max(0, size - (file.used_bytes if file else 0))
         yield Block(chunks[0].origin if chunks else part.origin, tuple(chunks), part.size - reported)
 
     def _open(self, path: str, part: Input, on_damage: files.OnDamage) -> files.DecompressingReader | RangeReader:
         if part.stop:
-            return RangeReader(path, part.start, part.stop, self.separator, on_damage)
-        return files.DecompressingReader(path, on_damage)
+            return RangeReader(path, part.start, part.stop, self.separator, on_damage, self.encoding)
+        return files.DecompressingReader(path, on_damage, self.encoding)
 
     def _used_chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
         """Chunks, without the one that reports an empty file if text of the file is elsewhere or was not read."""
@@ -106,17 +116,29 @@ class FileSource(Source):
         """The documents of a chunk that is not empty."""
 
 
-def decode_or_skipped(chunk: TextChunk, begin: int, end: int, origin: str) -> str | Skipped:
-    """Bytes of a chunk as text, or a `Skipped` if they are not UTF-8.
+def _size_on_disk(path: str) -> int:
+    """Bytes of a file; 0 if it cannot be looked up."""
+    try:
+        return file_version(path).size
+    except OSError:
+        return 0
+
+
+def decode(chunk: TextChunk, begin: int, end: int, origin: str) -> tuple[str | None, list[Skipped]]:
+    """Bytes of a chunk as text, or None if they are not text in the encoding of the file; and what is lost.
 
     If such bytes are a part of a document, the caller yields an empty part, because other parts may have been read.
     """
-    try:
-        return chunk.data[begin:end].decode()
-    except UnicodeDecodeError as error:
-        place = chunk.byte_at(begin + error.start)
-        advice = "convert it, e.g. with `iconv -f WINDOWS-1252 -t UTF-8` if it is Western European"
-        return Skipped("invalid_utf8", origin, f"not UTF-8 at byte {place}; {advice}")
+    data = chunk.data[begin:end]
+    text, lost = encodings.decode(data)
+    if not lost:
+        return text, []
+    place = chunk.byte_at(begin + encodings.first_lost(data))
+    name = "UTF-8" if chunk.encoding == encodings.UTF_8 else chunk.encoding
+    what = f"{lost:,} of {len(data):,} bytes are not {name}, the first at byte {place}"
+    if text is None:
+        return None, [Skipped("undecodable", origin, f"{what}; {_ADVICE}", len(data))]
+    return text, [Skipped("undecodable_bytes", origin, f"{what}; the rest is used", lost)]
 
 
 class RecordSource(FileSource):
@@ -152,9 +174,9 @@ class TextSource(FileSource):
             counted = begin
             begins, ends = chunk.begins or index > 0, chunk.ends or index < len(spans) - 1
             origin = chunk.origin_at(line)
-            text = decode_or_skipped(chunk, begin, end, origin)
-            if isinstance(text, Skipped):
-                yield text
+            text, lost = decode(chunk, begin, end, origin)
+            yield from lost
+            if text is None:
                 if begins and ends:
                     continue
                 text = ""
@@ -175,9 +197,18 @@ def _spans(chunk: TextChunk) -> Iterator[tuple[int, int]]:
 
 
 class SentencePerLineSource(TextSource):
-    """`lines:GLOB`: one sentence on each line, and blank lines separate documents."""
+    """`lines:GLOB`: one sentence on each line, and blank lines separate documents.
+
+    As in google-research/bert create_pretraining_data.py, only LF and CR LF end a line: what cleaning takes for the end
+    of a line elsewhere is a space here.
+    """
 
     sentence_per_line = True
+
+    def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
+        for item in super()._documents(chunk):
+            is_document = isinstance(item, Document)
+            yield dataclasses.replace(item, text=_OTHER_LINE_ENDS.sub(" ", item.text)) if is_document else item
 
 
 class WholeFileSource(FileSource):
@@ -185,9 +216,9 @@ class WholeFileSource(FileSource):
 
     def _documents(self, chunk: TextChunk) -> Iterator[Document | Skipped]:
         origin = chunk.path if chunk.begins else chunk.origin
-        text = decode_or_skipped(chunk, 0, len(chunk.data), origin)
-        if isinstance(text, Skipped):
-            yield text
+        text, lost = decode(chunk, 0, len(chunk.data), origin)
+        yield from lost
+        if text is None:
             if chunk.begins and chunk.ends:
                 return
             text = ""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from data_prep.sources.base import Document, Skipped
 from data_prep.sources.text_chunks import TextChunk
-from data_prep.sources.text_files import RecordSource, decode_or_skipped
+from data_prep.sources.text_files import RecordSource, decode
 
 _BEGIN = re.compile(rb"<doc[ \t][^\n]*>[ \t]*\r?(?:\n|\Z)")
 _TITLE = re.compile(rb'\btitle="([^\n]*)"')
@@ -30,7 +30,7 @@ class WikiExtractorSource(RecordSource):
             if outside:
                 stray = line + data.count(b"\n", counted, begin - len(outside))
                 detail = f"text outside of <doc> and </doc>: {outside[:40]!r}"
-                yield Skipped("outside_document", chunk.origin_at(stray), detail)
+                yield Skipped("outside_document", chunk.origin_at(stray), detail, len(outside))
             line += data.count(b"\n", counted, begin)
             counted = begin
             origin = chunk.origin_at(line)
@@ -40,10 +40,11 @@ class WikiExtractorSource(RecordSource):
                 end = data.find(self.end_marker, begin)
             next_begin = _find_begin(data, begin + 1)
             if end < 0 or end > next_begin:
-                yield Skipped("malformed_document", origin, "<doc> without </doc>; is the file complete?")
+                detail = "<doc> without </doc>; is the file complete?"
+                yield Skipped("malformed_document", origin, detail, next_begin - begin)
                 place = next_begin
             else:
-                yield _article(chunk, begin, end, origin)
+                yield from _article(chunk, begin, end, origin)
                 place = end + len(self.end_marker)
 
 
@@ -56,11 +57,12 @@ def _find_begin(data: bytes, place: int) -> int:
     return len(data)
 
 
-def _article(chunk: TextChunk, begin: int, end: int, origin: str) -> Document | Skipped:
+def _article(chunk: TextChunk, begin: int, end: int, origin: str) -> Iterator[Document | Skipped]:
     head = _BEGIN.match(chunk.data, begin)
-    body = decode_or_skipped(chunk, head.end(), end, origin)
-    if isinstance(body, Skipped):
-        return body
+    body, lost = decode(chunk, head.end(), end, origin)
+    yield from lost
+    if body is None:
+        return
     title = _TITLE.search(head[0])
     name = title[1].decode(errors="replace") if title else ""
     if name:
@@ -69,8 +71,9 @@ def _article(chunk: TextChunk, begin: int, end: int, origin: str) -> Document | 
     if lines and lines[0].strip() in (name, html.unescape(name)):
         del lines[0]
     if not lines:
-        return Skipped("empty_document", origin, "the article has no text")
+        yield Skipped("empty_document", origin, "the article has no text")
+        return
     text = "\n\n".join(lines)
     if "&" in text:  # WikiExtractor's --html-safe writes these three
         text = text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
-    return Document(origin, text)
+    yield Document(origin, text)

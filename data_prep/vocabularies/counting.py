@@ -20,20 +20,45 @@ WEIGHT_SCALE = 1000
 """Weighted counts are integers, in thousandths, so that sums and differences are exact."""
 
 
+@dataclasses.dataclass
+class MarkCounts:
+    """What the stripping of accents deletes: besides accents, vowel signs of Hindi and vowels and tones of Thai."""
+
+    deleted: int = 0
+    """marks"""
+    characters: int = 0
+    """letters and marks of the decomposed text"""
+
+    def add(self, other: "MarkCounts") -> None:
+        """Adds the counts of other text."""
+        self.deleted += other.deleted
+        self.characters += other.characters
+
+    def add_word(self, word: str, count: int) -> None:
+        """Adds a word that occurs `count` times."""
+        categories = [unicodedata.category(c) for c in unicodedata.normalize("NFD", word)]
+        self.deleted += count * categories.count("Mn")
+        self.characters += count * sum(category[0] in "LM" for category in categories)
+
+
 @dataclasses.dataclass(frozen=True)
 class BertWordCounter:
-    """Counts words as BERT's tokenizer splits them: case and accents folded if `lowercase`, punctuation separate."""
+    """Counts words as BERT's tokenizer splits them, punctuation separate."""
 
     lowercase: bool
+    strip_accents: bool | None = None
+    """None: the value of `lowercase`"""
 
-    def __call__(self, texts: Iterable[str]) -> collections.Counter[str]:
-        """Counts of words, in the order of their first occurrence."""
+    def __call__(self, texts: Iterable[str], marks: MarkCounts) -> collections.Counter[str]:
+        """Counts of words, in the order of their first occurrence; adds to the counts of marks."""
         counts: collections.Counter[str] = collections.Counter()
-        normalizer = bert_normalizer(self.lowercase)
+        normalizer = bert_normalizer(self.lowercase, self.strip_accents)
         for word, count in _between_spaces(texts).items():
             if word.isascii() and word.isalnum():
                 counts[word.lower() if self.lowercase else word] += count
+                marks.characters += count * len(word)
             else:
+                marks.add_word(word, count)
                 for part in normalizer.normalize_str(word).translate(_SPACED_PUNCTUATION).split():
                     counts[part] += count
         return counts
@@ -45,8 +70,8 @@ class ByteWordCounter:
 
     lowercase: bool
 
-    def __call__(self, texts: Iterable[str]) -> collections.Counter[str]:
-        """Counts of words, in the order of their first occurrence."""
+    def __call__(self, texts: Iterable[str], marks: MarkCounts) -> collections.Counter[str]:
+        """Counts of words, in the order of their first occurrence; nothing is deleted."""
         counts: collections.Counter[str] = collections.Counter()
         for word, count in _between_spaces(texts).items():
             if self.lowercase:
@@ -115,12 +140,12 @@ class InputWordCounter:
     limit: int
     """see `BoundedWordCounts`"""
 
-    def __call__(self, blocks: Iterable[list[str]]) -> collections.Counter[str]:
-        """Counts of words, in the order of their first occurrence."""
-        table = BoundedWordCounts(self.limit)
+    def __call__(self, blocks: Iterable[list[str]]) -> tuple[collections.Counter[str], MarkCounts]:
+        """Counts of words, in the order of their first occurrence, and counts of marks."""
+        table, marks = BoundedWordCounts(self.limit), MarkCounts()
         for texts in blocks:
-            table.add(self.words(texts))
-        return table.counts
+            table.add(self.words(texts, marks))
+        return table.counts, marks
 
 
 def weighted_counts(tables: Sequence[Mapping[str, int]], weights: np.ndarray) -> dict[str, int]:

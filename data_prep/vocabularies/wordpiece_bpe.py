@@ -1,6 +1,7 @@
 """Trains WordPiece and BPE vocabularies from word counts."""
 
 import collections
+import itertools
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -16,8 +17,14 @@ from bert_jax.tokenizers.kinds import (
 from bert_jax.tokenizers.tokenizer import Tokenizer, byte_bpe, char_bpe, wordpiece
 from data_prep.vocabularies.merges import MIN_COUNT, MergeResult, learn_merges
 
-MAX_CHARACTERS = 1000
-"""Rarer characters become unknown; each kept character takes one piece, two in WordPiece."""
+COVERAGE = 0.99995
+"""Share of the characters of the text that are kept by default, as in the SentencePiece kinds."""
+_MAX_ALPHABET_SHARE = 0.5
+"""Of the vocabulary, for more than the `_FEW` most frequent characters and for ASCII."""
+_FEW = 1000
+_MANY_UNKNOWN = 0.001
+"""Share of the bytes of the text that become unknown, above which there is a note."""
+_ASCII = frozenset(map(chr, range(33, 127)))
 
 _ORIGIN = "the trained vocabulary"
 
@@ -28,29 +35,35 @@ def train_wordpiece(
     lowercase: bool,
     *,
     score: str = "count",
-    max_characters: int = MAX_CHARACTERS,
+    strip_accents: bool | None = None,
+    max_characters: int | None = None,
     min_count: int = MIN_COUNT,
 ) -> Tokenizer:
     """Trains a tokenizer like BERT's: ids 0..4 are [PAD] [UNK] [CLS] [SEP] [MASK], then characters, then merged pieces.
 
-    Starts from characters, with "##" before those inside a word.
+    Starts from characters, with "##" before those inside a word: the most frequent ones, which make up `COVERAGE` of
+    the text, and ASCII. If they take more than half of the vocabulary, there are at least 1,000 and no ASCII.
 
     Args:
       counts: word counts of `counting.BertWordCounter`; their order breaks ties.
       vocab_size: number of pieces; if the text gives fewer, a note is printed on stderr.
       lowercase: whether the words are lower-cased; the tokenizer then lower-cases texts.
+      strip_accents: whether they have no accents; the tokenizer then strips them. None: the value of `lowercase`.
       score: the order of merges, one of `merges.SCORES`.
-      max_characters: number of different characters to keep, the most frequent.
+      max_characters: number of different characters to keep, the most frequent, besides ASCII; None: as above.
       min_count: pairs that occur less often are not merged.
 
     Raises:
       UserError: there are no words, or vocab_size is too small for the characters.
     """
     words = [word for word in counts if len(word) <= MAX_CHARS_PER_WORD]
-    alphabet = _alphabet({word: counts[word] for word in words}, max_characters)
+    alphabet = _alphabet({word: counts[word] for word in words}, max_characters, vocab_size, lowercase)
     words = [word for word in words if alphabet.issuperset(word)]
     inside = {c: f"{CONTINUATION}{c}" for c in alphabet}
-    pieces = [*SPECIAL_TOKENS, *sorted(alphabet), *sorted({inside[c] for word in words for c in word[1:]})]
+    continuing = {inside[c] for word in words for c in word[1:]} | {inside[c] for c in alphabet & _ASCII if c.isalnum()}
+    pieces = [*SPECIAL_TOKENS, *sorted(alphabet), *sorted(continuing)]
+    every, long = _sizes(counts, counts), _sizes((word for word in counts if len(word) > MAX_CHARS_PER_WORD), counts)
+    _note_unknown(every, every - long - _sizes(words, counts), long, len(alphabet))
     # A generator, because the list of all spelled words would take more memory than everything else.
     spelled = ([word[0], *(inside[c] for c in word[1:])] for word in words)
     merged = _learn(
@@ -62,7 +75,7 @@ def train_wordpiece(
         continuation=CONTINUATION,
         min_count=min_count,
     )
-    return wordpiece(merged.pieces, lowercase, _ORIGIN)
+    return wordpiece(merged.pieces, lowercase, _ORIGIN, strip_accents)
 
 
 def train_char_bpe(
@@ -70,7 +83,8 @@ def train_char_bpe(
     vocab_size: int,
     lowercase: bool,
     *,
-    max_characters: int = MAX_CHARACTERS,
+    strip_accents: bool | None = None,
+    max_characters: int | None = None,
     min_count: int = MIN_COUNT,
 ) -> Tokenizer:
     """Trains BPE over BERT's words: ids 0..4 are special tokens, then "▁" and the characters, then merged pieces.
@@ -78,12 +92,14 @@ def train_char_bpe(
     Every word starts with "▁", which is treated as one of its characters. Arguments and errors are those of
     `train_wordpiece`.
     """
-    alphabet = _alphabet(counts, max_characters)
+    alphabet = _alphabet(counts, max_characters, vocab_size, lowercase)
     words = [word for word in counts if alphabet.issuperset(word)]
+    rare = sum(counts[word] * len(c.encode()) for word in counts for c in set(word) - alphabet)
+    _note_unknown(_sizes(counts, counts), rare, 0, len(alphabet))
     pieces = [*SPECIAL_TOKENS, WORD_START, *sorted(alphabet - {WORD_START})]
     split = _split_long_words((f"{WORD_START}{word}", counts[word]) for word in words)
     merged = _learn(split, list(split.values()), pieces, vocab_size, min_count=min_count)
-    return char_bpe(merged.pieces, merged.merges, lowercase, _ORIGIN)
+    return char_bpe(merged.pieces, merged.merges, lowercase, _ORIGIN, strip_accents)
 
 
 def train_byte_bpe(
@@ -128,12 +144,57 @@ def _learn(
     return merged
 
 
-def _alphabet(words: Mapping[str, int], size: int) -> frozenset[str]:
+def _alphabet(words: Mapping[str, int], size: int | None, vocab_size: int, lowercase: bool) -> frozenset[str]:
+    """The characters to keep: the `size` most frequent, or by default those that make up `COVERAGE`; and ASCII."""
     counts: collections.Counter[str] = collections.Counter()
+    inside = set()
     for word, frequency in words.items():
         for c in word:
             counts[c] += frequency
-    return frozenset(sorted(counts, key=lambda c: (-counts[c], c))[:size])
+        inside.update(word[1:])
+    ranked = sorted(counts, key=lambda c: (-counts[c], c))
+    room = _MAX_ALPHABET_SHARE * vocab_size
+    if size is None:
+        covered = itertools.accumulate(counts[c] for c in ranked)
+        size = next((i for i, sum_ in enumerate(covered, 1) if sum_ >= COVERAGE * counts.total()), 0)
+        pieces = itertools.accumulate(1 + (c in inside) for c in ranked)
+        size = min(size, max(_FEW, sum(number <= room for number in pieces)))
+    kept = set(ranked[:size])
+    ascii_kept = {c for c in _ASCII if not (lowercase and c.isupper())}
+    added = ascii_kept - kept
+    if sum(1 + (c in inside) for c in kept) + sum(1 + c.isalnum() for c in added) <= room:
+        kept |= added
+    return frozenset(kept)
+
+
+def _note_unknown(every: int, rare: int, long: int, characters: int) -> None:
+    """Prints a note on stderr if much of the text becomes unknown.
+
+    Args:
+      every: bytes of the words of the text.
+      rare: of those with a character that is not kept; in BPE of these characters alone.
+      long: of words that are too long.
+      characters: number of characters that are kept.
+    """
+    causes = []
+    if rare > _MANY_UNKNOWN * every:
+        causes.append(
+            f"{rare / every:.2%} by characters that are not among the {characters:,} kept, raise --max-characters or"
+            " --vocab-size, or take --kind byte-bpe"
+        )
+    if long > _MANY_UNKNOWN * every:
+        causes.append(
+            f"{long / every:.2%} in words of more than {MAX_CHARS_PER_WORD} characters, take --kind"
+            " sentencepiece-unigram for scripts without spaces"
+        )
+    if causes:
+        share = (rare + long) / every
+        print(f"note: {share:.2%} of the bytes of the text become unknown: {'; '.join(causes)}", file=sys.stderr)
+
+
+def _sizes(words: Iterable[str], counts: Mapping[str, int]) -> int:
+    """Bytes of words in the text."""
+    return sum(counts[word] * len(word.encode()) for word in words)
 
 
 def _split_long_words(words: Iterable[tuple[str, int]]) -> dict[str, int]:

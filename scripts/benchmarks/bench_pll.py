@@ -155,7 +155,7 @@ def read_sentences(options: argparse.Namespace, model: LoadedModel) -> list[str]
     Raises:
       UserError: there are too few.
     """
-    lines = [line.strip() for line in options.sentences.read_text(encoding="utf-8").splitlines() if line.strip()]
+    lines = [line.strip() for line in options.sentences.read_text(encoding="utf-8").split("\n") if line.strip()]
     rows = encode_sentences(lines, model.tokenizer, min(options.max_length, model.config.max_positions))
     sentences = [line for line, row in zip(lines, rows, strict=True) if row is not None][: options.count]
     if len(sentences) < options.count:

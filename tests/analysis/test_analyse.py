@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from bert_jax.analysis import analyse
+from bert_jax.analysis import analyse, probes, results
 from bert_jax.analysis.suite import Scalar, Suite, SuiteInputs
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
@@ -87,6 +87,32 @@ def test_a_second_call_with_other_suites_keeps_the_first_ones_on_the_page(tiny_r
     assert len(CALLS) == 2
     page = (out / "report.html").read_text()
     assert page.count("1 texts.") == 2
+
+
+def test_results_of_other_code_are_computed_again(tiny_run, data, tmp_path, capsys, monkeypatch):
+    (data / "treebank").mkdir()
+    out = tmp_path / "out"
+    assert call(tiny_run, "--data", data, "--out", out) == 0
+    assert len(CALLS) == 2
+    capsys.readouterr()
+    monkeypatch.setattr(results, "code_version", lambda suite: "changed")
+    assert call(tiny_run, "--data", data, "--out", out, "--suites", "words") == 0
+    assert len(CALLS) == 3 and (out / "report.html").read_text().count("1 texts.") == 1
+    error = capsys.readouterr().err
+    assert f"words is computed again: {out / 'words.json'} was made by other code" in error
+    assert f"some-trees is left out: {out / 'some-trees.json'} was made by other code; add it to --suites" in error
+    assert json.loads((out / "words.json").read_text())["request"]["code"] == "changed"
+    assert call(tiny_run, "--data", data, "--out", out, "--suites", "words") == 0
+    assert len(CALLS) == 3  # equal code: the file is used
+
+
+def test_a_version_is_of_the_source_of_the_suite(tmp_path):
+    assert results.code_version(SUITE) == results.code_version(TREES) != results.code_version(probes.SUITE)
+    (tmp_path / "a.py").write_text("x = 1")
+    before = results._source_digest(tmp_path)
+    results._source_digest.cache_clear()
+    (tmp_path / "a.py").write_text("x = 2")
+    assert results._source_digest(tmp_path) != before
 
 
 @pytest.mark.parametrize("what", ["run", "study"])

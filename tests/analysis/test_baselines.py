@@ -34,6 +34,7 @@ SUITES = {
             tree_epochs=1,
             erasure_sentences=6,
             erased_sentences=2,
+            erasure_draws=1,
         ),
     ),
     "heads": (heads.SUITE, HeadsSettings(examples=2, random_orders=1, step=0.5)),

@@ -29,6 +29,7 @@ SETTINGS = ProbesSettings(
     tree_epochs=2,
     erasure_sentences=20,
     erased_sentences=6,
+    erasure_draws=2,
 )
 WORDS = ["river", "mountain", "stone", "wind", "light", "dark"]
 

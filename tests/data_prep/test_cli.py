@@ -45,7 +45,8 @@ def workspace(prepared, tmp_path, monkeypatch):
 
 
 def build_arguments(out="c", source="text:text.txt", *more):
-    defaults = {"--tokenizer": "t", "--workers": "1", "--validation-fraction": "0.1"}
+    defaults = {"--tokenizer": "t", "--workers": "1"}
+    defaults |= {} if any(word.startswith("--validation") for word in more) else {"--validation-fraction": "0.1"}
     fixed = [word for flag, value in defaults.items() if flag not in more for word in (flag, value)]
     return ["build", "--source", source, "--out", out, *fixed, *more]
 
@@ -120,7 +121,8 @@ def test_prose_in_files(workspace, capsys):
 def test_every_flag_of_build_reaches_the_corpus(workspace):
     """All filters and steps together; each has tests of its own."""
     flags = (
-        "--language de --normalization nfkc --keep-control-characters --keep-whitespace --min-characters 30"
+        "--language de --encoding windows-1252 --normalization nfkc --keep-control-characters --keep-whitespace"
+        " --min-characters 30"
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
         " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
         " --validation-fraction 0.2 --scratch elsewhere --name other --skip-damaged --memory-mb 64"
@@ -128,6 +130,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
     assert build("c", "text:text.txt", *flags.split()) == 0
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     assert manifest["name"] == "other" and manifest["leak_check"]["sources"] == ["text:text.txt"]
+    assert manifest["sources"][0]["encoding"] == "cp1252"
     assert manifest["sources"][0]["language"] == "de" and [*manifest["splits"]["train"]["languages"]] == ["de"]
     assert manifest["settings"] == {
         "cleaning": {"normalization": "nfkc", "control_characters": False, "whitespace": False},
@@ -139,6 +142,8 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         "leak_words": 40,
         "skip_damaged": True,
         "validation_fraction": 0.2,
+        "validation_documents": None,
+        "validation_sources": 0,
         "max_shard_bytes": 3 << 20,
     }
     assert list(pathlib.Path("elsewhere").iterdir()) == []
@@ -235,19 +240,30 @@ def test_user_errors(workspace, capsys):
         shutil.rmtree("c", ignore_errors=True)
 
 
-@pytest.mark.parametrize(("fraction", "split"), [("1e-9", "validation"), ("0.999999999", "train")])
-def test_a_fraction_that_works_is_named(workspace, capsys, fraction, split):
-    """It holds out two documents: one is too few for pairs."""
+@pytest.mark.parametrize(("fraction", "held_out"), [("1e-9", 2), ("0.999999999", 3)])
+def test_no_split_is_empty(workspace, fraction, held_out):
+    """A share of few documents may be none; two are held out then, as one is too few for pairs."""
     pathlib.Path("few.txt").write_text("\n\n".join(make_documents(2, 4)))
-    expect_error(
-        capsys,
-        arguments := build_arguments("c", "text:few.txt", "--validation-fraction", fraction),
-        f"none of the 4 documents fell into the {split} split; --validation-fraction ",
-    )
-    assert main(arguments) == 2
-    named = capsys.readouterr().err.split("--validation-fraction ")[1].split()[0]
-    assert build("c", "text:few.txt", "--validation-fraction", named) == 0
-    assert Corpus.open("c", "validation").num_documents == 2
+    assert build("c", "text:few.txt", "--validation-fraction", fraction) == 0
+    assert Corpus.open("c", "validation").num_documents == held_out
+
+
+def test_what_is_held_out(workspace, capsys):
+    pathlib.Path("few.txt").write_text("\n\n".join(make_documents(2, 4)))
+    pathlib.Path("held.txt").write_text("\n\n".join(make_documents(2, 2) + make_documents(3, 1)))
+    assert build("c", "text:few.txt", "--validation-documents", "1") == 0
+    assert Corpus.open("c", "validation").num_documents == 1
+    # A document that is held out is removed from the text to train on.
+    assert build("d", "text:few.txt", "--validation-source", "text:held.txt") == 0
+    both = [Corpus.open("d", split).num_documents for split in ("train", "validation")]
+    assert both == [4 - len({*make_documents(2, 4)} & {*make_documents(2, 2)}), 3]
+    for words, message in (
+        (["--validation-documents", "4"], "--validation-documents 4 leaves none of the 4 documents to train on"),
+        (["--validation-documents", "1", "--validation-fraction", "0.1"], "all say what is held out: give one of them"),
+        (["--validation-source", "text:few.txt"], "text:few.txt is given twice, as a --source or --validation-source"),
+        (["--validation-source", "text:./few.txt"], "no document of --source with text is left"),
+    ):
+        expect_error(capsys, build_arguments("e", "text:few.txt", *words), message)
 
 
 def test_a_failure_names_its_document(workspace, monkeypatch):

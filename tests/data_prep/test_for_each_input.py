@@ -18,7 +18,7 @@ from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.for_each_input import for_each_input
 from data_prep.options import BuildOptions
 from data_prep.parallel import SharedProgress
-from data_prep.vocabularies.counting import BertWordCounter, BoundedWordCounts, InputWordCounter
+from data_prep.vocabularies.counting import BertWordCounter, BoundedWordCounts, InputWordCounter, MarkCounts
 from data_prep.vocabularies.train import Recipe, train
 from tests.building import files, make_documents, parse, run
 from tests.data_prep.test_file_ranges import FORMS
@@ -87,13 +87,15 @@ def test_words_of_an_input_are_counted_within_bounds():
     """The slow twin counts the words of all blocks together."""
     blocks = [["a b c a", "b a"], [], ["c d", "Über-a"]]
     words = BertWordCounter(True)
-    together = words(text for block in blocks for text in block)
-    counted = InputWordCounter(words, 100)(iter(blocks))
+    all_marks = MarkCounts()
+    together = words((text for block in blocks for text in block), all_marks)
+    counted, marks = InputWordCounter(words, 100)(iter(blocks))
+    assert marks == all_marks == MarkCounts(1, 14)
     assert counted == together and list(counted) == list(together), "in the order of their first occurrence"
     table = BoundedWordCounts(3)
     for block in blocks:
-        table.add(words(block))
-    assert InputWordCounter(words, 3)(iter(blocks)) == table.counts != together
+        table.add(words(block, MarkCounts()))
+    assert InputWordCounter(words, 3)(iter(blocks))[0] == table.counts != together
 
 
 def test_no_ngram_depends_on_ranges_and_workers(texts):
@@ -139,7 +141,7 @@ def test_damage_is_an_error_of_one_line_or_left_out(texts, workers, capsys):
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
     assert notes == [
         "note: source text:b.txt.gz: left out b.txt.gz: truncated, its .gz data has no end; download it again",
-        next(note for note in notes if "text-files:books/*.txt: left out books/10.txt: is not UTF-8 text" in note),
+        next(note for note in notes if "text-files:books/*.txt: left out books/10.txt: is binary, not text" in note),
     ]
 
 

@@ -31,7 +31,7 @@ REPORT = {
         "near_duplicates": {"documents": 2, "text_bytes": 1500},
     },
     "cleaned": {"control_characters": 14, "normalized_documents": 5},
-    "skipped": {"malformed_json": {"count": 12, "first": ["a.jsonl:3: <script>", "a.jsonl:8: no colon"]}},
+    "skipped": {"malformed_json": {"count": 12, "bytes": 790, "first": ["a.jsonl:3: <script>", "a.jsonl:8: no colon"]}},
     "settings": {
         "validation_fraction": 0.1,
         "near_duplicates": {"threshold": 0.8, "shingles": [5]},
@@ -41,6 +41,7 @@ REPORT = {
     "sources": [
         {
             "spec": "jsonl:a.jsonl",
+            "encodings": {"utf-8": 1},
             "documents": 80,
             "text_bytes": 43210,
             "files": 1,
@@ -129,7 +130,9 @@ def test_json_says_what_corpus_json_says(corpus, capsys):
     assert train["unknown_rate"] == 72 / train["tokens"]
     for key in ("dropped", "cleaned", "skipped", "settings"):
         assert one[key] == REPORT[key]
-    assert one["sources"] == [{"spec": "jsonl:a.jsonl", "documents": 80, "text_bytes": 43210, "files": 1}]
+    assert one["sources"] == [
+        {"spec": "jsonl:a.jsonl", "encodings": {"utf-8": 1}, "documents": 80, "text_bytes": 43210, "files": 1}
+    ]
     assert [bins["first"] for bins in train["sentence_tokens"]["bins"]][:3] == [1, 2, 3]
     rows = {measured["seq_len"]: measured for measured in one["rows"]}
     assert rows[128]["unpacked_efficiency"] < rows[128]["packing_efficiency"] <= 1
@@ -180,8 +183,8 @@ def test_a_sample_of_a_very_long_sentence_is_cut(tmp_path, corpus):
     ("name", "value", "message"),
     [
         ("cleaned", {"control_characters": None}, r"cleaned\.control_characters is None: it must be a whole number"),
-        ("skipped", {"malformed_json": {"count": 1}}, r"field 'skipped\.malformed_json\.first' is missing"),
-        ("sources", [{"spec": 5}], r"field 'sources\.0\.documents' is missing"),
+        ("skipped", {"malformed_json": {"count": 1, "bytes": 1}}, r"field 'skipped\.malformed_json\.first' is missing"),
+        ("sources", [{"spec": 5}], r"field 'sources\.0\.encodings' is missing"),
     ],
 )
 def test_a_damaged_report(tmp_path, small, name, value, message):
@@ -203,14 +206,14 @@ def test_terminal(corpus, capsys):
         "bytes of text per token 5.00 5.00",
         "empty documents 3 documents",
         "control characters 14",
-        "malformed json 12",
+        "malformed json 12 790 B 1.80%",
         "malformed json a.jsonl:8: no colon",
         "document 18, ",
         "validation fraction 0.1",
         "near duplicates: shingles [5]",
         "wide none",
         "fast yes",
-        "jsonl:a.jsonl 80 43.21 kB 1",
+        "jsonl:a.jsonl utf-8 (1) 80 43.21 kB 1",
     ):
         assert any(line.startswith(expected) for line in squeezed), expected
     text_bytes = sum(Corpus.open(corpus, split).num_tokens for split in ("train", "validation")) * 5 + 2000

@@ -109,6 +109,28 @@ def test_one_call_for_all_paragraphs_equals_one_call_for_each(paragraphs, langua
         assert split_sentences(paragraphs, language) == by_paragraph(paragraphs, language)
 
 
+@pytest.mark.parametrize(
+    ("language", "clause", "end", "kept"),
+    [
+        ("th", "บุคคลมีสิทธิในชีวิตเสรีภาพและความมั่นคงแห่งบุคคล", "", "ใด ๆ 2560 ปี"),
+        ("lo", "ບຸກຄົນທຸກຄົນມີສິດໃນຊີວິດເສລີພາບແລະຄວາມປອດໄພ", "", "ໃດ ໆ 2560 ປີ"),
+        ("km", "មនុស្សទាំងអស់កើតមកមានសេរីភាពនិងសមភាពក្នុងសេចក្ដី", "។", "ខ្មែរ ៗ ២៥៦០ ឆ្នាំ"),
+        ("my", "လူတိုင်းသည်တူညီလွတ်လပ်သောဂုဏ်သိက္ခာဖြင့်လည်းကောင်း", "။", "မြန်မာ"),
+    ],
+)
+def test_scripts_without_spaces_between_words(language, clause, end, kept):
+    """Long texts without marks are split at spaces and line ends, not at those beside digits and marks."""
+    assert len(clause) >= sentences_module.CLAUSE_CHARACTERS
+    clauses = [clause + kept] * 6
+    for separator in (" ", "\n"):
+        assert split_sentences([separator.join(clauses)], language) == [clauses]
+    if end:
+        marked = [f"{clause} {clause}{end}"] * 2
+        assert split_sentences(["".join(marked)], language) == [marked] == split_sentences([" ".join(marked)], language)
+    short = f"{kept} {kept}"
+    assert split_sentences([short], language) == [[short]]
+
+
 def test_the_end_of_no_paragraph_is_lost_in_long_documents():
     """`sentencex` 1.0.32 omits the ends of some paragraphs in texts above 10 KiB."""
     for paragraph in (

@@ -12,6 +12,8 @@ import pytest
 
 from bert_jax.errors import UserError
 from data_prep import sources
+from data_prep.build.sentences import split_lines
+from data_prep.clean import clean
 from data_prep.sources import InputRecord, files, parse
 from tests.data_prep.test_sources_reading import read
 
@@ -40,9 +42,29 @@ def test_kinds(tmp_path, monkeypatch):
 def test_a_name_with_characters_of_globs(tmp_path):
     for name in ("my[1].txt", "my1.txt"):
         (tmp_path / name).write_text(name)
+    assert read(f"text-files:{tmp_path}/my[1].txt").texts == ["my1.txt", "my[1].txt"]
+    assert read(f"text-files:{tmp_path}/my[[]1].txt").texts == ["my[1].txt"]
+    (tmp_path / "my1.txt").unlink()
     assert read(f"text-files:{tmp_path}/my[1].txt").texts == ["my[1].txt"]
-    (tmp_path / "my[1].txt").unlink()
-    assert read(f"text-files:{tmp_path}/my[1].txt").texts == ["my1.txt"]
+    (tmp_path / "a**b.txt").write_text("no glob")
+    assert read(f"text-files:{tmp_path}/a**b.txt").texts == ["no glob"]
+
+
+@pytest.mark.parametrize("name", ["*.txt", "?.txt", "[a].txt"])
+def test_a_file_named_like_its_glob_hides_no_other(tmp_path, name):
+    for each in {name, "a.txt"}:
+        (tmp_path / each).write_text(each)
+    assert sorted(read(f"text-files:{tmp_path}/{name}").texts) == sorted([name, "a.txt"])
+
+
+def test_only_line_feeds_end_the_sentences_of_lines(tmp_path):
+    (tmp_path / "a.txt").write_bytes("a\u2028b\x0cc\x85d\u2029e\rf\x0bg\r\nh\n\ni\n".encode())
+    assert read(f"lines:{tmp_path}/a.txt").texts == ["a b c d e f g\r\nh\n", "i\n"]
+    assert [split_lines(clean(text)) for text in read(f"lines:{tmp_path}/a.txt").texts] == [
+        ["a b c d e f g", "h"],
+        ["i"],
+    ]
+    assert len(clean(read(f"text:{tmp_path}/a.txt").texts[0]).split("\n")) == 8
 
 
 def test_small_files_share_an_input_and_big_ones_do_not(tmp_path):
@@ -130,19 +152,20 @@ def test_a_strongly_compressed_file_is_read_in_small_pieces(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content",
+    ("content", "message"),
     [
-        b"abc\0def",
-        gzip.compress(b"x", mtime=0),
-        b"%PDF-1.7\n",
-        "The river sings.".encode("utf-16-le"),
-        codecs.BOM_UTF32_BE + "text".encode("utf-32-be"),
+        (b"abc\0def", r"is binary, not text; leave it out of the source \(compressed files must end in \.gz"),
+        (gzip.compress(b"x", mtime=0), "is binary, not text"),
+        (codecs.BOM_UTF8 + b"a\0b", "is binary, not text"),
+        (b"%PDF-1.7\n", "is a PDF file; extract its text, or leave it out of the source"),
+        ("The river sings.".encode("utf-16-le"), "is utf-16-le, not utf-8; add --encoding utf-16-le, or auto"),
+        (codecs.BOM_UTF32_BE + "text".encode("utf-32-be"), "is utf-32, not utf-8; add --encoding utf-32, or auto"),
     ],
 )
-def test_binary_files(tmp_path, content):
+def test_binary_files(tmp_path, content, message):
     (tmp_path / "a.dat").write_bytes(content)
     for kind in ("text", "text-files", "markdown", "wikiextractor", "mediawiki"):
-        with pytest.raises(UserError, match=r"a\.dat: is not UTF-8 text; .* leave it out of the source"):
+        with pytest.raises(UserError, match=rf"a\.dat: {message}"):
             read(f"{kind}:{tmp_path}/a.dat")
 
 
@@ -171,27 +194,29 @@ def test_empty_files_are_counted(tmp_path):
             assert reading.places == [("empty_file", f"{tmp_path}/{name}") for name in "bce"]
 
 
-def test_invalid_utf8_costs_one_document(tmp_path):
+def test_bytes_of_another_encoding_cost_one_document(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\n\nt\xe9o\nmore\n\nthr\xc3\xa9e\n")
     reading = read(f"text:{tmp_path}/a.txt")
     assert reading.texts == ["one\n", "thrée\n"]
-    assert reading.places == [("invalid_utf8", f"{tmp_path}/a.txt:3")]
-    assert reading.skipped[0].detail.startswith("not UTF-8 at byte 6; convert it, e.g. with `iconv -f WINDOWS-1252 ")
+    assert reading.places == [("undecodable", f"{tmp_path}/a.txt:3")]
+    assert reading.skipped[0].detail.startswith("1 of 9 bytes are not UTF-8, the first at byte 6; set --encoding to ")
     (tmp_path / "b.txt").write_bytes(b"fine")
     reading = read(f"text-files:{tmp_path}/*.txt")
-    assert (reading.texts, reading.places) == (["fine"], [("invalid_utf8", f"{tmp_path}/a.txt")])
+    assert (reading.texts, reading.places) == (["fine"], [("undecodable", f"{tmp_path}/a.txt")])
 
 
-def test_invalid_utf8_in_a_part_of_a_long_document(tmp_path):
+def test_bytes_of_another_encoding_in_a_part_of_a_long_document(tmp_path):
     path = tmp_path / "a.txt"
     path.write_bytes(b"first line\nsecond \xff\nthird line\n")
     for kind in ("text", "text-files"):
         reading = read(f"{kind}:{path}", block_bytes=12)
         assert reading.texts == ["first line\nthird line\n"]
-        assert reading.places == [("invalid_utf8", f"{path}:2")]
+        assert reading.places == [("undecodable", f"{path}:2")]
         assert [(part.begins, part.ends) for part in reading.parts] == [(True, False), (False, False), (False, True)]
     path.write_bytes(b"\xff\xff\n\n\xff\n")
-    with pytest.raises(UserError, match=r"everything was skipped \(2 x invalid_utf8\).*a\.txt:1: not UTF-8 at byte 0"):
+    with pytest.raises(
+        UserError, match=r"everything was skipped \(2 x undecodable\).*a\.txt:1: 2 of 3 bytes are not UTF-8"
+    ):
         read(f"text:{path}")
 
 

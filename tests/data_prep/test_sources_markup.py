@@ -149,7 +149,7 @@ def test_markdown_without_text(tmp_path, pyromark):
     (tmp_path / "d.md").write_text("---\n\na ruler, no metadata\n\n---\n")
     reading = read(f"markdown:{tmp_path}/*.md")
     assert reading.texts == ["a ruler, no metadata"]
-    reasons = ["empty_document", "empty_file", "invalid_utf8"]
+    reasons = ["empty_document", "empty_file", "undecodable"]
     assert [reason for reason, _ in reading.places] == reasons
 
 
@@ -197,7 +197,7 @@ def test_damaged_wikiextractor_files(tmp_path):
         assert reading.places == [
             ("outside_document", f"{path}:1"),
             ("malformed_document", f"{path}:2"),
-            ("invalid_utf8", f"{path}:9"),
+            ("undecodable", f"{path}:9"),
             ("malformed_document", f"{path}:12"),
         ]
     (tmp_path / "plain").write_text("no articles at all")
@@ -365,6 +365,38 @@ def test_wikitext(markup, expected):
     ],
 )  # fmt: skip
 def test_templates_within_sentences(markup, expected):
+    assert plain_text(markup) == expected
+
+
+@pytest.mark.parametrize(
+    ("markup", "expected"),
+    [
+        ("le {{date|14|juillet|1789}}, {{date-|14|7|1789}}, {{date|14 juillet 1789}}, en {{date||mai|1968}}",
+         "le 14 juillet 1789, 14 juillet 1789, 14 juillet 1789, en mai 1968"),
+        ("{{date|1941|6|24}} {{date|1941|6}}", "June 24, 1941 June 1941"),
+        ("{{unité|1234|km}}, {{unité|5}}, {{nombre|3|habitants}}, au {{s-|XIX|e}}, {{s2-|XVI|e|XVII|e}}",
+         "1234 km, 5, 3 habitants, au XIXe siècle, XVIe et XVIIe siècles"),
+        ("du {{sp-|XII|e|au|XIV|e}}, {{-s|IV|e}}, {{av JC|52}}, XVIII{{e}} siècle, le {{1er}} mai, 2{{e|3}}",
+         "du XIIe au XIVe siècle, IVe siècle av. J.-C., 52 av. J.-C., XVIIIe siècle, le 1er mai, 2×10³"),
+        ("{{heure|12|30}}, {{Langue|en|x}}, {{citation|un mot}}, {{n°|5}}, m{{exp|2}}, {{Lien|trad=A|fr=B|langue=en}}",
+         "12 h 30, x, un mot, no 5, m², B"),
+        ("a{{citation|title=T|author=A}}.", "a."),
+        ('{{"|Zitat}}, {{frS|Paris}}, {{Höhe|1234|DE-NN}}, {{Bruch|1|2}}', "„Zitat“, französisch Paris, 1234 m, 1⁄2"),
+        ("{{fecha|14|7|1789}}, {{unidad|5|km}}, {{siglo|XIX}}, {{AC|52}}, {{esd|a b}}",
+         "14 de julio de 1789, 5 km, siglo XIX, 52 a. C., a b"),
+        ("{{M|5|ul=km}}, {{M|5|u=km}}, {{TA|a b}}", "5 km, 5 km, a b"),
+        ("{{dtlink|14|7|1789}}, {{séc|XIX}}, {{fmtn|1234|km}}, {{lknb|Pedro|II}}",
+         "14 de julho de 1789, século XIX, 1234 km, Pedro II"),
+        ("{{дата|14|7|1789}}, {{num|1234|км}}, {{нп5|A|Б|en|C}}, {{lang-en|x}}, {{век|XIX}}",
+         "14 июля 1789, 1234 км, Б, English: x, XIX век"),
+        ("{{読み仮名|東京|とうきょう}}, {{仮リンク|甲|en|A}}, {{ルビ|字|じ}}", "東京（とうきょう）, 甲, 字"),
+        ("{{bd|1893年|12月26日|1976年|9月9日}}, {{link-en|甲|A}}, {{tsl|en|A|甲}}, {{le|乙|B}}",
+         "（1893年12月26日－1976年9月9日）, 甲, 甲, 乙"),
+        ("{{ułamek|1|2}}, {{cytat|Tekst.}}", "1⁄2,\n\nTekst."),
+        ("a {{s-}}{{unité}}{{fecha}}{{bd}} b", "a b"),
+    ],
+)  # fmt: skip
+def test_templates_of_other_wikipedias(markup, expected):
     assert plain_text(markup) == expected
 
 

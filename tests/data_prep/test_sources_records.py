@@ -64,11 +64,11 @@ def test_what_is_wrong_with_a_json_line(tmp_path, orjson):
     )
     reading = read(f"jsonl:{path}@text")
     assert reading.texts == ["fine", "also fine"]
-    reasons = ["malformed_json", "invalid_utf8", "missing_field", "null_field", "field_not_text", "empty_document"]
+    reasons = ["malformed_json", "undecodable", "missing_field", "null_field", "field_not_text", "empty_document"]
     assert reading.places == [(reason, f"{path}:{line}") for line, reason in enumerate([*reasons, "missing_field"], 2)]
     details = [skipped.detail for skipped in reading.skipped]
     assert "end of data" in details[0] or "line 1 column" in details[0]
-    assert "not UTF-8 at byte 44" in details[1]
+    assert "1 of 13 bytes are not UTF-8, the first at byte 44" in details[1]
     assert details[2] == "no field 'text', did you mean 'Text'? there are: Text, url".replace("? there", "; there")
     assert details[4] == "the field 'text' is a list, not text"
     assert details[6] == "the line is a list, not an object with a field 'text'"
@@ -169,7 +169,7 @@ def test_parquet_values(tmp_path, parquet):
     parquet.write_table(pyarrow.table({"meta": pyarrow.array(struct, kind), "n": list(range(7))}), path)
     reading = read(f"parquet:{path}@meta.text", max_record_bytes=98)
     assert reading.texts == ["x", "z"]
-    reasons = ["null_field", "null_field", "empty_document", "invalid_utf8", "record_too_long"]
+    reasons = ["null_field", "null_field", "empty_document", "undecodable", "record_too_long"]
     assert reading.places == [(reason, f"{path}:row {row}") for row, reason in enumerate(reasons, 1)]
 
 

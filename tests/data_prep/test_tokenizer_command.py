@@ -71,7 +71,7 @@ def test_defaults_are_those_of_bert(folder, capsys):
     assert "not 30522" in captured.err and "WordPiece" in captured.out and "uncased" in captured.out
     assert run("--source", "text:texts/en.txt", "--out", "c.json", "--no-lowercase") == 0
     assert not Tokenizer.load("c.json").lowercase
-    for flags in (["--score", "likelihood"], ["--max-characters", "5"], ["--vocab-size", "70"]):
+    for flags in (["--score", "likelihood"], ["--keep-accents"], ["--vocab-size", "70"]):
         assert run("--source", "text:texts/en.txt", "--out", "d.json", *flags) == 0
         assert Path("d.json").read_bytes() != Path("a.json").read_bytes(), flags
         Path("d.json").unlink()
@@ -103,6 +103,10 @@ FROM = ["--from", "vocab.txt", "--out", "new.json"]
         (["--from", "absent.json", "--out", "new.json"], "absent.json: no such tokenizer"),
         (["--from", "texts/en.txt", "--out", "new.json"], "twice"),
         ([*FROM, "--kind", "bpe"], "--kind applies to --source only"),
+        ([*FROM, "--keep-accents"], "--keep-accents applies to --source only"),
+        ([*FROM, "--encoding", "auto"], "--encoding applies to --source only"),
+        ([*SOURCE, "--kind", "byte-bpe", "--keep-accents"], "applies to --kind wordpiece or bpe, not to byte-bpe"),
+        ([*SOURCE, "--no-lowercase", "--keep-accents"], "--keep-accents has no effect with --no-lowercase"),
         ([*FROM, "--skip-damaged"], "--skip-damaged applies to --source only"),
         (["--from", "vocab.txt", "--out", "vocab.txt"], "vocab.txt: exists already"),
         ([*SOURCE, "--add-special-tokens"], "applies to --from only"),

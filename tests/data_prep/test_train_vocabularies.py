@@ -12,7 +12,13 @@ from bert_jax.errors import UserError
 from bert_jax.tokenizers.kinds import bert_normalizer
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.vocabularies import counting, sentencepiece_training
-from data_prep.vocabularies.counting import BertWordCounter, BoundedWordCounts, ByteWordCounter, weighted_counts
+from data_prep.vocabularies.counting import (
+    BertWordCounter,
+    BoundedWordCounts,
+    ByteWordCounter,
+    MarkCounts,
+    weighted_counts,
+)
 from data_prep.vocabularies.train import KINDS, Recipe, sampling_rates, train
 from tests.data_prep.fakes import fake
 
@@ -46,7 +52,7 @@ def test_words_are_those_of_bert(lowercase):
         for text in TEXTS
         for word, _ in library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(text))
     )
-    found = BertWordCounter(lowercase)(TEXTS)
+    found = BertWordCounter(lowercase)(TEXTS, MarkCounts())
     assert found == expected and ("über" in found or "uber" in found) == lowercase
     assert next(iter(found)) == ("the" if lowercase else "The")
 
@@ -58,8 +64,10 @@ def test_words_are_those_of_gpt2(lowercase):
     expected = collections.Counter(
         word for text in TEXTS for word, _ in pre_tokenizer.pre_tokenize_str(normalize(text))
     )
-    assert ByteWordCounter(lowercase)(TEXTS) == expected
-    assert ByteWordCounter(lowercase)(["a\nb  c"]) == {"Ġa": 1, "Ġb": 1, "Ġc": 1}, "spaces are one, as in sentences"
+    assert ByteWordCounter(lowercase)(TEXTS, MarkCounts()) == expected
+    assert ByteWordCounter(lowercase)(["a\nb  c"], MarkCounts()) == {"Ġa": 1, "Ġb": 1, "Ġc": 1}, (
+        "spaces are one, as in sentences"
+    )
 
 
 def test_rare_words_are_forgotten_beyond_the_limit(capsys):
@@ -145,6 +153,49 @@ def test_max_characters():
     tokenizer = train(recipe("bpe", max_characters=3), [fake("aaa bb bb cc d", "aaa")], workers=1)
     assert {"a", "b", "c"} <= set(pieces(tokenizer)) and "d" not in pieces(tokenizer)
     assert tokenizer.unk_id in tokenizer.encode("d")
+
+
+def test_ascii_is_always_in_the_alphabet():
+    for kind in ("wordpiece", "bpe"):
+        for more in ({}, {"max_characters": 2}):
+            tokenizer = train(recipe(kind, vocab_size=900, **more), [fake("аа аа аа", "где")], workers=1)
+            assert tokenizer.unk_id not in tokenizer.encode("".join(map(chr, range(32, 127))))
+            assert (tokenizer.unk_id in tokenizer.encode("где")) == bool(more)
+
+
+def test_the_alphabet_follows_the_text(capsys):
+    """Two thousand characters, each of which occurs as often as the others, and one that is rare."""
+    common = "".join(map(chr, range(0x4E00, 0x4E00 + 2000)))
+    tokenizer = train(recipe("wordpiece", vocab_size=8000), [fake(*[common] * 11, "\u9fa0")], workers=1)
+    assert tokenizer.unk_id not in tokenizer.encode(common) and tokenizer.encode("\u9fa0") == [tokenizer.unk_id]
+    assert "unknown" not in capsys.readouterr().err
+    train(recipe("wordpiece", vocab_size=8000, max_characters=1000), [fake(*[common] * 11)], workers=1)
+    assert "note: 50.00% of the bytes of the text become unknown: 50.00% by characters that" in capsys.readouterr().err
+    small = train(recipe("wordpiece", vocab_size=3000), [fake(*[common] * 11)], workers=1)
+    assert sum(piece >= "\u4e00" for piece in pieces(small)) == 1500
+    assert "raise --max-characters or --vocab-size" in capsys.readouterr().err
+    train(recipe("wordpiece", vocab_size=300), [fake("a b c d", "ก" * 101)], workers=1)
+    assert "in words of more than 100 characters, take --kind sentencepiece-unigram" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "share"),
+    [
+        ("निष्पक्ष विचार", "15.4%"),
+        ("ที่นี่ก็ดี", "60.0%"),
+        ("Tiếng Việt", "30.8%"),
+        ("Über die Straße", "7.1%"),
+        ("plain", None),
+    ],
+)
+def test_deleted_marks_are_reported(text, share, capsys):
+    for kind in ("wordpiece", "bpe"):
+        train(recipe(kind, lowercase=True, vocab_size=300), [fake(text, text)], workers=1)
+        error = capsys.readouterr().err
+        assert (f"note: stripping accents deletes {share} of the letters and marks" in error) == bool(share), error
+        kept = train(recipe(kind, lowercase=True, strip_accents=False, vocab_size=300), [fake(text, text)], workers=1)
+        assert "accents" not in capsys.readouterr().err and kept.lowercase
+        assert kept.decode(kept.encode(text)).replace(" ", "") == text.lower().replace(" ", "")
 
 
 def test_long_words_are_left_to_wordpiece_and_cut_for_bpe():

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytest.importorskip("statsmodels")
+pytest.importorskip("scipy")
 from bert_jax.cli import main as cli
 from bert_jax.cli.ablate import parse_part
 from bert_jax.errors import UserError

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-pytest.importorskip("statsmodels")
+pytest.importorskip("scipy")
 from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfig, ModelConfig, Phase
 from bert_jax.data.mixture import CorpusWeight
@@ -152,10 +152,10 @@ def test_failed_runs(finished, start, tmp_path, capsys):
     code, results = start(workdir, wrap=failing("masks=static", 1, 2))
     assert code == 0 and "failed: masks=static seed 1: it fails every time" in capsys.readouterr().err
     loss = results["comparisons"][0]
-    assert (loss["seeds"], loss["failed"], loss["verdict"]) == (2, 1, None)
+    assert (loss["seeds"], loss["unscored"], loss["verdict"]) == (2, 1, None)
     page = contents(workdir)[1]
     assert "failed after 2 attempts: it fails every time" in page and "no verdict: fewer than 3 seeds" in page
-    assert start(workdir)[1]["comparisons"][0]["failed"] == 1  # it stays failed
+    assert start(workdir)[1]["comparisons"][0]["unscored"] == 1  # it stays failed
     start(workdir, retries=2)  # unless it may be tried again
     results, expected = contents(workdir)[0], contents(finished)[0]
     assert [run.pop("attempts") for run in results["runs"]] == [1, 1, 1, 1, 3, 1]

@@ -106,11 +106,12 @@ def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_program
 
 
 def test_options(folder, tiny_run, tmp_path):
-    """Frozen encoder, two seeds; a learning rate of 0 is a failed run and not in the mean."""
+    """Frozen encoder, two seeds; a learning rate of 0 is a failed run, whose score is part of the mean."""
     options = dataclasses.replace(OPTIONS, steps=2, learning_rate=0.0, seeds=2, freeze_encoder=True)
     result = finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "run", options).to_dict()
     assert [one["seed"] for one in result["seeds"]] == [0, 1]
-    assert result["failed"] == 2 and result["mean"] is None
+    assert (result["failed"], result["diverged"]) == (2, 0)
+    assert result["mean"] == np.mean([one["score"] for one in result["seeds"]])
     with input_formats.open_model(tiny_run) as before, input_formats.open_model(tmp_path / "run/seed1") as after:
         tuned, source = (name_leaves(one.model.params) for one in (after, before))
         for name in tuned.keys() & source.keys():
@@ -160,7 +161,9 @@ def test_the_export_of_a_regression_is_named_as_one(folder, tiny_run, tmp_path):
 def test_divergence_is_a_failed_run(folder, tiny_run, tmp_path, capsys):
     options = dataclasses.replace(OPTIONS, steps=12, learning_rate=1e29, warmup=0.0)
     result = finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "run", options).to_dict()
-    assert result["failed"] == 1 and result["mean"] is None and result["seeds"][0]["score"] is None
+    assert (result["failed"], result["diverged"], result["mean"]) == (1, 1, None) and result["seeds"][0][
+        "score"
+    ] is None
     assert "training diverged" in capsys.readouterr().err and (tmp_path / "run/results.json").exists()
 
 

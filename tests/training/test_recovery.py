@@ -15,13 +15,17 @@ from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining, recovery
 from bert_jax.training.divergence import (
+    DivergedError,
     DivergenceError,
+    DivergenceState,
+    StepMeasures,
     check_divergence,
     init_divergence_state,
     reset_for_phase,
     update_divergence_state,
 )
 from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory.ledger import Ledger
 from tests.runs import Killed, arrays, assert_same_run, final_state, numbers, spoil
 
 
@@ -208,44 +212,134 @@ def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
         assert rows_before_step(two_phases, start, step) == task.train.cursor_at(start, step).rows
 
 
+def measure(losses, span: int = 50, skipped=()) -> tuple[list[DivergenceState], list[StepMeasures]]:
+    """The states and measures of steps with these losses."""
+
+    def step(state, given):
+        after, measures = update_divergence_state(state, *given, span)
+        return after, (after, measures)
+
+    bad = ~np.isfinite(losses) if not len(skipped) else np.asarray(skipped)
+    _, found = jax.lax.scan(step, init_divergence_state(), (jnp.asarray(losses, jnp.float32), jnp.asarray(bad)))
+    states, measures = (jax.device_get(one) for one in found)
+    kinds = ((DivergenceState, states), (StepMeasures, measures))
+    return tuple([kind(*(x.item() for x in one)) for one in zip(*values, strict=True)] for kind, values in kinds)
+
+
+def first_divergence(losses) -> int | None:
+    """The step, counted from 1, at which the run would roll back."""
+    for step, (loss, found) in enumerate(zip(losses, measure(losses)[1], strict=True), 1):
+        try:
+            check_divergence(step, loss, found, RecoveryConfig())
+        except DivergenceError:
+            return step
+    return None
+
+
 def test_the_loss_average():
-    divergence, losses = init_divergence_state(), [5.0, 4.0, float("nan"), 3.0, 9.0]
-    rises, averages = [], []
-    for loss in losses:
-        bad = jnp.asarray(not np.isfinite(loss))
-        divergence, rise = update_divergence_state(divergence, jnp.float32(loss), bad, span=2)
-        rises.append(float(rise))
-        averages.append(float(divergence.average))
-    np.testing.assert_allclose(averages, [5.0, 4.5, 4.5, 3.75, 6.375])
-    np.testing.assert_allclose(rises, [0.0, -1.0, 0.0, -1.5, 5.25])
-    assert (int(divergence.skipped_steps), int(divergence.consecutive_skipped)) == (1, 0)
-    assert float(divergence.lowest) == 3.75
-    again = reset_for_phase(divergence)
-    assert (int(again.skipped_steps), int(again.finite_losses)) == (1, 0)
-    assert float(update_divergence_state(again, jnp.float32(20.0), jnp.asarray(False), 2)[1]) == 0.0
+    states, found = measure([5.0, 4.0, float("nan"), 3.0, 9.0], span=2)
+    np.testing.assert_allclose([one.average for one in states], [5.0, 4.5, 4.5, 3.75, 6.375])
+    np.testing.assert_allclose([one.noise for one in states], [0.0, 1.0, 1.0, 1.0, 3.5])
+    # The average of two losses with a mean difference of 1 may be 6 / sqrt(2) too low.
+    lowest = 3.75 + 6 / 2**0.5
+    np.testing.assert_allclose([one.lowest for one in states[1:]], [4.5 + 6 / 2**0.5, 4.5 + 6 / 2**0.5, lowest, lowest])
+    np.testing.assert_allclose([one.loss_rise for one in found], [0, 0, 0, 3 - 4.5 - 6 / 2**0.5, 9 - lowest], rtol=1e-5)
+    np.testing.assert_allclose([one.average_rise for one in found][-1], 6.375 - lowest, rtol=1e-5)
+    assert found[3].noise_bound == 6 * 1.0 * 5 and found[4].noise_bound == 6 * 1.0 * 3
+    last = states[-1]
+    assert (last.skipped_steps, last.consecutive_skipped, last.last_loss) == (1, 0, 9.0)
+    np.testing.assert_allclose(last.skipped_share, 0.01 * 0.99**2, rtol=1e-5)
+    again = reset_for_phase(last)
+    assert (again.skipped_steps, again.skipped_share, again.finite_losses) == (1, last.skipped_share, 0)
+    assert float(update_divergence_state(again, jnp.float32(20.0), jnp.asarray(False), 2)[1].loss_rise) == 0.0
+
+
+def sample_losses(steps: int, noise: float, seed: int) -> np.ndarray:
+    """A loss that falls from 9 to 5, with normal noise."""
+    rng = np.random.default_rng(seed)
+    return 5 + 4 * np.exp(-np.arange(steps) / 100) + noise * rng.standard_normal(steps)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.5, 1.5, 3.0])
+def test_noise_is_no_divergence(noise):
+    """A few tokens per step: 1.5 nats. The bound was 3 nats above the lowest average whatever the noise."""
+    assert [first_divergence(sample_losses(2000, noise, seed)) for seed in range(5)] == [None] * 5
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.3])
+@pytest.mark.parametrize("at", [3, 30, 300, 1500])
+@pytest.mark.parametrize("shape", ["spike", "level", "slope", "oscillation"])
+def test_divergence_is_found(noise, at, shape):
+    """Early and late; for good or for one step; at once or by and by."""
+    losses, after = sample_losses(2000, noise, 0), np.arange(2000 - at)
+    losses[at:] += {
+        "spike": 5.0 * (after == 0),
+        "level": 5.0,
+        "slope": np.minimum(0.1 * after, 8.0),
+        "oscillation": np.minimum(0.1 * after, 8.0) * (1 + np.cos(np.pi * after)),
+    }[shape]
+    found = first_divergence(losses)
+    assert found is not None and at < found <= at + {"spike": 1, "level": 1}.get(shape, 120)
 
 
 def test_what_counts_as_divergence():
-    bounds = RecoveryConfig(max_skipped=3, spike=2.0)
-    check_divergence(7, float("nan"), 2, float("nan"), bounds)
-    check_divergence(7, 5.0, 0, 2.0, bounds)
-    check_divergence(7, 50.0, 0, 40.0, dataclasses.replace(bounds, spike=None))
+    bounds, healthy = RecoveryConfig(max_skipped=3, spike=2.0), StepMeasures(0, 0, 0.0, 0.0, 0.0, 1.0)
+    check_divergence(7, float("nan"), healthy._replace(consecutive_skipped=2, loss_rise=float("nan")), bounds)
+    check_divergence(7, 5.0, healthy._replace(loss_rise=2.0, average_rise=2.0), bounds)
+    check_divergence(7, 5.0, healthy._replace(loss_rise=3.0, noise_bound=3.0), bounds)
+    check_divergence(7, 50.0, healthy._replace(loss_rise=40.0), dataclasses.replace(bounds, spike=None))
     with pytest.raises(DivergenceError, match="3 steps in a row, 5 to 7") as caught:
-        check_divergence(7, float("nan"), 3, float("nan"), bounds)
+        check_divergence(7, float("nan"), healthy._replace(consecutive_skipped=3), bounds)
     assert (caught.value.first, caught.value.last) == (5, 7)
-    with pytest.raises(DivergenceError, match=r"the loss of step 7 was 5.00, 2.10 above"):
-        check_divergence(7, 5.0, 0, 2.1, bounds)
+    with pytest.raises(DivergenceError, match=r"the loss of step 7 was 5.00, 2.10 above .* noise 1.00\)"):
+        check_divergence(7, 5.0, healthy._replace(loss_rise=2.1), bounds)
+    with pytest.raises(DivergenceError, match=r"the average loss at step 7 was 2.10 above"):
+        check_divergence(7, 5.0, healthy._replace(average_rise=2.1), bounds)
+
+
+def test_the_share_of_skipped_steps_is_bounded():
+    """Every second gradient was not finite in 40 of 80 steps, and the run "finished"."""
+    losses = np.full(80, 5.0)
+    found = measure(losses, skipped=np.arange(80) % 2 == 1)[1]
+    check_divergence(21, 5.0, found[20], RecoveryConfig())
+    with pytest.raises(DivergedError, match="not finite in 12 steps, a share of 11% of the last 100"):
+        check_divergence(24, 5.0, found[23], RecoveryConfig())
+    check_divergence(80, 5.0, found[79], RecoveryConfig(max_skipped_share=1.0))
+
+
+def test_a_run_that_skips_too_often_stops(run, config, tmp_path):
+    """It stops at the same step when it is continued."""
+    strict = dataclasses.replace(config, recovery=dataclasses.replace(config.recovery, max_skipped_share=0.005))
+    for _ in range(2):
+        with pytest.raises(UserError, match="training stops at step 6: loss or gradient was not finite in 1 steps"):
+            run(tmp_path / "run", 40, 41, config=strict)
+    assert not rollbacks(tmp_path / "run") and lines(tmp_path / "run")[-1]["step"] == 5
+
+
+def test_progress_renews_the_rollbacks(config, tmp_path):
+    """They were counted over the whole run: three spikes within a million steps ended it."""
+    config = dataclasses.replace(config, recovery=dataclasses.replace(config.recovery, rollback_steps=1000))
+    divergence = DivergenceError(5000, 5000, "a spike")
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(tmp_path / "run"), keep=1) as checkpoints:
+        ledger = Ledger(tmp_path / "ledger.jsonl")
+        for step in (100, 200, 300, 4000, 4001):
+            ledger.make_decision("rollback", lambda step=step: {"step": step, "to": 0, "skipped_rows": [0, 0]})
+        recovery.record_rollback(divergence, config, checkpoints, ledger)
+        assert len(ledger.entries) == 6
+        with pytest.raises(DivergedError, match=r"rolled back 2 time\(s\) within 1000 steps"):
+            recovery.record_rollback(divergence, config, checkpoints, ledger)
 
 
 def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
     """What a checkpoint was trained with is restored; what was decided later may have depended on the lost line."""
-    from bert_jax.training.run_directory.ledger import Ledger
-
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path)
-    saved = [ledger.make_decision("rollback", lambda to=to: {"to": to, "skipped_rows": (to, 9)}) for to in range(4)]
+    saved = [
+        ledger.make_decision("rollback", lambda to=to: {"step": 9, "to": to, "skipped_rows": (to, 9)})
+        for to in range(4)
+    ]
     lines = path.read_bytes().splitlines(keepends=True)
-    untyped = b'{"event": "rollback", "to": 1, "skipped_rows": [1]}\n'
+    untyped = b'{"event": "rollback", "step": 9, "to": 1, "skipped_rows": [1]}\n'
     incomplete = b'{"event": "rollback", "to": 1}\n'
     for damaged in (b"\xff\n", lines[1].replace(b"1", b"7"), untyped, incomplete):
         path.write_bytes(b"".join([lines[0], damaged, *lines[2:]]))
@@ -253,6 +347,6 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
         again.restore(saved[:3])
         assert again.entries == Ledger(path).entries == saved[:3]
         assert "restored 3 from the checkpoint; later ones are made again" in capfd.readouterr().err
-    again.make_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    again.make_decision("rollback", lambda: {"step": 9, "to": 8, "skipped_rows": [8, 9]})
     again.restore(saved[:3])
     assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]

@@ -11,6 +11,7 @@ import pytest
 from bert_jax.config import LogConfig
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training import reporter
+from bert_jax.training.divergence import StepMeasures
 from bert_jax.training.eval_metrics import EvaluationSums, format_metrics
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.reporter import Reporter
@@ -40,18 +41,20 @@ def attempt(two_phases, clock, tmp_path):
     task = Pretraining(config, Vocabulary(120, 4, (0, 1, 2, 3, 4)))
     first, last = config.phases
 
-    def run(begin: int, end: int) -> None:
+    def run(begin: int, end: int, skipped: tuple[int, ...] = ()) -> None:
         compiled, mesh = None, make_mesh(config.mesh, jax.devices()[:1])
         with (
             GoodputRecorder(tmp_path, 0.0) as goodput,
-            Reporter(task, tmp_path, mesh, begin, 0, goodput, None) as report,
+            Reporter(task, tmp_path, mesh, begin, 0, 0, goodput, None) as report,
         ):
             for step in range(begin, end):
                 report.before_step(step)
                 phase = first if step < first.steps else last
                 clock.seconds += STEP if phase is compiled else COMPILE
                 compiled = phase
-                metrics = {"tokens": 8, "consecutive_skipped": 0, "loss": 5.5, "loss_rise": 0.0, "mlm_loss": 4.75}
+                loss = float("nan") if step + 1 in skipped else 5.5
+                measures = StepMeasures(sum(one <= step + 1 for one in skipped), 0, 0.0, 0.0, 0.0, 0.0)._asdict()
+                metrics = {"tokens": 8, "loss": loss, "mlm_loss": 4.75} | measures
                 metrics |= {"pair_loss": 0.75, "pair_accuracy": 0.5, "pair_negatives": 0.25}
                 report.add_step(step + 1, 8, {name: jnp.asarray(value) for name, value in metrics.items()})
             report.flush()
@@ -59,6 +62,14 @@ def attempt(two_phases, clock, tmp_path):
 
     run.lines = lambda: [line for line in read_metrics(tmp_path / "metrics.jsonl") if line["split"] == "train"]
     return run
+
+
+def test_skipped_steps_are_reported(attempt, capfd):
+    """Each was silent, and a run that skipped half of its steps "finished"."""
+    attempt(0, 6, skipped=(3, 5))
+    shown = capfd.readouterr().err
+    assert shown.count("warning:") == 1 and "warning: the loss of step 3 is not finite; its update is skipped" in shown
+    assert "mlm_loss 4.750, 2 skipped" in shown
 
 
 def test_no_speed_includes_compilation(attempt):

@@ -64,7 +64,7 @@ def common_vocabulary(path: StoredPath | None) -> list[str] | None:
     """
     if path is None:
         return None
-    words = [line.strip() for line in read_text(path).splitlines() if line.strip()]
+    words = [line.strip() for line in read_text(path).split("\n") if line.strip()]
     require(bool(words), f"{path}: the file is empty: write one word per line")
     return words
 

@@ -3,16 +3,18 @@
 Elazar et al. 2021 (arXiv:2006.00995), Belrose et al. 2023 (arXiv:2306.03819).
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from bert_jax.analysis.capture import capture
-from bert_jax.analysis.probes.leace import Eraser, fit_leace, random_eraser
+from bert_jax.analysis.probes.leace import Eraser, control_eraser, fit_leace, random_eraser, whiten
 from bert_jax.analysis.probes.linear import fit_and_score
 from bert_jax.analysis.probes.vectors import Sample
 from bert_jax.analysis.rows import Batch, Row, batches, choose_masked, masked_positions
+from bert_jax.array_types import Float, Int
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model.activations import Edit
 from bert_jax.progress import progress_bar
@@ -20,8 +22,10 @@ from bert_jax.progress import progress_bar
 EPOCHS = 30
 """Of the probes: with few steps, the noise of the optimisation alone moves a probe of erased vectors off chance."""
 HIDDEN, LOGITS = "layers.*.hidden", "mlm_logits"
-ROWS = ("none", "leace", "random")
-"""What is erased: nothing, the parts of speech, a random subspace of equal rank."""
+ROWS = ("none", "leace", "control", "random")
+"""What is erased: nothing, the parts of speech, shuffled parts of speech, a random subspace of equal rank."""
+Erasers = Mapping[str, Sequence[Eraser]]
+"""Those of a layer by ROWS but "none"; several draws of baselines."""
 
 
 class Masked(NamedTuple):
@@ -79,7 +83,14 @@ def token_vectors(model: LoadedModel, masked: Masked, *, progress: bool) -> tupl
 
 
 def measure(
-    model: LoadedModel, fitted_on: Masked, scored_on: Masked, *, penalty: float, seed: int, progress: bool
+    model: LoadedModel,
+    fitted_on: Masked,
+    scored_on: Masked,
+    *,
+    draws: int,
+    penalty: float,
+    seed: int,
+    progress: bool,
 ) -> dict[str, Any]:
     """Erase parts of speech from the outputs of each layer, one layer at a time.
 
@@ -87,34 +98,39 @@ def measure(
       model: from `inference.load`; without an MLM head there is no loss.
       fitted_on: sentences on which erasers and probes are fitted.
       scored_on: sentences on which probes and the model are scored.
+      draws: random subspaces, and shuffles of the labels, in each layer.
       penalty: of the probes.
-      seed: of the probes and the random subspaces.
+      seed: of the probes, the random subspaces and the shuffles.
       progress: show progress bars on stderr.
 
     Returns:
-      ranks of the erasers by layer; by what is erased, the accuracy of a linear probe by layer, and, at masked tokens,
-      the loss of the MLM head in nats and its accuracy.
+      ranks of the erasers by layer; by ROWS, layer and draw, the share of the variance of the fitted tokens that is
+      removed, the accuracy of a linear probe, and, at masked tokens, the loss of the MLM head in nats and its accuracy.
     """
     train, train_labels = token_vectors(model, fitted_on, progress=progress)
     dev, dev_labels = token_vectors(model, scored_on, progress=progress)
     classes, erasers = len(fitted_on.names), []
-    probe: dict[str, list[float]] = {name: [] for name in ROWS}
-    with progress_bar("erasers", len(train), "layer", shown=progress) as bar:
+    variance: dict[str, list[list[float]]] = {name: [] for name in ROWS}
+    probe: dict[str, list[list[float]]] = {name: [] for name in ROWS}
+    with progress_bar("erasers", len(train) * (2 + 2 * draws), "layer and draw", shown=progress) as bar:
         for layer, (of_train, of_dev) in enumerate(zip(train, dev, strict=True)):
-            leace = fit_leace(of_train, train_labels, classes)
-            pair = (leace, random_eraser(of_train, leace.rank, seed + layer))
-            for name, eraser in zip(ROWS, (None, *pair), strict=True):
-                erased = (of_train, of_dev) if eraser is None else (eraser(of_train), eraser(of_dev))
-                scores = (*erased, train_labels, dev_labels, classes)
-                probe[name].append(fit_and_score(*scores, epochs=EPOCHS, penalty=penalty, seed=seed))
-            erasers.append(pair)
-            bar.update()
+            erasers.append(fit_erasers(of_train, train_labels, classes, draws, [seed, layer]))
+            for name in ROWS:
+                accuracies = []
+                for eraser in erasers[-1].get(name, [None]):
+                    erased = (of_train, of_dev) if eraser is None else (eraser(of_train), eraser(of_dev))
+                    scores = (*erased, train_labels, dev_labels, classes)
+                    accuracies.append(fit_and_score(*scores, epochs=EPOCHS, penalty=penalty, seed=seed))
+                    bar.update()
+                probe[name].append(accuracies)
+                variance[name].append([one.variance_removed(of_train) for one in erasers[-1].get(name, ())] or [0.0])
     majority = int(np.bincount(train_labels).argmax())
     found = {
         "fitted_tokens": len(train_labels),
         "scored_tokens": len(dev_labels),
         "majority_accuracy": float((dev_labels == majority).mean()),
-        "ranks": [leace.rank for leace, _ in erasers],
+        "ranks": [of_layer["leace"][0].rank for of_layer in erasers],
+        "variance_removed": variance,
         "probe_accuracy": probe,
         "mlm": None,
     }
@@ -123,46 +139,71 @@ def measure(
     return found
 
 
+def fit_erasers(
+    vectors: Float[np.ndarray, "n H"], labels: Int[np.ndarray, " n"], classes: int, draws: int, seed: Sequence[int]
+) -> dict[str, list[Eraser]]:
+    """The erasers of one layer: of a concept, of shuffled labels, and of random subspaces of equal rank.
+
+    Args:
+      vectors: of the tokens on which they are fitted.
+      labels: of these, from 0 to classes - 1.
+      classes: number of labels.
+      draws: of each baseline.
+      seed: of the draws.
+    """
+    whitening = whiten(vectors)
+    leace = fit_leace(whitening, labels, classes)
+    seeds = [[*seed, draw] for draw in range(draws)]
+    return {
+        "leace": [leace],
+        "control": [control_eraser(whitening, labels, classes, one) for one in seeds],
+        "random": [random_eraser(whitening, leace.rank, one) for one in seeds],
+    }
+
+
 def mlm_scores(
-    model: LoadedModel, masked: Masked, erasers: Sequence[tuple[Eraser, Eraser]], *, progress: bool = False
+    model: LoadedModel, masked: Masked, erasers: Sequence[Erasers], *, progress: bool = False
 ) -> dict[str, Any]:
     """Loss and accuracy of the MLM head at masked tokens, with erasure at all tokens of words in one layer's output.
 
     Args:
       model: with an MLM head.
       masked: the sentences.
-      erasers: by layer, of the concept and of a random subspace.
+      erasers: by layer.
       progress: show a progress bar on stderr.
+
+    Returns:
+      number of masked tokens; by ROWS, layer and draw, the loss in nats and the accuracy.
     """
     most, layers = max(map(len, masked.positions)), model.config.num_layers
-    losses: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(layers)] for name in ROWS}
-    hits: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(layers)] for name in ROWS}
+    scores: dict[tuple[str, int, int], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
     with progress_bar("erasure", len(masked.rows) * layers, "sentence and layer", shown=progress) as bar:
         for batch in batches(masked.rows, model.tokenizer.pad_id):
             positions, valid = masked_positions(batch, masked.positions, most)
             tokens = np.concatenate([masked.originals[index] for index in batch.indices if index >= 0])
-            hidden = capture(model, batch, [HIDDEN])[HIDDEN]
-            of_words = _at_words(batch, masked)[..., None]
+            captured = capture(model, batch, [HIDDEN, LOGITS], positions=positions)
+            hidden, of_words = captured[HIDDEN], _at_words(batch, masked)[..., None]
+            unchanged = _token_scores(captured[LOGITS][valid][:, : model.tokenizer.vocab_size], tokens)
             offsets = np.zeros_like(hidden)
             for layer in range(layers):
-                for name, eraser in zip(ROWS, (None, *erasers[layer]), strict=True):
-                    if eraser is None and layer > 0:
-                        continue
-                    offsets[:] = 0
-                    if eraser is not None:
+                scores["none", layer, 0].append(unchanged)
+                for name, of_layer in erasers[layer].items():
+                    for draw, eraser in enumerate(of_layer):
+                        offsets[:] = 0
                         offsets[layer] = eraser.offsets(hidden[layer]) * of_words
-                    edits = {"hidden": Edit(offset=offsets)}
-                    logits = capture(model, batch, [LOGITS], edits=edits, positions=positions)[LOGITS][valid]
-                    loss, hit = _token_scores(logits[:, : model.tokenizer.vocab_size], tokens)
-                    for at in range(layers) if eraser is None else [layer]:
-                        losses[name][at].append(loss)
-                        hits[name][at].append(hit)
+                        edits = {"hidden": Edit(offset=offsets)}
+                        logits = capture(model, batch, [LOGITS], edits=edits, positions=positions)[LOGITS][valid]
+                        found = _token_scores(logits[:, : model.tokenizer.vocab_size], tokens)
+                        scores[name, layer, draw].append(found)
                 bar.update(int((batch.indices >= 0).sum()))
-    return {
-        "masked_tokens": sum(map(len, masked.positions)),
-        "loss_nats": {name: [float(np.concatenate(one).mean()) for one in losses[name]] for name in ROWS},
-        "accuracy": {name: [float(np.concatenate(one).mean()) for one in hits[name]] for name in ROWS},
-    }
+
+    def means(which: int) -> dict[str, list[list[float]]]:
+        by_row: dict[str, list[list[float]]] = {name: [[] for _ in range(layers)] for name in ROWS}
+        for (name, layer, _), of_batches in scores.items():
+            by_row[name][layer].append(float(np.concatenate([one[which] for one in of_batches]).mean()))
+        return by_row
+
+    return {"masked_tokens": sum(map(len, masked.positions)), "loss_nats": means(0), "accuracy": means(1)}
 
 
 def _at_words(batch: Batch, masked: Masked) -> np.ndarray:

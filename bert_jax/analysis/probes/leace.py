@@ -1,16 +1,18 @@
 """LEACE: the smallest linear change of vectors after which no linear probe finds a concept (Belrose et al. 2023).
 
-arXiv:2306.03819, theorem 4.3. Shapes: n vectors, H hidden, C labels.
+arXiv:2306.03819, theorem 4.3. Shapes: n vectors, H hidden, D dimensions in which the vectors vary, C labels.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from bert_jax.array_types import Float, Int
 
-TOLERANCE = 1e-6
-"""Eigenvalues and singular values below this share of the largest count as 0."""
+CORRELATION_TOLERANCE = 1e-6
+"""Singular values of the cross-covariance below this share of the largest count as 0, as does a largest one below it
+squared: the coordinates have variance 1."""
 
 
 class Eraser(NamedTuple):
@@ -31,48 +33,88 @@ class Eraser(NamedTuple):
         """The vectors without the concept."""
         return vectors + self.offsets(vectors)
 
+    def variance_removed(self, vectors: Float[np.ndarray, "n H"]) -> float:
+        """Variance of what is removed from vectors, summed over dimensions, as a share of theirs."""
+        vectors = np.asarray(vectors, np.float64)
+        return float(self.offsets(vectors).var(0).sum() / vectors.var(0).sum())
 
-def fit_leace(vectors: Float[np.ndarray, "n H"], labels: Int[np.ndarray, " n"], classes: int) -> Eraser:
-    """The eraser of a concept: afterwards, the covariance of vectors and labels is 0.
 
-    With the whitening W = covariance^(-1/2), the projection is W^+ U U^T W, where the columns of U span W times the
-    cross-covariance of vectors and one-hot labels. Its rank is at most C - 1.
+class Whitening(NamedTuple):
+    """Vectors in coordinates that are uncorrelated and have variance 1; float64."""
 
-    Args:
-      vectors: of the examples.
-      labels: from 0 to classes - 1.
-      classes: C.
+    mean: np.ndarray
+    """[H]."""
+    coordinates: np.ndarray
+    """[n, D]."""
+    to_coordinates: np.ndarray
+    """[D, H]: coordinates = to_coordinates (x - mean)."""
+    to_vectors: np.ndarray
+    """[H, D]: the pseudo-inverse of to_coordinates."""
+
+    def eraser(self, directions: Float[np.ndarray, "D r"]) -> Eraser:
+        """The eraser of the subspace that orthonormal directions span in the coordinates."""
+        projection = (self.to_vectors @ directions) @ (directions.T @ self.to_coordinates)
+        return Eraser(self.mean, projection, directions.shape[1])
+
+
+def whiten(vectors: Float[np.ndarray, "n H"]) -> Whitening:
+    """The whitening of vectors along their principal directions.
+
+    Directions whose deviation is within float64 rounding of 0, relative to the largest, are left out, as in
+    `numpy.linalg.matrix_rank`. The singular values are those of the vectors: of the covariance they would be squared,
+    and small ones lost.
     """
-    mean, whiten, unwhiten, centred = _whitening(vectors)
-    sums = np.zeros((classes, len(mean)))
-    np.add.at(sums, labels, centred)
-    cross = whiten @ sums.T / len(vectors)
-    left, singular, _ = np.linalg.svd(cross, full_matrices=False)
-    left = left[:, singular > TOLERANCE * max(float(singular[0]), TOLERANCE)]
-    return Eraser(mean, unwhiten @ left @ left.T @ whiten, left.shape[1])
-
-
-def random_eraser(vectors: Float[np.ndarray, "n H"], rank: int, seed: int) -> Eraser:
-    """An eraser of a random subspace of the whitened vectors, the baseline of `fit_leace`; arguments as there.
-
-    Args:
-      vectors: of the examples.
-      rank: of the projection.
-      seed: of the subspace.
-    """
-    mean, whiten, unwhiten, _ = _whitening(vectors)
-    random = whiten @ np.random.default_rng(seed).normal(size=(len(mean), rank))
-    left = np.linalg.svd(random, full_matrices=False)[0][:, :rank]
-    return Eraser(mean, unwhiten @ left @ left.T @ whiten, rank)
-
-
-def _whitening(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, covariance^(-1/2) and its pseudo-inverse, and the centred vectors."""
     vectors = np.asarray(vectors, np.float64)
     mean = vectors.mean(0)
     centred = vectors - mean
-    values, directions = np.linalg.eigh(centred.T @ centred / len(vectors))
-    kept = values > TOLERANCE * values[-1]
-    values, directions = values[kept], directions[:, kept]
-    whiten = (directions / np.sqrt(values)) @ directions.T
-    return mean, whiten, (directions * np.sqrt(values)) @ directions.T, centred
+    _, singular, directions = np.linalg.svd(np.linalg.qr(centred, mode="r"))
+    kept = singular > singular[0] * max(centred.shape) * np.finfo(np.float64).eps
+    deviations, directions = singular[kept] / np.sqrt(len(vectors)), directions[: len(singular)][kept]
+    to_coordinates = directions / deviations[:, None]
+    coordinates = centred @ to_coordinates.T
+    return Whitening(mean, coordinates - coordinates.mean(0), to_coordinates, directions.T * deviations)
+
+
+def fit_leace(whitening: Whitening, labels: Int[np.ndarray, " n"], classes: int) -> Eraser:
+    """The eraser of a concept: afterwards, the covariance of vectors and labels is 0.
+
+    It erases the span of the cross-covariance of whitened vectors and one-hot labels. Its rank is at most C - 1.
+
+    Args:
+      whitening: of the examples' vectors.
+      labels: of the examples, from 0 to classes - 1.
+      classes: C.
+    """
+    sums = np.zeros((classes, whitening.coordinates.shape[1]))
+    np.add.at(sums, labels, whitening.coordinates)
+    _, singular, directions = np.linalg.svd(sums / len(labels), full_matrices=False)
+    least = CORRELATION_TOLERANCE * max(float(singular[0]), CORRELATION_TOLERANCE)
+    return whitening.eraser(directions[singular > least].T)
+
+
+def random_eraser(whitening: Whitening, rank: int, seed: Sequence[int]) -> Eraser:
+    """An eraser of a subspace that is uniform among those of its rank in the coordinates, a baseline of `fit_leace`.
+
+    Its expected share of the variance of the vectors is rank / D.
+
+    Args:
+      whitening: of the examples' vectors.
+      rank: of the subspace, at most D.
+      seed: of the subspace.
+    """
+    random = np.random.default_rng(seed).normal(size=(whitening.coordinates.shape[1], rank))
+    return whitening.eraser(np.linalg.qr(random)[0])
+
+
+def control_eraser(whitening: Whitening, labels: Int[np.ndarray, " n"], classes: int, seed: Sequence[int]) -> Eraser:
+    """The eraser of shuffled labels, a baseline of `fit_leace`; other arguments as there.
+
+    It has the rank of LEACE, and what it erases is fitted to chance instead of to a concept.
+
+    Args:
+      whitening: of the examples' vectors.
+      labels: of the examples.
+      classes: C.
+      seed: of the shuffle.
+    """
+    return fit_leace(whitening, np.random.default_rng(seed).permutation(labels), classes)

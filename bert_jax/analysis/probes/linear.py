@@ -1,4 +1,7 @@
-"""Linear probes: multinomial logistic regression on word vectors, and its description length.
+"""Linear probes: softmax classifiers on word vectors, stopped early, and their description length.
+
+They are not converged logistic regressions: Adam visits every example `epochs` times from weights of 0, and that bounds
+the weights more than the penalty does. Scores are comparable between states and models with equal `epochs` only.
 
 Shapes: w words, n examples of k words each, H hidden, C labels.
 """
@@ -26,7 +29,7 @@ FRACTIONS = (0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.0625, 0.125, 0.25, 0.5,
 
 
 class LinearProbe(NamedTuple):
-    """Parameters of a logistic regression."""
+    """Parameters of a softmax classifier."""
 
     weights: Array
     """[k * H, C]."""
@@ -43,7 +46,7 @@ def log_probabilities(
 
 
 def _fit(vectors, words, labels, count, classes, epochs, penalty, key) -> LinearProbe:
-    """Minimise mean cross-entropy + penalty / (2 count) |weights|^2 on the first `count` examples.
+    """Steps of Adam on mean cross-entropy + penalty / (2 count) |weights|^2 of the first `count` examples.
 
     `count` may be traced, so that prefixes of all lengths share a program.
     """
@@ -78,7 +81,7 @@ def fit(
     penalty: float,
     key: Key[Array, ""],
 ) -> LinearProbe:
-    """A probe of all examples, by Adam on random batches.
+    """A probe of all examples, by Adam on random batches; stopped early, not at the minimum.
 
     Args:
       vectors: of the words, standardised.

@@ -37,7 +37,7 @@ class ProbesSettings:
     max_length: Count = 128
     """Tokens of a sentence, special ones included, at most the model's positions; longer sentences are skipped."""
     epochs: Count = 8
-    """Visits of each training example by a linear probe, on average."""
+    """Visits of each training example by a linear probe, on average, after which its training is stopped."""
     penalty: NonNegative = 1.0
     """Of half the squared norm of a linear probe's weights, in nats over all training examples."""
     mix_epochs: Count = 8
@@ -50,6 +50,8 @@ class ProbesSettings:
     """Of the training sentences, those on which erasers are fitted."""
     erased_sentences: Count = 100
     """Of the dev sentences, those on which erasure is scored."""
+    erasure_draws: Count = 5
+    """Random subspaces, and shuffles of the labels, whose erasure is the baseline of erasing parts of speech."""
     mask_share: Rate = 0.15
     """Share of a sentence's tokens that are masked where erasure is scored; at least one token is."""
 
@@ -139,6 +141,7 @@ def _erasure(
     return erasure.measure(
         inputs.model,
         *masked,
+        draws=settings.erasure_draws,
         penalty=settings.penalty,
         seed=inputs.seed,
         progress=inputs.progress,

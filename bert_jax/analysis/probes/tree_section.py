@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
@@ -13,6 +14,9 @@ SCORES = {
     "root_accuracy": "root accuracy",
     "depth_spearman": "depths, Spearman",
 }
+BASELINES = {"control": "shuffled labels erased", "random": "random subspace erased"}
+ERASED = {"none": "nothing erased", "leace": "parts of speech erased", **BASELINES}
+"""Titles by `erasure.ROWS`."""
 
 
 def tree_blocks(structure: dict[str, Any], attention: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
@@ -85,44 +89,58 @@ def _attention_blocks(attention: dict[str, Any]) -> list[Block]:
 
 
 def erasure_blocks(erasure: dict[str, Any]) -> list[Block]:
-    """LEACE: the probe and the model with parts of speech erased from one layer's output.
+    """LEACE: the probe and the model with parts of speech erased from one layer's output, beside its baselines.
 
     Args:
       erasure: from `erasure.measure`.
     """
-    x = tuple(range(len(erasure["ranks"])))
-    names = {"none": "nothing erased", "leace": "parts of speech erased", "random": "random subspace erased"}
-    probe = [Series(title, x, tuple(erasure["probe_accuracy"][name])) for name, title in names.items()]
-    probe.append(Series("most frequent label", x, (erasure["majority_accuracy"],) * len(x), dashed=True))
-    ranks = sorted(set(erasure["ranks"]))
+    x, draws = tuple(range(len(erasure["ranks"]))), len(erasure["probe_accuracy"]["random"][0])
+    ranks, mlm = sorted(set(erasure["ranks"])), erasure["mlm"]
+    majority = Series("most frequent label", x, (erasure["majority_accuracy"],) * len(x), dashed=True)
     found: list[Block] = [
         Note(
             "Erasure (LEACE) removes from the output of one layer the subspace that a linear probe can use, of rank "
-            f"{' or '.join(map(str, ranks))}, and a random subspace of equal rank for comparison; at every word, in "
-            f"sentences with masked tokens. Fitted on {erasure['fitted_tokens']:,} tokens, scored on "
-            f"{erasure['scored_tokens']:,}."
+            f"{' or '.join(map(str, ranks))}; at every word, in sentences with masked tokens. Its baselines have the "
+            f"same rank: LEACE of shuffled labels, and a random subspace, uniform in the whitened space; {draws} draws "
+            "of each, shown as mean ± standard deviation. An effect is one of parts of speech only as far as it "
+            f"exceeds both. Fitted on {erasure['fitted_tokens']:,} tokens, scored on {erasure['scored_tokens']:,}."
         ),
-        Curves("Erasure: linear probe for parts of speech", tuple(probe), "layer", "accuracy"),
+        _erasure_table("variance removed (%)", erasure["variance_removed"], 100, tuple(ERASED)[1:]),
+        _erasure_curves("linear probe for parts of speech", "accuracy", erasure["probe_accuracy"], majority),
+        _erasure_table("accuracy of the probe (%)", erasure["probe_accuracy"], 100),
     ]
-    mlm = erasure["mlm"]
     if mlm is None:
         return [*found, Note("The model has no MLM head for masked tokens, so what it loses is not measured.")]
-    losses = tuple(Series(title, x, tuple(mlm["loss_nats"][name])) for name, title in names.items())
-    rows = tuple(
-        (
-            str(layer),
-            *(f"{mlm['loss_nats'][name][layer]:.3f}" for name in names),
-            *(f"{mlm['accuracy'][name][layer]:.3f}" for name in names),
-        )
-        for layer in x
-    )
-    header = ("layer", "loss (nats)", "POS erased", "random erased", "accuracy", "POS erased", "random erased")
     return [
         *found,
-        Curves("Erasure: loss at masked tokens", losses, "layer", "nats"),
-        Table(header, rows),
+        _erasure_curves("loss at masked tokens", "nats", mlm["loss_nats"]),
+        _erasure_table("loss (nats)", mlm["loss_nats"]),
+        _erasure_table("accuracy of the MLM head (%)", mlm["accuracy"], 100),
         Note(f"{mlm['masked_tokens']:,} masked tokens."),
     ]
+
+
+def _erasure_curves(what: str, unit: str, by_row: dict[str, list[list[float]]], *more: Series) -> Curves:
+    """Means over draws, by layer."""
+    series = [
+        Series(title, tuple(range(len(by_row[name]))), tuple(map(fmean, by_row[name])), dashed=name in BASELINES)
+        for name, title in ERASED.items()
+    ]
+    return Curves(f"Erasure: {what}", (*series, *more), "layer", unit)
+
+
+def _erasure_table(
+    what: str, by_row: dict[str, list[list[float]]], scale: float = 1.0, names: Sequence[str] = tuple(ERASED)
+) -> Table:
+    """Mean over draws, and their standard deviation if there are several, by layer."""
+
+    def cell(draws: list[float]) -> str:
+        mean = f"{scale * fmean(draws):.3f}"
+        return f"{mean} ± {scale * stdev(draws):.3f}" if len(draws) > 1 else mean
+
+    layers = range(len(by_row["leace"]))
+    rows = tuple((str(layer), *(cell(by_row[name][layer]) for name in names)) for layer in layers)
+    return Table((f"{what}, layer", *(ERASED[name] for name in names)), rows)
 
 
 def _floats(values: Sequence[float | None]) -> tuple[float, ...]:

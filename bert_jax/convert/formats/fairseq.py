@@ -195,7 +195,8 @@ def convert_dictionary(directory: StoredPath, rows: int) -> dict[str, bytes]:
     numbers = read_json_object(encoder_json, "fetch GPT-2's again")
     tokens = {str(number): token for token, number in numbers.items()}
     ids, count = dict(SPECIALS), len(SPECIALS)
-    for line in dict_txt.read_bytes().decode(errors="replace").splitlines():
+    lines = dict_txt.read_bytes().decode(errors="replace").split("\n")
+    for line in lines[:-1] if not lines[-1] else lines:
         word, _, frequency = line.rstrip().removesuffix(OVERWRITE).rpartition(" ")
         if not word or not frequency.isdigit() or (word.isdigit() and word not in tokens):
             raise UserError(

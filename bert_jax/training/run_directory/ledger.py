@@ -22,6 +22,7 @@ class _Decision(TypedDict):
 
 
 class _Rollback(_Decision):
+    step: int
     to: int
     skipped_rows: tuple[int, int]
 

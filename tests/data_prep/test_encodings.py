@@ -1,0 +1,136 @@
+"""Text in other encodings than UTF-8, and bytes that are in none: what is read, and what is counted as lost."""
+
+import json
+import pathlib
+
+import pytest
+
+from bert_jax.errors import UserError
+from data_prep.cli.main import main
+from data_prep.sources import encodings, parse
+from tests.data_prep.test_sources_reading import read
+
+TEXTS = {
+    "de": "Über die Größe der Häuser läßt sich schön streiten, wenn die Tür geöffnet bleibt. Früher fuhr man öfter.\n",
+    "ru": "Все люди рождаются свободными и равными в своём достоинстве и правах. Они наделены разумом и совестью.\n",
+    "zh": "人人生而自由,在尊严和权利上一律平等。他们赋有理性和良心,并应以兄弟关系的精神相对待。\n",
+    "ja": "すべての人間は、生まれながらにして自由であり、かつ、尊厳と権利とについて平等である。\n",
+}
+CASES = [
+    ("de", "cp1252"),
+    ("ru", "cp1251"),
+    ("ru", "koi8_r"),
+    ("ru", "utf-16"),
+    ("de", "utf-16-le"),
+    ("zh", "gb18030"),
+    ("ja", "cp932"),
+    ("ja", "euc_jp"),
+    ("de", "utf-8"),
+]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> pathlib.Path:
+    """Files in several encodings, and one in UTF-8 with a byte that is not."""
+    monkeypatch.chdir(tmp_path)
+    for language, encoding in CASES:
+        pathlib.Path(f"{language}-{encoding}.txt").write_bytes((TEXTS[language] * 3).encode(encoding))
+    pathlib.Path("ru-bad.txt").write_bytes(f"\xff{TEXTS['ru']}".encode().replace(b"\xc3\xbf", b"\xff"))
+    return tmp_path
+
+
+def test_every_file_is_identified(folder):
+    reading = read("text-files:*.txt", encoding="auto")
+    assert sorted(reading.texts) == sorted([TEXTS[language] * 3 for language, _ in CASES] + [f"\ufffd{TEXTS['ru']}"])
+    assert reading.places == [("undecodable_bytes", "ru-bad.txt")] and reading.skipped[0].size == 1
+
+
+@pytest.mark.parametrize(("language", "encoding"), CASES)
+@pytest.mark.parametrize("setting", ["auto", None])
+def test_ranges_and_blocks_have_no_effect(tmp_path, language, encoding, setting):
+    text = "".join(f"{number} {TEXTS[language]}\n" for number in range(40))
+    path = tmp_path / "a.txt"
+    path.write_bytes(text.encode(encoding))
+    whole = read(f"text:{path}", encoding=setting or encoding)
+    assert "\n".join(whole.texts) == text.removesuffix("\n") and not whole.skipped
+    for sizes in ({"range_bytes": 300}, {"block_bytes": 200}, {"range_bytes": 900, "block_bytes": 64}):
+        assert read(f"text:{path}", encoding=setting or encoding, **sizes).texts == whole.texts
+
+
+def test_a_file_is_sampled_at_its_end_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(encodings, "PIECE_BYTES", 512)
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"plain ascii\n" * 800 + TEXTS["ru"].encode("cp1251") * 10)
+    assert TEXTS["ru"] in read(f"text-files:{path}", encoding="auto").texts[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "setting", "reason", "size", "words"),
+    [
+        (b"caf\xe9 " * 10, "utf-8", "undecodable", 50, "10 of 50 bytes are not UTF-8, the first at byte 3; set --enc"),
+        (
+            b"x" * 99 + b"\xe9",
+            "utf-8",
+            "undecodable_bytes",
+            1,
+            "1 of 100 bytes are not UTF-8, the first at byte 99; th",
+        ),
+        ("ж".encode() * 2 + b"\xff", "utf-8", "undecodable_bytes", 1, "1 of 5 bytes are not UTF-8"),
+        (b"a\x81" * 10, "windows-1252", "undecodable", 20, "10 of 20 bytes are not cp1252"),
+    ],
+)
+def test_what_is_lost(tmp_path, content, setting, reason, size, words):
+    (tmp_path / "a.txt").write_bytes(content)
+    (tmp_path / "b.txt").write_bytes(b"fine")
+    reading = read(f"text-files:{tmp_path}/*.txt", encoding=encodings.check_setting(setting))
+    (skipped,) = reading.skipped
+    assert (skipped.reason, skipped.size) == (reason, size) and skipped.detail.startswith(words)
+    assert len(reading.texts) == 1 + (reason == "undecodable_bytes") and reading.texts[-1] == "fine"
+
+
+def test_a_json_line_loses_its_bad_byte_only(tmp_path):
+    pytest.importorskip("orjson")
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "%s \xff"}\n{"text": "\xff\xff"}\n' % (b"x" * 200))
+    reading = read(f"jsonl:{tmp_path}/a.jsonl@text")
+    assert reading.texts == ["x" * 200 + " \ufffd"]
+    assert [(skipped.reason, skipped.size) for skipped in reading.skipped] == [
+        ("undecodable_bytes", 1),
+        ("undecodable", 14),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "encoding", "message"),
+    [
+        ("text:a", "latin-x", "--encoding latin-x: not an encoding of text"),
+        ("text:a", "base64", "--encoding base64: not an encoding of text"),
+        ("reference", "cp1252", "source reference has no files of text"),
+    ],
+)
+def test_settings_that_are_refused(spec, encoding, message):
+    with pytest.raises(UserError, match=message):
+        parse(spec, encoding=encoding)
+    assert parse("text:a", encoding="Windows-1252").encoding == "cp1252"
+
+
+def test_the_commands_say_what_is_lost(folder, capsys):
+    flags = ["--source", "text-files:*.txt", "--skip-damaged", "--workers", "1"]
+    tokenizer = ["tokenizer", *flags, "--kind", "byte-bpe", "--vocab-size", "300"]
+    assert main([*tokenizer, "--out", "a.json"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    total = sum(path.stat().st_size for path in folder.glob("*.txt")) - len((TEXTS["de"] * 3 + TEXTS["ru"]).encode())
+    assert f"of the text ({total:,} bytes could not be read)" in last
+    assert main([*tokenizer, "--encoding", "auto", "--out", "b.json"]) == 0
+    captured = capsys.readouterr()
+    assert "without under 0.1% of the text (1 bytes" in captured.out.splitlines()[-1]
+    assert "files by encoding: utf-8 (2), cp1252 (1), utf-16-le (1), cp932 (1)" in captured.err
+
+    build = ["build", *flags, "--tokenizer", "b.json", "--validation-fraction", "0.3623"]
+    assert main([*build, "--out", "strict"]) == 0
+    assert f"of the text ({total:,} bytes could not be read); look at it" in capsys.readouterr().out.splitlines()[-1]
+    assert main([*build, "--encoding", "auto", "--out", "auto"]) == 0
+    manifest = json.loads(pathlib.Path("auto/corpus.json").read_text())
+    assert manifest["sources"][0]["encodings"] == dict.fromkeys((e for _, e in CASES), 1) | {"utf-8": 2}
+    assert manifest["skipped"]["undecodable_bytes"]["bytes"] == 1
+    assert main(["inspect", "auto"]) == 0
+    assert "undecodable bytes" in capsys.readouterr().out
