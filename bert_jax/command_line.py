@@ -7,8 +7,10 @@ import io
 import itertools
 import os
 import platform
+import select
 import shutil
 import signal
+import stat
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -67,6 +69,33 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
         half = MAX_LINE_LENGTH // 2
         print(line if len(line) <= MAX_LINE_LENGTH else f"{line[:half]} ... {line[-half:]}", file=sys.stderr)
     return code
+
+
+def stop_signals() -> list[signal.Signals]:
+    """SIGTERM, SIGHUP (the terminal is gone) and SIGINT (Ctrl-C), without those that are ignored: SIGHUP under `nohup`,
+    SIGINT in a command that a script starts with `&`.
+    """
+    return [
+        number
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+
+def leave_lost_terminal() -> None:
+    """After SIGHUP: write to nowhere instead of to a terminal that is gone, which would raise before the save."""
+    descriptors = {1, 2}
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # replaced, or closed
+        descriptors.add(sys.stderr.fileno())
+    for descriptor in descriptors:
+        poll = select.poll()
+        poll.register(descriptor, 0)
+        with contextlib.suppress(OSError):  # closed
+            is_terminal = stat.S_ISCHR(os.fstat(descriptor).st_mode)
+            if is_terminal and any(events & select.POLLHUP for _, events in poll.poll(0)):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, descriptor)
+                os.close(null)
 
 
 def dispatch(

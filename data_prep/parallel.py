@@ -95,7 +95,7 @@ class WorkerPool(contextlib.AbstractContextManager):
             # Submits tasks, which may start a process: one whose start is interrupted would never be joined, and one
             # that a signal reaches at its start prints a traceback. This thread runs no handlers, and processes that
             # it starts have its signal mask.
-            signals = {signal.SIGINT, signal.SIGTERM}
+            signals = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
             self._submitter = ThreadPoolExecutor(
                 1, initializer=signal.pthread_sigmask, initargs=(signal.SIG_BLOCK, signals)
             )

@@ -169,12 +169,12 @@ class _RemainingSteps:
 
 
 def _init_reader_process(worker_index: int, worker_count: int) -> None:
-    """In a reader process: ignores SIGTERM and SIGINT, and exits as soon as the parent is gone, however it ended.
+    """In a reader process: ignores SIGTERM, SIGHUP and SIGINT; exits as soon as the parent is gone, however it ended.
 
     A scheduler sends SIGTERM to every process of a job: a reader that exited on it would prevent the last save.
     """
     del worker_index, worker_count
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, args=(multiprocessing.parent_process(),), daemon=True).start()
 

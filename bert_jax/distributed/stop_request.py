@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C while a run trains: it saves and stops. A second Ctrl-C ends the process at once."""
+"""SIGTERM, SIGHUP and Ctrl-C while a run trains: it saves and stops. A second Ctrl-C ends the process at once."""
 
 import contextlib
 import itertools
@@ -11,6 +11,7 @@ import jax
 from jax.experimental import multihost_utils
 
 from bert_jax import directory_lock
+from bert_jax.command_line import stop_signals
 from bert_jax.distributed.supervisor import SAVING, handling_signals
 from bert_jax.errors import INTERRUPTED
 
@@ -67,13 +68,15 @@ def stop_request() -> Iterator[StopRequest]:
     """Turn signals into a request to stop, inside the context; for the main thread.
 
     Before the first step there is nothing to save, and Ctrl-C ends the process. Several processes all stop after the
-    same step: jax catches SIGTERM and chooses a step that no process has passed; Ctrl-C is handled by their supervisors
-    (supervisor.py). A context in another one has the request of the outer one, which a signal between the runs of
-    several seeds reaches, too.
+    same step: jax catches SIGTERM, which SIGHUP is turned into, and chooses a step that no process has passed; their
+    supervisors handle Ctrl-C (supervisor.py). A context in another one has the request of the outer one, which a signal
+    between the runs of several seeds reaches, too.
     """
     if jax.distributed.is_initialized():
         # jax waits for one more than the highest number it was given; steps do not begin at 1, and may go back.
-        yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(_calls)))
+        hangup = {signal.SIGHUP}.intersection(stop_signals())
+        with handling_signals(lambda number, frame: signal.raise_signal(signal.SIGTERM), hangup):
+            yield StopRequest(lambda: multihost_utils.reached_preemption_sync_point(next(_calls)))
         return
     global _active
     if _active is not None:

@@ -9,10 +9,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
+from bert_jax.command_line import leave_lost_terminal, stop_signals
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo, detect
 from bert_jax.distributed.messages import Port
 from bert_jax.distributed.monitor import RESTARTS, Monitor, port_for_jax
@@ -120,7 +121,8 @@ def _agree(reports: list[Report], info: ProcessInfo) -> _Settings:
 
 @contextmanager
 def _forward_signals(children: list[subprocess.Popen], info: ProcessInfo, on_interrupt: bytes) -> Iterator[list[int]]:
-    """Forward SIGTERM and the first Ctrl-C as SIGTERM to the child, which saves and ends. A second Ctrl-C kills it.
+    """Forward SIGHUP, and SIGTERM and the first Ctrl-C as SIGTERM, to the child, which saves and ends. A second Ctrl-C
+    kills it.
 
     Yields:
       a list to which every signal is added.
@@ -140,7 +142,8 @@ def _forward_signals(children: list[subprocess.Popen], info: ProcessInfo, on_int
         elif is_running:
             if number == signal.SIGINT:
                 os.write(2, on_interrupt)
-            children[0].send_signal(signal.SIGTERM)
+            # On SIGHUP the child leaves the terminal, too.
+            children[0].send_signal(number if number == signal.SIGHUP else signal.SIGTERM)
 
     with handling_signals(stop):
         yield signals
@@ -154,12 +157,15 @@ def _stopped(info: ProcessInfo, number: int) -> BaseException:
 
 
 @contextmanager
-def handling_signals(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call a handler on SIGTERM and Ctrl-C. An ignored Ctrl-C stays ignored, as for a command that a script starts with
-    `&`.
-    """
-    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is not signal.SIG_IGN)
-    before = {number: signal.signal(number, handler) for number in numbers}
+def handling_signals(handler: Callable[[int, Any], None], numbers: Collection[int] | None = None) -> Iterator[None]:
+    """Call a handler on signals; None: `command_line.stop_signals`. On SIGHUP, a lost terminal is left first."""
+
+    def handle(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            leave_lost_terminal()
+        handler(number, frame)
+
+    before = {number: signal.signal(number, handle) for number in (stop_signals() if numbers is None else numbers)}
     try:
         yield
     finally:

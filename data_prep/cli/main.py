@@ -35,10 +35,10 @@ COMMANDS = {"tokenizer": TrainTokenizer, "build": Build, "inspect": Inspect, "ve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code (`command_line.run_guarded`), which is 75 if SIGTERM stopped it."""
+    """Runs a command; returns its exit code (`command_line.run_guarded`), 75 if SIGTERM or SIGHUP stopped it."""
     words = sys.argv[1:] if argv is None else list(argv)
     effect = "continues the build" if words[:1] == ["build"] else "starts from the beginning"
-    with _sigterm_as_interrupt() as received:
+    with _signals_as_interrupt() as received:
         code = command_line.run_guarded(
             lambda: command_line.dispatch("bert-data", COMMANDS, _call, words), f"stopped; the same command {effect}"
         )
@@ -46,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 @contextlib.contextmanager
-def _sigterm_as_interrupt() -> Iterator[list[int]]:
-    """SIGTERM, which schedulers send before they kill, raises KeyboardInterrupt; a second one ends the process at once.
+def _signals_as_interrupt() -> Iterator[list[int]]:
+    """SIGTERM, which schedulers send before they kill, and SIGHUP raise KeyboardInterrupt; a second one ends it.
 
     Yields:
       a list of the signals that were received.
@@ -58,15 +58,19 @@ def _sigterm_as_interrupt() -> Iterator[list[int]]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(number, before[number])
+        if number == signal.SIGHUP:
+            command_line.leave_lost_terminal()
         received.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    numbers = set(command_line.stop_signals()) - {signal.SIGINT}  # which Python turns into an exception by itself
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield received
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 def _call(name: str, words: Sequence[str]) -> None:

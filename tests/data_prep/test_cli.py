@@ -352,7 +352,7 @@ def test_stopped_after_the_last_write(workspace, monkeypatch, capsys, place, cod
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)])
 def test_stopped_within_a_large_file(workspace, number, code):
     text = ("\n\n".join(make_documents(1, 10_000)) + "\n\n").encode()
     for name in ("a.txt.gz", "b.txt.gz"):

@@ -154,7 +154,7 @@ def blocked_signals(_):
 def test_workers_start_with_ctrl_c_blocked():
     here = blocked_signals(None)
     assert signal.SIGINT not in here
-    assert list(ordered_map(blocked_signals, [0, 1], 2, str, nothing)) == [here | {signal.SIGINT}] * 2
+    assert list(ordered_map(blocked_signals, [0, 1], 2, str, nothing)) == [here | {signal.SIGINT, signal.SIGHUP}] * 2
 
 
 STARTING = """

@@ -1,8 +1,12 @@
 """When Ctrl-C saves, and when it ends the process."""
 
+import fcntl
+import os
+import pty
 import signal
 import subprocess
 import sys
+import termios
 import threading
 
 import pytest
@@ -37,24 +41,62 @@ def test_ctrl_c_ends_the_process(steps):
     assert stderr.strip() == "stopped without saving; the same command continues from the newest checkpoint, if any"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_requests_a_stop_after_the_step(number):
-    before, threads = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)], threading.active_count()
+    before, threads = [signal.getsignal(one) for one in STOP_SIGNALS], threading.active_count()
     with stop_request() as stopping:
         assert not stopping()
         signal.raise_signal(number)
         assert stopping() and stopping.interrupted == (number == signal.SIGINT)
-    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+    assert [signal.getsignal(one) for one in STOP_SIGNALS] == before
     assert threading.active_count() == threads and signal.set_wakeup_fd(-1) == -1
 
 
-def test_an_ignored_ctrl_c_stays_ignored():
-    """As for a command that a script starts with `&`."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_an_ignored_signal_stays_ignored(number):
+    """As for a command that a script starts with `&`, or under nohup."""
+    before = signal.signal(number, signal.SIG_IGN)
     try:
         with stop_request() as stopping:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
             assert not stopping() and not stopping.interrupted
-        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        assert signal.getsignal(number) == signal.SIG_IGN
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(number, before)
+
+
+HANGUP = """
+import os, sys
+from bert_jax.distributed.stop_request import stop_request
+with stop_request() as stopping:
+    os.write(3, b"r")
+    while not stopping():
+        pass
+    for _ in range(9):  # the progress of the last steps
+        print("step", file=sys.stderr, flush=True)
+        print("step", flush=True)
+os.write(3, b"saved")
+"""
+
+
+def test_a_terminal_that_is_gone():
+    """Its processes get SIGHUP, and writing to it fails."""
+    (ours, theirs), (reader, writer) = pty.openpty(), os.pipe()
+
+    def become_leader() -> None:
+        os.setsid()
+        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        os.dup2(writer, 3)
+
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "close_fds": False}
+    run = subprocess.Popen([sys.executable, "-c", HANGUP], preexec_fn=become_leader, **streams)
+    os.close(theirs)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        assert pipe.read(1) == b"r"
+        os.close(ours)
+        assert pipe.read() == b"saved"
+    assert run.wait(timeout=60) == 0
