@@ -18,7 +18,16 @@ from typing import Any
 
 import bert_jax
 from bert_jax import storage
-from bert_jax.errors import INTERRUPTED, TRY_AGAIN, DeviceError, OutageError, PeerError, UserError, did_you_mean
+from bert_jax.errors import (
+    INTERRUPTED,
+    TRY_AGAIN,
+    DeviceError,
+    OutageError,
+    PeerError,
+    UserError,
+    did_you_mean,
+    printable,
+)
 
 MAX_LINE_LENGTH = 2000
 """Characters of an error's line; a longer line, which repeats a long value, loses its middle."""
@@ -65,7 +74,7 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
             return 128 + signal.SIGPIPE
         line, code = f"error: standard output: {output.error.strerror}", 2
     if line:
-        line = " ".join(line.splitlines())
+        line = printable(line)
         half = MAX_LINE_LENGTH // 2
         print(line if len(line) <= MAX_LINE_LENGTH else f"{line[:half]} ... {line[-half:]}", file=sys.stderr)
     return code

@@ -76,3 +76,9 @@ TRY_AGAIN = 75
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, 128 + SIGINT. Launchers restart a run after `TRY_AGAIN`, but not after this code."""
+
+
+def printable(text: str) -> str:
+    """One line in which characters that control a terminal are escaped, e.g. names from a damaged file."""
+    line = " ".join(text.splitlines())
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

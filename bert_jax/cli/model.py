@@ -12,6 +12,7 @@ from bert_jax.cli.arguments import Words, print_metrics
 from bert_jax.config.sections import Format
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervised, supervisor
+from bert_jax.errors import printable
 from bert_jax.flags import DirectoryArg
 
 
@@ -86,7 +87,7 @@ class FillMask:
         jax_setup.disable_absent_tpu_backend()
         model = loaded_model.load(self.model)
         if model.tokenizer.note:
-            print(f"note: {model.tokenizer.note}", file=sys.stderr)
+            print(f"note: {printable(model.tokenizer.note)}", file=sys.stderr)
         filled = model.fill_mask(self.text, self.top)
         if self.json:
             print(json.dumps([[candidate._asdict() for candidate in candidates] for candidates in filled]))

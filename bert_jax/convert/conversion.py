@@ -31,7 +31,7 @@ from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import to_huggingface, to_huggingface_config
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, printable
 from bert_jax.storage import (
     StoredPath,
     check_reachable,
@@ -83,6 +83,8 @@ def convert(
     ):
         if read_options.optimizer_state and source_model.optimizer_state is None:
             raise UserError(f"{source} has no optimizer moments: convert it with --optimizer-state drop")
+        if (tokenizer := source_model.loaded_tokenizer) is not None and tokenizer.note:
+            print(f"note: {printable(tokenizer.note)}", file=sys.stderr)
         embedding = _sentence_embedding(source_model, to, pooling)
         OUTPUT_FORMATS[to].write(source_model, output_directory)
         if embedding is not None:
@@ -93,8 +95,6 @@ def convert(
                 f"{source} and the converted model differ ({report.failures[0]}): nothing is kept; "
                 "use --force to keep it"
             )
-        if (tokenizer := source_model.loaded_tokenizer) is not None and tokenizer.note:
-            print(f"note: {tokenizer.note}", file=sys.stderr)
         sentences = OUTPUT_FORMATS[to].for_transformers and (output_directory / sentence_transformers.MODULES).exists()
         card = format_model_card(destination.name, source_model, to, report, sentences=sentences)
         (output_directory / CARD).write_text(card, encoding="utf-8", errors="replace")

@@ -64,13 +64,19 @@ USAGE_EXAMPLES["openvino"] = USAGE_EXAMPLES["openvino-int8"] = """import openvin
 from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("{name}/tokenizer.json")
-model = openvino.Core().compile_model("{name}/openvino/openvino_model.xml", "CPU")
+settings = {{"INFERENCE_PRECISION_HINT": "f32"}}
+model = openvino.Core().compile_model("{name}/openvino/openvino_model.xml", "CPU", settings)
 ids = [tokenizer.encode("A text.").ids]
 arrays = {{"input_ids": ids, "attention_mask": [[1] * len(ids[0])], "token_type_ids": [[0] * len(ids[0])]}}
 outputs = model({{port.any_name: arrays[port.any_name] for port in model.inputs}})"""
 SENTENCE_EXAMPLE = """from sentence_transformers import SentenceTransformer
 
 vectors = SentenceTransformer("{name}"{backend}).encode(["A text.", "Another one."])"""
+OPENVINO_OPTIONS = ', model_kwargs={"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}'
+OPENVINO_NOTE = (
+    "The differences below hold with INFERENCE_PRECISION_HINT f32. By default, OpenVINO computes in bfloat16 (two to "
+    "three digits) on CPUs that have it."
+)
 SERVING_PACKAGES = (
     "jax, flatbuffers (which jax does not install) and safetensors: pip install jax flatbuffers safetensors"
 )
@@ -133,8 +139,11 @@ def format_model_card(
     if example:
         engine = LIBRARIES[to].removesuffix("runtime")
         backend = f', backend="{engine}"' if engine in ("onnx", "openvino") else ""
+        backend += OPENVINO_OPTIONS if engine == "openvino" else ""
         filled = example.format(name=name, pipeline=pipeline, masked=masked, backend=backend)
         lines += ["", "```python", filled, "```"]
+    if LIBRARIES[to] == "openvino":
+        lines += ["", OPENVINO_NOTE]
     if to == "stablehlo":
         lines += ["", f"This needs {SERVING_PACKAGES}."]
     head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import jax
@@ -100,8 +101,10 @@ class LoadedModel:
         if self.config.direction == "causal":
             raise UserError("a causal model cannot fill masks: use one trained with model.direction bidirectional")
         size = self.tokenizer.vocab_size
-        if not 1 <= top <= size:
-            raise UserError(f"top is {top}: it must be from 1 to {size}, the number of the tokenizer's tokens")
+        if not isinstance(top, Integral) or not 1 <= top <= size:
+            raise UserError(
+                f"top is {top}: it must be a whole number from 1 to {size}, the number of the tokenizer's tokens"
+            )
         text, mask = _checked_text(text, "the text"), self.tokenizer.id_to_token(self.tokenizer.mask_id)
         ids = [self.tokenizer.cls_id, *self.tokenizer.encode(text), self.tokenizer.sep_id]
         if len(ids) > self.config.max_positions:
@@ -162,8 +165,8 @@ class LoadedModel:
         modes = validate_pooling(defaults.pooling if pooling is None else pooling, self.config.direction)
         prompt = _checked_text((defaults.default_prompt or "") if prompt is None else prompt, "the prompt")
         normalize = defaults.normalize if normalize is None else normalize
-        if batch_size < 1:
-            raise UserError(f"batch_size is {batch_size}: it must be at least 1")
+        if not isinstance(batch_size, Integral) or batch_size < 1:
+            raise UserError(f"batch_size is {batch_size}: it must be a whole number of at least 1")
         limit = self._length(max_length, defaults.max_length)
         skip = 1 + len(self.tokenizer.encode(self._preprocess(prompt))) if prompt and not defaults.include_prompt else 0
         vectors, num_truncated = [np.zeros((0, self.config.hidden_size * len(modes)), np.float32)], 0
@@ -247,12 +250,12 @@ class LoadedModel:
         config = _inference_config(self.config)
         return _run_ids(config, self.heads, self.params, input_ids, token_type_ids, attention_mask)
 
-    def _length(self, max_length: int | None, default: int | None) -> int:
+    def _length(self, max_length: Any, default: int | None) -> int:
         max_positions = self.config.max_positions
         length = min(default or max_positions, max_positions) if max_length is None else max_length
-        if not 3 <= length <= max_positions:
+        if not isinstance(length, Integral) or not 3 <= length <= max_positions:
             raise UserError(
-                f"max_length {length} is outside 3 to {max_positions}, the model's position table: change it"
+                f"max_length is {length}: it must be a whole number from 3 to {max_positions}, the model's positions"
             )
         return length
 

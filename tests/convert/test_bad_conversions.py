@@ -281,6 +281,14 @@ def test_tensors_are_dropped(refuses, spoil, tmp_path):
     refuses(source, "'cls.predictions.transform.LayerNorm.weight' is missing", arguments=patterns)
 
 
+def test_names_of_tensors_do_not_control_the_terminal(refuses, spoil):
+    source = spoil("huggingface")
+    arrays = safetensors.numpy.load_file(source / "model.safetensors")
+    evil = {"a\x1b]0;title\x07\x9b2J\u202eb": np.ones(2, np.float32)}
+    safetensors.numpy.save_file(arrays | evil, source / "model.safetensors")
+    refuses(source, r"tensor 'a\x1b]0;title\x07\x9b2J\u202eb' is not part of")
+
+
 def test_the_advice_to_drop_a_tensor_works_in_a_model_without_prefix(refuses, spoil, tmp_path):
     """Messages, --drop and the file of a BertModel have the same name for a tensor that the family does not know."""
     source = spoil("huggingface")

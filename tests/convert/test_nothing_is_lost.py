@@ -13,10 +13,12 @@ import yaml
 from bert_jax.convert import conversion
 from bert_jax.convert.families.hf_config_validation import validate_hf_config
 from bert_jax.convert.formats import input_formats, tensor_files
+from bert_jax.convert.formats.huggingface import hf_model_to_write
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.numpy_forward import run as run_numpy
 from bert_jax.convert.parity.sample_texts import sample_inputs
+from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import from_huggingface
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -227,6 +229,21 @@ def test_config_fields_and_the_card_come_along(encoder, tmp_path):
     conversion.convert(tmp_path / "native", tmp_path / "again", "bert-jax")
     card = (tmp_path / "again" / "README.md").read_text()
     assert "could not be read" in card and "license:" not in card
+
+
+def test_the_dropout_of_a_classifier_of_albert():
+    """The source's value, or the default of transformers."""
+    config, tensors = golden("AlbertForPreTraining 0")
+    hf_model = HuggingFaceModel(config, tensors, "here")
+    plain = {name: value for name, value in config.items() if name != "classifier_dropout_prob"}
+    for changes, expected in (
+        ({"classifier_dropout_prob": 0.0}, 0.0),
+        ({"classifier_dropout_prob": 0.3}, 0.3),
+        ({}, 0.1),
+    ):
+        settings = plain | changes
+        source_model = SourceModel("huggingface", "here", from_huggingface(hf_model), hf_config=settings)
+        assert hf_model_to_write(source_model).config["classifier_dropout_prob"] == expected
 
 
 def test_all_leaves_are_compared(encoder, tmp_path):

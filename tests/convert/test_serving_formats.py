@@ -14,11 +14,11 @@ import pytest
 from bert_jax.config import ModelConfig
 from bert_jax.config.finetuning import TaskHead
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import input_formats, onnx_files, openvino_files
+from bert_jax.convert.formats import input_formats, onnx_files, openvino_files, stablehlo
 from bert_jax.convert.forward_types import ForwardInputs
-from bert_jax.convert.parity import jax_forward, parity_report
+from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import NativeModel, from_huggingface
+from bert_jax.convert.translate import NativeModel, from_huggingface, to_huggingface
 from bert_jax.errors import UserError, install_command
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -137,6 +137,39 @@ def test_batch_and_length_are_free_and_padding_changes_nothing():
         np.testing.assert_allclose(in_onnxruntime(model, alone)["layer 2"][0], outputs[row, :length], atol=1e-5)
 
 
+def left_padded(inputs: ForwardInputs, pad: int) -> ForwardInputs:
+    """The same rows with the padding before the tokens."""
+    lengths = inputs.attention_mask_BS.sum(1)
+    ids = np.where(inputs.attention_mask_BS > 0, inputs.input_ids_BS, pad)
+    arrays = (ids, inputs.token_type_ids_BS, inputs.attention_mask_BS)
+    shift = inputs.attention_mask_BS.shape[1] - lengths
+    return ForwardInputs(
+        *(np.stack([np.roll(row, n) for row, n in zip(array, shift, strict=True)]) for array in arrays)
+    )
+
+
+@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino", "stablehlo"])
+def test_padding_before_the_tokens_of_a_roberta(tmp_path, runtime):
+    """Its positions are counted from the first token, as transformers counts them from the padding ids."""
+    if runtime == "openvino":
+        needs_openvino()
+    model = random_model(family="roberta", type_vocab_size=1, position_offset=2)
+    right = batch(model, rows=4)
+    tokens = right.attention_mask_BS > 0
+    hf_model = to_huggingface(model, "here")
+    right = right._replace(input_ids_BS=np.where(tokens & (right.input_ids_BS != 1), right.input_ids_BS, 1 + tokens))
+    left = left_padded(right, pad=1)
+    expected = numpy_forward.run(hf_model, left)["layer 2"][left.attention_mask_BS > 0]
+    np.testing.assert_allclose(numpy_forward.run(hf_model, right)["layer 2"][tokens], expected, atol=1e-5)
+    if runtime == "onnxruntime":
+        outputs = in_onnxruntime(model, left)
+    else:
+        output = {"openvino": openvino_files.OUTPUT, "stablehlo": stablehlo.OUTPUT}[runtime]
+        output.write(SourceModel("bert-jax", "here", model), tmp_path)
+        outputs = output.run(tmp_path, model, left)
+    np.testing.assert_allclose(outputs["layer 2"][left.attention_mask_BS > 0], expected, atol=1e-4)
+
+
 def test_two_separate_heads_together():
     model = random_model(heads=Heads(mlm=True, pair=True))
     inputs = batch(model)
@@ -250,6 +283,8 @@ def test_convert(to, tiny_run, tmp_path):
     assert config["architectures"] == ["BertForPreTraining"] and config["vocab_size"] > 90
     card = (directory / "README.md").read_text()
     assert f'backend="{file.parent.name}"' in card and "parity: passed" in card
+    assert ('{"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}' in card) == ("computes in bfloat16" in card)
+    assert ("computes in bfloat16" in card) == to.startswith("openvino")
 
 
 SIGNAL = """

@@ -96,8 +96,9 @@ REFUSED = [
     (lambda m: m.fill_mask("the river"), "no [MASK]: write [MASK] in place of a word"),
     (lambda m: m.fill_mask("stone " * 80 + "[MASK]"), "position table 64: shorten it"),
     (lambda m: unchecked(m.fill_mask)(None), "the text is NoneType, not str"),
-    (lambda m: m.fill_mask("the [MASK]", top=0), "top is 0: it must be from 1 to "),
-    (lambda m: m.fill_mask("the [MASK]", top=100_000), "top is 100000: it must be from 1 to "),
+    (lambda m: m.fill_mask("the [MASK]", top=0), "top is 0: it must be a whole number from 1 to "),
+    (lambda m: m.fill_mask("the [MASK]", top=100_000), "top is 100000: it must be a whole number from 1 to "),
+    (lambda m: unchecked(m.fill_mask)("the [MASK]", 1.5), "top is 1.5: it must be a whole number from 1 to "),
     (lambda m: unchecked(m.encode)(None), "texts is NoneType, not an iterable of str"),
     (lambda m: m.encode("the"), "put a single text into a list"),
     (lambda m: unchecked(m.encode)(b"the"), "texts is bytes, not an iterable of str"),
@@ -110,9 +111,17 @@ REFUSED = [
 ]
 for _texts in (["the"], []):  # Without texts, too: a mistake does not wait for the first of them.
     REFUSED += [
-        (lambda m, texts=_texts: m.encode(texts, max_length=2), "max_length 2 is outside 3 to 64"),
-        (lambda m, texts=_texts: m.encode(texts, max_length=65), "max_length 65 is outside 3 to 64"),
-        (lambda m, texts=_texts: m.encode(texts, batch_size=0), "batch_size is 0: it must be at least 1"),
+        (
+            lambda m, texts=_texts: m.encode(texts, max_length=2),
+            "max_length is 2: it must be a whole number from 3 to 64",
+        ),
+        (lambda m, texts=_texts: m.encode(texts, max_length=65), "max_length is 65: it must be a whole number from 3"),
+        (
+            lambda m, texts=_texts: m.encode(texts, batch_size=0),
+            "batch_size is 0: it must be a whole number of at least 1",
+        ),
+        (lambda m, texts=_texts: unchecked(m.encode)(texts, max_length=10.5), "max_length is 10.5: it must be a whole"),
+        (lambda m, texts=_texts: unchecked(m.encode)(texts, batch_size=2.5), "batch_size is 2.5: it must be a whole"),
         (lambda m, texts=_texts: m.encode(texts, "sum"), "'sum' is not one of cls, max, mean, mean_sqrt_len_tokens"),
     ]
 

@@ -26,8 +26,9 @@ STALE_HF_FIELDS = (
     *("rope_parameters", "rope_scaling", "layer_types"),
 )
 """Fields of a source's config.json that are dropped: they do not hold for the written model, or are replaced."""
-HF_ONLY_FIELDS = ("embedding_dropout",)
-"""Fields that `ModelConfig` lacks and derives from another field: the source's value takes precedence."""
+HF_ONLY_FIELDS = ("embedding_dropout", "classifier_dropout_prob")
+"""Fields that `ModelConfig` lacks, written with a value of another field or a default: the source's value takes
+precedence."""
 DECODER_FIELDS, HEAD_FIELDS = ("tie_word_embeddings",), ("classifier_activation",)
 """Fields of parts that a model may lack: the source's value is kept if the model lacks the part."""
 

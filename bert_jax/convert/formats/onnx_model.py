@@ -80,10 +80,7 @@ def _refuse_unsupported(config: ModelConfig) -> None:
 def _embed(graph: FloatGraph, config: ModelConfig) -> str:
     at = "encoder/embeddings"
     total = graph.look_up(f"{at}/word", "input_ids")
-    length = graph.add("Shape", "input_ids", start=1, end=2)
-    table = graph.parameter(f"{at}/position")[config.position_offset :]
-    rows = graph.add("Slice", graph.constant(f"{at}/position", table), graph.integers(0), length)
-    total = graph.add("Add", total, rows)
+    total = graph.add("Add", total, _positions(graph, config))
     if config.type_vocab_size == 1:
         total = graph.add("Add", total, graph.constant(f"{at}/token_type", graph.parameter(f"{at}/token_type")[0]))
     elif config.type_vocab_size:
@@ -91,6 +88,20 @@ def _embed(graph: FloatGraph, config: ModelConfig) -> str:
         total = graph.add("Add", total, graph.add("Gather", table, "token_type_ids"))
     embedded = graph.norm(total, f"{at}/norm", config.norm_epsilon)
     return graph.dense(embedded, f"{at}/projection") if config.embedding_size is not None else embedded
+
+
+def _positions(graph: FloatGraph, config: ModelConfig) -> str:
+    """Position embeddings: [S, H], or [B, S, H] of RoBERTa, which counts tokens, so that padding may be on either side.
+
+    As in transformers, padding has the row before that of the first token (jax_forward.py).
+    """
+    path = "encoder/embeddings/position"
+    if config.position_offset:
+        table = graph.constant(path, graph.parameter(path)[config.position_offset - 1 :])
+        count = graph.add("CumSum", "attention_mask", graph.constant("axis_1", np.array(1, np.int64)))
+        return graph.add("Gather", table, graph.add("Mul", count, "attention_mask"))
+    length = graph.add("Shape", "input_ids", start=1, end=2)
+    return graph.add("Slice", graph.constant(path, graph.parameter(path)), graph.integers(0), length)
 
 
 def _attention_bias(graph: FloatGraph) -> str:

@@ -60,6 +60,8 @@ def forward(
     plain = {"compute_dtype": "float32", "dense_dtype": "compute", "attention": "reference", "remat": "none"}
     config = dataclasses.replace(config, **plain)
     model, batch = bert.model_from_params(config, heads, params), whole_rows(input_ids, token_type_ids, attention_mask)
+    if config.position_offset:
+        batch = batch._replace(position_ids=_counted_positions(attention_mask))
     with jax.default_matmul_precision("highest"):
         mixes = heads.task is not None and heads.task.mix
         output = model.encoder(batch, hidden_states=hidden_states or mixes)
@@ -92,3 +94,11 @@ def whole_rows(
         position_ids=jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None, :], (rows, length)),
         cls_positions=jnp.zeros((rows, 1), jnp.int32),
     )
+
+
+def _counted_positions(attention_mask: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """Positions as RoBERTa counts them, so that padding may be on either side: -1 at padding, 0 at the first token.
+
+    transformers takes the mask from the padding ids (create_position_ids_from_input_ids in modeling_roberta.py).
+    """
+    return jnp.cumsum(attention_mask, 1) * attention_mask - 1
