@@ -92,9 +92,11 @@ class Pretrain:
           window: first and last step of `profile`.
         """
         from bert_jax.convert import init_from
+        from bert_jax.doctor import machine_checks
         from bert_jax.training import pretraining
 
         config = with_vocabulary(self.config, self.words, mixture)
+        machine_checks.check_memory(config, self.micro_batch)
         return pretraining.pretrain(
             config,
             mixture,

@@ -49,6 +49,9 @@ class Machine(NamedTuple):
     """`device_kind` of jax; empty if unknown."""
     reports_memory: bool = False
     """Whether the devices report `memory` themselves, so that `pretrain` chooses micro-batches by it; CPUs do not."""
+    most_memory: float | None = None
+    """Bytes that no program on a device can exceed: of a CPU, its share of the host's memory, `memory` is the part that
+    is free; None: unknown, or not the host's."""
 
 
 ONE_DEVICE = Machine(1, 1, 1, None, "one device, assumed")

@@ -24,10 +24,8 @@ from bert_jax.training.micro_batch import MicroBatchRequest
 Check = Callable[[CheckContext], Iterator[Finding]]
 CORPUS_CHECKS: dict[str, Check] = data_checks.CHECKS
 """Checks that need open corpora."""
-RUN_CHECKS: dict[str, Check] = (
-    schedule_checks.CHECKS | machine_checks.CHECKS | storage_checks.CHECKS | process_checks.CHECKS
-)
-CHECKS = CORPUS_CHECKS | RUN_CHECKS
+RUN_CHECKS: dict[str, Check] = schedule_checks.CHECKS | storage_checks.CHECKS | process_checks.CHECKS
+CHECKS = machine_checks.CHECKS | CORPUS_CHECKS | RUN_CHECKS
 
 
 class DoctorOptions(NamedTuple):
@@ -102,9 +100,10 @@ def check_run(
     """Findings about a config with a mixture on some devices, each as soon as it is known.
 
     A setting that `bert-jax pretrain` would refuse gives a finding of level "error". The other checks still run,
-    except those whose input is missing.
+    except those whose input is missing, and all after the machine's if a step does not fit into its memory: with such
+    sizes, they could take minutes.
     """
-    checks, corpora, order = CHECKS, [], None
+    checks, corpora, order = CORPUS_CHECKS | RUN_CHECKS, [], None
     try:
         corpora, order = _open_mixture(config, parts)
     except UserError as error:
@@ -113,7 +112,10 @@ def check_run(
     paths = tuple(str(part.directory) for part in parts)
     config = choose_implementation(config, devices.kind)
     context = CheckContext(config, corpora, order, devices, paths, options.workdir, options.micro_batch, tuple(reports))
-    yield from run_checks(checks, context)
+    machine = list(run_checks(machine_checks.CHECKS, context))
+    yield from machine
+    if not any(one.name == "memory" and one.level == "error" for one in machine):
+        yield from run_checks(checks, context)
 
 
 def _open_mixture(config: Config, parts: Sequence[CorpusWeight]) -> tuple[list[Corpus], MixtureOrder]:

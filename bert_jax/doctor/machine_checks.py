@@ -9,6 +9,7 @@ from jax.sharding import AbstractMesh
 from bert_jax import config as config_lib
 from bert_jax.chips import GIB, MEMORY_SHARE, Sizes, chip_of
 from bert_jax.config import Config
+from bert_jax.config.presets import load_config
 from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.doctor.check_context import CheckContext, Finding, Machine, finding
 from bert_jax.errors import require
@@ -20,9 +21,11 @@ from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
 from bert_jax.training.implementation import check_devices, choose_implementation
 from bert_jax.training.micro_batch import (
+    MicroBatchRequest,
     available_memory,
     check_run,
     device_memory,
+    host_memory,
     requested_accumulation,
 )
 from bert_jax.training.optimizers import describe
@@ -30,25 +33,28 @@ from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 
 MIB = 2**20
+SMALLER_PRESETS = ("bert_medium", "bert_small", "bert_mini", "bert_tiny")
+"""The sizes of Turc et al. (2019) under bert_base, the largest first."""
 MAX_LISTED = 4
 """Parameters that are listed by name."""
 
 
 def local_device_report(info: ProcessInfo | None) -> dict[str, Any]:
-    """Devices of this process as plain values: `count`, `kind`, `slices`, `memory` (bytes of each device) and
-    `reports_memory` (whether the devices report their memory themselves).
+    """Devices of this process as plain values: `count`, `kind`, `slices`, `memory` and `most_memory` (bytes of
+    each device, see `Machine`) and `reports_memory` (whether the devices report their memory themselves).
     """
     local = jax.local_devices()
     if info is not None and (ids := info.local_device_ids) is not None:
         local = [device for device in local if device.id in ids] or local[: len(ids)]
-    memory = min(map(available_memory, local))
+    memory, most = min(map(available_memory, local)), None
     if local[0].platform == "cpu":
-        memory /= len(local)  # all CPU devices share the memory of the host
+        memory, most = memory / len(local), host_memory() / len(local)  # all CPU devices share the memory of the host
     return {
         "count": len(local),
         "kind": local[0].device_kind,
         "slices": sorted({getattr(device, "slice_index", None) or 0 for device in local}),
         "memory": memory,
+        "most_memory": most,
         "reports_memory": device_memory(local[0]) is not None,
     }
 
@@ -92,7 +98,8 @@ def resolve_devices(
             planned = f", {first['count']} on each of {hosts} planned hosts"
         memory = min(report["memory"] for report in reports)
         text = f"{count:,} device(s) of kind {' and '.join(kinds)}{planned}"
-        machine = Machine(count, hosts or len(reports), slices, memory, text, kinds[0], first["reports_memory"])
+        most = min((report["most_memory"] for report in reports if report["most_memory"] is not None), default=None)
+        machine = Machine(count, hosts or len(reports), slices, memory, text, kinds[0], first["reports_memory"], most)
     require(
         machine.devices % machine.hosts == 0,
         f"{machine.devices} devices cannot be divided evenly among {machine.hosts} hosts: change --devices or --hosts",
@@ -143,7 +150,7 @@ def on_mesh(context: CheckContext) -> Iterator[Finding]:
         yield finding("memory", f"not checked: {text}", {"available": None})
         yield finding("time", "not estimated for planned devices of unknown kind", {"hours": None})
         return
-    found = [_memory(context, i, programs.mesh, sizes) for i in range(len(config.phases))]
+    found = _memory_of_phases(context, programs.mesh)
     yield from found
     too_large = [i for i, one in enumerate(found) if one.values["needed"] > MEMORY_SHARE * machine.memory]
     if too_large:
@@ -174,9 +181,27 @@ def _split(config: Config, programs: Programs) -> Finding:
     return finding("split", text, {"replicated": parameters, "bytes": sum(extra.values())}, remedy)
 
 
+def check_memory(config: Config, micro_batch: MicroBatchRequest) -> None:
+    """Raise UserError if a phase needs more memory than this host has; only on CPUs, by arithmetic."""
+    machine = current_machine()
+    if machine.most_memory is None:
+        return
+    context = CheckContext(choose_implementation(config, machine.kind), [], None, machine, micro_batch=micro_batch)
+    mesh = abstract_mesh(config.mesh, machine.devices, machine.slices)
+    for one in _memory_of_phases(context, mesh):
+        require(one.level != "error", one.text)
+
+
+def _memory_of_phases(context: CheckContext, mesh: AbstractMesh) -> list[Finding]:
+    """The memory of each phase; equal phases have equal findings."""
+    sizes = Sizes(**mesh.shape, slices=context.machine.slices)
+    return [_memory(context, i, mesh, sizes) for i in range(len(context.config.phases))]
+
+
 def _memory(context: CheckContext, i: int, mesh: AbstractMesh, sizes: Sizes) -> Finding:
     """Estimated bytes of a step of a phase (memory model of `bert-jax plan`) against the memory of a device."""
-    config, machine, phase = context.config, context.machine, context.config.phases[i]
+    machine, phase = context.machine, context.config.phases[i]
+    config = _as_computed(context.config, machine)
     given = requested_accumulation(phase, i, mesh, context.micro_batch)
     if not given and not machine.reports_memory and context.micro_batch != "auto":
         given = phase.fewest_micro_batches
@@ -193,7 +218,37 @@ def _memory(context: CheckContext, i: int, mesh: AbstractMesh, sizes: Sizes) -> 
     remedy = "split the model over more devices (mesh.fsdp, mesh.tensor), or set --model.remat full"
     if fitting:
         remedy = f"set --phases.{i}.accumulation {fitting}, or --micro-batch auto"
-    return finding("memory", f"{text}; at most {MEMORY_SHARE:.0%} of it is used", values, remedy)
+    most = machine.most_memory
+    if most is None or needed <= most:
+        return finding("memory", f"{text}; at most {MEMORY_SHARE:.0%} of it is used", values, remedy)
+    if preset := _preset_that_fits(config, machine):
+        remedy = f"{remedy}, or train a smaller model, such as the preset {preset}"
+    text = (
+        f"phase {i} needs about {needed / GIB:,.1f} GiB with accumulation {count}, and this host has {most / GIB:,.1f} "
+        "GiB for each device"
+    )
+    return finding("memory", text, values, remedy, "error")
+
+
+def _as_computed(config: Config, machine: Machine) -> Config:
+    """The config with the type that a program computes in: XLA computes bfloat16 in float32 on CPUs."""
+    if not machine.kind.lower().startswith("cpu"):
+        return config
+    return config_lib.replace(config, model={"compute_dtype": "float32"})
+
+
+def _preset_that_fits(config: Config, machine: Machine) -> str | None:
+    """The largest smaller preset of BERT whose phases fit into the memory that the host has; None: there is none."""
+    for name in SMALLER_PRESETS:
+        preset = _as_computed(load_config(name), machine)
+        preset = config_lib.replace(preset, model={"vocab_size": config.model.vocab_size})
+        needed = [
+            sum(estimate_memory(preset, i, Sizes(), p.fewest_micro_batches).values())
+            for i, p in enumerate(preset.phases)
+        ]
+        if max(needed) <= MEMORY_SHARE * machine.memory:
+            return name
+    return None
 
 
 def _time(config: Config, machine: Machine, sizes: Sizes, counts: Sequence[int]) -> Finding:

@@ -4,11 +4,13 @@ It changes results by rounding only (promise 1), so it is not part of a run's id
 available memory are in the ledger.
 """
 
+import contextlib
 import functools
 import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -270,3 +272,11 @@ def devices_report_memory(mesh: Mesh | AbstractMesh) -> bool:
 def available_memory(device: jax.Device) -> float:
     """Memory that a program can use on a device, in bytes: that of the device, or free host memory for a CPU."""
     return device_memory(device) or float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+
+def host_memory() -> float:
+    """Memory of this host in bytes, or the part of it that the process's control group may use."""
+    limits = [float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))]
+    with contextlib.suppress(OSError, ValueError):  # another system, or "max"
+        limits.append(float(Path("/sys/fs/cgroup/memory.max").read_text()))
+    return min(limits)

@@ -201,6 +201,12 @@ FIRES = [
     ("mesh", lambda a: machine(on_mesh(a, 2, tensor=2), hosts=2), "error", ["mesh.tensor must not span processes"]),
     ("split", lambda a: model(on_mesh(a, 2, tensor=2), vocab_size=121), "warning", ["word", "121", "multiples"]),
     ("memory", lambda a: machine(a, memory=2.0**20), "warning", ["on each device", "split the model over more"]),
+    (
+        "memory",
+        lambda a: machine(schedule(a, batch_size=10**6), kind="cpu", memory=2.0**34, most_memory=2.0**34),
+        "error",
+        ["needs about", "this host has 16.0 GiB", "--phases.0.accumulation", "such as the preset bert_tiny"],
+    ),
     ("workdir", file_for_workdir, "error", ["is a file: choose another"]),
     ("workdir", other_files, "error", ["holds files, but no run"]),
     ("workdir", locked, "warning", [f"locked by process {os.getppid()} on ", "wait for its end"]),
@@ -307,6 +313,16 @@ def test_micro_batches_are_those_that_fit(context):
     assert given.level == "warning" and given.values["accumulation"] == 1
 
 
+def test_a_cpu_computes_bfloat16_in_float32(context):
+    """bert_base was estimated at 16.9 GiB, and its program asked for 27."""
+    context = of(context, config=config_lib.replace(load_config("bert_base")))
+    (accelerator,), (cpu,) = (
+        [one for one in findings_of(machine(context, kind=kind, memory=2.0**35), "memory") if one.values["phase"] == 0]
+        for kind in ("", "cpu")
+    )
+    assert round(accelerator.values["needed"] / 2**30, 1) == 16.9 and round(cpu.values["needed"] / 2**30, 1) == 27.0
+
+
 def test_hours_are_those_of_the_roofline(context):
     """For the chosen micro-batches; None for an unknown device."""
     (unknown,) = findings_of(machine(context, kind="cpu"), "time")
@@ -340,4 +356,4 @@ def test_without_corpora_the_run_is_still_checked(context, tiny_config):
     options = DoctorOptions(context.workdir)
     findings = list(check_run(tiny_config, [CorpusWeight(Path("/nowhere"))], options, context.machine, context.reports))
     assert (findings[0].level, findings[0].name) == ("error", "corpora")
-    assert {finding.name for finding in findings[1:]} == {*RUN_CHECKS, *ON_MESH}
+    assert {finding.name for finding in findings[1:]} == {*machine_checks.CHECKS, *RUN_CHECKS, *ON_MESH}
