@@ -132,6 +132,7 @@ _FULL = {
     errno.EDQUOT: "free some space and run the same command again",
     errno.EFBIG: "raise the limit of file sizes (`ulimit -f`)",
 }
+FULL_OR_READ_ONLY = _FULL | {errno.EROFS: "mount it for writing and run the same command again"}
 _LIMITS = {errno.EMFILE: "raise the limit of open files (`ulimit -n`)"}
 _NOT_BUGS = {
     *(errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR),
@@ -156,7 +157,7 @@ def is_outage(error: BaseException) -> bool:
     return any(type(link).__module__.startswith(STORE_LIBRARIES) for link in causes(error))
 
 
-def describe_full_disk(error: BaseException) -> str | None:
+def describe_full_disk(error: BaseException, remedies: dict[int, str] = _FULL) -> str | None:
     """Describe an error of a full disk or quota in one line, whichever library was writing; None for any other error.
 
     Libraries that are not written in Python raise exceptions of their own, with the system's message in them.
@@ -164,9 +165,9 @@ def describe_full_disk(error: BaseException) -> str | None:
     link: BaseException | None = error
     while link is not None:
         number = link.errno if isinstance(link, OSError) else None
-        for full, remedy in _FULL.items():
-            if number == full or os.strerror(full) in str(link):
-                return f"{_file_of(link)}{os.strerror(full)}; {remedy}"
+        for known, remedy in remedies.items():
+            if number == known or os.strerror(known) in str(link):
+                return f"{_file_of(link)}{os.strerror(known)}; {remedy}"
         link = link.__cause__ or link.__context__
     return None
 

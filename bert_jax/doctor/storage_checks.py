@@ -21,10 +21,10 @@ from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
 from bert_jax.training.run_directory.checkpoint import (
     check_checkpoint_storage,
-    check_no_lost_checkpoints,
     checkpoint_directory,
     committed_checkpoint_paths,
 )
+from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """Parameter and two moments, float32."""

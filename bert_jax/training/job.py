@@ -17,14 +17,13 @@ from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
     HAS_CHECKPOINTS,
-    check_no_lost_checkpoints,
     checkpoint_directory,
     committed_checkpoint_paths,
-    has_lost_checkpoints,
     newest_intact,
     read_metadata,
     restore_parts,
 )
+from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints, has_lost_checkpoints
 from bert_jax.training.sharding import put_equal
 from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Params

@@ -1,8 +1,10 @@
 """Checkpoints: what was saved comes back, and damage never goes unnoticed."""
 
 import json
+import logging
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +16,7 @@ import pytest
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory import checkpoint, orbax_errors
 from bert_jax.training.run_directory.checkpoint import (
     COMMIT_MARKER,
     Checkpoints,
@@ -288,3 +290,24 @@ def test_a_full_disk(tmp_path):
     done = subprocess.run(["unshare", *own, "--mount", "sh", "-c", fill], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "No space left on device; free some space and run the same command again" in done.stdout
+    assert "Traceback" not in done.stderr, "the line is not preceded by what Orbax logs"
+    details = pathlib.Path(re.search(r"Details are in (.*\.log)$", done.stdout.strip())[1])
+    assert "No space left on device" in details.read_text() and "Traceback" in details.read_text()
+    details.unlink()
+
+
+def test_errors_of_orbax_are_logged_if_no_line_describes_them(monkeypatch, caplog):
+    """Those of other libraries and warnings at once."""
+
+    def record(level: int, path: str) -> logging.LogRecord:
+        return logging.LogRecord("absl", level, path, 1, f"{level} of {path}", (), None)
+
+    errors, logger = orbax_errors.OrbaxErrors(), logging.getLogger("absl")
+    monkeypatch.setattr(logger, "propagate", True)
+    for each in (record(40, "/lib/orbax/x.py"), record(30, "/lib/orbax/x.py"), record(40, "/lib/grain/x.py")):
+        logger.handle(each)
+    assert caplog.messages == ["30 of /lib/orbax/x.py", "40 of /lib/grain/x.py"]
+    errors.close()
+    assert caplog.messages[2:] == ["40 of /lib/orbax/x.py"]
+    logger.handle(record(40, "/lib/orbax/y.py"))
+    assert caplog.messages[3:] == ["40 of /lib/orbax/y.py"]

@@ -34,6 +34,7 @@ from bert_jax.distributed.agreement import (
 from bert_jax.distributed.shared_directory import becomes_visible
 from bert_jax.errors import UserError
 from bert_jax.storage import (
+    FULL_OR_READ_ONLY,
     StagedDirectory,
     StoredPath,
     check_reachable,
@@ -46,6 +47,7 @@ from bert_jax.storage import (
     walk_files,
     write_atomic,
 )
+from bert_jax.training.run_directory.orbax_errors import OrbaxErrors
 
 COMMIT_MARKER = "COMMIT.json"
 HAS_CHECKPOINTS = "has_checkpoints"
@@ -67,6 +69,7 @@ class Checkpoints:
     def __init__(self, directory: epath.PathLike, keep: int):
         self.directory = epath.Path(directory)
         self.keep = keep
+        self._errors = OrbaxErrors()
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: concurrent.futures.Future | None = None
@@ -85,11 +88,11 @@ class Checkpoints:
             so is the next candidate: the oldest of the others. None: keep the newest `keep` only.
 
         Raises:
-          UserError: the disk is full; earlier checkpoints are intact.
+          UserError: the disk is full or read-only; earlier checkpoints are intact.
         """
         self.wait()
         target = self.directory / f"{step:08d}"
-        with self._full_disk_as_user_error(target), contextlib.ExitStack() as on_failure:
+        with self._disk_error_as_user_error(target), contextlib.ExitStack() as on_failure:
             compute_and_broadcast("a save", lambda: _clear(target))
             staged = on_failure.enter_context(contextlib.closing(StagedDirectory(target, ORBAX_STORES)))
             if is_first():
@@ -100,20 +103,25 @@ class Checkpoints:
         self._commit = self._committer.submit(self._finish, target, staged, good)
 
     @contextlib.contextmanager
-    def _full_disk_as_user_error(self, target: epath.Path) -> Iterator[None]:
-        """Turn a full disk into a UserError of one line, and delete the incomplete save."""
+    def _disk_error_as_user_error(self, target: epath.Path) -> Iterator[None]:
+        """Turn a full or read-only disk into a UserError of one line, and delete the incomplete save."""
         try:
             yield
         except Exception as error:
-            line = describe_full_disk(error)
+            line = describe_full_disk(error, FULL_OR_READ_ONLY)
             if line is None:
                 raise
             if is_first():
-                target.rmtree(missing_ok=True)
-            raise UserError(f"cannot save {target}: {line}. Earlier checkpoints of the run are intact") from error
+                with contextlib.suppress(OSError):  # a read-only disk
+                    target.rmtree(missing_ok=True)
+            file = self._errors.move_to_file()
+            details = f". Details are in {file}" if file else ""
+            raise UserError(
+                f"cannot save {target}: {line}. Earlier checkpoints of the run are intact{details}"
+            ) from error
 
     def _finish(self, target: epath.Path, staged: StagedDirectory, good: int | None) -> None:
-        with self._full_disk_as_user_error(target), contextlib.closing(staged):
+        with self._disk_error_as_user_error(target), contextlib.closing(staged):
             self._orbax.wait_until_finished()  # by all processes
             sums = _gather_checksums(staged.directory)
             if not is_first():
@@ -170,6 +178,7 @@ class Checkpoints:
         finally:
             self._committer.shutdown()
             self._orbax.close()
+            self._errors.close()
 
     def restore_newest(self, abstract: Callable[[dict[str, Any]], Any]) -> tuple[Any, dict[str, Any]] | None:
         """The state and metadata of the newest checkpoint whose files are all intact; None if there is none.
@@ -243,20 +252,6 @@ def check_checkpoint_storage(workdir: StoredPath, processes: int) -> None:
         raise UserError(
             f"{workdir}: several processes write one checkpoint together, which needs a directory that all of them "
             "can access: use gs:// or a shared file system"
-        )
-
-
-def has_lost_checkpoints(workdir: StoredPath) -> bool:
-    """Whether the run in a work directory had a checkpoint and has none, so that it would begin again at step 0."""
-    return (workdir / HAS_CHECKPOINTS).exists() and not any(committed_checkpoint_paths(checkpoint_directory(workdir)))
-
-
-def check_no_lost_checkpoints(workdir: StoredPath) -> None:
-    """Raise UserError if the run in a work directory had a checkpoint and has none."""
-    if has_lost_checkpoints(workdir):
-        raise UserError(
-            f"{checkpoint_directory(workdir)} has no checkpoint, and the run had saved one: mount its volume, or "
-            f"restore a copy. To begin again at step 0, add --restart (of bert-jax pretrain), or remove {workdir}"
         )
 
 

@@ -1,0 +1,50 @@
+"""The errors that Orbax logs: its threads write the same traceback several times before the error is raised."""
+
+import logging
+import os
+import tempfile
+from pathlib import Path
+
+FUTURES = "concurrent.futures"
+LOGGERS = ("absl", FUTURES)
+"""Loggers of Orbax, and of the pools of its threads."""
+MAX_RECORDS = 100
+"""Errors that are held; later ones are lost."""
+
+
+class OrbaxErrors(logging.Filter):
+    """Holds the errors that Orbax logs, until it is known whether one line describes them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: list[logging.LogRecord] = []
+        for name in LOGGERS:
+            logging.getLogger(name).addFilter(self)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether a record is written at once."""
+        is_own = "orbax" in Path(record.pathname).parts or record.name == FUTURES
+        if record.levelno < logging.ERROR or not is_own:
+            return True
+        self._held = [*self._held, record][:MAX_RECORDS]
+        return False
+
+    def move_to_file(self) -> str:
+        """Write the errors to a file in the directory for temporary files; returns its name, or "" if that fails."""
+        records, self._held = self._held, []
+        text = "\n".join(map(logging.Formatter("%(asctime)s %(message)s").format, records))
+        try:
+            descriptor, name = tempfile.mkstemp(prefix="bert_jax-save-", suffix=".log")
+            with os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(text)
+        except OSError:  # this disk can be full, too
+            return ""
+        return name
+
+    def close(self) -> None:
+        """Log what is still held, as without this filter."""
+        for name in LOGGERS:
+            logging.getLogger(name).removeFilter(self)
+        records, self._held = self._held, []
+        for record in records:
+            logging.getLogger(record.name).handle(record)
