@@ -1,5 +1,6 @@
 """Config sections for training: optimizer, phases, mesh, checkpoints, logs, evaluation, recovery, target, start."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -21,6 +22,20 @@ from bert_jax.field_validation import (
 
 MIN_SEQ_LEN = 8
 """Shortest row for training and evaluation, in tokens."""
+
+
+SCHEDULE_FIELDS = (
+    "steps",
+    "learning_rate",
+    "warmup_steps",
+    "warmup_done",
+    "decay",
+    "decay_start",
+    "decay_power",
+    "end_learning_rate",
+    "hours",
+)
+"""Fields of a phase that determine only its length and its learning rates."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +160,10 @@ class Phase:
             f"phases: start_batch_size {start} is not a multiple of a micro-batch of {micro} rows "
             "(batch_size / accumulation): raise accumulation",
         )
+
+    def without_schedule(self) -> "Phase":
+        """The phase with the defaults of SCHEDULE_FIELDS: phases that are equal then have the same programs."""
+        return dataclasses.replace(self, **{name: getattr(Phase, name) for name in SCHEDULE_FIELDS})
 
     @property
     def fewest_micro_batches(self) -> int:

@@ -4,25 +4,13 @@ from typing import Any
 
 from bert_jax import config as config_lib
 from bert_jax.config import Config
+from bert_jax.config.training import SCHEDULE_FIELDS
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath
 from bert_jax.training import time_budget
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, newest_intact, read_metadata
 from bert_jax.training.run_directory.workdir import describe_config_diff
-
-SCHEDULE_FIELDS = (
-    "steps",
-    "learning_rate",
-    "warmup_steps",
-    "warmup_done",
-    "decay",
-    "decay_start",
-    "decay_power",
-    "end_learning_rate",
-    "hours",
-)
-"""Fields of a phase that determine only its length and its learning rates."""
 
 
 def check_phase_changes(workdir: StoredPath, before: Config, config: Config) -> None:

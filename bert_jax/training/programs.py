@@ -75,16 +75,23 @@ TrainStep = Callable[[TrainState, Batch, StepScalars], tuple[TrainState, Metrics
 class Programs:
     """A task on a mesh, and what is compiled for it. Every program is made at its first use.
 
-    `phase` is the index of a phase of the task's config. On an abstract mesh, steps can be traced and not compiled.
+    `phase` is the index of a phase of the task's config. Phases that differ in their schedules only share programs. On
+    an abstract mesh, steps can be traced and not compiled.
     """
 
     def __init__(self, task: Task, mesh: Mesh | AbstractMesh):
         """Compiles nothing yet."""
         self.task, self.mesh = task, mesh
+        self._phases = [phase.without_schedule() for phase in task.config.phases]
         self._made: dict[Any, Any] = {}
 
-    def once(self, key: Any, make: Callable[[], T]) -> T:
-        """The result of the first ``make()`` for this key. Subclasses can share results between runs."""
+    def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
+        """The result of the first ``make()`` for this key: a kind, a phase or another value, and further values.
+
+        Subclasses can share results between runs.
+        """
+        kind, phase, *rest = key
+        key = kind, self._phases[phase] if isinstance(phase, int) else phase, *rest
         if key not in self._made:
             self._made[key] = make()
         return self._made[key]

@@ -1,14 +1,11 @@
 """Compiled programs that several runs of one process share: those of other seeds, data and schedules."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import Phase
-from bert_jax.training.continuation import SCHEDULE_FIELDS
 from bert_jax.training.programs import Programs
 from bert_jax.training.task import Task
 
@@ -23,8 +20,6 @@ class SharedPrograms(Programs):
         """Compiles nothing yet."""
         super().__init__(task, mesh)
         self._made, config = made, task.config
-        schedule = {name: getattr(Phase(), name) for name in SCHEDULE_FIELDS}
-        self._phases = [dataclasses.replace(phase, **schedule) for phase in config.phases]
         # All that programs depend on but for the phase. Tests change the vocabulary and the sums of tasks.
         self._same = (
             *(config.model, config.objective, config.optimizer, config.data.examples_per_row),
@@ -33,10 +28,9 @@ class SharedPrograms(Programs):
             *(type(task).sums, jax.config.read("jax_disable_most_optimizations")),
         )
 
-    def once(self, key: Any, make: Callable[[], T]) -> T:
+    def once(self, key: tuple[Any, ...], make: Callable[[], T]) -> T:
         """The result of the first ``make()`` for this key in any run with the same programs."""
-        kind, phase, *rest = key
-        return super().once((kind, self._phases[phase] if isinstance(phase, int) else phase, *rest, self._same), make)
+        return super().once((*key, self._same), make)
 
 
 def share_programs() -> MakePrograms:

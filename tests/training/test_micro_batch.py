@@ -169,6 +169,17 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
     assert again.of_phase(1)[1] == 4 and len(Ledger(tmp_path / "gpu").entries) == 2
 
 
+def test_equal_phases_share_a_program(tiny_config, mesh):
+    """100 equal phases were compiled one by one."""
+    phase = tiny_config.phases[0]
+    longer = dataclasses.replace(phase, seq_len=2 * phase.seq_len)
+    warmed = dataclasses.replace(phase, steps=phase.steps + 1, learning_rate=0.5, warmup_steps=1)
+    config = dataclasses.replace(tiny_config, phases=(phase, longer, warmed))
+    programs = Programs(compile_only_task(config), mesh)
+    first, second, third = (programs.once(("train step", i, 1, None), object) for i in range(3))
+    assert first is third and first is not second
+
+
 def test_a_phase_that_does_not_fit_is_refused_before_the_first_step(tiny_config, tiny_corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(micro_batch, "device_memory", lambda device: 9e3)
     phase = dataclasses.replace(tiny_config.phases[0], accumulation=1)
