@@ -8,11 +8,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from etils import epath
 
-from bert_jax.convert.formats import input_formats, tensor_bundle, tensorflow1, tensorflow1_names
+from bert_jax.convert import conversion
+from bert_jax.convert.formats import input_formats, tensor_bundle, tensor_files, tensorflow1, tensorflow1_names
 from bert_jax.convert.formats.tensor_bundle import open_bundle
 from bert_jax.convert.translate import moments_to_huggingface
 from bert_jax.errors import UserError
+from tests.golden import make_families
 from tests.golden import recipe as parity_recipe
 from tests.golden import tensor_bundle_recipe as recipe
 
@@ -160,7 +163,9 @@ def test_a_model_comes_back_as_it_was(tmp_path, family, head):
         np.testing.assert_array_equal(written[name], array)
     again = read(tmp_path / "out", optimizer_state=True)
     assert again.optimizer_state is None
-    assert again.hf_config == {name: v for name, v in first.hf_config.items() if name != "net_structure_type"}
+    labels = {"id2label", "label2id"} if head == "ForSequenceClassification" else set()
+    assert again.hf_config.keys() == first.hf_config.keys() - {"net_structure_type"} | labels
+    assert {name: again.hf_config[name] for name in again.hf_config.keys() - labels}.items() <= first.hf_config.items()
 
 
 @families
@@ -312,3 +317,21 @@ def test_models_that_google_does_not_support(tmp_path, family, settings, said):
 def test_format_v1_is_no_model():
     for place in ("v1", "v1/v1.ckpt"):
         assert "v1" in refusal(GOLDEN / place)
+
+
+@pytest.mark.usefixtures("only_numpy")
+@pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForTokenClassification"])
+@pytest.mark.parametrize("family", ["Bert", "Albert"])
+def test_classifiers_and_taggers_with_named_labels(tmp_path, family, kind):
+    """Both are called output_weights in Google's files; the config that bert_jax writes has class and labels."""
+    golden = make_families.goldens()[f"{family}{kind} 0"]
+    tensors = {name: make_families.drawn(name, tuple(shape)) for name, shape in golden["shapes"].items()}
+    labels = {str(i): f"label {i}" for i in range(len(tensors["classifier.weight"]))}
+    (tmp_path / "source").mkdir()
+    config = golden["config"] | {"id2label": labels, "label2id": {name: int(i) for i, name in labels.items()}}
+    (tmp_path / "source" / "config.json").write_text(json.dumps(config))
+    tensor_files.write_safetensors(tmp_path / "source" / "model.safetensors", tensors)
+    assert conversion.convert(epath.Path(tmp_path / "source"), epath.Path(tmp_path / "tf"), "tensorflow1").passed
+    with input_formats.open_model(tmp_path / "tf") as source_model:
+        assert source_model.hf_config["architectures"] == [family + kind]
+        assert source_model.model.heads.task.labels == tuple(labels.values())

@@ -29,6 +29,8 @@ DEFAULTS["albert"]["inner_group_num"] = 1
 # GELU_KIND; Google's code keeps unknown keys.
 GELU_KIND = "gelu_approximate"
 GELUS = {"none": "gelu", "tanh": "gelu_new"}
+LABEL_FIELDS = ("architectures", "id2label", "label2id", "problem_type")
+"""Fields of a classifier or tagger that bert_jax adds to Google's config."""
 UNMARKED_GELU = {"bert": "none", "albert": "tanh"}
 
 
@@ -70,6 +72,8 @@ def google_config(hf_model: HuggingFaceModel) -> dict[str, Any]:
         require(given == value, f"{source}: {key} {given} cannot be written for TensorFlow 1: its code has {value}")
     _check_projection(config, source)
     google = {key: config[key] for key in ("vocab_size", *DEFAULTS[family])}
+    # Google's files do not say what a classifier reads, nor its labels; its code keeps unknown keys.
+    google |= {key: config[key] for key in LABEL_FIELDS if "id2label" in config and key in config}
     for kind, name in GELUS.items():
         if config["hidden_act"] == name:
             google |= {"hidden_act": "gelu", GELU_KIND: kind}

@@ -27,12 +27,13 @@ from bert_jax.tokenizers.files import find_tokenizer_file
 from bert_jax.training.state import Moments
 
 CHECKPOINT = "bert_model.ckpt"
+CLASSIFIER, TAGGER = "ForSequenceClassification", "ForTokenClassification"
 HEADS = {
     "cls.seq_relationship.weight": "ForPreTraining",
     "sop_classifier.classifier.weight": "ForPreTraining",
     "cls.predictions.bias": "ForMaskedLM",
     "predictions.bias": "ForMaskedLM",
-    "classifier.weight": "ForSequenceClassification",
+    "classifier.weight": CLASSIFIER,
     "qa_outputs.weight": "ForQuestionAnswering",
 }
 """Tensor -> suffix of the class in transformers, the largest class first."""
@@ -83,6 +84,9 @@ def read(source: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel
     family = config["model_type"]
     tensors = _renamed(bundle, "", family, str(prefix))
     suffix = next((suffix for name, suffix in HEADS.items() if name in tensors), "Model")
+    # Programs for tagging name their head as run_classifier.py does: only a config of bert_jax tells them apart.
+    if suffix == CLASSIFIER and config.get("architectures") == [family.capitalize() + TAGGER]:
+        suffix = TAGGER
     config["architectures"] = [family.capitalize() + suffix]
     hf_model = HuggingFaceModel(config, tensors, str(prefix))
     source_model = to_source_model("tensorflow1", hf_model, find_tokenizer_file(prefix.parent), options)
