@@ -17,6 +17,8 @@ from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
 SUPPORTED_FILES = "tokenizer.json, vocab.txt, merges.txt (with vocab.json), or a SentencePiece .model"
 
 _FILE_NAMES = ("tokenizer.json", "vocab.txt", "merges.txt", "vocab.bpe")
+# Of Unicode (property White_Space). str.rstrip() also removes U+001C to U+001F.
+_WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 # Suffix of a merges file -> suffix of its vocabulary.
 _VOCABULARY_OF = {"merges.txt": "vocab.json", "vocab.bpe": "encoder.json"}
 
@@ -109,13 +111,20 @@ def _text(path: epath.Path) -> str:
 
 
 def _read_vocab(text: str, path: epath.Path) -> list[str]:
-    # Not splitlines(): a piece may itself be a Unicode line separator.
-    pieces = [line.removesuffix("\r") for line in text.split("\n")]
+    """The pieces of a vocab.txt in the order of ids, which are those of transformers.
+
+    As in the `tokenizers` library, spaces at the end of a line do not count, and of equal lines, blank ones included,
+    only the last is a piece. The others keep their ids: each gets a name that no text gives, because words do not
+    contain brackets. A byte order mark is skipped, so that the first line is its piece.
+    """
+    # Not splitlines(): a piece may contain a Unicode line separator.
+    pieces = [line.rstrip(_WHITE_SPACE) for line in text.removeprefix("\ufeff").split("\n")]
     while pieces and not pieces[-1]:
         pieces.pop()
     if not pieces or text.lstrip().startswith("{"):
         raise UserError(f"{path}: not a vocabulary with one piece per line")
-    return pieces
+    last = {piece: i for i, piece in enumerate(pieces)}
+    return [piece if last[piece] == i else f"[line {i + 1}]" for i, piece in enumerate(pieces)]
 
 
 def _read_wordpiece(

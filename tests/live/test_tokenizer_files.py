@@ -20,7 +20,7 @@ from bert_jax.convert import tokenizer_files
 from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
 from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.errors import UserError
-from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.fixtures import make_documents
 from tests.live import small_models
 
@@ -116,6 +116,20 @@ def test_added_tokens(tmp_path, family, seed):
     tokenizer = Tokenizer.load(source)
     assert differing(tokenizer, hf_tokenizer, texts) == []
     assert tokenizer.encode_flat(texts)[0].tolist() == [i for ids in tokenizer.encode_batch(texts) for i in ids]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_vocabulary_files(tmp_path, seed):
+    """Generated ones with blank lines, duplicates and white space at the ends of lines, in BertTokenizer."""
+    rng = random.Random(seed)
+    pieces = ["ship", "sea", "the", "##s", "##ip", "s", "é", "", "", " ", "\u2028", "\x1c", "[PAD]", "a b", "##"]
+    ends = ["", "", "", " ", "\t", "\r", "\xa0", "\x1f", "\x85", "\u200b", " \u2003"]
+    lines = [piece + rng.choice(ends) for piece in rng.choices(pieces, k=rng.randint(1, 15))]
+    (tmp_path / "vocab.txt").write_bytes("\n".join([*SPECIAL_TOKENS, *lines]).encode())
+    hf_tokenizer, tokenizer = transformers.BertTokenizer(str(tmp_path / "vocab.txt")), Tokenizer.load(tmp_path, True)
+    texts = ["".join(rng.choices([*pieces, "x", " ", "[MASK]", "line", "7"], k=rng.randint(1, 8))) for _ in range(50)]
+    assert differing(tokenizer, hf_tokenizer, texts) == []
+    assert tokenizer.pad_id == hf_tokenizer.pad_token_id
 
 
 @pytest.mark.parametrize("how", ["a run's own", "released"])

@@ -156,7 +156,6 @@ def test_user_errors(tmp_path, uncased):
         "broken.json": (b"{", "not a readable tokenizer.json"),
         "empty.txt": (b"\n", "one piece per line"),
         "latin1.txt": (b"[PAD]\n\xe9\n", "byte 6"),
-        "twice.txt": ("\n".join([*SPECIALS, "a", "a"]).encode(), "'a' occurs twice"),
         "no_mask.txt": ("\n".join([*SPECIALS[:4], "a"]).encode(), r"no \[MASK\] token"),
     }
     for name, (content, message) in cases.items():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from etils import epath
+from tokenizers import models
 
 from bert_jax.convert import tokenizer_files
 from bert_jax.errors import UserError
@@ -141,3 +142,28 @@ def test_a_model_file_of_albert(tmp_path, unigram):
     (folder / "config.json").mkdir()
     with pytest.raises(UserError, match=r"config\.json cannot be read \(is a directory\): copy it again"):
         Tokenizer.load(folder)
+
+
+VOCABULARIES = {
+    "a byte order mark and CRLF": ("\ufeff{}\r\nship\r\n##s", {"ship": 5, "##s": 6}),
+    "spaces at the end": ("{}\nship \n##s\u3000\u2028", {"ship": 5, "##s": 6}),
+    "one blank line": ("{}\nship\n\n##s\n\u2028", {"ship": 5, "##s": 7}),
+    "blank lines": ("{}\nship\n\n\n##s\n\n", {"ship": 5, "##s": 8}),
+    "duplicates": ("{}\nship\n##s\nship\n[PAD]\nsea", {"[PAD]": 8, "ship": 7, "##s": 6, "sea": 9}),
+}
+"""Ids of WordPiece.from_file of the `tokenizers` library; a byte order mark would hide [PAD] from it."""
+
+
+@pytest.mark.parametrize("name", VOCABULARIES)
+def test_ids_of_awkward_vocabulary_files(tmp_path, name):
+    content, expected = VOCABULARIES[name]
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content.format("\n".join(tokenizer_lib.SPECIAL_TOKENS)).encode())
+    tokenizer = Tokenizer.load(path)
+    assert {piece: tokenizer.token_to_id(piece) for piece in expected} == expected
+    assert tokenizer.pad_id == expected.get("[PAD]", 0) and tokenizer.mask_id == 4
+    library = models.WordPiece.from_file(str(path), unk_token="[UNK]")
+    for text in ("ship", "ships", "sea", "line"):
+        assert tokenizer.encode(text) == [token.id for token in library.tokenize(text)]
+    again = Tokenizer.from_json(tokenizer.to_json(), "again")
+    assert again.fingerprint == tokenizer.fingerprint and again.encode("ships") == tokenizer.encode("ships")
