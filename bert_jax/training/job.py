@@ -24,6 +24,7 @@ from bert_jax.training.run_directory.checkpoint import (
     restore_parts,
 )
 from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints, has_lost_checkpoints
+from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.sharding import put_equal
 from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Params
@@ -150,12 +151,15 @@ def _restore_tokenizer(directory: StoredPath, data: RunData) -> None:
     """Write tokenizer.json again if it is missing.
 
     Raises:
-      UserError: the newest checkpoint was trained with another tokenizer.
+      UserError: it, or if it is missing that of the corpora, is not the tokenizer of the newest checkpoint.
     """
-    path = directory / workdir.TOKENIZER
+    path, newest = (
+        directory / workdir.TOKENIZER,
+        next(committed_checkpoint_paths(checkpoint_directory(directory)), None),
+    )
     if path.exists():
+        load_tokenizer(directory, newest)
         return
-    newest = next(committed_checkpoint_paths(checkpoint_directory(directory)), None)
     if newest is not None and read_metadata(newest)["tokenizer_fingerprint"] != data.tokenizer_fingerprint:
         raise UserError(f"{path} is missing, and {', '.join(data.paths)} has another tokenizer: restore a copy of it")
     write_atomic(path, data.tokenizer_text.encode())

@@ -31,7 +31,12 @@ from bert_jax.training.micro_batch import MicroBatchRequest, check_run
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
-from bert_jax.training.run_directory.checkpoint import check_checkpoint_storage
+from bert_jax.training.run_directory.checkpoint import (
+    check_checkpoint_storage,
+    checkpoint_directory,
+    committed_checkpoint_paths,
+)
+from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.sharding import check_processes, device_kind, make_mesh
 from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Task
@@ -176,7 +181,8 @@ def evaluate(
         not support.
     """
     config = _evaluation_config(workdir.read_config(directory), form, seq_len, rows)
-    tokenizer = Tokenizer.load(directory / workdir.TOKENIZER)
+    newest = next(committed_checkpoint_paths(checkpoint_directory(directory)), None)
+    tokenizer = load_tokenizer(directory, newest)
     task = open_task(config, parts)
     assert task.train is not None
     if task.train.corpora[0].corpus.tokenizer_fingerprint != tokenizer.fingerprint:

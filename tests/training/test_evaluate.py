@@ -10,6 +10,7 @@ from bert_jax.cli import main as cli
 from bert_jax.config import Config, ModelConfig, Phase
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
+from bert_jax.inference.loaded_model import load
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 
@@ -45,6 +46,33 @@ def test_a_run_of_a_pod_is_scored_here(run_as, tiny_run, tiny_corpus, tiny_progr
     assert trained["split"] == "validation"
     expected = {name: value for name, value in trained.items() if name not in ("step", "split", "timing")}
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_changed_tokenizer_is_refused(run_as, tiny_corpus, capsys):
+    """By whoever loads the run; with the old advice the corpus would have been built with it."""
+    run = run_as("changed")
+    text = (run / "tokenizer.json").read_text()
+    description = json.loads(text)
+    vocab = description["model"]["vocab"]
+    *_, first, second = vocab
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (run / "tokenizer.json").write_text(json.dumps(description))
+    commands = [
+        ["fill-mask", str(run), "a [MASK]"],
+        ["convert", str(run), str(run / "exported")],
+        ["evaluate", str(run), "--corpus", str(tiny_corpus)],
+    ]
+    for command in commands:
+        assert cli.main(command) == 2
+        message = capsys.readouterr().err
+        assert "tokenizer.json is not the tokenizer that the run was trained with" in message
+        assert f"copy {tiny_corpus / 'tokenizer.json'} to it" in message
+    described = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(described | {"corpus_paths": ["/absent"]}))
+    with pytest.raises(UserError, match="ids mean other words; restore a copy of it"):
+        load(run)
+    (run / "tokenizer.json").write_text(text)
+    assert load(run)
 
 
 def test_runs_of_different_formats_on_one(run_as, tiny_corpus, tiny_programs, capsys):

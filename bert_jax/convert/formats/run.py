@@ -17,6 +17,7 @@ from bert_jax.storage import StoredPath
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.run_directory import checkpoint, workdir
+from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.state import Moments
 
 PAIR_LABELS = {
@@ -49,7 +50,8 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     """Read the newest intact checkpoint of a run, or the given one, with the depth of its phase.
 
     Raises:
-      UserError: no run, no intact checkpoint, or a value that is not finite.
+      UserError: no run, no intact checkpoint, another tokenizer than that of the checkpoint, or a value that is not
+        finite.
     """
     refuse_drop_and_trim(directory, options)
     save = None
@@ -60,6 +62,8 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     save = save or checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
     if save is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    if (directory / workdir.TOKENIZER).exists():
+        load_tokenizer(directory, save)
     model, heads = config.model_of(checkpoint.read_metadata(save)["phase"]), heads_of(config)
     shapes = bert.shapes(model, heads)
     params = checkpoint.restore_parts(save, {"params": shapes})["params"]
