@@ -183,7 +183,7 @@ class PretrainStudent(Pretrain):
     have been built with its tokenizer."""
     compression: Annotated[CompressOptions, tyro.conf.arg(name="")] = ON_A_CORPUS
     command = "compress pretrain"
-    rare_flags = tuple(f"--{name}" for name in ("matches", *NOT_ON_A_CORPUS)) + MODEL_FLAGS
+    rare_flags = tuple(f"--{name}" for name in ("matches", "restart", *NOT_ON_A_CORPUS)) + MODEL_FLAGS
 
     def train(self, mixture: list[CorpusWeight], window: tuple[int, int] | None) -> "loop.Progress":
         """As of `Pretrain`."""
