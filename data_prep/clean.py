@@ -8,14 +8,14 @@ import unicodedata
 import numba
 import numpy as np
 
+from bert_jax.tokenizers.cleaning import INVISIBLE
+
 NORMALIZATIONS = ("nfc", "nfkc", "none")
 
 # Control, format and surrogate characters without text: C0 and C1 controls except tab, line feed and
 # carriage return; soft hyphen; zero-width space; directional marks; byte order mark; U+FFFD, which decoding
 # errors leave. Zero-width joiners are kept: Persian, Indic scripts and emoji need them.
-_INVISIBLE = re.compile(
-    "[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ufffd\ud800-\udfff]"
-)
+_INVISIBLE = re.compile(INVISIBLE)
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _LINE_ENDS = "\r\x0b\x0c\x85\u2028\u2029"  # besides line feed
 _OTHER_SPACES = re.compile(r"[^\S\n ]")

@@ -27,6 +27,8 @@ CLASSES = {
 }
 """Class in transformers by kind of tokenizer and model family; GENERIC_CLASS for every other pair."""
 GENERIC_CLASS = "PreTrainedTokenizerFast"
+_NORMALIZERS = {"WordPiece": "BertNormalizer", "byte-level BPE": None}
+"""The normalizer that the classes of a kind make by themselves; GENERIC_CLASS reads any other from tokenizer.json."""
 
 
 def copy_tokenizer_files(source: StoredPath, destination: StoredPath) -> list[str]:
@@ -62,6 +64,9 @@ def write_tokenizer_files(tokenizer: Tokenizer, destination: StoredPath, family:
     """
     description = json.loads(tokenizer.to_json())
     name = CLASSES.get(tokenizer.kind, {}).get(family, GENERIC_CLASS)
+    steps = description.get("normalizer")
+    if tokenizer.kind in _NORMALIZERS and (steps and steps["type"]) != _NORMALIZERS[tokenizer.kind]:
+        name = GENERIC_CLASS
     file_contents: dict[str, bytes] = {}
     settings: dict[str, Any] = {"tokenizer_class": name, "model_max_length": max_length}
     for role in ROLE_NAMES:

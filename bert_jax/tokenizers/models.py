@@ -63,6 +63,10 @@ class TokenizerModel(abc.ABC):
         """First character and last character + 1 of each id of `encode`; with or without the space before a word."""
 
     @abc.abstractmethod
+    def corpus_offsets(self, text: str) -> list[tuple[int, int]]:
+        """As `offsets`, of each id of `encode_corpus`."""
+
+    @abc.abstractmethod
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Ids of `encode` and for each the index of its word, ascending from 0."""
 
@@ -148,6 +152,10 @@ class TokenizersBackend(TokenizerModel):
         Without its post-processor: RoBERTa's takes a letter for each "Ġ" that does not come from a space of the text.
         """
         return self._without_post_processor.encode(text, add_special_tokens=False).offsets
+
+    def corpus_offsets(self, text: str) -> list[tuple[int, int]]:
+        """As `offsets`, by the `corpus_library`."""
+        return self.corpus_library.encode(text, add_special_tokens=False).offsets
 
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
         """Words are those of the library's pre-tokenizer; without one, a text is one word."""

@@ -107,8 +107,15 @@ class SentencePieceBackend(TokenizerModel):
 
     def offsets(self, text: str) -> list[tuple[int, int]]:
         """Those of each added token, and those of the parts between them."""
+        return self._offsets_around(self._added, text)
+
+    def corpus_offsets(self, text: str) -> list[tuple[int, int]]:
+        """As `offsets`, without the control tokens."""
+        return self._offsets_around(self._added_in_corpus, text)
+
+    def _offsets_around(self, added: re.Pattern, text: str) -> list[tuple[int, int]]:
         found, start = [], 0
-        for n, part in enumerate(self._added.split(text)):
+        for n, part in enumerate(added.split(text)):
             inner = [(0, len(part))] if n % 2 else self._offsets_between(part)
             found += [(start + first, start + last) for first, last in inner]
             start += len(part)

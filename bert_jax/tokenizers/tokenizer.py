@@ -9,11 +9,12 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
+import tokenizers
 from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.storage import check_reachable, is_remote, to_path, write_atomic
-from bert_jax.tokenizers import files, kinds, offsets
+from bert_jax.tokenizers import cleaning, files, kinds, offsets
 from bert_jax.tokenizers.kinds import CONTINUATION, SPECIAL_TOKENS
 from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
 
@@ -143,8 +144,8 @@ class Tokenizer:
         """Bytes in UTF-8 of the characters that became unknown ids; of a word if WordPiece does not know it.
 
         Args:
-          texts: that were encoded.
-          ids, lengths: of `encode_flat`.
+          texts: that were encoded, sentences of a corpus.
+          ids, lengths: of `encode_corpus`.
 
         Returns:
           int64 [num_texts].
@@ -154,7 +155,7 @@ class Tokenizer:
         unknown = np.flatnonzero(ids == self.unk_id)
         for index in np.unique(np.searchsorted(ends, unknown, "right")).tolist():
             text, own = texts[index], ids[ends[index] - lengths[index] : ends[index]]
-            spans = itertools.compress(self._model.offsets(text), (own == self.unk_id).tolist())
+            spans = itertools.compress(self._model.corpus_offsets(text), (own == self.unk_id).tolist())
             lost[index] = sum(len(text[first:last].encode()) for first, last in spans)
         return lost
 
@@ -270,6 +271,12 @@ def byte_bpe(
     """Byte-level BPE: see `kinds.byte_bpe`; `origin` names the vocabulary in error messages."""
     library = kinds.byte_bpe(vocab, merges, lowercase, prefix_space=prefix_space)
     return Tokenizer(TokenizersBackend(library, origin))
+
+
+def with_cleaning(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer of the `tokenizers` library that cleans texts like those of corpora: see `cleaning.with_cleaning`."""
+    library = tokenizers.Tokenizer.from_str(tokenizer.to_json())
+    return Tokenizer(TokenizersBackend(cleaning.with_cleaning(library), "the vocabulary"))
 
 
 def sentencepiece(content: bytes, origin: str) -> Tokenizer:

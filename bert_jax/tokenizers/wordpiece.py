@@ -12,6 +12,8 @@ import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
+from bert_jax.tokenizers import cleaning
+
 # Effect of a character. An entry of the character table has the kind in bits 48 to 50.
 _UNSEEN = 0  # not looked up yet
 _LETTER = 1  # continues a word; bits 0 to 15: its symbol
@@ -45,7 +47,10 @@ class FastWordPiece:
     def __init__(self, backend: tokenizers.Tokenizer):
         """`backend` must be supported, which `from_tokenizer` checks."""
         self._backend = backend
-        model, normalizer = backend.model, backend.normalizer
+        model, normalizer = backend.model, cleaning.last_step(backend.normalizer)
+        self._normalizer = normalizer
+        is_sequence = isinstance(backend.normalizer, normalizers.Sequence)
+        self._before = cleaning.BertCleaning() if is_sequence else None
         # By id, so that frequent pieces, which come first in most vocabularies, are close together in memory.
         vocab = dict(sorted(backend.get_vocab(with_added_tokens=False).items(), key=lambda item: item[1]))
         prefix = model.continuing_subword_prefix
@@ -73,17 +78,19 @@ class FastWordPiece:
     def from_tokenizer(cls, backend: tokenizers.Tokenizer) -> "FastWordPiece | None":
         """An encoder with the same ids as `backend`, or None if it is not supported.
 
-        Supported is BertNormalizer with any options, BertPreTokenizer and WordPiece, without truncation or padding.
-        Do not change the backend afterwards.
+        Supported is BertNormalizer with any options, BertPreTokenizer and WordPiece, without truncation or padding; and
+        before BertNormalizer `cleaning.BertCleaning`, if no tokens are matched in texts. Do not change the backend
+        afterwards.
         """
         known = (
-            isinstance(backend.normalizer, normalizers.BertNormalizer)
+            isinstance(cleaning.last_step(backend.normalizer), normalizers.BertNormalizer)
             and isinstance(backend.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
             and isinstance(backend.model, models.WordPiece)
             and backend.truncation is None
             and backend.padding is None
         )
-        if not known:
+        is_plain = known and isinstance(backend.normalizer, normalizers.BertNormalizer)
+        if not known or not (is_plain or (cleaning.is_bert_cleaning(backend) and not _matched_tokens(backend))):
             return None
         vocab = backend.get_vocab(with_added_tokens=False)
         if backend.model.unk_token not in vocab or len(set("".join(vocab))) > _MAX_SYMBOL:
@@ -108,6 +115,8 @@ class FastWordPiece:
         Raises:
           UnicodeEncodeError: a sentence has half of a surrogate pair, which UTF-8 cannot encode.
         """
+        if self._before:
+            sentences = list(map(self._before, sentences))
         parts = [sentence.encode() for sentence in sentences]
         parts.append(b"")
         text = np.frombuffer(b"\xff".join(parts), np.uint8)
@@ -147,7 +156,7 @@ class FastWordPiece:
 
     def _entry(self, character: str) -> int:
         """The table entry of a character, from how the library splits it between two letters."""
-        becomes = self._backend.normalizer.normalize_str(character)
+        becomes = self._normalizer.normalize_str(character)
         words = [word for word, _ in self._backend.pre_tokenizer.pre_tokenize_str(f"a{becomes}a")]
         moves = _MOVES if self._decomposes and any(map(_reorders, becomes)) else 0
         if not becomes:

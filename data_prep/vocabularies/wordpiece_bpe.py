@@ -14,7 +14,7 @@ from bert_jax.tokenizers.kinds import (
     WORD_START,
     byte_alphabet,
 )
-from bert_jax.tokenizers.tokenizer import Tokenizer, byte_bpe, char_bpe, wordpiece
+from bert_jax.tokenizers.tokenizer import Tokenizer, byte_bpe, char_bpe, with_cleaning, wordpiece
 from data_prep.vocabularies.merges import MIN_COUNT, MergeResult, learn_merges
 
 COVERAGE = 0.99995
@@ -75,7 +75,7 @@ def train_wordpiece(
         continuation=CONTINUATION,
         min_count=min_count,
     )
-    return wordpiece(merged.pieces, lowercase, _ORIGIN, strip_accents)
+    return with_cleaning(wordpiece(merged.pieces, lowercase, _ORIGIN, strip_accents))
 
 
 def train_char_bpe(
@@ -99,7 +99,7 @@ def train_char_bpe(
     pieces = [*SPECIAL_TOKENS, WORD_START, *sorted(alphabet - {WORD_START})]
     split = _split_long_words((f"{WORD_START}{word}", counts[word]) for word in words)
     merged = _learn(split, list(split.values()), pieces, vocab_size, min_count=min_count)
-    return char_bpe(merged.pieces, merged.merges, lowercase, _ORIGIN, strip_accents)
+    return with_cleaning(char_bpe(merged.pieces, merged.merges, lowercase, _ORIGIN, strip_accents))
 
 
 def train_byte_bpe(
@@ -118,7 +118,7 @@ def train_byte_bpe(
     split = _split_long_words(counts.items())
     merged = _learn(split, list(split.values()), pieces, vocab_size, min_count=min_count)
     vocab = {piece: i for i, piece in enumerate(merged.pieces)}
-    return byte_bpe(vocab, merged.merges, lowercase, prefix_space=True, origin=_ORIGIN)
+    return with_cleaning(byte_bpe(vocab, merged.merges, lowercase, prefix_space=True, origin=_ORIGIN))
 
 
 def vocab_size_error(vocab_size: int, least: int) -> UserError:
