@@ -166,7 +166,8 @@ def test_what_is_no_known_kind(becomes):
     fast = FastWordPiece.from_tokenizer(BACKENDS[0])
     real = BACKENDS[0]
     normalizer = SimpleNamespace(normalize_str=lambda character: becomes)
-    fast._backend = SimpleNamespace(normalizer=normalizer, pre_tokenizer=real.pre_tokenizer, model=real.model)
+    fast._backend = SimpleNamespace(pre_tokenizer=real.pre_tokenizer, model=real.model)
+    fast._normalizer = normalizer
     assert fast._entry("é") >> wordpiece._KIND == wordpiece._FOREIGN
 
 
