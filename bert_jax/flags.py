@@ -162,6 +162,7 @@ def parse(kind: type[T], arguments: Sequence[str], prog: str, default: T | None 
       SystemExit: after ``--help`` or ``--help-all``.
     """
     flags = list(list_flags(kind, default))
+    arguments = _with_exact_values(arguments, flags)
     words = arguments[: arguments.index("--")] if "--" in arguments else arguments
     if {"-h", "--help", "--help-all"} & set(words):
         print(_format_help(kind, flags, prog, show_all="--help-all" in words))
@@ -266,6 +267,27 @@ def _given(words: Sequence[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     for start, end in itertools.pairwise(starts):
         name, equals, value = words[start].partition("=")
         yield name.replace("_", "-"), ((value,) if equals else ()) + tuple(words[start + 1 : end])
+
+
+def _with_exact_values(arguments: Sequence[str], flags: Sequence[Flag]) -> list[str]:
+    """The arguments with `true`, `false` and `none` of config fields as tyro reads them: capitalised, or as ``--field``
+    and ``--no-field`` of a Boolean.
+    """
+    fields, words, i = {flag.names[0]: flag for flag in flags if flag.section}, [], 0
+    while i < len(arguments) and arguments[i] != "--":
+        name, equals, value = arguments[i].partition("=")
+        flag = fields.get(name.replace("_", "-"))
+        exact = (value if equals else "".join(arguments[i + 1 : i + 2])).capitalize()
+        is_boolean = flag is not None and flag.kind is bool and exact in ("True", "False")
+        has_value = flag is not None and bool in (flag.kind, *typing.get_args(flag.kind)) and exact in ("True", "False")
+        has_value |= flag is not None and types.NoneType in typing.get_args(flag.kind) and exact == "None"
+        if not is_boolean and not has_value:
+            words.append(arguments[i])
+            i += 1
+            continue
+        words += [flag.names[exact == "False"]] if is_boolean else [name, exact]
+        i += 1 if equals else 2
+    return [*words, *arguments[i:]]
 
 
 def _refuse_contradictions(words: Sequence[str], flags: Sequence[Flag]) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bert_jax.config import Config, Phase
+from bert_jax.config.presets import load_config, preset_files
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.doctor.epochs import PhaseEpochs, estimate_epochs
 from bert_jax.training.optimizers.schedules import learning_rate
@@ -81,6 +82,9 @@ def settings(context: CheckContext) -> Iterator[Finding]:
     if context.mixture_order is not None and (config.data.example_copies or config.data.mask_copies):
         epochs = estimate_epochs(config, context.corpora, context.mixture_order)
     warnings = questionable_settings(config, epochs)
+    if config.name in preset_files():  # what a preset chooses is intended
+        shipped = questionable_settings(load_config(config.name), {})
+        warnings = {name: text for name, text in warnings.items() if shipped.get(name) != text}
     for name, text in warnings.items():
         yield Finding("warning", "settings", text, {"setting": name})
     if not warnings:

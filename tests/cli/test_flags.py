@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from bert_jax.cli import main as cli
-from bert_jax.config import flatten, presets, to_dict
-from bert_jax.flags import COMMON_FIELDS, SYNONYMS, list_flags
+from bert_jax.config import Config, flatten, presets, to_dict
+from bert_jax.flags import COMMON_FIELDS, SYNONYMS, list_flags, parse
 from data_prep.cli import main as data_cli
 
 PROGRAMS = {"bert-jax": cli.main, "bert-data": data_cli.main}
@@ -192,7 +192,7 @@ def test_help(capsys, monkeypatch):
         for command in commands:
             assert PROGRAMS[program]([*command.split(), "--help"]) == 0
             shown = capsys.readouterr().out
-            assert shown.startswith(f"usage: {program} {command} ") and shown.count("\n  --") < 35
+            assert shown.startswith(f"usage: {program} {command} ") and shown.count("\n  --") <= 35
             assert command == "launch" or max(map(len, shown.splitlines())) <= 80
     assert cli.main(["pretrain", "bert_tiny", "-h"]) == 0
     shown = capsys.readouterr().out
@@ -272,3 +272,23 @@ def test_output_of_a_config_file_goes_to_stderr(tmp_path, capsys):
     assert cli.main(["schedule", str(tmp_path / "loud.py"), "--json"]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["name"] == "bert_tiny" and captured.err == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "value"),
+    [
+        ("--optimizer.bias-correction false", "optimizer.bias_correction", False),
+        ("--optimizer.bias_correction=TRUE", "optimizer.bias_correction", True),
+        ("--optimizer.bias-correction none", "optimizer.bias_correction", None),
+        ("--log.layers false", "log.layers", False),
+        ("--log.layers=true", "log.layers", True),
+        ("--log.layers False --log.no-tensorboard", "log.tensorboard", False),
+        ("--log.no-layers", "log.layers", False),
+        ("--recovery.spike none", "recovery.spike", None),
+    ],
+)
+def test_true_false_and_none_in_any_case(words, field, value):
+    """`--optimizer.bias-correction false` was refused, as in transformers' flags it is not."""
+    config = parse(Config, words.split(), "x", Config(name="x"))
+    section, name = field.split(".")
+    assert getattr(getattr(config, section), name) is value
