@@ -129,6 +129,8 @@ class Convert:
     pooling: Literal["cls", "max", "mean", "mean_sqrt_len_tokens"] | None = None
     """Also write modules.json and its files, so that sentence-transformers loads the model with this pooling. Default:
     those of the source are kept."""
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """Of the written weights; half precision for huggingface and pytorch only."""
     json: bool = False
     """Print the parity report as JSON instead of a table."""
 
@@ -140,7 +142,6 @@ class Convert:
 
         jax_setup.disable_absent_tpu_backend()
         options = input_formats.ReadOptions(self.optimizer_state == "keep", self.drop, self.trim_vocabulary)
-        report = conversion.convert(
-            self.source, self.destination, self.to, options, force=self.force, pooling=self.pooling
-        )
+        choices = {"force": self.force, "pooling": self.pooling, "dtype": self.dtype}
+        report = conversion.convert(self.source, self.destination, self.to, options, **choices)
         print(json.dumps(report.to_dict()) if self.json else "\n".join([*report.lines(), f"wrote {self.destination}"]))

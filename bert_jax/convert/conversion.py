@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import shutil
 import signal
@@ -24,12 +25,13 @@ from bert_jax.convert.formats import (
     stablehlo,
     tensorflow1,
 )
+from bert_jax.convert.formats.format import OutputFormat
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.model_card import CARD, format_model_card
 from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.sample_texts import sample_inputs
-from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.source_model import SourceModel, round_params
 from bert_jax.convert.translate import to_huggingface, to_huggingface_config
 from bert_jax.errors import UserError, printable
 from bert_jax.storage import (
@@ -51,6 +53,7 @@ def convert(
     *,
     force: bool = False,
     pooling: str | None = None,
+    dtype: str = "float32",
 ) -> parity_report.ParityReport:
     """Write a model in another format, with a model card. The destination appears complete or not at all.
 
@@ -62,6 +65,7 @@ def convert(
       force: keep the destination even if the parity report fails.
       pooling: one of `sentence_transformers.POOLINGS`: write the files that make sentence-transformers pool this way.
         None: copy the source's files, if it has any.
+      dtype: of the written weights: float32, or float16 or bfloat16 for huggingface and pytorch.
 
     Returns:
       the parity report.
@@ -70,10 +74,7 @@ def convert(
       UserError: no model at the source, an existing destination, a model, optimizer state or pooling that the format
         or the model does not support, missing optimizer state, a failed parity report, or a full disk.
     """
-    if read_options.optimizer_state and not OUTPUT_FORMATS[to].optimizer_state:
-        raise UserError(f"--optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax")
-    if pooling is not None and not OUTPUT_FORMATS[to].for_sentence_transformers:
-        raise UserError(f"--pooling {pooling}: {to} cannot hold a pooling: use --to huggingface")
+    _check_options(OUTPUT_FORMATS[to], to, read_options, pooling, dtype)
     check_destination(destination)
     with (
         _signals_as_exceptions() as raise_pending,
@@ -86,10 +87,11 @@ def convert(
         if (tokenizer := source_model.loaded_tokenizer) is not None and tokenizer.note:
             print(f"note: {printable(tokenizer.note)}", file=sys.stderr)
         embedding = _sentence_embedding(source_model, to, pooling)
-        OUTPUT_FORMATS[to].write(source_model, output_directory)
+        to_write = source_model if dtype == "float32" else round_params(source_model, dtype)
+        OUTPUT_FORMATS[to].write(to_write, output_directory)
         if embedding is not None:
             sentence_transformers.write(output_directory, embedding)
-        report = _check_parity(source_model, output_directory, to)
+        report = _check_parity(source_model, to_write, output_directory, to)
         if not report.passed and not force:
             raise UserError(
                 f"{source} and the converted model differ ({report.failures[0]}): nothing is kept; "
@@ -101,6 +103,18 @@ def convert(
         raise_pending()
         _move_into_place(output_directory, destination, OUTPUT_FORMATS[to].final_file)
     return report
+
+
+def _check_options(
+    output_format: OutputFormat, to: str, read_options: input_formats.ReadOptions, pooling: str | None, dtype: str
+) -> None:
+    """Raise UserError for an option that the output format does not have."""
+    if read_options.optimizer_state and not output_format.optimizer_state:
+        raise UserError(f"--optimizer-state keep: {to} cannot hold the optimizer's moments: use --to bert-jax")
+    if pooling is not None and not output_format.for_sentence_transformers:
+        raise UserError(f"--pooling {pooling}: {to} cannot hold a pooling: use --to huggingface")
+    if dtype != "float32" and not output_format.half_precision:
+        raise UserError(f"--dtype {dtype}: {to} has float32 or int8 weights: use --to huggingface")
 
 
 def check_destination(destination: StoredPath, option: str = "") -> None:
@@ -236,8 +250,12 @@ def _move_into_place(output_directory: Path, destination: StoredPath, final_file
         raise
 
 
-def _check_parity(source_model: SourceModel, output_directory: Path, to: str) -> parity_report.ParityReport:
+def _check_parity(
+    source_model: SourceModel, to_write: SourceModel, output_directory: Path, to: str
+) -> parity_report.ParityReport:
     """Compare the source in a reference library with the written model in JAX; parameters must be equal bit for bit.
+
+    `to_write` is the source, or the source with rounded parameters.
 
     Formats for serving are opened by their runtime instead. The forward passes show that both sides interpret the
     tensors alike; they read only some embedding rows. A model
@@ -256,14 +274,18 @@ def _check_parity(source_model: SourceModel, output_directory: Path, to: str) ->
             output_directory, input_formats.ReadOptions(optimizer_state=source_model.optimizer_state is not None)
         ) as written:
             outputs = jax_forward.run(written.model, inputs)
-            problems = parity_report.bitwise_differences(source_model, written)
+            problems = parity_report.bitwise_differences(to_write, written)
+    compare = output_format.compare
+    if to_write.dtype != "float32":
+        limit = parity_report.ROUNDED_LIMITS[to_write.dtype]
+        compare = functools.partial(parity_report.relative_difference, limit=limit)
     report = parity_report.compare_outputs(
         outputs,
         reference,
         inputs.attention_mask_BS,
         library=library,
         tokenizer=agreement,
-        compare=output_format.compare,
+        compare=compare,
     )
     if not report.differences:
         problems = "no output could be compared", *problems

@@ -18,7 +18,7 @@ from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity import jax_forward, parity_report
 from bert_jax.convert.parity.numpy_forward import run as run_numpy
 from bert_jax.convert.parity.sample_texts import sample_inputs
-from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.source_model import SourceModel, round_params
 from bert_jax.convert.translate import from_huggingface
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -288,3 +288,24 @@ def test_names_of_wrapped_models(exported, wrapper):
     safetensors.numpy.save_file(renamed | arrays, exported / "model.safetensors")
     with pytest.raises(UserError, match="two tensors are '"), input_formats.open_model(exported):
         pass
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_in_half_precision(exported, tmp_path, dtype):
+    """transformers takes the dtype from config.json; the report compares with float32, with the limit of the dtype."""
+    report = conversion.convert(exported, tmp_path / "half", "huggingface", dtype=dtype)
+    limit = parity_report.ROUNDED_LIMITS[dtype]
+    assert {(part.measure, part.limit) for part in report.differences} == {("relative", limit)}
+    assert 1e-5 < max(part.value for part in report.differences) < limit / 2
+    stored = tensor_files.open_safetensors(tmp_path / "half" / "model.safetensors").lazy_tensors
+    assert {tensor.dtype for tensor in stored.values()} == {dtype}
+    assert json.loads((tmp_path / "half" / "config.json").read_text())["dtype"] == dtype
+    conversion.convert(tmp_path / "half", tmp_path / "again", "huggingface")
+    assert "dtype" not in json.loads((tmp_path / "again" / "config.json").read_text())
+    with pytest.raises(UserError, match=f"--dtype {dtype}: onnx has float32 or int8 weights: use --to huggingface"):
+        conversion.convert(exported, tmp_path / "other", "onnx", dtype=dtype)
+    with input_formats.open_model(exported) as source_model:
+        source_model.model.params["encoder"]["embeddings"]["word"][0, 0] = 1e5
+        if dtype == "float16":
+            with pytest.raises(UserError, match="embeddings/word has the value 100000, which float16 cannot hold"):
+                round_params(source_model, dtype)

@@ -56,6 +56,8 @@ class OutputFormat(NamedTuple):
     """Whether transformers loads it, tokenizer included."""
     for_sentence_transformers: bool = False
     """Whether it includes the files of sentence-transformers."""
+    half_precision: bool = False
+    """Whether its weights may be float16 or bfloat16."""
     run: Callable[[Path, NativeModel, ForwardInputs], ForwardOutputs] | None = None
     """Opens what was written in the runtime that serves it, and runs a batch; some outputs may be missing. None:
     bert_jax reads the format."""

@@ -13,6 +13,7 @@ from bert_jax.convert.formats.format import InputFormat, OutputFormat, ReadOptio
 from bert_jax.convert.formats.tensor_files import PICKLE, SAFETENSORS
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.tensors import BUFFERS
 from bert_jax.convert.translate import strip_base_prefix, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, read_json_object
@@ -53,7 +54,10 @@ def _writer(save: Callable[[Path, Mapping[str, np.ndarray]], None], name: str) -
     """A writer of config, weights (with `save`, in a file `name`) and tokenizer."""
 
     def write(source_model: SourceModel, directory: Path) -> None:
-        hf_model = hf_model_to_write(source_model)
+        hf_model, dtype = hf_model_to_write(source_model), source_model.dtype
+        if dtype != "float32":  # transformers loads the weights in the dtype of the config
+            tensors = {n: x if n.endswith(BUFFERS) else x.astype(dtype) for n, x in hf_model.tensors.items()}
+            hf_model = dataclasses.replace(hf_model, config=hf_model.config | {"dtype": dtype}, tensors=tensors)
         (directory / CONFIG).write_text(json.dumps(hf_model.config, indent=2) + "\n")
         save(directory / name, hf_model.tensors)
         tokenizer_check.write_hf_tokenizer(source_model, directory)
@@ -112,5 +116,6 @@ OUTPUT = OutputFormat(
     SAFETENSORS,
     for_transformers=True,
     for_sentence_transformers=True,
+    half_precision=True,
 )
 PICKLE_OUTPUT = OUTPUT._replace(write=_writer(torch_checkpoint.save, PICKLE), final_file=PICKLE)

@@ -24,6 +24,8 @@ RELATIVE_LIMIT = 0.5
 """Root mean square of the difference of an int8 model, relative to that of the values. On the published MiniLM of 6
 layers it is 0.17 with inputs that are quantised per batch, and 0.06 per group (docs/LOG.md); logits near 0 have more,
 another model has about 1.4."""
+ROUNDED_LIMITS = {"float16": 0.01, "bfloat16": 0.05}
+"""The same for weights that were rounded to these dtypes, which have 11 and 8 bits; the computation is in float32."""
 MEASURES = {
     "largest": "largest difference",
     "relative": "root mean square of the difference / of the values",
@@ -155,15 +157,17 @@ def largest_difference(name: str, actual: np.ndarray, expected: np.ndarray, real
     return Difference(name, largest, LIMIT * max(1.0, math.sqrt(squares / count)))
 
 
-def relative_difference(name: str, actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray) -> Difference:
-    """The root mean square of the difference over that of the values, for models in 8 bits; arrays as above."""
+def relative_difference(
+    name: str, actual: np.ndarray, expected: np.ndarray, real_BS: np.ndarray, limit: float = RELATIVE_LIMIT
+) -> Difference:
+    """The root mean square of the difference over that of the values, for rounded models; arrays as above."""
     if not _finite(actual, expected):
-        return Difference(name, math.nan, RELATIVE_LIMIT, "relative")
+        return Difference(name, math.nan, limit, "relative")
     errors, squares = 0.0, 0.0
     for difference, expected_row in _real_differences(actual, expected, real_BS):
         errors, squares = errors + float((difference**2).sum()), squares + float((expected_row**2).sum())
     value = math.sqrt(errors / squares) if squares else math.inf
-    return Difference(name, value, RELATIVE_LIMIT, "relative")
+    return Difference(name, value, limit, "relative")
 
 
 def _real_differences(
