@@ -44,7 +44,7 @@ class Finetune:
     words: Words = ()
 
     command = "finetune"
-    rare_flags = ("--null-threshold", "--skip-damaged", "--word-column")
+    rare_flags = ("--null-threshold", "--skip-damaged", "--word-column", "--save-every")
 
     def run(self) -> int:
         """Train one run per seed, and print the scores; returns 75 if a run was saved and must be continued."""

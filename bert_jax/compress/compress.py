@@ -21,9 +21,10 @@ from bert_jax.finetune.finetune import (
     train_runs,
     write_results,
 )
+from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions, changed_flags
 from bert_jax.finetune.seed_run import SourceEncoder
-from bert_jax.finetune.task_data import TaskData, baseline_score
+from bert_jax.finetune.task_data import baseline_score
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.storage import StoredPath, to_path
@@ -104,7 +105,8 @@ def compress(
     options = options.with_length(teacher.model.config, 384 if task == "squad" else 128)
     plan = compression.plan(teacher.model.config, student and student.model.config)
     data = open_task_data(task, data_directory, options, teacher)
-    _check_labels(teacher, task, data)
+    advice = "give a teacher that was fine-tuned on this task"
+    teacher = in_order_of_task(teacher, data, advice, announce)
     options = dataclasses.replace(options.with_recipe(len(data.train.lengths)), keep_head=True)
     for line in (*describe(options, data), describe_student(plan, student and student.path)):
         announce(line)
@@ -125,17 +127,6 @@ def compress(
     result = CompressResult(teacher_score, *sizes, plan, students)
     write_results(workdir, result.to_dict())
     return result
-
-
-def _check_labels(teacher: SourceEncoder, task: str, data: TaskData) -> None:
-    """Raise UserError unless the teacher's head has the labels of the data."""
-    head = teacher.model.heads.task
-    assert head is not None
-    require(
-        (head.kind, head.labels) == (data.kind, data.labels),
-        f"the head of {teacher.path} is one of {head.kind} with the labels {', '.join(head.labels)}, --task {task} has "
-        f"{', '.join(data.labels)}: give a teacher that was fine-tuned on this task",
-    )
 
 
 def read_student(compression: CompressOptions, teacher: SourceEncoder) -> SourceEncoder | None:

@@ -19,6 +19,7 @@ from bert_jax.distributed.agreement import is_first
 from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError, did_you_mean, require
 from bert_jax.finetune import glue
+from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
 from bert_jax.finetune.sentence_data import SentenceData, SentenceTask, read_glue, read_own
@@ -29,6 +30,7 @@ from bert_jax.finetune.tagging_data import TaggingData, read_tagging
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.storage import StoredPath, write_atomic
 from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.run_directory.workdir import CONFIG, read_config
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.shared_programs import MakePrograms, share_programs
 
@@ -56,12 +58,12 @@ class FinetuneResult(NamedTuple):
         scores = self.scores
         return {
             "task": self.task,
-            "baseline": _finite(self.baseline),
+            "baseline": self.baseline,
             "mean": statistics.fmean(scores) if scores else None,
             "standard_deviation": statistics.stdev(scores) if len(scores) > 1 else None,
             "failed": sum(one.failed for one in self.seeds),
             "diverged": len(self.seeds) - len(scores),
-            "seeds": [one._asdict() | {"score": _finite(one.score)} for one in self.seeds],
+            "seeds": [one.to_dict() for one in self.seeds],
         }
 
 
@@ -79,7 +81,8 @@ def finetune(
     """Fine-tune a model on a task, once per seed; the same call continues what was stopped.
 
     With one seed, `workdir` is the directory of the run; with several, ``seed0`` and so on in it are. Each run has its
-    predictions in ``predictions/``; ``results.json`` in `workdir` is written last.
+    predictions in ``predictions/``; ``results.json`` in `workdir` is written last. A seed with a run in either place is
+    not trained again.
 
     Args:
       source: any model that `bert-jax convert` reads.
@@ -105,6 +108,11 @@ def finetune(
     options = options.with_recipe(len(data.train.lengths))
     for line in describe(options, data):
         announce(line)
+    if options.keep_head:
+        require(
+            encoder.model.heads.task is not None, f"--keep-head: {source} has no head of a task: leave the flag out"
+        )
+        encoder = in_order_of_task(encoder, data, "leave --keep-head out", announce)
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
     make_run = functools.partial(FinetuneRun, encoder, task, data, str(data_directory), options, **programs)
     results = train_runs(make_run, workdir, data, options, announce)
@@ -135,10 +143,7 @@ def train_runs(
     Raises:
       UserError: `workdir` holds another run.
     """
-    seeds = range(options.seed, options.seed + options.seeds)
-    directories = {seed: workdir if options.seeds == 1 else workdir / f"seed{seed}" for seed in seeds}
-    if options.seeds > 1:
-        _check_directory_of_seeds(workdir)
+    directories = _directories(workdir, range(options.seed, options.seed + options.seeds))
     first = make_run(options.seed)
     first.check_directories(directories)
     if is_first():
@@ -179,6 +184,23 @@ def _train_seeds(
             results.append(result)
             announce(result)
     return results
+
+
+def _directories(workdir: StoredPath, seeds: range) -> dict[int, StoredPath]:
+    """The directory of each seed: the one that holds its run, else `workdir` for one seed, and ``seedN`` for several.
+
+    Raises:
+      UserError: there are several seeds, and `workdir` has more than their runs and results.
+    """
+    held = read_config(workdir).seed if (workdir / CONFIG).exists() else None
+    of_seeds = {seed: workdir / f"seed{seed}" for seed in seeds}
+    directories = {
+        seed: workdir if seed == held or (len(seeds) == 1 and not own.exists()) else own
+        for seed, own in of_seeds.items()
+    }
+    if workdir not in directories.values():
+        _check_directory_of_seeds(workdir)
+    return directories
 
 
 def _check_directory_of_seeds(workdir: StoredPath) -> None:
@@ -285,7 +307,7 @@ def encode_splits(task: str, splits: Splits, options: FinetuneOptions, encoder: 
 def summary_lines(result: FinetuneResult) -> list[str]:
     """The scores of all seeds as a table, with mean, standard deviation and the number of failed runs."""
     values, scores = result.to_dict(), result.scores
-    lines = [f"  seed {one.seed:<4} {one.score:8.4f}{'  failed' if one.failed else ''}" for one in result.seeds]
+    lines = [f"  seed {one.seed:<4} {one.score:8.4f}{_outcome(one)}" for one in result.seeds]
     lines.append(f"  best constant prediction {result.baseline:.4f}")
     if len(scores) > 1:
         lines.append(
@@ -312,12 +334,14 @@ def describe(options: FinetuneOptions, data: TaskData) -> Iterator[str]:
     )
 
 
+def _outcome(result: SeedResult) -> str:
+    return "  diverged" if result.diverged else "  failed" if result.failed else ""
+
+
 def _format_result(data: TaskData, result: SeedResult) -> str:
+    if result.diverged:
+        return "diverged, so it has no score"
     shown = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
     return shown + (
         f" (failed: not above {baseline_score(data):.4f}, the best constant prediction)" if result.failed else ""
     )
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

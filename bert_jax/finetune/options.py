@@ -113,7 +113,9 @@ class FinetuneOptions:
     seed: Annotated[int, Interval("[0, 2147482647]")] = 0
     """First seed: of the head's initialisation, of the order of examples, and of dropout."""
     keep: Count = 1
-    """Number of newest checkpoints to keep; one is saved after each epoch."""
+    """Number of newest checkpoints to keep."""
+    save_every: Count | None = None
+    """Steps between checkpoints. Default: those of an epoch, but with --keep 1 at most a tenth of the run."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products."""
     dense_dtype: Literal["compute", "int8"] | None = None
@@ -141,8 +143,8 @@ class FinetuneOptions:
         )
 
     def flags(self) -> tuple[str, ...]:
-        """The flags of `bert-jax finetune` that differ from the defaults, but --seed, --seeds and --keep."""
-        return changed_flags(self, without=("seed", "seeds", "keep"))
+        """The flags of `bert-jax finetune` that differ from the defaults, but those that a continued run can change."""
+        return changed_flags(self, without=("seed", "seeds", "keep", "save_every"))
 
     def with_recipe(self, examples: int) -> "FinetuneOptions":
         """The options with all defaults filled in.

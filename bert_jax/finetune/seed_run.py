@@ -26,7 +26,6 @@ from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.translate import NativeModel
 from bert_jax.data.batch import SpecialIds
 from bert_jax.distributed.agreement import is_first
-from bert_jax.errors import require
 from bert_jax.finetune.cls_statistics import fit_cls_norm_to_task
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.example_rows import ExampleRows
@@ -52,6 +51,8 @@ PREDICTIONS = "predictions"
 LONG_RUN = 300
 """Steps from which a run is worth compiling a step for each of several numbers of rows."""
 TOKENS_PER_EVALUATION = 4096
+SAVES = 10
+"""Least number of checkpoints of a run, so that a killed one loses a tenth of its steps at most."""
 
 
 class SeedResult(NamedTuple):
@@ -63,6 +64,15 @@ class SeedResult(NamedTuple):
     failed: bool
     """Whether the score is not above that of the best constant prediction, or the run diverged."""
     metrics: Metrics
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run diverged, so that it has no score."""
+        return bool(np.isnan(self.score))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; the score of a run that diverged is None."""
+        return self._asdict() | {"score": None if self.diverged else self.score, "diverged": self.diverged}
 
 
 class SourceEncoder(NamedTuple):
@@ -92,7 +102,7 @@ class FinetuneRun:
         """Packs the batches; compiles nothing yet.
 
         Args:
-          encoder: the source.
+          encoder: the source; with `keep_head` its head has the labels of the task.
           task: name of the task.
           data: of the task.
           data_path: its directory.
@@ -162,7 +172,9 @@ class FinetuneRun:
         """The config of the run, for batches of this many rows."""
         options, model = self.options, self.encoder.model
         frozen = ENCODER if options.freeze_encoder else ALL_BUT_ADAPTERS if options.adapter_size else ()
-        assert options.batch_size is not None and options.max_length is not None
+        assert options.batch_size is not None and options.max_length is not None and options.steps is not None
+        most = -(-options.steps // SAVES) if options.keep == 1 else steps_per_epoch
+        save_every = options.save_every or min(steps_per_epoch, most)
         return Config(
             name=f"finetune_{self._task_name}",
             model=options.model_config(model.config),
@@ -170,7 +182,7 @@ class FinetuneRun:
             data=DataConfig(format="full_sentences"),
             optimizer=options.optimizer_config(),
             phases=(options.phase(rows, self._seq_len, frozen),),
-            checkpoint=CheckpointConfig(every=steps_per_epoch, keep=options.keep),
+            checkpoint=CheckpointConfig(every=save_every, keep=options.keep),
             log=LogConfig(every=max(1, steps_per_epoch // 20)),
             evaluation=EvaluationConfig(
                 every=steps_per_epoch, batch_size=max(1, TOKENS_PER_EVALUATION // self._seq_len)
@@ -194,16 +206,10 @@ class FinetuneRun:
         )
 
     def _head(self) -> TaskHead:
-        options, model, path = self.options, self.encoder.model, self.encoder.path
+        options, model = self.options, self.encoder.model
         if options.keep_head:
-            head = model.heads.task
-            require(head is not None, f"--keep-head: {path} has no head of a task: leave the flag out")
-            require(
-                (head.kind, head.labels) == (self.data.kind, self.data.labels),
-                f"--keep-head: the head of {path} has the labels {', '.join(head.labels)}, the task "
-                f"{', '.join(self.data.labels)}: leave the flag out",
-            )
-            return head
+            assert model.heads.task is not None
+            return model.heads.task
         head = FAMILIES[model.family].new_task_head(self.data.kind, self.data.labels)
         reads = options.pooling or head.reads
         return dataclasses.replace(head, reads=reads, mix=options.mix, cls_norm=options.cls_norm)

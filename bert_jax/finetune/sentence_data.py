@@ -122,7 +122,7 @@ def read_own(task: str, directory: StoredPath, options: FinetuneOptions) -> Sent
     Raises:
       UserError: no training or validation split, or files that are not tables.
     """
-    columns = Columns(options.text_columns, options.label_column)
+    columns = Columns(options.text_columns, options.label_column, ": name them with --text-columns and --label-column")
     if is_tfds(directory):
         rows = _tfds_rows(directory, {"train": "train", "dev": "validation", "test": "test"}, columns)
     else:
@@ -195,7 +195,7 @@ def _tfds_rows(directory: StoredPath, names: Mapping[str, str], columns: Columns
     needed = (*columns.texts, *filter(None, [columns.label]))
     missing = sorted(set(needed) - set(features))
     if missing:
-        raise UserError(f"{directory} has no feature '{missing[0]}': it has {', '.join(features)}")
+        raise UserError(f"{directory} has no feature '{missing[0]}': it has {', '.join(features)}{columns.advice}")
     rows = {}
     for split, name in names.items():
         if name not in splits:

@@ -33,6 +33,8 @@ class Columns(NamedTuple):
     """One or two names from the header, keys of the JSON objects, or numbers from 0 of a file without a header."""
     label: str | None
     """None: the table has no labels."""
+    advice: str = ""
+    """End of messages about a column that does not exist."""
 
     @property
     def numbered(self) -> bool:
@@ -103,7 +105,8 @@ def _delimited(path: StoredPath, text: str, columns: Columns, skip_short: bool) 
             for name in (*columns.texts, *filter(None, [columns.label])):
                 require(
                     name in names,
-                    f"{path} has no column '{name}': it has {', '.join(names)}. {did_you_mean(name, names)}".rstrip(),
+                    f"{path} has no column '{name}': it has {', '.join(names)}{columns.advice}. "
+                    f"{did_you_mean(name, names)}".rstrip(),
                 )
                 require(names.count(name) == 1, f"{path} has two columns '{name}': rename or remove one of them")
             if not columns.numbered:
@@ -129,12 +132,12 @@ def _json_lines(path: StoredPath, text: str, columns: Columns, skip_short: bool)
         where = f"{path}:{number}"
         value = parse_json(line, where, "write one object per line")
         for name in (*columns.texts, *filter(None, [columns.label])):
-            require(name in value, f"{where} has no key '{name}': it has {', '.join(value)}")
+            require(name in value, f"{where} has no key '{name}': it has {', '.join(value)}{columns.advice}")
         yield to_row(where, value, columns)
 
 
 def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> Row:
-    """The row of a line's values.
+    """The row of a line's values; spaces around a label are no part of it.
 
     Raises:
       UserError: a text is not a string, the label is neither a string nor a finite number, or one is not Unicode.
@@ -145,7 +148,7 @@ def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> Row:
     is_label = isinstance(label, str | int) or (np.isscalar(label) and bool(np.isfinite(label)))
     require(is_label, f"{where}: the label is not a string or finite number")
     check_unicode(where, *texts, str(label))
-    return Row(where, texts, None if columns.label is None else str(label))
+    return Row(where, texts, None if columns.label is None else str(label).strip())
 
 
 def check_unicode(where: str, *texts: str) -> None:

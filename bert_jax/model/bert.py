@@ -112,7 +112,7 @@ def init(config: ModelConfig, key: Key[Array, ""], heads: Heads) -> Params:
     """Initial parameters as a nested dict of float32 arrays.
 
     Layers are stacked on a leading axis: ``params["encoder"]["layers"]["qkv"]["kernel"]`` is
-    [L, H, 3, N, D]. Weights are truncated normal, biases 0, norm scales 1.
+    [L, H, 3, N, D]. Weights are truncated normal, those of task heads normal, biases 0, norm scales 1.
     """
     _, state = nnx.split(BertModel(config, heads, key))
     return nnx.to_pure_dict(state)

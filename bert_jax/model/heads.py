@@ -11,7 +11,7 @@ from bert_jax.array_types import Array, Bool, Float, Int, Key
 from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.model.cls_norm import ClsNorm, Statistics, SumOverDevices
 from bert_jax.model.int8 import round_rows
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, outer_dense_dtype, truncated_normal
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, normal, outer_dense_dtype, truncated_normal
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,8 @@ class TaskHeadModule(nnx.Module):
 
     def __init__(self, config: ModelConfig, head: TaskHead, key: Key[Array, ""]):
         dense, output = jax.random.split(key)
-        width, init = (config.hidden_size,), truncated_normal(config.initializer_range)
+        # As the heads of transformers, with which scores are compared; Google's run_classifier.py truncates.
+        width, init = (config.hidden_size,), normal(config.initializer_range)
         types = (config.biases, outer_dense_dtype(config.dense_dtype))
         self.dense = None if head.activation == "none" else Dense(width, width, init, dense, *types)
         self.norm = LayerNorm(config.hidden_size, config.norm_epsilon, config.biases) if head.norm else None

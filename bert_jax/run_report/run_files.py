@@ -5,12 +5,12 @@ import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
 from bert_jax.config import Config
 from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, is_remote
+from bert_jax.storage import StoredPath, is_remote, read_json_as
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.eval_metrics import BASELINES
 from bert_jax.training.run_directory import goodput, ledger, metrics, workdir
@@ -23,6 +23,28 @@ from bert_jax.training.run_directory.checkpoint import (
 BASELINE_NAMES = {baseline for baseline, _ in BASELINES.values()}
 END_REASONS = {"steps": "all steps are done", "time": "the time limit is reached", "target": "the target is reached"}
 """By `ended` of a checkpoint (training/loop.py)."""
+
+
+class SeedEntry(TypedDict):
+    """The result of a seed in results.json of `bert-jax finetune`."""
+
+    seed: int
+    score: float | None
+    failed: bool
+    diverged: bool
+
+
+class _Results(TypedDict):
+    baseline: float
+    seeds: list[SeedEntry]
+
+
+class TaskScore(NamedTuple):
+    """The score of a fine-tuning run."""
+
+    result: SeedEntry
+    baseline: float
+    """score of the best constant prediction"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +68,8 @@ class Run:
     locked: bool
     """whether run.lock exists"""
     tokenizer_fingerprint: str
+    task_score: "TaskScore | None"
+    """of a fine-tuning run that has ended"""
 
     @property
     def config(self) -> Config:
@@ -148,4 +172,16 @@ def _read_run(directory: StoredPath, name: str) -> Run:
         checkpoint=None if newest is None else read_metadata(newest),
         locked=(directory / LOCK_FILE).exists(),
         tokenizer_fingerprint=Tokenizer.load(directory / workdir.TOKENIZER).fingerprint,
+        task_score=None if file["config"].finetune is None else _read_task_score(directory, file["config"].seed),
     )
+
+
+def _read_task_score(directory: StoredPath, seed: int) -> TaskScore | None:
+    """Of results.json, which is above the directories of several seeds; None: the command has not ended yet."""
+    for path in (directory / "results.json", directory.parent / "results.json"):
+        if path.exists():
+            results = read_json_as(path, _Results, "run bert-jax finetune again")
+            for one in results["seeds"]:
+                if one["seed"] == seed:
+                    return TaskScore(one, results["baseline"])
+    return None

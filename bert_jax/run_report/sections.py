@@ -52,15 +52,30 @@ def _summary(runs: Sequence[Run]) -> tuple[Block, ...]:
         about = [f"Config {run.config.name}, seed {run.config.seed}: {run.state}."]
         if skipped := run.last(metric_blocks.TRAINING).get("skipped_steps"):
             about.append(f"{skipped:,} of {run.last_step:,} steps were skipped: their loss or gradient was not finite.")
-        return *map(Note, about), Note(f"Corpora: {', '.join(run.file['corpus_paths'])}.")
+        corpora = Note(f"Corpora: {', '.join(run.file['corpus_paths'])}.")
+        return tuple(filter(None, [*map(Note, about), _score(run), corpora]))
     states = tuple((run.name, run.config.name, str(run.config.seed), run.state) for run in runs)
     differences = settings.differences_table(runs) or Note("All settings are equal.")
     return (
+        *filter(None, map(_score, runs)),
         *settings.comparison_warnings(runs),
         Table(("run", "config", "seed", "state"), states, words=True),
         Note("Settings that differ:"),
         differences,
     )
+
+
+def _score(run: Run) -> Note | None:
+    """The score of a fine-tuning run beside that of the best constant prediction; None: it has none yet."""
+    if run.task_score is None:
+        return None
+    one, baseline = run.task_score
+    constant = f"the best constant prediction has {baseline:.4f}"
+    if one["score"] is None:
+        return Note(f"{run.name} failed: it diverged, so it has no score; {constant}.", warning=True)
+    if one["failed"]:
+        return Note(f"{run.name} failed: its score is {one['score']:.4f}; {constant}.", warning=True)
+    return Note(f"{run.name} has the score {one['score']:.4f}; {constant}.")
 
 
 def _final_metrics(runs: Sequence[Run]) -> tuple[Block, ...]:

@@ -17,8 +17,10 @@ from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.errors import UserError
 from bert_jax.finetune import finetune, glue
+from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.task_data import score
+from bert_jax.run_report import run_files, sections
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.workdir import read_config
 from tests.finetune import task_files
@@ -101,14 +103,49 @@ def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_program
     finetune.finetune(*arguments[:-1], dataclasses.replace(OPTIONS, keep=3))
     assert numbers(tmp_path / "run") == numbers(sst2_run) != []
     assert committed(tmp_path / "run")[:3] == [40, 36, 32] and committed(sst2_run)[1] < 36
+    _same_results(tmp_path / "run", sst2_run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("save_every", "saved"), [(None, 24), (7, 21)])
+def test_killed_in_its_only_epoch(save_every, saved, folder, tiny_run, tmp_path, tiny_programs):
+    """It continues at the last tenth of the run, or at the steps that were asked for, bit-identical."""
+
+    def kill(count, state):
+        if count == 27:
+            raise Killed
+        return state
+
+    options = dataclasses.replace(OPTIONS, steps=30, batch_size=2)
+    data, make = folder / "sst2", tiny_programs(after_step=kill)
+    finetune.finetune(tiny_run, "sst2", data, tmp_path / "whole", options)
+    killed = dataclasses.replace(options, save_every=save_every)
+    with pytest.raises(Killed):
+        finetune.finetune(tiny_run, "sst2", data, tmp_path / "run", killed, make_programs=make)
+    assert committed(tmp_path / "run")[0] == saved
+    finetune.finetune(tiny_run, "sst2", data, tmp_path / "run", options)
+    assert committed(tmp_path / "run")[0] == 30
+    assert numbers(tmp_path / "run") == numbers(tmp_path / "whole") != []
+    _same_results(tmp_path / "run", tmp_path / "whole")
+
+
+def _same_results(one, other):
     for name in ("results.json", "predictions/dev.jsonl", "predictions/SST-2.tsv"):
-        assert (tmp_path / "run" / name).read_bytes() == (sst2_run / name).read_bytes()
+        assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
 def test_options(folder, tiny_run, tmp_path):
-    """Frozen encoder, two seeds; a learning rate of 0 is a failed run, whose score is part of the mean."""
-    options = dataclasses.replace(OPTIONS, steps=2, learning_rate=0.0, seeds=2, freeze_encoder=True)
-    result = finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "run", options).to_dict()
+    """Frozen encoder; a learning rate of 0 is a failed run, in the mean. A second seed is added to the first."""
+    options = dataclasses.replace(OPTIONS, steps=2, learning_rate=0.0, freeze_encoder=True)
+    arguments = tiny_run, "sst2", folder / "sst2", tmp_path / "run"
+    finetune.finetune(*arguments, options)
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    (note,) = [block for block in _summary(tmp_path / "run") if "failed" in block.text]
+    assert note.warning and "run failed: its score is 0." in note.text and "best constant prediction has" in note.text
+    options = dataclasses.replace(options, seeds=2)
+    result = finetune.finetune(*arguments, options).to_dict()
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before and not (tmp_path / "run/seed0").exists()
+    assert any("seed1 failed: its score" in block.text for block in _summary(tmp_path / "run/seed1"))
     assert [one["seed"] for one in result["seeds"]] == [0, 1]
     assert (result["failed"], result["diverged"]) == (2, 0)
     assert result["mean"] == np.mean([one["score"] for one in result["seeds"]])
@@ -159,12 +196,22 @@ def test_the_export_of_a_regression_is_named_as_one(folder, tiny_run, tmp_path):
 
 
 def test_divergence_is_a_failed_run(folder, tiny_run, tmp_path, capsys):
-    options = dataclasses.replace(OPTIONS, steps=12, learning_rate=1e29, warmup=0.0)
-    result = finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path / "run", options).to_dict()
-    assert (result["failed"], result["diverged"], result["mean"]) == (1, 1, None) and result["seeds"][0][
-        "score"
-    ] is None
+    options, lines = dataclasses.replace(OPTIONS, steps=12, learning_rate=1e29, warmup=0.0), []
+    arguments = tiny_run, "sst2", folder / "sst2", tmp_path / "run", options
+    result = finetune.finetune(*arguments, announce=lines.append).to_dict()
+    assert (result["failed"], result["diverged"], result["mean"]) == (1, 1, None)
+    assert result["seeds"][0]["score"] is None
     assert "training diverged" in capsys.readouterr().err and (tmp_path / "run/results.json").exists()
+    assert result["seeds"][0]["diverged"] and not any("not above" in line for line in lines)
+    assert lines[-1] == "seed 0: diverged, so it has no score"
+    (note,) = [block for block in _summary(tmp_path / "run") if "failed" in block.text]
+    assert (
+        note.warning and "run failed: it diverged, so it has no score; the best constant prediction has 0." in note.text
+    )
+
+
+def _summary(directory):
+    return sections.run_sections(run_files.read_runs([directory]), ())[0].blocks
 
 
 @pytest.mark.slow
@@ -184,9 +231,10 @@ def test_a_signal_between_two_seeds_stops_the_job(folder, tiny_run, tmp_path):
 
 
 def test_seeds_need_a_directory_of_their_own(sst2_run, folder, tiny_run):
+    """Or one that holds the run of one of them."""
     before = sorted(sst2_run.rglob("*"))
     with pytest.raises(UserError, match=r"holds checkpoints, config.json, .*: choose another --workdir for --seeds"):
-        finetune.finetune(tiny_run, "sst2", folder / "sst2", sst2_run, dataclasses.replace(OPTIONS, seeds=2))
+        finetune.finetune(tiny_run, "sst2", folder / "sst2", sst2_run, dataclasses.replace(OPTIONS, seeds=2, seed=1))
     assert sorted(sst2_run.rglob("*")) == before
 
 
@@ -207,9 +255,35 @@ def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
     options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0, keep_head=True)
     result = finetune.finetune(sst2_run, "sst2", folder / "sst2", tmp_path / "kept", options)
     assert result.seeds[0].score == json.loads((sst2_run / "results.json").read_text())["mean"]
-    with pytest.raises(UserError, match=r"--keep-head: the head of .* has the labels 0, 1, the task O, "):
+    with pytest.raises(UserError, match=r"with the labels 0, 1, the task has O, .*: leave --keep-head out"):
         finetune.finetune(sst2_run, "tagging", folder / "tagging", tmp_path / "other", options)
     assert not (tmp_path / "other").exists()
+
+
+def test_a_head_with_the_labels_in_another_order(folder, sst2_run, tmp_path):
+    """Its outputs are matched by the names of the labels: MNLI's are in capitals in many published models."""
+    task_files.write_glue(tmp_path / "mnli", "mnli")
+    encoder = finetune.read_source(sst2_run)
+    labels = ("CONTRADICTION", "NEUTRAL", "Entailment")
+    head = dataclasses.replace(encoder.model.heads.task, labels=labels)
+    output = {"kernel": np.arange(6.0).reshape(2, 3), "bias": np.arange(3.0)}
+    model = encoder.model._replace(
+        heads=dataclasses.replace(encoder.model.heads, task=head),
+        params=encoder.model.params | {"task": {"output": output}},
+    )
+    encoder, lines = encoder._replace(model=model), []
+    options = FinetuneOptions().with_length(encoder.model.config, 64)
+    data = finetune.open_task_data("mnli", tmp_path / "mnli", options, encoder)
+    matched = in_order_of_task(encoder, data, "advice", lines.append).model
+    assert matched.heads.task.labels == data.labels == ("entailment", "neutral", "contradiction")
+    assert matched.params["task"]["output"]["bias"].tolist() == [2, 1, 0]
+    assert matched.params["task"]["output"]["kernel"].tolist() == [[2, 1, 0], [5, 4, 3]]
+    (line,) = lines
+    assert "has the labels CONTRADICTION, NEUTRAL, Entailment: matched by their names with entailment, neutral" in line
+    for others in (("LABEL_0", "LABEL_1", "LABEL_2"), ("neutral", "Neutral", "entailment")):
+        heads = dataclasses.replace(encoder.model.heads, task=dataclasses.replace(head, labels=others))
+        with pytest.raises(UserError, match="the task has entailment, neutral, contradiction: advice"):
+            in_order_of_task(encoder._replace(model=model._replace(heads=heads)), data, "advice", lines.append)
 
 
 @pytest.mark.slow
@@ -278,7 +352,8 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task sst2 --data nowhere", "--data .*nowhere is not a directory"),
         ("--task rte", "train.tsv has no column 'sentence1': it has sentence, label"),
         ("--task mrpc --data empty", "train.tsv does not exist: --task mrpc reads the files of GLUE's MRPC"),
-        ("--task classification", "has no column 'text': it has sentence, label"),
+        ("--task classification", "has no column 'text': it has sentence, label: name them with --text-columns and"),
+        ("--task classification --data keys", "train.jsonl:1 has no key 'text': .*: name them with --text-columns and"),
         ("--task classification --data empty", "has no train split: it needs a file train with ending .tsv, .csv"),
         ("--task regression --text-columns sentence --data words", "train.tsv:2: the label 'a' is not a number in"),
         ("--task classification --text-columns sentence --data words", "dev.tsv:2: the label 'c' is not one of a, b"),
@@ -322,6 +397,9 @@ def test_bad_inputs(arguments, message, folder, tiny_run, tmp_path, capsys, monk
     (tmp_path / "empty").mkdir()
     (tmp_path / "tfds").mkdir()
     (tmp_path / "tfds/dataset_info.json").write_text("{")
+    (tmp_path / "keys").mkdir()
+    (tmp_path / "keys/train.jsonl").write_text('{"review": "a", "label": 1}\n')
+    (tmp_path / "keys/dev.jsonl").write_text('{"review": "a", "label": 1}\n')
     (tmp_path / "nulls").mkdir()
     (tmp_path / "nulls/train.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": null}\n')
     (tmp_path / "nulls/dev.jsonl").write_text('{"text": "a", "label": 1}\n')

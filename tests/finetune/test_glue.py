@@ -188,6 +188,7 @@ def test_bad_tables(file, content, message, tmp_path):
         ("nan", (), r"t\.tsv:2: the label 'nan' is not a number in \[-1e18, 1e18\]"),
         ("1e39", (), r"t\.tsv:2: the label '1e39' is not a number in"),
         ("", None, r"t\.tsv:2 has no label"),
+        (" ", None, r"t\.tsv:2 has no label"),
         ("b", None, r"all examples have the label 'b'"),
     ],
 )
@@ -195,6 +196,11 @@ def test_bad_labels(label, labels, message, tmp_path):
     rows = read_rows(write(tmp_path / "t.tsv", "text\tlabel", f"x\t{label}"), TEXT)
     with pytest.raises(UserError, match=message):
         class_names(rows) if labels is None else to_examples(rows, labels)
+
+
+def test_spaces_around_a_label(tmp_path):
+    rows = read_rows(write(tmp_path / "t.tsv", "text\tlabel", " x\t b", "y\tb ", "z\ta"), TEXT)
+    assert class_names(rows) == ("a", "b") and [row.texts[0] for row in rows] == [" x", "y", "z"]
 
 
 def test_missing_split(tmp_path):

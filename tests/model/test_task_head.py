@@ -69,6 +69,16 @@ def test_a_new_mix_is_the_mean_and_other_heads_read_the_last_layer():
     np.testing.assert_allclose(encoded.hidden, plain_model.encoder(batch).hidden[:, :1], rtol=1e-5, atol=1e-6)
 
 
+def test_a_new_head_is_normal_as_in_transformers():
+    """Not truncated at two standard deviations, which leaves 0.88 of the standard deviation, as in the encoder."""
+    task = TaskHead("classification", tuple(map(str, range(400))), "cls")
+    params = bert.init(BERT, jax.random.key(0), Heads(mlm=False, task=task))
+    deviation = BERT.initializer_range
+    kernel, embedding = params["task"]["output"]["kernel"], params["encoder"]["embeddings"]["word"]
+    assert abs(float(kernel.std()) / deviation - 1) < 0.03 and float(abs(kernel).max()) > 2.5 * deviation
+    assert float(abs(embedding).max()) < 2.001 * deviation
+
+
 CLS = np.random.default_rng(3).normal(2, 3, (4, 3, 8)).astype(np.float32)
 HAS_EXAMPLE = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]], bool)
 
