@@ -105,8 +105,7 @@ def compress(
     options = options.with_length(teacher.model.config, 384 if task == "squad" else 128)
     plan = compression.plan(teacher.model.config, student and student.model.config)
     data = open_task_data(task, data_directory, options, teacher)
-    advice = "give a teacher that was fine-tuned on this task"
-    teacher = in_order_of_task(teacher, data, advice, announce)
+    teacher = in_order_of_task(teacher, data, "give a teacher that was fine-tuned on this task", announce)
     options = dataclasses.replace(options.with_recipe(len(data.train.lengths)), keep_head=True)
     for line in (*describe(options, data), describe_student(plan, student and student.path)):
         announce(line)

@@ -21,6 +21,7 @@ class _Devices(TypedDict):
     kind: str
     slices: list[CountOrZero]
     memory: NonNegative
+    most_memory: NonNegative | None
     reports_memory: bool
 
 

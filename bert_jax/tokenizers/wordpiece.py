@@ -117,9 +117,7 @@ class FastWordPiece:
         """
         if self._before:
             sentences = list(map(self._before, sentences))
-        parts = [sentence.encode() for sentence in sentences]
-        parts.append(b"")
-        text = np.frombuffer(b"\xff".join(parts), np.uint8)
+        text = np.frombuffer(b"\xff".join([*(sentence.encode() for sentence in sentences), b""]), np.uint8)
         # A character becomes at most as many symbols as it has bytes, and so a text at most as many tokens.
         ids, word = np.empty(len(text), np.uint32), np.empty(len(text), np.uint16)
         lengths = np.empty(len(sentences), np.int64)

@@ -76,11 +76,10 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         **request.options.preparation_settings(bool(evaluation_ngrams)),
     }
     # If a file differs from that of an earlier run, its input is prepared again and all decisions are made again.
-    keys = tuple(
-        scratch.fingerprint((source.spec, source.language, source.encoding, preparation))[:16] for source in sources
-    )
+    identities = [(source.spec, source.language, source.encoding) for source in sources]
+    keys = tuple(scratch.fingerprint((*identity, preparation))[:16] for identity in identities)
     decisions = {
-        "sources": [(source.spec, source.language, source.encoding) for source in sources],
+        "sources": identities,
         "name": request.name,
         "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
         "settings": request.options.to_dict(),
@@ -104,8 +103,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
             plans, report = _decide(job, inputs, notes, token_dtype(request.tokenizer.vocab_size).itemsize, engine)
             check_locks()
             ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
-            assembler = Assembler(job.scratch, os.fspath(directory), request.name, *ids)
-            engine.assemble(assembler, plans)
+            engine.assemble(Assembler(job.scratch, os.fspath(directory), request.name, *ids), plans)
             content = _report(job, inputs, notes, report, decontamination_report), _source_files(inputs, notes)
             check_locks()
             manifest = writer.finish_corpus(directory, scratch_dir, request.name, request.tokenizer, *content)
