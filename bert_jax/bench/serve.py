@@ -4,9 +4,9 @@
     bert-jax bench --serve my_sst2 served_int8 --task sst2 --data sst2 --figure serve.svg --json serve.json
 
 MODEL is a run, a model that `bert-jax convert` reads, or what it wrote for serving: a directory for ONNX Runtime,
-OpenVINO or jax (StableHLO). All compute the same for the same ids: the logits of the task head, or the last hidden
-state of a model without one. They are measured in turn: A, B, C, A, B, C, ... Rows have no padding. Warm-up and
-compilation are not timed. All runtimes have the cores of this process.
+OpenVINO or jax (StableHLO), or one of the graphs in it. All compute the same for the same ids: the logits of the task
+head, or the last hidden state of a model without one. They are measured in turn: A, B, C, A, B, C, ... Rows have no
+padding. Warm-up and compilation are not timed. All runtimes have the cores of this process.
 """
 
 import argparse

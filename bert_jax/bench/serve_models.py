@@ -75,13 +75,21 @@ def open_models(paths: list[StoredPath], threads: int) -> list[ServedModel]:
 def _open(path: StoredPath, name: str, threads: int) -> ServedModel:
     readers = {
         onnx_files.MODEL: _open_onnx,
+        onnx_files.INT8_MODEL: _open_onnx,
         openvino_files.MODEL: _open_openvino,
+        openvino_files.INT8_MODEL: _open_openvino,
         stablehlo.PROGRAM: _open_stablehlo,
     }
-    if not any(known.matches(path) for known in input_formats.FORMATS):
-        for file, reader in readers.items():
-            if (path / file).exists():
-                return reader(path, name, threads)
+    if path.is_file():
+        for graph, reader in readers.items():
+            if path.as_posix().endswith(graph):
+                return reader(path, path.parents[graph.count("/")], name, threads)
+    elif not any(known.matches(path) for known in input_formats.FORMATS):
+        graphs = [graph for graph in readers if (path / graph).exists()]
+        if len(graphs) > 1:
+            raise UserError(f"{path} has {len(graphs)} models: give one of the files {' and '.join(graphs)} in it")
+        for graph in graphs:
+            return readers[graph](path / graph, path, name, threads)
     try:
         return _open_ours(path, name)
     except UserError as error:
@@ -117,34 +125,34 @@ def _open_ours(path: StoredPath, name: str) -> ServedModel:
     )
 
 
-def _open_onnx(path: StoredPath, name: str, threads: int) -> ServedModel:
-    session = onnx_files.open_session(path, threads)
+def _open_onnx(file: StoredPath, directory: StoredPath, name: str, threads: int) -> ServedModel:
+    session = onnx_files.open_session(file, threads)
     import onnxruntime
 
     options = onnxruntime.RunOptions()
     options.only_execute_path_to_fetches = True
-    inputs, about = [port.name for port in session.get_inputs()], _Export(path)
+    inputs, about = [port.name for port in session.get_inputs()], _Export(directory)
     outputs = about.outputs({port.name for port in session.get_outputs()})
 
     def call(batch: ForwardInputs) -> np.ndarray:
         return _stack(session.run(list(outputs), onnx_files.feeds(inputs, batch), options))
 
-    return about.served(name, "ONNX Runtime", call, path / onnx_files.MODEL)
+    return about.served(name, "ONNX Runtime", call, file)
 
 
-def _open_openvino(path: StoredPath, name: str, threads: int) -> ServedModel:
-    compiled, about = openvino_files.compile_model(path, threads), _Export(path)
+def _open_openvino(file: StoredPath, directory: StoredPath, name: str, threads: int) -> ServedModel:
+    compiled, about = openvino_files.compile_model(file, threads), _Export(directory)
     names = {one for port in compiled.outputs for one in port.names}
     outputs = about.outputs(names)
     if names - set(outputs):
-        compiled = openvino_files.compile_model(path, threads, outputs)
+        compiled = openvino_files.compile_model(file, threads, outputs)
     request, inputs = compiled.create_infer_request(), [port.any_name for port in compiled.inputs]
 
     def call(batch: ForwardInputs) -> np.ndarray:
         results = request.infer(onnx_files.feeds(inputs, batch))
         return _stack([np.array(results[output]) for output in outputs])
 
-    return about.served(name, "OpenVINO", call, path / openvino_files.MODEL)
+    return about.served(name, "OpenVINO", call, file)
 
 
 class _Export:
@@ -170,7 +178,7 @@ class _Export:
         self, name: str, runtime: str, call: Callable[[ForwardInputs], np.ndarray], file: StoredPath
     ) -> ServedModel:
         """The model of this export."""
-        size = _megabytes(file.parent.iterdir())
+        size = _megabytes(file.parent.glob(f"{file.stem}.*"))  # of OpenVINO also the weights
         config, found = self.config, find_tokenizer_file(epath.Path(self.path))
         tokenizer = None if found is None else Tokenizer.load(found)
         return ServedModel(
@@ -182,12 +190,12 @@ def _stack(outputs: list[np.ndarray]) -> np.ndarray:
     return outputs[0] if len(outputs) == 1 else np.stack(outputs, -1)
 
 
-def _open_stablehlo(path: StoredPath, name: str, threads: int) -> ServedModel:
+def _open_stablehlo(file: StoredPath, directory: StoredPath, name: str, threads: int) -> ServedModel:
     """A program, which always computes all of its outputs."""
-    program = export.deserialize((path / stablehlo.PROGRAM).read_bytes())
-    params = safetensors.numpy.load_file(path / stablehlo.PARAMS)
+    program = export.deserialize(file.read_bytes())
+    params = safetensors.numpy.load_file(directory / stablehlo.PARAMS)
     weights, outputs = jax.device_put(params), jax.tree.unflatten(program.out_tree, program.out_avals)
-    position, found = params.get("encoder/embeddings/position"), find_tokenizer_file(epath.Path(path))
+    position, found = params.get("encoder/embeddings/position"), find_tokenizer_file(epath.Path(directory))
     head = None
     if "task" in outputs:
         head = "classification" if outputs["task"].ndim == 2 else TOKENS
@@ -203,7 +211,7 @@ def _open_stablehlo(path: StoredPath, name: str, threads: int) -> ServedModel:
         len(position) if position is not None else UNBOUNDED,
         head,
         (),
-        _megabytes([path / stablehlo.PROGRAM, path / stablehlo.PARAMS]),
+        _megabytes([file, directory / stablehlo.PARAMS]),
         None if found is None else Tokenizer.load(found),
     )
 

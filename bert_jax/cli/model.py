@@ -114,10 +114,12 @@ class Convert:
         "stablehlo",
         "onnx",
         "onnx-int8",
+        "onnx-both",
         "openvino",
         "openvino-int8",
+        "openvino-both",
     ] = "huggingface"
-    """Format to write; the last five are for serving (docs/compression/serving.md)."""
+    """Format to write; the last seven are for serving (docs/compression/serving.md)."""
     optimizer_state: Literal["drop", "keep"] = "drop"
     """Whether to keep the optimizer's moments; the formats bert-jax and tensorflow1 can store them."""
     drop: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")] = ()

@@ -98,7 +98,8 @@ def convert(
                 "use --force to keep it"
             )
         sentences = OUTPUT_FORMATS[to].for_transformers and (output_directory / sentence_transformers.MODULES).exists()
-        card = format_model_card(destination.name, source_model, to, report, sentences=sentences)
+        graphs = [graph.path for graph in OUTPUT_FORMATS[to].graphs]
+        card = format_model_card(destination.name, source_model, to, report, graphs, sentences=sentences)
         (output_directory / CARD).write_text(card, encoding="utf-8", errors="replace")
         raise_pending()
         _move_into_place(output_directory, destination, OUTPUT_FORMATS[to].final_file)
@@ -262,34 +263,49 @@ def _check_parity(
     that transformers does not have, e.g. with adapters, is compared with itself before it was written.
     """
     inputs, reference, library = _run_source(source_model)
-    output_format, problems = OUTPUT_FORMATS[to], ()
+    graphs, problems = OUTPUT_FORMATS[to].graphs, ()
     agreement = tokenizer_check.compare_written_tokenizer(
-        source_model, output_directory, output_format.for_transformers
+        source_model, output_directory, OUTPUT_FORMATS[to].for_transformers
     )
-    if output_format.run is not None:  # programs return the last hidden state at most
-        outputs = output_format.run(output_directory, source_model.model, inputs)
-        reference = {name: values for name, values in reference.items() if name in outputs or name.endswith("logits")}
+    sides = [
+        (graph.run(output_directory / graph.path, source_model.model, inputs), graph.compare, graph.path)
+        for graph in graphs
+    ]
+    if graphs:  # all graphs of a format have the same outputs: the last hidden state at most
+        reference = {
+            name: values for name, values in reference.items() if name in sides[0][0] or name.endswith("logits")
+        }
     else:
         with input_formats.open_model(
             output_directory, input_formats.ReadOptions(optimizer_state=source_model.optimizer_state is not None)
         ) as written:
             outputs = jax_forward.run(written.model, inputs)
             problems = parity_report.bitwise_differences(to_write, written)
-    compare = output_format.compare
-    if to_write.dtype != "float32":
-        limit = parity_report.ROUNDED_LIMITS[to_write.dtype]
-        compare = functools.partial(parity_report.relative_difference, limit=limit)
-    report = parity_report.compare_outputs(
-        outputs,
-        reference,
-        inputs.attention_mask_BS,
-        library=library,
-        tokenizer=agreement,
-        compare=compare,
-    )
-    if not report.differences:
+        sides = [(outputs, _comparison(to_write.dtype), "")]
+    reports = [
+        parity_report.compare_outputs(
+            outputs,
+            reference,
+            inputs.attention_mask_BS,
+            library=library,
+            tokenizer=agreement,
+            compare=compare,
+            file=file if len(sides) > 1 else "",
+        )
+        for outputs, compare, file in sides
+    ]
+    differences = tuple(part for report in reports for part in report.differences)
+    if not differences:
         problems = "no output could be compared", *problems
-    return dataclasses.replace(report, problems=(*report.problems, *problems))
+    problems = (*(line for report in reports for line in report.problems), *problems)
+    return dataclasses.replace(reports[0], differences=differences, problems=problems)
+
+
+def _comparison(dtype: str) -> parity_report.Comparison:
+    """How outputs of parameters in this dtype are compared."""
+    if dtype == "float32":
+        return parity_report.largest_difference
+    return functools.partial(parity_report.relative_difference, limit=parity_report.ROUNDED_LIMITS[dtype])
 
 
 def _run_source(source_model: SourceModel) -> tuple[ForwardInputs, ForwardOutputs, str]:
@@ -312,7 +328,7 @@ def _sentence_embedding(
     output_format, config = OUTPUT_FORMATS[to], source_model.model.config
     if not output_format.for_sentence_transformers:
         return None
-    only_logits = output_format.run is not None and source_model.model.heads.reads_cls_only
+    only_logits = output_format.graphs and source_model.model.heads.reads_cls_only
     if pooling is None:
         return None if only_logits else source_model.sentence_embedding
     if only_logits:
@@ -330,9 +346,7 @@ OUTPUT_FORMATS = {
     "tensorflow1": tensorflow1.OUTPUT,
     "bert-jax": native.OUTPUT,
     "stablehlo": stablehlo.OUTPUT,
-    "onnx": onnx_files.OUTPUT,
-    "onnx-int8": onnx_files.INT8_OUTPUT,
-    "openvino": openvino_files.OUTPUT,
-    "openvino-int8": openvino_files.INT8_OUTPUT,
+    **onnx_files.OUTPUTS,
+    **openvino_files.OUTPUTS,
 }
 """By the name that --to takes."""

@@ -4,6 +4,7 @@ Its front matter has the fields of model cards at the Hugging Face Hub (huggingf
 """
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ LIBRARIES = {
     "stablehlo": "jax",
     "onnx": "onnxruntime",
     "onnx-int8": "onnxruntime",
+    "onnx-both": "onnxruntime",
     "openvino": "openvino",
     "openvino-int8": "openvino",
+    "openvino-both": "openvino",
 }
 """By output format: the library that loads it (`library_name` of the card)."""
 PIPELINES = {
@@ -52,27 +55,35 @@ model = jax.export.deserialize(Path("{name}/model.stablehlo").read_bytes())
 outputs = model.call(load_file("{name}/params.safetensors"), input_ids, token_type_ids, attention_mask)""",
 }
 USAGE_EXAMPLES["pytorch"] = USAGE_EXAMPLES["huggingface"]
-USAGE_EXAMPLES["onnx"] = USAGE_EXAMPLES["onnx-int8"] = """import onnxruntime
+USAGE_EXAMPLES |= dict.fromkeys(
+    ("onnx", "onnx-int8", "onnx-both"),
+    """import onnxruntime
 from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("{name}/tokenizer.json")
-session = onnxruntime.InferenceSession("{name}/onnx/model.onnx")
+session = onnxruntime.InferenceSession("{name}/{graph}")
 ids = [tokenizer.encode("A text.").ids]
 arrays = {{"input_ids": ids, "attention_mask": [[1] * len(ids[0])], "token_type_ids": [[0] * len(ids[0])]}}
-outputs = session.run(None, {{port.name: arrays[port.name] for port in session.get_inputs()}})"""
-USAGE_EXAMPLES["openvino"] = USAGE_EXAMPLES["openvino-int8"] = """import openvino
+outputs = session.run(None, {{port.name: arrays[port.name] for port in session.get_inputs()}})""",
+)
+USAGE_EXAMPLES |= dict.fromkeys(
+    ("openvino", "openvino-int8", "openvino-both"),
+    """import openvino
 from tokenizers import Tokenizer
 
 tokenizer = Tokenizer.from_file("{name}/tokenizer.json")
 settings = {{"INFERENCE_PRECISION_HINT": "f32"}}
-model = openvino.Core().compile_model("{name}/openvino/openvino_model.xml", "CPU", settings)
+model = openvino.Core().compile_model("{name}/{graph}", "CPU", settings)
 ids = [tokenizer.encode("A text.").ids]
 arrays = {{"input_ids": ids, "attention_mask": [[1] * len(ids[0])], "token_type_ids": [[0] * len(ids[0])]}}
-outputs = model({{port.any_name: arrays[port.any_name] for port in model.inputs}})"""
+outputs = model({{port.any_name: arrays[port.any_name] for port in model.inputs}})""",
+)
+DEFAULT_GRAPHS = ("model.onnx", "openvino_model.xml")
+"""What sentence-transformers loads without a file name."""
 SENTENCE_EXAMPLE = """from sentence_transformers import SentenceTransformer
 
-vectors = SentenceTransformer("{name}"{backend}).encode(["A text.", "Another one."])"""
-OPENVINO_OPTIONS = ', model_kwargs={"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}'
+vectors = SentenceTransformer("{name}"{options}).encode(["A text.", "Another one."])"""
+OPENVINO_OPTION = '"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}'
 OPENVINO_NOTE = (
     "The differences below hold with INFERENCE_PRECISION_HINT f32. By default, OpenVINO computes in bfloat16 (two to "
     "three digits) on CPUs that have it."
@@ -98,7 +109,13 @@ class _FrontMatter(yaml.SafeLoader):
 
 
 def format_model_card(
-    name: str, source_model: SourceModel, to: str, report: ParityReport, *, sentences: bool = False
+    name: str,
+    source_model: SourceModel,
+    to: str,
+    report: ParityReport,
+    graphs: Sequence[str] = (),
+    *,
+    sentences: bool = False,
 ) -> str:
     """Return the text of the card.
 
@@ -107,6 +124,7 @@ def format_model_card(
       source_model: the model that was converted.
       to: the output format.
       report: the parity report.
+      graphs: files that a runtime opens, in the directory; the usage example is of the first.
       sentences: whether sentence-transformers loads it, too.
     """
     family, config, heads, params = source_model.model
@@ -137,17 +155,29 @@ def format_model_card(
         elif pipeline in ("fill-mask", *PIPELINES.values()):
             example = PIPELINE_EXAMPLE
     if example:
-        engine = LIBRARIES[to].removesuffix("runtime")
-        backend = f', backend="{engine}"' if engine in ("onnx", "openvino") else ""
-        backend += OPENVINO_OPTIONS if engine == "openvino" else ""
-        filled = example.format(name=name, pipeline=pipeline, masked=masked, backend=backend)
+        graph = graphs[0] if graphs else ""
+        options = _sentence_options(graph)
+        filled = example.format(name=name, pipeline=pipeline, masked=masked, options=options, graph=graph)
         lines += ["", "```python", filled, "```"]
+    for graph in graphs[1:]:
+        load = f': `SentenceTransformer("{name}"{_sentence_options(graph)})`' if sentences else ""
+        lines += ["", f"`{graph}` has the same model in int8{load}."]
     if LIBRARIES[to] == "openvino":
         lines += ["", OPENVINO_NOTE]
     if to == "stablehlo":
         lines += ["", f"This needs {SERVING_PACKAGES}."]
     head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"
     return head + "\n".join([*lines, "", "## Parity", "", "```", *report.lines(), "```", ""])
+
+
+def _sentence_options(graph: str) -> str:
+    """Arguments of SentenceTransformer that load a graph; "" without one, or if it is no format of a backend."""
+    backend, _, file = graph.rpartition("/")
+    if not backend:
+        return ""
+    options = [] if file in DEFAULT_GRAPHS else [f'"file_name": "{graph}"']
+    options += [OPENVINO_OPTION] if backend == "openvino" else []
+    return f', backend="{backend}"' + (f", model_kwargs={{{', '.join(options)}}}" if options else "")
 
 
 def _front_matter(source_model: SourceModel, to: str, sentences: bool) -> tuple[dict[str, Any], list[str]]:

@@ -12,7 +12,7 @@ from bert_jax.bench import bench, serve, serve_figure, serve_quality
 from bert_jax.bench.serve_models import ServedModel, open_models
 from bert_jax.config import ModelConfig
 from bert_jax.config.finetuning import TaskHead
-from bert_jax.convert.conversion import convert
+from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
 from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.parity import transformers_forward
 from bert_jax.convert.source_model import SourceModel
@@ -96,6 +96,24 @@ def test_encoders_without_a_head_give_hidden_states(models):
         outputs = one.call(batch)
         assert outputs.shape == first.shape == (2, 16, 32) and one.head is None
         assert 0 < np.abs(outputs - first).max() < (0.3 if "int8" in name else 1e-4), name
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "openvino"])
+def test_two_models_in_one_directory(models, tmp_path, runtime):
+    """Files are named; each is the model of its own format, of its own size."""
+    if runtime not in FORMATS:
+        pytest.skip(f"{runtime} is not installed")
+    convert(models / "encoder", tmp_path / "both", f"{runtime}-both")
+    files = [graph.path for graph in OUTPUT_FORMATS[f"{runtime}-both"].graphs]
+    with pytest.raises(UserError, match=f"both has 2 models: give one of the files {files[0]} and {files[1]} in it"):
+        open_models([to_path(tmp_path / "both")], 1)
+    alone = open_models([to_path(models / f"encoder-{runtime}{end}") for end in ("", "-int8")], 1)
+    opened = open_models([to_path(tmp_path / "both" / file) for file in files], 1)
+    batch = serve.random_batch(alone, 2, 16)
+    for one, other, file in zip(opened, alone, files, strict=True):
+        np.testing.assert_array_equal(one.call(batch), other.call(batch))
+        assert one.megabytes == pytest.approx(other.megabytes, rel=1e-3) and one.name == Path(file).name
+        assert one.tokenizer.vocab_size == other.tokenizer.vocab_size
 
 
 def test_pooling_of_a_graph_without_hidden_states(models, tmp_path):

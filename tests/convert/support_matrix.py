@@ -2,7 +2,7 @@
 
 FAMILIES = ("bert", "roberta", "xlm-roberta", "camembert", "albert", "distilbert", "electra", "modernbert")
 FAMILIES += ("mobilebert",)
-SERVING = ("stablehlo", "onnx", "onnx-int8", "openvino", "openvino-int8")
+SERVING = ("stablehlo", "onnx", "onnx-int8", "onnx-both", "openvino", "openvino-int8", "openvino-both")
 """Formats that are written only."""
 FORMATS = ("huggingface", "pytorch", "tensorflow1", "flax", "fairseq", "nvidia", "bert-jax", *SERVING)
 _EXCEPTIONS = {

@@ -13,8 +13,8 @@ import pytest
 
 from bert_jax.config import ModelConfig
 from bert_jax.config.finetuning import TaskHead
-from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import input_formats, onnx_files, openvino_files, stablehlo
+from bert_jax.convert.conversion import OUTPUT_FORMATS, convert
+from bert_jax.convert.formats import input_formats, onnx_files, openvino_files
 from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.parity import jax_forward, numpy_forward, parity_report
 from bert_jax.convert.source_model import SourceModel
@@ -164,9 +164,9 @@ def test_padding_before_the_tokens_of_a_roberta(tmp_path, runtime):
     if runtime == "onnxruntime":
         outputs = in_onnxruntime(model, left)
     else:
-        output = {"openvino": openvino_files.OUTPUT, "stablehlo": stablehlo.OUTPUT}[runtime]
+        output = OUTPUT_FORMATS[runtime]
         output.write(SourceModel("bert-jax", "here", model), tmp_path)
-        outputs = output.run(tmp_path, model, left)
+        outputs = output.graphs[0].run(tmp_path / output.graphs[0].path, model, left)
     np.testing.assert_allclose(outputs["layer 2"][left.attention_mask_BS > 0], expected, atol=1e-4)
 
 
@@ -264,8 +264,10 @@ def test_convert(to, tiny_run, tmp_path):
         needs_openvino()
     directory = tmp_path / "served"
     report = convert(tiny_run, directory, to, pooling="mean")
-    file = directory / (openvino_files if to.startswith("openvino") else onnx_files).MODEL
-    assert report.passed and file.is_file() and report.tokenizer.equal == report.tokenizer.total
+    runtime = openvino_files if to.startswith("openvino") else onnx_files
+    file = directory / (runtime.INT8_MODEL if "int8" in to else runtime.MODEL)
+    assert report.passed and report.tokenizer.equal == report.tokenizer.total
+    assert {path for path in file.parent.iterdir() if path.suffix != ".bin"} == {file}
     compared_parts = {part.name: part for part in report.differences}
     assert set(compared_parts) == {"layer 1", "mlm logits", "pair logits"}
     assert {part.measure for part in report.differences} == {"relative" if "int8" in to else "largest"}
@@ -283,8 +285,37 @@ def test_convert(to, tiny_run, tmp_path):
     assert config["architectures"] == ["BertForPreTraining"] and config["vocab_size"] > 90
     card = (directory / "README.md").read_text()
     assert f'backend="{file.parent.name}"' in card and "parity: passed" in card
-    assert ('{"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}' in card) == ("computes in bfloat16" in card)
+    assert (f'"file_name": "{runtime.INT8_MODEL}"' in card) == ("int8" in to)
+    assert ('"ov_config": {"INFERENCE_PRECISION_HINT": "f32"}}' in card) == ("computes in bfloat16" in card)
     assert ("computes in bfloat16" in card) == to.startswith("openvino")
+
+
+@pytest.mark.parametrize("runtime", ["onnx", "openvino"])
+def test_float_and_int8_in_one_directory(runtime, tiny_run, tmp_path):
+    """The files of the two formats, byte for byte; the report has both, each with its measure."""
+    if runtime == "openvino":
+        needs_openvino()
+    report = convert(tiny_run, tmp_path / "both", f"{runtime}-both", pooling="mean")
+    names = ("layer 1", "mlm logits", "pair logits")
+    files = [graph.path for graph in OUTPUT_FORMATS[f"{runtime}-both"].graphs]
+    assert report.passed
+    assert [(part.name, part.measure) for part in report.differences] == [
+        (f"{file}: {name}", measure)
+        for file, measure in zip(files, ("largest", "relative"), strict=True)
+        for name in names
+    ]
+    lines = report.lines()
+    assert lines[0].endswith("largest difference (limit)")
+    assert lines[4] == "  root mean square of the difference / of the values (limit):"
+    for to in (runtime, f"{runtime}-int8"):
+        convert(tiny_run, tmp_path / to, to, pooling="mean")
+        for file in (tmp_path / to / runtime).iterdir():
+            if file.suffix != ".xml":  # has the time at which OpenVINO wrote it
+                assert file.read_bytes() == (tmp_path / "both" / runtime / file.name).read_bytes()
+    card = (tmp_path / "both" / "README.md").read_text()
+    assert f"`{files[1]}` has the same model in int8: `SentenceTransformer" in card
+    assert f'SentenceTransformer("both", backend="{runtime}"' in card
+    assert card.count("file_name") == 1
 
 
 SIGNAL = """
@@ -294,7 +325,7 @@ openvino, directory = openvino_files.import_without_telemetry(), pathlib.Path(sy
 import openvino.opset13 as operations
 parameter = operations.parameter([2, 2], float)
 openvino.save_model(openvino.Model([operations.relu(parameter)], [parameter]), directory / openvino_files.MODEL)
-models = [openvino_files.compile_model(directory)]
+models = [openvino_files.compile_model(directory / openvino_files.MODEL)]
 
 def release():
     models.clear()
@@ -326,8 +357,8 @@ def test_outputs_of_another_model_fail(tiny_run, tmp_path, monkeypatch):
         return original(model._replace(params=changed), graph)
 
     monkeypatch.setattr(onnx_model, "build", build)
-    for to in ("onnx", "onnx-int8"):
-        with pytest.raises(UserError, match=r"and the converted model differ \(layer 1 differs by"):
+    for to in ("onnx", "onnx-int8", "onnx-both"):
+        with pytest.raises(UserError, match=r"and the converted model differ \((onnx/model.onnx: )?layer 1 differs by"):
             convert(tiny_run, tmp_path / "served", to)
         assert list(tmp_path.iterdir()) == []
 
@@ -380,7 +411,7 @@ def test_a_damaged_file(tmp_path):
     (tmp_path / "onnx").mkdir()
     (tmp_path / onnx_files.MODEL).write_bytes(b"no graph")
     with pytest.raises(UserError, match="ONNX Runtime cannot read"):
-        onnx_files.open_session(tmp_path)
+        onnx_files.open_session(tmp_path / onnx_files.MODEL)
 
 
 def test_a_model_that_transformers_lacks_is_converted(tiny_run, tmp_path):

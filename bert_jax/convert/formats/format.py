@@ -43,6 +43,17 @@ class InputFormat(NamedTuple):
     """(source, options, an empty directory that exists as long as the model is read)."""
 
 
+class GraphFile(NamedTuple):
+    """A file for serving: a model that a runtime opens, not bert_jax."""
+
+    path: str
+    """In the directory."""
+    run: Callable[[Path, NativeModel, ForwardInputs], ForwardOutputs]
+    """Opens the file in its runtime, and runs a batch; some outputs may be missing."""
+    compare: Comparison = largest_difference
+    """How the parity report compares outputs."""
+
+
 class OutputFormat(NamedTuple):
     """One format that can be written."""
 
@@ -58,11 +69,8 @@ class OutputFormat(NamedTuple):
     """Whether it includes the files of sentence-transformers."""
     half_precision: bool = False
     """Whether its weights may be float16 or bfloat16."""
-    run: Callable[[Path, NativeModel, ForwardInputs], ForwardOutputs] | None = None
-    """Opens what was written in the runtime that serves it, and runs a batch; some outputs may be missing. None:
-    bert_jax reads the format."""
-    compare: Comparison = largest_difference
-    """How the parity report compares outputs."""
+    graphs: tuple[GraphFile, ...] = ()
+    """Of a format for serving; none: bert_jax reads the format."""
 
 
 def refuse_drop_and_trim(source: StoredPath, options: ReadOptions) -> None:

@@ -1,12 +1,14 @@
-"""A directory for ONNX Runtime: ``onnx/model.onnx`` with the files of transformers beside it.
+"""A directory for ONNX Runtime: ``onnx/model.onnx``, in int8 ``onnx/model_quantized.onnx``, and transformers' files.
 
-These are the places where optimum and sentence-transformers (backend="onnx") look: config.json, the tokenizer and
-modules.json in the directory, the graph in its folder ``onnx``.
+These are the places where optimum, sentence-transformers (backend="onnx") and transformers.js look: config.json, the
+tokenizer and modules.json in the directory, graphs in its folder ``onnx``. Transformers.js appends "_quantized" to the
+name for dtype "q8" (src/utils/dtypes.js).
 """
 
 import functools
 import importlib.util
 import json
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import numpy as np
 
 from bert_jax.convert import tokenizer_check
 from bert_jax.convert.formats import huggingface
-from bert_jax.convert.formats.format import OutputFormat
+from bert_jax.convert.formats.format import GraphFile, OutputFormat
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.parity.parity_report import relative_difference
 from bert_jax.convert.source_model import SourceModel
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     import onnx
     import onnxruntime
 
-MODEL = "onnx/model.onnx"
+MODEL, INT8_MODEL = "onnx/model.onnx", "onnx/model_quantized.onnx"
 LARGEST_BYTES = 2**31
 """Limit of protocol buffers for one file."""
 EXTRA = "onnx"
@@ -74,19 +76,20 @@ def write_files_beside(source_model: SourceModel, directory: Path) -> None:
     tokenizer_check.write_hf_tokenizer(source_model, directory)
 
 
-def _write(source_model: SourceModel, directory: Path, graph: str) -> None:
+def _write(source_model: SourceModel, directory: Path, files: Sequence[str]) -> None:
     require_packages("ONNX", EXTRA, "onnx", "onnxruntime")
-    model = build(source_model, graph)
     (directory / MODEL).parent.mkdir()
-    (directory / MODEL).write_bytes(model.SerializeToString(deterministic=True))
+    for file in files:
+        model = build(source_model, "Int8Graph" if file == INT8_MODEL else "FloatGraph")
+        (directory / file).write_bytes(model.SerializeToString(deterministic=True))
     write_files_beside(source_model, directory)
 
 
-def open_session(directory: StoredPath, threads: int | None = None) -> "onnxruntime.InferenceSession":
-    """The graph of a directory in ONNX Runtime, on the CPU.
+def open_session(file: StoredPath, threads: int | None = None) -> "onnxruntime.InferenceSession":
+    """A graph in ONNX Runtime, on the CPU.
 
     Args:
-      directory: with MODEL.
+      file: of the graph.
       threads: for one call; None: the runtime's choice.
 
     Raises:
@@ -100,11 +103,9 @@ def open_session(directory: StoredPath, threads: int | None = None) -> "onnxrunt
     # Else its threads go on spinning after a call, and take time from whatever runs next.
     options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
-        return onnxruntime.InferenceSession(str(directory / MODEL), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its exceptions have no common base
-        raise UserError(
-            f"ONNX Runtime cannot read {directory / MODEL}: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UserError(f"ONNX Runtime cannot read {file}: {' '.join(str(error).split())[:200]}") from error
 
 
 def feeds(names: list[str], inputs: ForwardInputs) -> dict[str, np.ndarray]:
@@ -114,20 +115,41 @@ def feeds(names: list[str], inputs: ForwardInputs) -> dict[str, np.ndarray]:
     return {name: arrays[name] for name in names}
 
 
-def run(directory: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
+def run(file: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
     """Run a batch in ONNX Runtime."""
     from bert_jax.convert.formats import onnx_model
 
-    session = open_session(directory)
+    session = open_session(file)
     outputs: list[Any] = session.run(None, feeds([x.name for x in session.get_inputs()], inputs))
     return onnx_model.name_outputs(model, dict(zip([x.name for x in session.get_outputs()], outputs, strict=True)))
 
 
-OUTPUT = OutputFormat(
-    functools.partial(_write, graph="FloatGraph"),
-    huggingface.CONFIG,
-    for_transformers=True,
-    for_sentence_transformers=True,
-    run=run,
-)
-INT8_OUTPUT = OUTPUT._replace(write=functools.partial(_write, graph="Int8Graph"), compare=relative_difference)
+def output_formats(
+    runtime: str,
+    files: tuple[str, str],
+    write: Callable[[SourceModel, Path, Sequence[str]], None],
+    run: Callable[[Path, NativeModel, ForwardInputs], ForwardOutputs],
+) -> dict[str, OutputFormat]:
+    """The formats of a runtime, by name: float32, int8, and both in one directory.
+
+    Args:
+      runtime: its name.
+      files: of the graph in float32, and of that in int8.
+      write: (model, directory, the files to write).
+      run: as in `GraphFile`.
+    """
+    float32, int8 = GraphFile(files[0], run), GraphFile(files[1], run, relative_difference)
+    graphs = {runtime: (float32,), f"{runtime}-int8": (int8,), f"{runtime}-both": (float32, int8)}
+    return {
+        name: OutputFormat(
+            functools.partial(write, files=[graph.path for graph in written]),
+            huggingface.CONFIG,
+            for_transformers=True,
+            for_sentence_transformers=True,
+            graphs=written,
+        )
+        for name, written in graphs.items()
+    }
+
+
+OUTPUTS = output_formats("onnx", (MODEL, INT8_MODEL), _write, run)

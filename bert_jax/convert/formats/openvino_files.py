@@ -1,20 +1,18 @@
-"""A directory for OpenVINO: ``openvino/openvino_model.xml`` and ``.bin`` with the files of transformers beside them.
+"""A directory for OpenVINO: ``openvino/openvino_model.xml`` and ``.bin``, and transformers' files.
 
-These are the places where optimum-intel and sentence-transformers (backend="openvino") look. The graph is that of
-onnx_model.py, read by OpenVINO.
+These are the places where optimum-intel and sentence-transformers (backend="openvino") look; the int8 file has the name
+that sentence-transformers gives it. The graph is that of onnx_model.py, read by OpenVINO.
 """
 
 import functools
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from bert_jax.convert.formats import huggingface, onnx_files
-from bert_jax.convert.formats.format import OutputFormat
+from bert_jax.convert.formats import onnx_files
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
-from bert_jax.convert.parity.parity_report import relative_difference
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
@@ -23,7 +21,7 @@ from bert_jax.storage import StoredPath
 if TYPE_CHECKING:
     import openvino
 
-MODEL = "openvino/openvino_model.xml"
+MODEL, INT8_MODEL = "openvino/openvino_model.xml", "openvino/openvino_model_qint8_quantized.xml"
 EXTRA = "openvino"
 _GROUP_SIZE_PATH = ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"]
 """Where optimum-intel writes it, and the CPU plugin reads it."""
@@ -54,30 +52,33 @@ def _core() -> "openvino.Core":
     return import_without_telemetry().Core()
 
 
-def _write(source_model: SourceModel, directory: Path, graph: str) -> None:
+def _write(source_model: SourceModel, directory: Path, files: Sequence[str]) -> None:
     onnx_files.require_packages("OpenVINO", EXTRA, "openvino", "onnx")
     openvino = import_without_telemetry()
-    serialised = onnx_files.build(source_model, graph).SerializeToString()
-    model = _core().read_model(serialised)
-    if graph != "FloatGraph":
-        model.set_rt_info(str(INT8_GROUP), _GROUP_SIZE_PATH)
     (directory / MODEL).parent.mkdir()
-    try:
-        openvino.save_model(model, directory / MODEL, compress_to_fp16=False)
-    except RuntimeError:
-        # "iostream error", without the system's reason; writing about as many bytes raises an error that has it.
-        (directory / MODEL).write_bytes(serialised)
-        raise
+    for file in files:
+        serialised = onnx_files.build(
+            source_model, "CompressedGraph" if file == INT8_MODEL else "FloatGraph"
+        ).SerializeToString()
+        model = _core().read_model(serialised)
+        if file == INT8_MODEL:
+            model.set_rt_info(str(INT8_GROUP), _GROUP_SIZE_PATH)
+        try:
+            openvino.save_model(model, directory / file, compress_to_fp16=False)
+        except RuntimeError:
+            # "iostream error", without the system's reason; writing about as many bytes raises an error that has it.
+            (directory / file).write_bytes(serialised)
+            raise
     onnx_files.write_files_beside(source_model, directory)
 
 
 def compile_model(
-    directory: StoredPath, threads: int | None = None, outputs: Collection[str] | None = None
+    file: StoredPath, threads: int | None = None, outputs: Collection[str] | None = None
 ) -> "openvino.CompiledModel":
-    """The graph of a directory, compiled for the CPU with float32 where it is not int8.
+    """A graph, compiled for the CPU with float32 where it is not int8.
 
     Args:
-      directory: with MODEL.
+      file: of the graph.
       threads: for one call; None: the runtime's choice.
       outputs: names of the outputs to compute; None: all.
 
@@ -91,7 +92,7 @@ def compile_model(
     if threads is not None:
         settings["INFERENCE_NUM_THREADS"] = threads
     try:
-        model = _core().read_model(str(directory / MODEL))
+        model = _core().read_model(str(file))
         if outputs is not None:
             ports = [port for port in model.outputs if port.names & set(outputs)]
             smaller = openvino.Model(ports, model.get_parameters())
@@ -100,26 +101,19 @@ def compile_model(
             model = smaller
         return _core().compile_model(model, "CPU", settings)
     except RuntimeError as error:
-        raise UserError(f"OpenVINO cannot read {directory / MODEL}: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"OpenVINO cannot read {file}: {' '.join(str(error).split())[:200]}") from error
 
 
-def run(directory: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
+def run(file: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
     """Run a batch in OpenVINO."""
     from bert_jax.convert.formats import onnx_model
 
-    compiled = compile_model(directory)
+    compiled = compile_model(file)
     try:
         results = compiled(onnx_files.feeds([port.any_name for port in compiled.inputs], inputs))
     except RuntimeError as error:
-        raise UserError(f"OpenVINO cannot run {directory / MODEL}: {' '.join(str(error).split())[:200]}") from error
+        raise UserError(f"OpenVINO cannot run {file}: {' '.join(str(error).split())[:200]}") from error
     return onnx_model.name_outputs(model, {port.any_name: results[port] for port in compiled.outputs})
 
 
-OUTPUT = OutputFormat(
-    functools.partial(_write, graph="FloatGraph"),
-    huggingface.CONFIG,
-    for_transformers=True,
-    for_sentence_transformers=True,
-    run=run,
-)
-INT8_OUTPUT = OUTPUT._replace(write=functools.partial(_write, graph="CompressedGraph"), compare=relative_difference)
+OUTPUTS = onnx_files.output_formats("openvino", (MODEL, INT8_MODEL), _write, run)

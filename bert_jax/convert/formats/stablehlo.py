@@ -15,7 +15,7 @@ import safetensors.numpy
 from jax import export
 
 from bert_jax.array_types import Array
-from bert_jax.convert.formats.format import OutputFormat
+from bert_jax.convert.formats.format import GraphFile, OutputFormat
 from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.parity import jax_forward
 from bert_jax.convert.source_model import SourceModel
@@ -59,16 +59,16 @@ def _function(model: NativeModel):
     return apply
 
 
-def run(directory: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
+def run(file: Path, model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
     """Run the program as a server would; it returns only the last hidden state.
 
     Args:
-      directory: where the program of `model` was written.
+      file: the program of `model`, with its weights beside it.
       model: names the outputs.
       inputs: a batch.
     """
-    program = export.deserialize((directory / PROGRAM).read_bytes())
-    return jax_forward.name_outputs(model, program.call(safetensors.numpy.load_file(directory / PARAMS), *inputs))
+    program = export.deserialize(file.read_bytes())
+    return jax_forward.name_outputs(model, program.call(safetensors.numpy.load_file(file.with_name(PARAMS)), *inputs))
 
 
-OUTPUT = OutputFormat(write, PROGRAM, run=run)
+OUTPUT = OutputFormat(write, PROGRAM, graphs=(GraphFile(PROGRAM, run),))

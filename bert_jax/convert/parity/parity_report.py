@@ -106,9 +106,13 @@ class ParityReport:
     def lines(self) -> list[str]:
         """The report as a table, one string per line."""
         width = max((len(part.name) for part in self.differences), default=0)
-        measure = MEASURES[self.differences[0].measure if self.differences else "largest"]
-        report_lines = [f"parity with {self.library}, {self.rows} rows of {self.tokens} tokens: {measure} (limit)"]
+        measure = self.differences[0].measure if self.differences else "largest"
+        head = f"parity with {self.library}, {self.rows} rows of {self.tokens} tokens: {MEASURES[measure]} (limit)"
+        report_lines = [head]
         for part in self.differences:
+            if part.measure != measure:
+                measure = part.measure
+                report_lines.append(f"  {MEASURES[measure]} (limit):")
             verdict = "" if part.passed else "  <- FAILS"
             report_lines.append(f"  {part.name:<{width}}  {_number(part.value)} ({_number(part.limit)}){verdict}")
         if self.tokenizer:
@@ -193,6 +197,7 @@ def compare_outputs(
     library: str,
     tokenizer: TokenizerAgreement | None = None,
     compare: Comparison = largest_difference,
+    file: str = "",
 ) -> ParityReport:
     """Compare two forward passes of the same batch.
 
@@ -204,18 +209,22 @@ def compare_outputs(
       library: name of the reference library.
       tokenizer: agreement of the tokenizers, if they were compared.
       compare: `largest_difference` or `relative_difference`.
+      file: with these outputs, for the names in the report; "": there is one.
     """
+    prefix = f"{file}: " if file else ""
     real_BS = np.asarray(attention_mask_BS) > 0
     differences, problems = [], []
     for name in dict.fromkeys([*reference, *outputs]):
         if name in outputs and name in reference:
             actual, expected = outputs[name], reference[name]
             if actual.shape == expected.shape:
-                differences.append(compare(name, actual, expected, real_BS))
+                differences.append(compare(prefix + name, actual, expected, real_BS))
             else:
-                problems.append(f"{name}: shape {list(actual.shape)}, the reference has {list(expected.shape)}")
+                problems.append(f"{prefix}{name}: shape {list(actual.shape)}, the reference has {list(expected.shape)}")
         elif name != "pooled vector":
-            problems.append(f"only {'the converted' if name in outputs else 'the reference'} model has '{name}'")
+            problems.append(
+                f"{prefix}only {'the converted' if name in outputs else 'the reference'} model has '{name}'"
+            )
     tokens = int(real_BS.sum())
     return ParityReport(library, len(real_BS), tokens, tuple(differences), tokenizer, tuple(problems))
 
