@@ -44,7 +44,7 @@ class BuildOptions:
     skip_damaged: bool = False
     """damaged files are left out, see `Source.skip_damaged`"""
     validation_fraction: Annotated[float, Interval("(0, 1)")] = 0.01
-    """expected share of documents in the validation split; at least one is held out"""
+    """expected share of documents in the validation split; with four or more, each split has at least two"""
     validation_documents: Count | None = None
     """number of documents in the validation split, instead of a share"""
     validation_sources: CountOrZero = 0

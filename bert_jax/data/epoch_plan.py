@@ -67,14 +67,15 @@ class EpochPlanner:
           UserError: an empty split or a pair format for fewer than two documents.
         """
         self.corpus, self.data, self.seq_len, self.seed = corpus, data, seq_len, seed
-        more = "a larger --validation-fraction" if corpus.split == "validation" else "more text"
         if not corpus.num_tokens:
-            raise UserError(f"corpus {corpus.directory}: split '{corpus.split}' is empty: build it again with {more}")
+            raise UserError(
+                f"corpus {corpus.directory}: split '{corpus.split}' is empty: build it again with more text"
+            )
         if data.paired and corpus.num_documents < 2:
             raise UserError(
                 f"corpus {corpus.directory}: split '{corpus.split}' has {corpus.num_documents} document(s), but "
                 f"{data.format} needs at least 2, because random segments come from another document: build it again "
-                f"with {more}, or set --data.format doc_sentences and --objective.pair none"
+                "so that each split has 2 or more, or set --data.format doc_sentences and --objective.pair none"
             )
         lengths = np.asarray(corpus.sentence_lengths)
         self._bounds = chunk_bounds(lengths, np.asarray(corpus.record_offsets), CHUNK_TOKENS)

@@ -168,8 +168,8 @@ def _held_out(places: np.ndarray, from_validation_source: np.ndarray, options: B
         raise UserError(f"--validation-documents {wanted} leaves none of the {count} documents to train on: give fewer")
     if wanted is None:
         wanted = int((places < options.validation_fraction).sum())
-        # Two documents where possible: random segments of next-sentence prediction need another document.
-        wanted = min(wanted or 2, count - 1)
+        # Two in each split where possible: random segments of next-sentence prediction come from another document.
+        wanted = max(1, min(max(2, wanted), count - 2))
     return np.argsort(places, kind="stable")[:wanted]
 
 

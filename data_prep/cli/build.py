@@ -124,7 +124,7 @@ class Build:
     skip_damaged: Switch = False
     """Leave out files that cannot be read, are damaged or binary, and list them. Default: they are an error."""
     validation_fraction: Fraction | None = None
-    """Share of documents held out, but at least one document. Default: 0.01."""
+    """Share of documents held out; each split has at least two of four or more documents. Default: 0.01."""
     validation_documents: Count | None = None
     """Number of documents held out, instead of a share. Default: none."""
     validation_source: Annotated[Specs, tyro.conf.arg(metavar="SPEC")] = ()
@@ -197,7 +197,8 @@ class Build:
         lengths, rows = statistics.measure_lengths(corpus), statistics.measure_rows(corpus)
         if rows:
             print(report.coverage_line(rows))
-        for warning in (report.short_documents_warning(lengths, rows, self.source), report.coverage_warning(rows)):
+        few = report.few_documents_warning(manifest["splits"])
+        for warning in (few, report.short_documents_warning(lengths, rows, self.source), report.coverage_warning(rows)):
             if warning:
                 print(f"note: {warning}", file=sys.stderr)
 

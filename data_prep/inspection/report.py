@@ -46,6 +46,18 @@ def sentence_rules_note(splits: Mapping[str, Mapping]) -> str | None:
     )
 
 
+def few_documents_warning(splits: Mapping[str, Mapping]) -> str | None:
+    """A warning if a split has too few documents for pairs of segments of different ones; otherwise None."""
+    few = [split for split in SPLITS if splits[split]["documents"] < 2]
+    if not few:
+        return None
+    counts = f"{few[0]} has 1 document" if len(few) == 1 else f"{' and '.join(few)} have 1 document each"
+    return (
+        f"{counts}: sentence pairs need 2 in each split; build with more documents (a file is one of `text-files:`,"
+        " blank lines divide those of `text:`), or train with --data.format doc_sentences --objective.pair none"
+    )
+
+
 def short_documents_warning(train: Mapping, measured_rows: Sequence[Mapping], specs: Sequence[str]) -> str | None:
     """A warning if documents are shorter, on average, than a row of 128; otherwise None.
 

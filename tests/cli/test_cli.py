@@ -86,7 +86,7 @@ BAD = [
         (f"pretrain tiny.py --workdir new --corpus {corpora.replace(' ', ' --corpus ')} {more}", parts)
         for corpora, more, parts in (
             ("nowhere", "", "nowhere ... no such corpus ... bert-data build"),
-            ("short", "", "split 'validation' has 1 document(s) ... at least 2 ... a larger --validation-fraction"),
+            ("short", "", "split 'validation' has 1 document(s) ... at least 2 ... so that each split has 2 or more"),
             ("few", "", "corpus few: split 'train' has 1 document(s), but  ... needs at least 2"),
             ("flipped", "", f"flipped/corpus-train ... damaged, its SHA-256 is not the recorded one; {REMEDY}"),
             ("cut", "--data.verify counts", f"damaged, it has  ... bytes where corpus.json lists  ... {REMEDY}"),

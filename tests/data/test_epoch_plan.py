@@ -119,7 +119,7 @@ def test_pairs_need_two_documents(form):
         assert len(windows(one, format=form)[0]) == 1
     else:
         with pytest.raises(
-            UserError, match=r"has 1 document\(s\), but .* needs at least 2.*: build it again with more text"
+            UserError, match=r"has 1 document\(s\), but .* needs at least 2.*: build it again so that each split has 2"
         ):
             EpochPlanner(one, DataConfig(format=form), 16, 0)
     with pytest.raises(UserError, match="split 'train' is empty: build it again with more text"):

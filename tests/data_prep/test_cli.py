@@ -240,18 +240,32 @@ def test_user_errors(workspace, capsys):
         shutil.rmtree("c", ignore_errors=True)
 
 
-@pytest.mark.parametrize(("fraction", "held_out"), [("1e-9", 2), ("0.999999999", 3)])
-def test_no_split_is_empty(workspace, fraction, held_out):
-    """A share of few documents may be none; two are held out then, as one is too few for pairs."""
-    pathlib.Path("few.txt").write_text("\n\n".join(make_documents(2, 4)))
+@pytest.mark.parametrize(
+    ("documents", "fraction", "held_out"),
+    [
+        (2, "1e-9", 1),
+        (3, "0.999999999", 1),
+        (4, "1e-9", 2),
+        (5, "0.999999999", 3),
+        (18, "0.13", 2),  # one, by their hashes
+    ],
+)
+def test_each_split_has_two_documents_where_possible(workspace, documents, fraction, held_out, capsys):
+    """A share of few documents may be none, one or all of them, and sentence pairs need two in each split."""
+    pathlib.Path("few.txt").write_text("\n\n".join(make_documents(2, documents)))
     assert build("c", "text:few.txt", "--validation-fraction", fraction) == 0
-    assert Corpus.open("c", "validation").num_documents == held_out
+    counts = [Corpus.open("c", split).num_documents for split in ("train", "validation")]
+    assert counts == [documents - held_out, held_out]
+    begin = {2: "note: train and validation have 1 document each: ", 3: "note: validation has 1 document: "}
+    notes = [line for line in capsys.readouterr().err.splitlines() if "sentence pairs need 2" in line]
+    assert [note[: len(begin[documents])] for note in notes] == [begin[n] for n in [documents] if n in begin]
 
 
 def test_what_is_held_out(workspace, capsys):
     pathlib.Path("few.txt").write_text("\n\n".join(make_documents(2, 4)))
     pathlib.Path("held.txt").write_text("\n\n".join(make_documents(2, 2) + make_documents(3, 1)))
     assert build("c", "text:few.txt", "--validation-documents", "1") == 0
+    assert "note: validation has 1 document: sentence pairs need 2 in each split" in capsys.readouterr().err
     assert Corpus.open("c", "validation").num_documents == 1
     # A document that is held out is removed from the text to train on.
     assert build("d", "text:few.txt", "--validation-source", "text:held.txt") == 0
