@@ -11,10 +11,7 @@ _EXCEPTIONS = {
     "fairseq": dict.fromkeys(FAMILIES, "none") | {"roberta": "in"},
     "nvidia": dict.fromkeys(FAMILIES, "none") | {"bert": "in"},
     "stablehlo": dict.fromkeys(FAMILIES, "out"),
-    **{
-        format: dict.fromkeys(FAMILIES, "out") | dict.fromkeys(("modernbert", "mobilebert"), "none")
-        for format in SERVING[1:]
-    },
+    **{format: dict.fromkeys(FAMILIES, "out") | {"mobilebert": "none"} for format in SERVING[1:]},
 }
 SUPPORT = {
     (family, format): _EXCEPTIONS.get(format, {}).get(family, "both") for format in FORMATS for family in FAMILIES

@@ -15,8 +15,9 @@ from etils import epath
 from bert_jax.cli import main as cli
 from bert_jax.convert import conversion
 from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import input_formats
+from bert_jax.convert.formats import input_formats, onnx_files
 from bert_jax.convert.formats.tensor_files import PICKLE, open_tensors
+from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.errors import UserError
 from tests.convert.support_matrix import FAMILIES, FORMATS, SERVING, SUPPORT, supported
 from tests.convert.test_nvidia import mlperf_name
@@ -125,6 +126,26 @@ def test_out(family, format, saved, written):
         again, told = type(model).from_pretrained(directory, output_loading_info=True)
         assert not any(told[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
         assert all(torch.equal(tensor, again.state_dict()[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("family", [family for family, format in supported("out") if format == "onnx"])
+def test_padding_on_either_side(family, side, saved, written):
+    """ONNX Runtime computes what transformers computes of the same padded batch, longer than ModernBERT's window."""
+    model = saved(family)[1].eval()
+    session = onnx_files.open_session(epath.Path(written(family, "onnx")[0]) / onnx_files.MODEL)
+    places, lengths = np.arange(22)[None], np.array([[22], [15], [4]])
+    mask = places >= 22 - lengths if side == "left" else places < lengths
+    pad = model.config.pad_token_id
+    ids = np.random.default_rng(0).integers(5, 40, mask.shape)
+    assert pad < 5
+    batch = ForwardInputs(np.where(mask, ids, pad), np.zeros_like(ids), mask.astype(np.int64))
+    names = [port.name for port in session.get_inputs()]
+    found = session.run(["last_hidden_state"], onnx_files.feeds(names, batch))[0]
+    tensors = {name: torch.tensor(array) for name, array in onnx_files.feeds(names, batch).items()}
+    with torch.no_grad():
+        outputs = model(**tensors, output_hidden_states=True)
+    np.testing.assert_allclose(found[mask], outputs.hidden_states[-1].numpy()[mask], rtol=0, atol=1e-4)
 
 
 def tensors_of(place: Path, *drop: str) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ Shapes in names: B rows, S positions, H hidden, N heads, D head size.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from bert_jax.convert.forward_types import ForwardOutputs
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model.cls_norm import EPSILON as CLS_NORM_EPSILON
-from bert_jax.model.layer_plan import parameter_groups
+from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups
 from bert_jax.training.param_paths import name_leaves
 
 OPSET, IR_VERSION = 20, 9
@@ -39,18 +39,23 @@ def build(model: NativeModel, graph_class: type[FloatGraph] = FloatGraph) -> onn
       graph_class: `FloatGraph`, `CompressedGraph` or `Int8Graph`.
 
     Raises:
-      UserError: the encoder has a part that the graph lacks (rotary positions, local attention, pre-norm, causal).
+      UserError: the encoder has a part that the graph lacks (e.g. causal attention).
     """
     config = model.config
     _refuse_unsupported(config)
     graph, reads_cls = graph_class(name_leaves(model.params)), model.heads.reads_cls_only
-    bias = _attention_bias(graph)
+    plans = layer_plans(config)
+    biases = _attention_biases(graph, [plan.window for plan in plans])
+    rotations = _rotations(graph, config, [plan.rotary_base for plan in plans])
     hidden = _embed(graph, config)
     states = [hidden]
-    for layer, group in enumerate(parameter_groups(config)):
-        last = layer == config.num_layers - 1
-        hidden = _layer(graph, config, group, hidden, bias, only_cls=last and reads_cls)
+    for layer, (plan, group) in enumerate(zip(plans, parameter_groups(config), strict=True)):
+        only_cls = reads_cls and layer == config.num_layers - 1
+        bias, rotation = biases[plan.window], rotations[plan.rotary_base]
+        hidden = _layer(graph, config, plan.norm_placement, group, hidden, bias, rotation, only_cls=only_cls)
         states.append(hidden)
+    if config.norm_placement == "pre":
+        hidden = states[-1] = graph.norm(hidden, "encoder/final_norm", config.norm_epsilon)
     outputs = _heads(graph, model, states)
     if not reads_cls:
         outputs = {HIDDEN: hidden} | outputs
@@ -60,9 +65,6 @@ def build(model: NativeModel, graph_class: type[FloatGraph] = FloatGraph) -> onn
 def _refuse_unsupported(config: ModelConfig) -> None:
     """Raise UserError for settings of encoders that the graph lacks."""
     supported = {
-        "positions": "learned",
-        "norm_placement": "post",
-        "attention_window": None,
         "direction": "bidirectional",
         "embeddings": "tokens",
         "bottleneck_size": None,
@@ -72,15 +74,16 @@ def _refuse_unsupported(config: ModelConfig) -> None:
     for name, value in supported.items():
         if getattr(config, name) != value:
             raise UserError(
-                f"ONNX and OpenVINO files are written of BERT, RoBERTa, DistilBERT, ELECTRA and ALBERT, not of models "
-                f"with model.{name} {getattr(config, name)}: use --to stablehlo"
+                f"ONNX and OpenVINO files are written of BERT, RoBERTa, DistilBERT, ELECTRA, ALBERT and ModernBERT, "
+                f"not of models with model.{name} {getattr(config, name)}: use --to stablehlo"
             )
 
 
 def _embed(graph: FloatGraph, config: ModelConfig) -> str:
     at = "encoder/embeddings"
     total = graph.look_up(f"{at}/word", "input_ids")
-    total = graph.add("Add", total, _positions(graph, config))
+    if config.positions == "learned":
+        total = graph.add("Add", total, _positions(graph, config))
     if config.type_vocab_size == 1:
         total = graph.add("Add", total, graph.constant(f"{at}/token_type", graph.parameter(f"{at}/token_type")[0]))
     elif config.type_vocab_size:
@@ -100,40 +103,115 @@ def _positions(graph: FloatGraph, config: ModelConfig) -> str:
         table = graph.constant(path, graph.parameter(path)[config.position_offset - 1 :])
         count = graph.add("CumSum", "attention_mask", graph.constant("axis_1", np.array(1, np.int64)))
         return graph.add("Gather", table, graph.add("Mul", count, "attention_mask"))
-    length = graph.add("Shape", "input_ids", start=1, end=2)
-    return graph.add("Slice", graph.constant(path, graph.parameter(path)), graph.integers(0), length)
+    return _first_rows(graph, graph.constant(path, graph.parameter(path)))
 
 
-def _attention_bias(graph: FloatGraph) -> str:
-    """[B, 1, 1, S]: 0 at tokens, MASKED at padding."""
+def _first_rows(graph: FloatGraph, table: str) -> str:
+    """The rows of a table for the positions 0 to S - 1."""
+    return graph.add("Slice", table, graph.integers(0), graph.add("Shape", "input_ids", start=1, end=2))
+
+
+def _attention_biases(graph: FloatGraph, windows: Iterable[int | None]) -> dict[int | None, str]:
+    """By window: [B, 1, 1, S], or [B, 1, S, S] of a local layer. 0 at tokens in reach, MASKED or less elsewhere."""
     mask = graph.add("Unsqueeze", graph.add("Cast", "attention_mask", to=TensorProto.FLOAT), graph.integers(1, 2))
-    return graph.add("Mul", graph.add("Sub", graph.number(1.0), mask), graph.number(MASKED))
+    padding = graph.add("Mul", graph.add("Sub", graph.number(1.0), mask), graph.number(MASKED))
+    biases = {}
+    for window in dict.fromkeys(windows):
+        biases[window] = padding if window is None else graph.add("Add", padding, _outside(graph, window))
+    return biases
 
 
-def _layer(graph: FloatGraph, config: ModelConfig, group: int, hidden: str, bias: str, *, only_cls: bool) -> str:
-    """One layer that normalises after the residual sums; with `only_cls`, of [CLS] alone, [B, 1, H]."""
-    at, epsilon = "encoder/layers", config.norm_epsilon
-    queries = graph.add("Gather", hidden, graph.integers(0), axis=1) if only_cls else hidden
-    context = _attend(graph, config, group, queries, hidden, bias)
-    attended = graph.dense(context, f"{at}/attention_out", group, inputs=2)
+def _outside(graph: FloatGraph, window: int) -> str:
+    """[S, S]: 0 where key and query are at most `window` positions apart, else MASKED."""
+    first, step = (graph.constant(f"position_{i}", np.array(i, np.int64)) for i in (0, 1))
+    positions = graph.add("Range", first, graph.add("Squeeze", graph.add("Shape", "input_ids", start=1, end=2)), step)
+    distance = graph.add("Abs", graph.add("Sub", positions, graph.add("Unsqueeze", positions, graph.integers(1))))
+    far = graph.add("Greater", distance, graph.constant(f"window_{window}", np.array(window, np.int64)))
+    return graph.add("Mul", graph.add("Cast", far, to=TensorProto.FLOAT), graph.number(MASKED))
+
+
+def _rotations(
+    graph: FloatGraph, config: ModelConfig, bases: Iterable[float | None]
+) -> dict[float | None, tuple[str, str] | None]:
+    """By rotary base: cosine and sine of the angles of positions, [S, 1, D / 2] (Su et al. 2021, section 3.4)."""
+    half, rotations = config.size_per_head // 2, {None: None}
+    for base in dict.fromkeys(base for base in bases if base is not None):
+        angles = np.arange(config.max_positions)[:, None, None] * base ** (-np.arange(half) / half)
+        rotations[base] = tuple(
+            _first_rows(graph, graph.constant(f"rotary_{base!r}/{of.__name__}", of(angles).astype(np.float32)))
+            for of in (np.cos, np.sin)
+        )
+    return rotations
+
+
+def _rotate(graph: FloatGraph, x: str, rotation: tuple[str, str], half: int) -> str:
+    """[B, S, N, D] with elements i and i + D / 2 rotated."""
+    cosine, sine = rotation
+    first, second = (
+        graph.add("Slice", x, graph.integers(start), graph.integers(start + half), graph.integers(3))
+        for start in (0, half)
+    )
+    low = graph.add("Sub", graph.add("Mul", first, cosine), graph.add("Mul", second, sine))
+    high = graph.add("Add", graph.add("Mul", second, cosine), graph.add("Mul", first, sine))
+    return graph.add("Concat", low, high, axis=-1)
+
+
+def _layer(
+    graph: FloatGraph,
+    config: ModelConfig,
+    placement: NormPlacement,
+    group: int,
+    hidden: str,
+    bias: str,
+    rotation: tuple[str, str] | None,
+    *,
+    only_cls: bool,
+) -> str:
+    """One layer; with `only_cls`, of [CLS] alone, [B, 1, H]."""
+    at = "encoder/layers"
+
+    def norm(name: str, x: str, *placements: NormPlacement) -> str:
+        return graph.norm(x, f"{at}/{name}", config.norm_epsilon, group) if placement in placements else x
+
+    before = norm("attention_norm", hidden, NormPlacement.PRE)
+    attended = _attend(graph, config, group, before, bias, rotation, only_cls=only_cls)
+    attended = graph.dense(attended, f"{at}/attention_out", group, inputs=2)
     attended = _adapt(graph, attended, f"{at}/attention_adapter", group)
-    hidden = graph.norm(graph.add("Add", attended, queries), f"{at}/attention_norm", epsilon, group)
-    up = graph.dense(hidden, f"{at}/up", group)
+    residual = graph.add("Gather", hidden, graph.integers(0), axis=1) if only_cls else hidden
+    hidden = norm("attention_norm", graph.add("Add", attended, residual), NormPlacement.POST)
+    before = norm("feed_forward_norm", hidden, NormPlacement.PRE, NormPlacement.PRE_FEED_FORWARD)
+    up = graph.dense(before, f"{at}/up", group)
     if config.feed_forward == "gated":
-        up = graph.add("Mul", graph.activate(graph.dense(hidden, f"{at}/gate", group), config.activation), up)
+        up = graph.add("Mul", graph.activate(graph.dense(before, f"{at}/gate", group), config.activation), up)
     else:
         up = graph.activate(up, config.activation)
     down = _adapt(graph, graph.dense(up, f"{at}/down", group), f"{at}/feed_forward_adapter", group)
-    return graph.norm(graph.add("Add", down, hidden), f"{at}/feed_forward_norm", epsilon, group)
+    return norm("feed_forward_norm", graph.add("Add", down, hidden), NormPlacement.POST)
 
 
-def _attend(graph: FloatGraph, config: ModelConfig, group: int, queries: str, hidden: str, bias: str) -> str:
+def _attend(
+    graph: FloatGraph,
+    config: ModelConfig,
+    group: int,
+    hidden: str,
+    bias: str,
+    rotation: tuple[str, str] | None,
+    *,
+    only_cls: bool,
+) -> str:
     """What the heads send to the output projection [B, S, N * D]."""
-    heads = graph.integers(0, 0, config.num_heads, config.size_per_head)
+    heads, queries = graph.integers(0, 0, config.num_heads, config.size_per_head), hidden
+    if only_cls:
+        queries = graph.add("Gather", hidden, graph.integers(0), axis=1)
+        bias = graph.add("Gather", bias, graph.integers(0), axis=2)
     query, key, value = (
         graph.add("Reshape", graph.dense(x, "encoder/layers/qkv", group, part), heads)
         for part, x in enumerate((queries, hidden, hidden))
     )
+    if rotation is not None:
+        key = _rotate(graph, key, rotation, config.size_per_head // 2)
+        if not only_cls:  # at position 0, the angles are 0
+            query = _rotate(graph, query, rotation, config.size_per_head // 2)
     query = graph.add("Transpose", query, perm=[0, 2, 1, 3])
     key = graph.add("Transpose", key, perm=[0, 2, 3, 1])
     value = graph.add("Transpose", value, perm=[0, 2, 1, 3])
