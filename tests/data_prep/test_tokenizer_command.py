@@ -101,7 +101,7 @@ FROM = ["--from", "vocab.txt", "--out", "new.json"]
     [
         (["--from", "gpt2", "--out", "new.json"], "no <pad>, <unk>, <s>, </s>, <mask> token"),
         (["--from", "absent.json", "--out", "new.json"], "absent.json: no such tokenizer"),
-        (["--from", "texts/en.txt", "--out", "new.json"], "twice"),
+        (["--from", "texts/en.txt", "--out", "new.json"], "has no [PAD], [UNK], [CLS], [SEP], [MASK] token"),
         ([*FROM, "--kind", "bpe"], "--kind applies to --source only"),
         ([*FROM, "--keep-accents"], "--keep-accents applies to --source only"),
         ([*FROM, "--encoding", "auto"], "--encoding applies to --source only"),

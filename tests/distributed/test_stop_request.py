@@ -1,12 +1,10 @@
 """When Ctrl-C saves, and when it ends the process."""
 
-import fcntl
 import os
 import pty
 import signal
 import subprocess
 import sys
-import termios
 import threading
 
 import pytest
@@ -69,30 +67,26 @@ def test_an_ignored_signal_stays_ignored(number):
 
 
 HANGUP = """
-import os, sys
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)  # the terminal is that of this session
+pipe = int(sys.argv[1])
 from bert_jax.distributed.stop_request import stop_request
 with stop_request() as stopping:
-    os.write(3, b"r")
+    os.write(pipe, b"r")
     while not stopping():
         pass
     for _ in range(9):  # the progress of the last steps
         print("step", file=sys.stderr, flush=True)
         print("step", flush=True)
-os.write(3, b"saved")
+os.write(pipe, b"saved")
 """
 
 
 def test_a_terminal_that_is_gone():
     """Its processes get SIGHUP, and writing to it fails."""
     (ours, theirs), (reader, writer) = pty.openpty(), os.pipe()
-
-    def become_leader() -> None:
-        os.setsid()
-        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
-        os.dup2(writer, 3)
-
-    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "close_fds": False}
-    run = subprocess.Popen([sys.executable, "-c", HANGUP], preexec_fn=become_leader, **streams)
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "pass_fds": (writer,), "start_new_session": True}
+    run = subprocess.Popen([sys.executable, "-c", HANGUP, str(writer)], **streams)
     os.close(theirs)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:

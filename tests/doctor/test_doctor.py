@@ -259,7 +259,8 @@ def test_a_mixture(tiny_corpus, second_corpus, tiny_config):
     )
     assert findings == reordered
     assert not [finding for finding in findings if finding.level == "error"]
-    assert findings[0].values["shares"] == {"corpus": 0.75, "second": 0.25}
+    (mixture,) = (finding for finding in findings if finding.name == "mixture")
+    assert mixture.values["shares"] == {"corpus": 0.75, "second": 0.25}
 
 
 @pytest.mark.parametrize(

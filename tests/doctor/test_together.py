@@ -110,7 +110,7 @@ def test_a_bucket_that_cannot_be_reached():
     assert MemoryStore.objects == {}
 
 
-DEVICES = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0, "reports_memory": True}
+DEVICES = {"count": 4, "kind": "chip", "slices": [0], "memory": 16.0, "most_memory": None, "reports_memory": True}
 
 
 @pytest.mark.parametrize(

@@ -272,8 +272,8 @@ def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
 def test_a_ledger_in_a_store(bucket):
     path = bucket / "ledger.jsonl"
     ledger = Ledger(path)
-    ledger.make_decision("rollback", lambda: {"to": 4, "skipped_rows": [4, 9]})
+    ledger.make_decision("rollback", lambda: {"step": 9, "to": 4, "skipped_rows": [4, 9]})
     path.write_bytes(path.read_bytes() + b'{"event": "roll')
     again = Ledger(path)
-    again.make_decision("rollback", lambda: {"to": 8, "skipped_rows": [8, 9]})
+    again.make_decision("rollback", lambda: {"step": 9, "to": 8, "skipped_rows": [8, 9]})
     assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]
