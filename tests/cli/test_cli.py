@@ -15,7 +15,9 @@ import pytest
 from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
 from bert_jax.data.corpus import Corpus
+from bert_jax.doctor import machine_checks
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training import pretraining
 from tests.corpus_writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -120,6 +122,19 @@ def test_errors_are_one_line(cwd, capfd, line, parts):
     (message,) = captured.err.splitlines()
     assert message.startswith("error: ") and captured.out == "" and len(message) < 400
     assert all(part in message for part in parts.split(" ... ")), message
+
+
+def test_more_memory_than_the_host_has(cwd, capfd, monkeypatch):
+    """Refused by arithmetic, before anything is compiled or written; the system ended a run of bert_base."""
+    monkeypatch.setattr(machine_checks, "host_memory", lambda: 16.0 * 2**30)
+    monkeypatch.setattr(machine_checks, "available_memory", lambda device: 16.0 * 2**30)
+    monkeypatch.setattr(pretraining, "pretrain", lambda *_, **__: pytest.fail("the run has begun"))
+    assert cli.main(shlex.split("pretrain bert_base --corpus corpus --workdir new")) == 2
+    (message,) = capfd.readouterr().err.splitlines()
+    assert re.search(r"^error: phase 0 needs about [0-9,.]+ GiB .* this host has 16\.0 GiB", message), message
+    assert re.search(r"--phases\.0\.accumulation \d+.* such as the preset bert_(medium|small|mini|tiny)$", message), (
+        message
+    )
 
 
 def test_damaged_checkpoints(cwd, capfd, tmp_path):
