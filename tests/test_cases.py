@@ -12,13 +12,16 @@ import tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.finetune import squad, tagging
+from bert_jax.finetune.sentence_data import read_glue
 from bert_jax.finetune.squad_data import read_squad_splits
 from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
-from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, sentencepiece, wordpiece
+from data_prep.cli.main import main
 from data_prep.sources.mediawiki_markup import plain_text
 from tests.building import run
 from tests.data_prep.test_sources_reading import read
+from tests.tokenizers.test_offsets import small_model
 
 CASES = Path(__file__).parent / "cases"
 LETTERS = [chr(97 + i) for i in range(26)]
@@ -77,7 +80,25 @@ def test_one_document_is_refused(tmp_path):
         run(tmp_path / "corpus", [f"text-files:{CASES}/b01_one_document/text.txt"])
 
 
+def test_blank_lines_between_all_sentences_are_noted(tmp_path, capsys):
+    """google-research/bert#125: every sentence is a document, so that every pair is random."""
+    TOKENIZER.save(tmp_path / "tokenizer.json")
+    source = f"text:{CASES}/b02_blank_line_each_sentence/text.txt"
+    out = str(tmp_path / "corpus")
+    words = ["--tokenizer", str(tmp_path / "tokenizer.json"), "--out", out, "--workers", "1"]
+    assert main(["build", "--source", source, *words]) == 0
+    assert "100% of next-sentence pairs are random" in capsys.readouterr().err
+
+
 # Tokenizers
+
+
+def test_marks_that_the_default_tokenizer_deletes_are_noted(tmp_path, capsys):
+    """huggingface/tokenizers#572, google-research/bert#138: vowel signs of Hindi (our own sentences)."""
+    source = f"text-files:{CASES}/a12_default_strips_marks/hin.txt"
+    words = ["--vocab-size", "300", "--workers", "1", "--out", str(tmp_path / "tokenizer.json")]
+    assert main(["tokenizer", "--source", source, *words]) == 0
+    assert "--keep-accents" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("case", ["a05_vocab_blank_lines", "a05_vocab_blank_lines/two", "a07_vocab_bom_crlf"])
@@ -121,6 +142,26 @@ def test_answers_keep_their_first_letter():
         start[first] = end[last] = 9
         best, _ = squad.best_answers([window], [start], [end], context, offsets)
         assert best[0].text == answer
+
+
+def test_questions_in_pieces_of_sentencepiece():
+    """The pinned sentencepiece 0.2.2 refuses the call that gave offsets before."""
+    loaded = sentencepiece(small_model(), "the test's model")
+    for questions in read_squad_splits(CASES / "e02_squad_sentencepiece").values():
+        assert len(questions) == 12
+        context = questions[0].context
+        ids, offsets = loaded.encode_with_offsets(context)
+        assert len(ids) == len(offsets) and "".join(context[a:b] for a, b in offsets) == context.replace(" ", "")
+
+
+def test_labels_of_mnli_in_another_order():
+    """huggingface/nn_pruning#32, transformers#10386: the labels are found by their names."""
+    task = read_glue("mnli", CASES / "e12_mnli_label_order")
+    assert [task.labels[example.label] for example in task.splits["train"][:3]] == [
+        "entailment",
+        "neutral",
+        "contradiction",
+    ]
 
 
 @pytest.mark.parametrize(
