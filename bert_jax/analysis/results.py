@@ -22,6 +22,8 @@ from bert_jax.storage import StoredPath, read_json_as, write_atomic
 from bert_jax.training.param_paths import name_leaves
 
 FORMAT_VERSION = 2
+SHARED_PACKAGES = ("finetune", "inference", "model", "objectives", "tokenizers")
+"""Packages of bert_jax whose data, vectors and metrics suites use."""
 DIGITS = 6
 """Significant digits of numbers; the next ones differ between devices."""
 ADVICE = "choose another --out, or remove the file"
@@ -82,7 +84,7 @@ def data_sha256(data: StoredPath, folders: tuple[str, ...]) -> str:
 
 
 def code_version(suite: Suite) -> str:
-    """12 hex digits of the SHA-256 of the source of a suite: its package, and what all suites share.
+    """12 hex digits of the SHA-256 of the source of a suite: its package, what all suites share, and `SHARED_PACKAGES`.
 
     A change of a comment is another version, too: a suite that is computed again costs time, and a number that was
     made by code with a fault costs more.
@@ -93,9 +95,10 @@ def code_version(suite: Suite) -> str:
 @functools.cache
 def _source_digest(package: Path) -> str:
     digest = hashlib.sha256()
-    for directory in dict.fromkeys((Path(__file__).parent, package)):
+    here = Path(__file__).parent
+    for directory in dict.fromkeys((here, package, *(here.parent / name for name in SHARED_PACKAGES))):
         for path in sorted(directory.glob("*.py")):
-            digest.update(f"{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+            digest.update(f"{directory.name}/{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:12]
 
 

@@ -49,8 +49,9 @@ def t_estimate(level: Scores, baseline: Scores, *, paired: bool, confidence: flo
         raise ValueError("a difference needs at least two seeds on each side")
     difference = float(x.mean() - y.mean())
     if (paired and np.ptp(x - y) == 0) or (not paired and np.ptp(x) == np.ptp(y) == 0):
-        # No spread: scipy returns NaN. The p-value is that of the limit.
-        return Estimate(difference, difference, difference, float(difference == 0), clusters)
+        # No spread, as of runs that all collapsed: scipy returns NaN, and the limit, 0, would claim too much.
+        p_value = permutation_p_value(level, baseline, paired=paired) if difference else 1.0
+        return Estimate(difference, difference, difference, p_value, clusters)
     result = stats.ttest_rel(x, y) if paired else stats.ttest_ind(x, y, equal_var=False)
     interval = result.confidence_interval(confidence)
     return Estimate(difference, float(interval.low), float(interval.high), float(result.pvalue), clusters)

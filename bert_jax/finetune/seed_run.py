@@ -42,6 +42,7 @@ from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
 from bert_jax.training.micro_batch import check_run
 from bert_jax.training.pretraining_task import heads_of
+from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints
 from bert_jax.training.run_directory.workdir import matching_config
 from bert_jax.training.sharding import device_kind, round_up_to_shards
 from bert_jax.training.shared_programs import MakePrograms
@@ -141,7 +142,8 @@ class FinetuneRun:
         """
         for seed, directory in directories.items():
             config = dataclasses.replace(self.config, seed=seed)
-            matching_config(directory, config, self._run_data.shares, self._run_data.paths)
+            if matching_config(directory, config, self._run_data.shares, self._run_data.paths) is not None:
+                check_no_lost_checkpoints(directory)
 
     def train(self, directory: StoredPath) -> SeedResult | None:
         """Train in a directory, or continue its run, and write predictions.
@@ -173,7 +175,7 @@ class FinetuneRun:
         options, model = self.options, self.encoder.model
         frozen = ENCODER if options.freeze_encoder else ALL_BUT_ADAPTERS if options.adapter_size else ()
         assert options.batch_size is not None and options.max_length is not None and options.steps is not None
-        most = -(-options.steps // SAVES) if options.keep == 1 else steps_per_epoch
+        most = max(1, options.steps // SAVES) if options.keep == 1 else steps_per_epoch
         save_every = options.save_every or min(steps_per_epoch, most)
         return Config(
             name=f"finetune_{self._task_name}",

@@ -14,8 +14,9 @@ NO_TAG = -1
 
 CONLL_U = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 _GLOBAL_COLUMNS = "# global.columns ="
-_FIRST_INDEX = re.compile("[01](-[12])?")
-"""Of a file whose first column counts the words of a sentence; 1-2 is a multiword token."""
+_FIRST_INDEX = re.compile("[01]([-.][0-9]+)?")
+"""Of a file whose first column counts the words of a sentence; 1-2 is a multiword token, 1.1 an empty node."""
+_NUMBER, _BETWEEN_NUMBERS = re.compile("[0-9]{1,9}"), re.compile("[0-9]+[-.][0-9]+")
 
 
 class TaggedSentence(NamedTuple):
@@ -78,8 +79,8 @@ def read_conll(path: StoredPath, tag_column: int = -1, word_column: int | None =
     require(bool(sentences), f"{path} has no sentences")
     longest = max(len(sentence.words) for sentence in sentences)
     require(
-        longest < 2 or not all(_counts_up(sentence.words) for sentence in sentences),
-        f"{path}: the words in column {layout.word} are the numbers 1, 2, 3 and so on in every sentence: give the "
+        longest < 2 or not _count_up(sentences),
+        f"{path}: the words in column {layout.word} are the numbers 1, 2, 3 and so on: give the "
         "column of the words, from 0, with --word-column",
     )
     return sentences
@@ -109,7 +110,7 @@ def _layout(path: StoredPath, lines: Sequence[str], tag_column: int, word_column
         f"{path} has {width} columns: there is no column {tag_column} of tags beside the words",
     )
     index = names.index("ID") if "ID" in names else 0 if word and _FIRST_INDEX.fullmatch(fields[0]) else None
-    return _Layout(width, has_tabs, word, tag, index)
+    return _Layout(width, has_tabs, word, tag, None if index == word else index)
 
 
 def _fields(line: str) -> list[str]:
@@ -121,8 +122,18 @@ def _is_comment(line: str, layout: _Layout) -> bool:
     return line.startswith("#") and (len(_fields(line)) != layout.width or (layout.has_tabs and "\t" not in line))
 
 
-def _counts_up(words: Sequence[str]) -> bool:
-    return all(word == str(i) for i, word in enumerate(words, 0 if words[0] == "0" else 1))
+def _count_up(sentences: Sequence[TaggedSentence]) -> bool:
+    """Whether the words are numbers that count the words of each sentence, or of all of them."""
+    last = 0
+    for sentence in sentences:
+        words = [word for word in sentence.words if not _BETWEEN_NUMBERS.fullmatch(word)]
+        if not words:
+            continue
+        first = int(words[0]) if _NUMBER.fullmatch(words[0]) else -1
+        if first not in (0, 1, last + 1) or words != [str(i) for i in range(first, first + len(words))]:
+            return False
+        last = first + len(words) - 1
+    return True
 
 
 def tag_names(sentences: Sequence[TaggedSentence]) -> tuple[str, ...]:

@@ -31,7 +31,6 @@ class SeedEntry(TypedDict):
     seed: int
     score: float | None
     failed: bool
-    diverged: bool
 
 
 class _Results(TypedDict):
@@ -178,7 +177,8 @@ def _read_run(directory: StoredPath, name: str) -> Run:
 
 def _read_task_score(directory: StoredPath, seed: int) -> TaskScore | None:
     """Of results.json, which is above the directories of several seeds; None: the command has not ended yet."""
-    for path in (directory / "results.json", directory.parent / "results.json"):
+    directories = (directory, directory.parent) if directory.name == f"seed{seed}" else (directory,)
+    for path in (one / "results.json" for one in directories):
         if path.exists():
             results = read_json_as(path, _Results, "run bert-jax finetune again")
             for one in results["seeds"]:

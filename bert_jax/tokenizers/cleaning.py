@@ -68,7 +68,8 @@ class BertCleaning:
 
     def __call__(self, text: str) -> str:
         """Cleans a text; white space may stay as it is, because BertNormalizer makes all of it a space."""
-        joined = text.replace("\u200c", "").replace("\u200d", "")  # BERT removes these, which corpora keep
+        # BERT removes these: joiners, which corpora keep, and U+FFFD, which is printable.
+        joined = text.replace("\u200c", "").replace("\u200d", "").replace("\ufffd", "")
         # Printable: without control, format, private and unassigned characters, and with no white space but spaces.
         if joined.isprintable() and (joined.isascii() or unicodedata.is_normalized("NFC", joined)):
             return joined

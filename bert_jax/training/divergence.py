@@ -141,7 +141,8 @@ def check_divergence(step: int, loss: float, found: StepMeasures, recovery: Reco
         first = step - found.consecutive_skipped + 1
         reason = f"loss or gradient was not finite in {found.consecutive_skipped} steps in a row, {first} to {step}"
         raise DivergenceError(first, step, reason)
-    if found.skipped_share > recovery.max_skipped_share:
+    # Steps in a row are the bound above.
+    if not found.consecutive_skipped and found.skipped_share > recovery.max_skipped_share:
         raise DivergedError(
             f"training stops at step {step}: loss or gradient was not finite in {found.skipped_steps} steps, a share "
             f"of {found.skipped_share:.0%} of the last {SKIP_SPAN} (recovery.max_skipped_share "

@@ -20,6 +20,7 @@ from bert_jax.training.run_directory.checkpoint import (
     checkpoint_directory,
     committed_checkpoint_paths,
     newest_intact,
+    newest_with_metadata,
     read_metadata,
     restore_parts,
 )
@@ -153,10 +154,7 @@ def _restore_tokenizer(directory: StoredPath, data: RunData) -> None:
     Raises:
       UserError: it, or if it is missing that of the corpora, is not the tokenizer of the newest checkpoint.
     """
-    path, newest = (
-        directory / workdir.TOKENIZER,
-        next(committed_checkpoint_paths(checkpoint_directory(directory)), None),
-    )
+    path, newest = directory / workdir.TOKENIZER, newest_with_metadata(checkpoint_directory(directory))
     if path.exists():
         load_tokenizer(directory, newest)
         return

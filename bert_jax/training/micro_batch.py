@@ -270,8 +270,18 @@ def devices_report_memory(mesh: Mesh | AbstractMesh) -> bool:
 
 
 def available_memory(device: jax.Device) -> float:
-    """Memory that a program can use on a device, in bytes: that of the device, or free host memory for a CPU."""
-    return device_memory(device) or float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    """Memory that a program can use on a device, in bytes: that of the device, or available host memory for a CPU."""
+    return device_memory(device) or _available_host_memory()
+
+
+def _available_host_memory() -> float:
+    """Bytes; on Linux with the file cache, which the kernel gives up."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return 1024.0 * int(line.split()[1])
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def host_memory() -> float:

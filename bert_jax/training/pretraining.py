@@ -34,7 +34,7 @@ from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import (
     check_checkpoint_storage,
     checkpoint_directory,
-    committed_checkpoint_paths,
+    newest_with_metadata,
 )
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.sharding import check_processes, device_kind, make_mesh
@@ -181,8 +181,7 @@ def evaluate(
         not support.
     """
     config = _evaluation_config(workdir.read_config(directory), form, seq_len, rows)
-    newest = next(committed_checkpoint_paths(checkpoint_directory(directory)), None)
-    tokenizer = load_tokenizer(directory, newest)
+    tokenizer = load_tokenizer(directory, newest_with_metadata(checkpoint_directory(directory)))
     task = open_task(config, parts)
     assert task.train is not None
     if task.train.corpora[0].corpus.tokenizer_fingerprint != tokenizer.fingerprint:

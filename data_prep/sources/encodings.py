@@ -62,6 +62,7 @@ def check_setting(encoding: str) -> str:
         return AUTO
     try:
         b"a".decode(encoding, "ignore")
+        codecs.getincrementaldecoder(encoding)("bert_data.mark_lost").decode(b"", True)
         return codecs.lookup(encoding).name
     except (LookupError, ValueError, UnicodeError) as error:
         raise UserError(
@@ -95,8 +96,11 @@ def identify(samples: Sequence[bytes]) -> str | None:
     if lost < max(1, characters):
         return UTF_8
     lines = [line for line in sample.split(b"\n") if not line.isascii()]
+    text = b"\n".join(lines)
+    if len(text) > _IDENTIFIED_BYTES:  # whole lines, so that no character is cut
+        text = text[:_IDENTIFIED_BYTES].rpartition(b"\n")[0] or lines[0]
     best = charset_normalizer.from_bytes(
-        b"\n".join(lines)[:_IDENTIFIED_BYTES].rpartition(b"\n")[0] or lines[0],
+        text,
         cp_isolation=list(_CANDIDATES),
         enable_fallback=False,
     ).best()

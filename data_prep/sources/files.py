@@ -277,8 +277,10 @@ def _text_encoding(path: str, samples: list[bytes], encoding: str) -> str:
     """The encoding of a file, of which the first sample is the start; checks that it is text."""
     if samples[0].startswith(b"%PDF-"):
         raise DamagedFileError(f"{path}: is a PDF file; extract its text, or leave it out of the source")
-    # UTF-16, UTF-32, archives and unknown compressions have NUL bytes.
-    if encoding != encodings.AUTO and (b"\0" not in samples[0] or not encodings.keeps_ascii(encoding)):
+    # UTF-16, UTF-32, archives and unknown compressions have NUL bytes. These two encodings need a byte order mark.
+    if encoding not in (encodings.AUTO, "utf-16", "utf-32") and (
+        b"\0" not in samples[0] or not encodings.keeps_ascii(encoding)
+    ):
         return encoding
     found = encodings.identify(samples)
     if found is None:

@@ -59,7 +59,7 @@ def test_results(compressed, folder):
     assert student < 0.6 * teacher and results["student"]["layers_of_teacher"] == []
     metrics = numbers(compressed, "train")
     assert {"soft_loss", "task_loss", "hidden_0_0_mse", "scores_0_0_mse"} <= metrics[-1].keys()
-    assert metrics[-1]["soft_loss"] < 0.5 * metrics[0]["soft_loss"]
+    assert metrics[-1]["soft_loss"] < 0.7 * metrics[0]["soft_loss"]
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ def test_a_json_line_loses_its_bad_byte_only(tmp_path):
     [
         ("text:a", "latin-x", "--encoding latin-x: not an encoding of text"),
         ("text:a", "base64", "--encoding base64: not an encoding of text"),
+        ("text:a", "punycode", "--encoding punycode: not an encoding of text"),
         ("reference", "cp1252", "source reference has no files of text"),
     ],
 )
@@ -134,3 +135,18 @@ def test_the_commands_say_what_is_lost(folder, capsys):
     assert manifest["skipped"]["undecodable_bytes"]["bytes"] == 1
     assert main(["inspect", "auto"]) == 0
     assert "undecodable bytes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("title", "encoding"), [("Глава 1", "cp1251"), ("Глава", "koi8_r"), ("Αθήνα", "cp1253"), ("北京", "gb18030")]
+)
+def test_a_title_does_not_decide_alone(title, encoding):
+    """A file of two lines: both are looked at."""
+    body = {
+        "cp1251": "Привет, это длинный русский текст, который должен быть определён правильно, в нём много слов.",
+        "koi8_r": "Привет, это длинный русский текст, который должен быть определён правильно, в нём много слов.",
+        "cp1253": "Η πόλη βρίσκεται κοντά στη θάλασσα και οι κάτοικοι της αγαπούν τα πλοία και τα ταξίδια.",
+        "gb18030": "这座城市在河边,人们每天早上去市场买菜,然后回家做饭,孩子们在学校学习写字和读书。",
+    }[encoding]
+    data = f"{title}\n\n{body}\n".encode(encoding)
+    assert data.decode(encodings.identify([data])) == data.decode(encoding)

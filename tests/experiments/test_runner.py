@@ -229,7 +229,7 @@ def test_the_plan_of_many_runs(study, tiny_corpus, tmp_path):
 def test_a_record_without_a_score_is_damaged(metrics, study, tiny_corpus, tmp_path):
     opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], tmp_path / "study")
     run = opened.runs[0]
-    values = {"format_version": 1, "attempts": 1, "error": "", "metrics": metrics, "finetuned": {}, "tokens": 1}
+    values = {"format_version": 2, "attempts": 1, "error": "", "metrics": metrics, "finetuned": {}, "tokens": 1}
     cell_records.write_record(run, values | {"timing": {"seconds": 1.0}})
     with pytest.raises(UserError, match=r"seed0.json: metrics.(mlm_loss|nsp_accuracy) is missing .* remove it"):
         cell_records.read_record(run)

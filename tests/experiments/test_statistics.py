@@ -43,7 +43,9 @@ def test_t_estimate_is_students():
     half = stats.t.ppf(0.975, 2) * differences.std(ddof=1) / np.sqrt(3)
     assert estimate[:3] == pytest.approx((1 / 3, 1 / 3 - half, 1 / 3 + half))
     assert estimate.clusters == 3
-    assert statistics.t_estimate([2.0, 2.0], [1.0, 1.0], paired=True)[:4] == (1.0, 1.0, 1.0, 0.0)
+    # Without spread: permutations of seeds, 2 of 2^3 and 2 of 20. The limit of the t-test would be 0.
+    assert statistics.t_estimate([2.0] * 3, [1.0] * 3, paired=True)[:4] == (1.0, 1.0, 1.0, 0.25)
+    assert statistics.t_estimate([2.0] * 3, [1.0] * 3, paired=False).p_value == pytest.approx(0.1)
     assert statistics.t_estimate([2.0, 2.0], [2.0, 2.0], paired=False).p_value == 1.0
     with pytest.raises(ValueError, match="two seeds"):
         statistics.t_estimate([1.0], [1.0], paired=True)

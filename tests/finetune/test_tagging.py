@@ -72,6 +72,8 @@ def test_read_conll(text, column, expected, tmp_path):
         (b"word\n", -1, r"train\.conll has 1 columns"),
         (b"\n\n", -1, "has no sentences"),
         (b"\xff\tO\n", -1, r"not UTF-8 \(byte 0\)"),
+        (b"1\tBob\tO\n2\tran\tO\n\n1-2\tdu\t_\n1\tde\tO\n2\tle\tO\n", -1, "--word-column"),
+        (b"1\ta\tO\n2\tb\tO\n\n3\tc\tO\n4\td\tO\n", -1, "--word-column"),
         (None, -1, "does not exist"),
         (b"1\ta\tO\n2\tb\tO\n\n1\tc\tO\n", -1, "words in column 0 are the numbers 1, 2, 3 .* with --word-column"),
         (b"0 a O\n1 b O\n", -1, "words in column 0 are the numbers 1, 2, 3"),

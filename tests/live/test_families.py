@@ -65,9 +65,11 @@ def test_numbers_and_names(name, size, tmp_path):
     hf_model, inputs = source_model.hf_model, sample_inputs(source_model.hf_model, None)
     assert transformers_forward.class_name(hf_model) == name
     assert (inputs.attention_mask_BS == 0).any() and inputs.attention_mask_BS[0].sum() == 1
+    # Its pooled vector is a function of large states, and rounding differs between CPUs: 3e-5 on an Intel Xeon.
+    numpy_limit = 5e-5 if name == "MobileBertModel" else 1e-5
     sides = {
         1e-4: jax_forward.run(source_model.model, inputs),
-        1e-5: numpy_forward.run(hf_model, inputs),
+        numpy_limit: numpy_forward.run(hf_model, inputs),
         0: transformers_forward.run(hf_model, inputs),
     }
     for part, values in direct(torch_model, inputs).items():

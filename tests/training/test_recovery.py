@@ -303,17 +303,22 @@ def test_the_share_of_skipped_steps_is_bounded():
     found = measure(losses, skipped=np.arange(80) % 2 == 1)[1]
     check_divergence(21, 5.0, found[20], RecoveryConfig())
     with pytest.raises(DivergedError, match="not finite in 12 steps, a share of 11% of the last 100"):
-        check_divergence(24, 5.0, found[23], RecoveryConfig())
+        check_divergence(25, 5.0, found[24], RecoveryConfig())
     check_divergence(80, 5.0, found[79], RecoveryConfig(max_skipped_share=1.0))
+    # Steps in a row are rolled back, however many recovery.max_skipped allows.
+    found = measure(losses, skipped=np.arange(80) >= 50)[1]
+    check_divergence(69, 5.0, found[68], RecoveryConfig(max_skipped=20))
+    with pytest.raises(DivergenceError, match="20 steps in a row"):
+        check_divergence(70, 5.0, found[69], RecoveryConfig(max_skipped=20))
 
 
 def test_a_run_that_skips_too_often_stops(run, config, tmp_path):
     """It stops at the same step when it is continued."""
     strict = dataclasses.replace(config, recovery=dataclasses.replace(config.recovery, max_skipped_share=0.005))
     for _ in range(2):
-        with pytest.raises(UserError, match="training stops at step 6: loss or gradient was not finite in 1 steps"):
+        with pytest.raises(UserError, match="training stops at step 7: loss or gradient was not finite in 1 steps"):
             run(tmp_path / "run", 40, 41, config=strict)
-    assert not rollbacks(tmp_path / "run") and lines(tmp_path / "run")[-1]["step"] == 5
+    assert not rollbacks(tmp_path / "run") and lines(tmp_path / "run")[-1]["step"] == 6
 
 
 def test_progress_renews_the_rollbacks(config, tmp_path):

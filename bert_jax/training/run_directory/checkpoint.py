@@ -54,7 +54,7 @@ HAS_CHECKPOINTS = "has_checkpoints"
 """File of a work directory, beside checkpoints/: a checkpoint has been committed, so one must be there."""
 OWN_NAME = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
 """Names of the directories of checkpoints."""
-OWN_FILES = re.compile(r"state(\..+)?|run\.json|COMMIT\.json(\..+\.partial)?")
+OWN_FILES = re.compile(r"state(\..+)?|run\.json|COMMIT\.json(\..+\.partial)?|\.nfs.+")
 """Names of what is in them: complete, or left by a killed process."""
 ORBAX_STORES = ("gs",)
 """Object stores that Orbax reads and writes directly."""
@@ -128,8 +128,10 @@ class Checkpoints:
                 return
             staged.upload()
             write_commit(target, sums)
-            if not (marker := self.directory.parent / HAS_CHECKPOINTS).exists():
-                marker.write_text(f"{target.name}\n")
+        marker = self.directory.parent / HAS_CHECKPOINTS
+        if not marker.exists():
+            with contextlib.suppress(OSError):  # a full disk: the checkpoint is complete, and the next save writes it
+                write_atomic(marker, f"{target.name}\n".encode())
         newest_first = list(committed_checkpoint_paths(self.directory))
         needed: list[epath.Path] = []
         if good is not None:
@@ -309,6 +311,15 @@ def newest_intact(directory: epath.Path) -> epath.Path | None:
             )
     if damage is not None:
         raise UserError(f"{directory}: every checkpoint is damaged; restore a copy, or start in another --workdir")
+    return None
+
+
+def newest_with_metadata(directory: epath.Path) -> epath.Path | None:
+    """The newest complete checkpoint whose run.json is intact; the other files are not read."""
+    for save in committed_checkpoint_paths(directory):
+        with contextlib.suppress(UserError, OSError):  # damaged: `newest_intact` names it
+            if read_json_as(save / COMMIT_MARKER, _Commit, "")["sha256"]["run.json"] == _sha256(save / "run.json"):
+                return save
     return None
 
 

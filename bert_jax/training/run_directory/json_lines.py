@@ -1,5 +1,6 @@
 """JSON Lines files that survive a killed writer: append, read, and repair."""
 
+import errno
 import json
 import os
 import sys
@@ -10,9 +11,19 @@ from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
 from bert_jax.storage import BackgroundUpload, StoredPath, is_remote, write_atomic
 
+NO_FSYNC_OF_DIRECTORIES = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS, errno.EACCES)
+"""Errors of file systems that cannot put a directory on the disk."""
 Value = dict[str, Any]
 Kind = type | Callable[[Value], type]
 """TypedDict of a line, which may have further keys; or a function of the line that returns it."""
+
+
+def _fsync(path: StoredPath) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def read_lines(path: StoredPath, kind: Kind) -> list[Value]:
@@ -127,12 +138,12 @@ class JsonLines:
         if self._uploads is not None:
             self._uploads.flush()
         elif self._path.exists():
-            for path in (self._path, self._path.parent):  # its lines and its name
-                descriptor = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(descriptor)
-                finally:
-                    os.close(descriptor)
+            _fsync(self._path)
+            try:
+                _fsync(self._path.parent)  # the name of the file
+            except OSError as error:
+                if error.errno not in NO_FSYNC_OF_DIRECTORIES:
+                    raise
 
     def close(self) -> None:
         """Flush, and stop the upload thread."""

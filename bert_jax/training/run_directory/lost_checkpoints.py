@@ -19,5 +19,6 @@ def check_no_lost_checkpoints(workdir: StoredPath) -> None:
     if has_lost_checkpoints(workdir):
         raise UserError(
             f"{checkpoint_directory(workdir)} has no checkpoint, and the run had saved one: mount its volume, or "
-            f"restore a copy. To begin again at step 0, add --restart (of bert-jax pretrain), or remove {workdir}"
+            "restore a copy. To begin again at step 0, add --restart (of bert-jax pretrain), or remove "
+            f"{workdir / HAS_CHECKPOINTS}"
         )

@@ -30,8 +30,10 @@ class OrbaxErrors(logging.Filter):
         return False
 
     def move_to_file(self) -> str:
-        """Write the errors to a file in the directory for temporary files; returns its name, or "" if that fails."""
+        """Write the errors to a file in the directory for temporary files; returns its name, "" without one."""
         records, self._held = self._held, []
+        if not records:
+            return ""
         text = "\n".join(map(logging.Formatter("%(asctime)s %(message)s").format, records))
         try:
             descriptor, name = tempfile.mkstemp(prefix="bert_jax-save-", suffix=".log")
