@@ -141,7 +141,7 @@ def check_divergence(step: int, loss: float, found: StepMeasures, recovery: Reco
         first = step - found.consecutive_skipped + 1
         reason = f"loss or gradient was not finite in {found.consecutive_skipped} steps in a row, {first} to {step}"
         raise DivergenceError(first, step, reason)
-    # Steps in a row are the bound above.
+    # While steps are skipped in a row, the bound above decides.
     if not found.consecutive_skipped and found.skipped_share > recovery.max_skipped_share:
         raise DivergedError(
             f"training stops at step {step}: loss or gradient was not finite in {found.skipped_steps} steps, a share "
@@ -152,8 +152,7 @@ def check_divergence(step: int, loss: float, found: StepMeasures, recovery: Reco
     if recovery.spike is None:
         return
     above = f"above the lowest average of its phase (recovery.spike {recovery.spike:g}"
-    noise = found.noise_bound
-    if found.loss_rise > max(recovery.spike, noise):
+    if found.loss_rise > max(recovery.spike, found.noise_bound):
         reason = (
             f"the loss of step {step} was {loss:.2f}, {found.loss_rise:.2f} {above}, noise {found.noise_bound:.2f})"
         )

@@ -139,7 +139,7 @@ def to_utf_8(read: Callable[[int], bytes], encoding: str) -> Callable[[int], byt
     """A function that reads text in UTF-8; a byte that is not in the encoding becomes the byte 0xff.
 
     Args:
-      read: gives about as many bytes as it is asked for; none at the end.
+      read: gives about as many bytes as its argument; none at the end.
       encoding: of the bytes; UTF-8 is not changed.
     """
     if encoding == UTF_8:

@@ -314,7 +314,7 @@ def test_micro_batches_are_those_that_fit(context):
 
 
 def test_a_cpu_computes_bfloat16_in_float32(context):
-    """bert_base was estimated at 16.9 GiB, and its program asked for 27."""
+    """bert_base was estimated at 16.9 GiB, and its program needed 27."""
     context = of(context, config=config_lib.replace(load_config("bert_base")))
     (accelerator,), (cpu,) = (
         [one for one in findings_of(machine(context, kind=kind, memory=2.0**35), "memory") if one.values["phase"] == 0]

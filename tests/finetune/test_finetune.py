@@ -109,7 +109,7 @@ def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_program
 @pytest.mark.slow
 @pytest.mark.parametrize(("save_every", "saved"), [(None, 24), (7, 21)])
 def test_killed_in_its_only_epoch(save_every, saved, folder, tiny_run, tmp_path, tiny_programs):
-    """It continues at the last tenth of the run, or at the steps that were asked for, bit-identical."""
+    """It continues at the last tenth of the run, or at those of --save-every, bit-identical."""
 
     def kill(count, state):
         if count == 27:

@@ -34,7 +34,7 @@ class Eraser(NamedTuple):
         return vectors + self.offsets(vectors)
 
     def variance_removed(self, vectors: Float[np.ndarray, "n H"]) -> float:
-        """Variance of what is removed from vectors, summed over dimensions, as a share of theirs."""
+        """Share of the variance of vectors, summed over dimensions, that is removed."""
         vectors = np.asarray(vectors, np.float64)
         return float(self.offsets(vectors).var(0).sum() / vectors.var(0).sum())
 
