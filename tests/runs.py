@@ -105,6 +105,15 @@ def spoil(first: int, last: int, factor: float) -> Callable[[Pretraining], Spoil
     return lambda task: SpoiledPretraining(*(getattr(task, name) for name in fields), first, last, factor)
 
 
+def assert_close(found: list[dict], expected: list[dict]) -> None:
+    """Losses of two runs are equal to rounding, as of programs that were compiled otherwise."""
+    for a, b in zip(found, expected, strict=True):
+        assert a.keys() == b.keys()
+        for name in ("loss", "mlm_loss", "pair_loss", "tokens_seen"):
+            if name in b:
+                np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=f"{name} at {b['step']}")
+
+
 def numbers(workdir: Any, split: str | None = None) -> list[dict]:
     """The lines of metrics.jsonl, of one split or of all, without `timing`."""
     lines = [line for line in read_metrics(workdir / "metrics.jsonl") if split in (None, line["split"])]

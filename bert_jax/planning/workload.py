@@ -101,11 +101,12 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
       UserError: rows or heads are not divisible by the mesh.
     """
     settings, model, tensor = config.phases[phase], config.model_of(phase), sizes.tensor
-    rows, remainder = divmod(settings.batch_size, sizes.row_shards * accumulation)
+    micro_batches = sizes.row_shards * accumulation
+    rows, remainder = divmod(settings.batch_size, micro_batches)
     require(
         rows > 0 and remainder == 0,
         f"phases.{phase}.batch_size {settings.batch_size} is not divisible by {sizes.row_shards} row shards "
-        f"(mesh data x fsdp) x accumulation {accumulation}",
+        f"(mesh data x fsdp) x accumulation {accumulation}: use a multiple of {micro_batches}",
     )
     require(model.num_heads % tensor == 0, f"mesh.tensor {tensor} does not divide model.num_heads {model.num_heads}")
     slots, is_pair = config.data.max_examples_per_row(settings.seq_len), config.objective.pair != "none"

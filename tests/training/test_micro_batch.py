@@ -5,7 +5,6 @@ import json
 from types import SimpleNamespace
 
 import jax
-import numpy as np
 import pytest
 
 from bert_jax.config import CheckpointConfig, Config, MeshConfig, Phase
@@ -22,7 +21,7 @@ from bert_jax.training.micro_batch import (
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import make_mesh
-from tests.runs import Killed, numbers
+from tests.runs import Killed, assert_close, numbers
 
 PHASE = Phase(batch_size=16)
 CONFIG = Config(name="fitted", phases=(PHASE, PHASE, PHASE))
@@ -219,14 +218,6 @@ def config(plain_config) -> Config:
         phases=(phase,),
         checkpoint=CheckpointConfig(every=2, keep=2),
     )
-
-
-def assert_close(found: list[dict], expected: list[dict]) -> None:
-    for a, b in zip(found, expected, strict=True):
-        assert a.keys() == b.keys()
-        for name in ("loss", "mlm_loss", "pair_loss", "tokens_seen"):
-            if name in b:
-                np.testing.assert_allclose(a[name], b[name], rtol=1e-5, err_msg=f"{name} at {b['step']}")
 
 
 @pytest.mark.slow
