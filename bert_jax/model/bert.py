@@ -19,7 +19,7 @@ from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
-from bert_jax.model.layers import Dense, DropoutKey, gather_positions
+from bert_jax.model.layers import Dense, DropoutKey, gather_positions, normal, truncated_normal
 
 Params = dict[str, Any]
 
@@ -30,7 +30,9 @@ class BertModel(nnx.Module):
     def __init__(self, config: ModelConfig, heads: Heads, key: Key[Array, ""]):
         encoder, mlm, pair = jax.random.split(key, 3)
         task = jax.random.fold_in(key, 3)
-        self.encoder = Encoder(config, encoder, pooler=heads.has_pooler)
+        # A pooler that is new in fine-tuning is initialised like the task head that reads it.
+        init = (normal if heads.task else truncated_normal)(config.initializer_range)
+        self.encoder = Encoder(config, encoder, pooler_init=init if heads.has_pooler else None)
         self.mlm = MlmHead(config, mlm, heads.mlm_activation) if heads.mlm else None
         self.pair = PairHead(config, pair) if heads.pair else None
         self.task = TaskHeadModule(config, heads.task, task) if heads.task else None
@@ -112,7 +114,8 @@ def init(config: ModelConfig, key: Key[Array, ""], heads: Heads) -> Params:
     """Initial parameters as a nested dict of float32 arrays.
 
     Layers are stacked on a leading axis: ``params["encoder"]["layers"]["qkv"]["kernel"]`` is
-    [L, H, 3, N, D]. Weights are truncated normal, those of task heads normal, biases 0, norm scales 1.
+    [L, H, 3, N, D]. Weights are truncated normal, those of task heads and of a pooler beside one
+    normal, biases 0, norm scales 1.
     """
     _, state = nnx.split(BertModel(config, heads, key))
     return nnx.to_pure_dict(state)

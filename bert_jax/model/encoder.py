@@ -13,7 +13,7 @@ from bert_jax.model.activations import Edits, LayerTap
 from bert_jax.model.block import EMBEDDING_SITE, Block
 from bert_jax.model.embeddings import Embeddings, EncoderInputs
 from bert_jax.model.layer_plan import count_last_layer_positions, layer_plans, parameter_groups
-from bert_jax.model.layers import Dense, DropoutKey, gather_positions, make_norm, outer_dense_dtype, truncated_normal
+from bert_jax.model.layers import Dense, DropoutKey, gather_positions, make_norm, outer_dense_dtype
 from bert_jax.model.stack import run_stack
 
 
@@ -44,7 +44,8 @@ class Encoder(nnx.Module):
     To take, copy, drop or grow layers, index the leading axis of ``params["layers"]``.
     """
 
-    def __init__(self, config: ModelConfig, key: Key[Array, ""], *, pooler: bool):
+    def __init__(self, config: ModelConfig, key: Key[Array, ""], *, pooler_init: Callable[..., Array] | None):
+        """`pooler_init` initialises the pooler's kernel; None: no pooler."""
         embeddings, layers, pooler_key = jax.random.split(key, 3)
         self.embeddings = Embeddings(config, embeddings)
         groups = len(set(parameter_groups(config)))
@@ -52,9 +53,8 @@ class Encoder(nnx.Module):
         width = (config.hidden_size,)
         final_norm = config.norm_placement == "pre"
         self.final_norm = make_norm(config, config.hidden_size) if final_norm else None
-        init = truncated_normal(config.initializer_range)
         dense = (config.biases, outer_dense_dtype(config.dense_dtype))
-        self.pooler = Dense(width, width, init, pooler_key, *dense) if pooler else None
+        self.pooler = Dense(width, width, pooler_init, pooler_key, *dense) if pooler_init else None
         self.config = config
 
     def __call__(

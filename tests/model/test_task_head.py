@@ -79,6 +79,13 @@ def test_a_new_head_is_normal_as_in_transformers():
     assert float(abs(embedding).max()) < 2.001 * deviation
 
 
+def test_a_new_pooler_is_normal_in_fine_tuning_and_truncated_in_pretraining():
+    task = TaskHead("classification", ("no", "yes"), "pooled")
+    for heads, is_truncated in ((Heads(mlm=False, task=task), False), (Heads(pair=True), True)):
+        kernel = bert.init(BERT, jax.random.key(0), heads)["encoder"]["pooler"]["kernel"]
+        assert (float(abs(kernel).max()) < 2.001 * BERT.initializer_range) == is_truncated, heads
+
+
 CLS = np.random.default_rng(3).normal(2, 3, (4, 3, 8)).astype(np.float32)
 HAS_EXAMPLE = np.array([[1, 1, 1], [1, 1, 0], [1, 0, 0], [0, 0, 0]], bool)
 
