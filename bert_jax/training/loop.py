@@ -45,6 +45,8 @@ class Progress:
     """Tokens without padding in all steps so far."""
     skipped_steps: int
     """Steps so far whose loss or gradient was not finite."""
+    metric_lines: int
+    """Lines of metrics.jsonl so far."""
     evaluation: dict[str, float]
     """Latest held-out metrics."""
     ended: str = ""
@@ -164,7 +166,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
             return dataclasses.replace(progress, ended=ended)
         with goodput.measure("compile"):
             run.train_steps.precompile(cursor.phase)
-        so_far = cursor.step, progress.tokens_seen, progress.skipped_steps
+        so_far = cursor.step, progress.tokens_seen, progress.skipped_steps, progress.metric_lines
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
         goodput.ready(cursor.step)
@@ -196,7 +198,8 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
             stop = run.stop_requested()  # called once: SIGTERM between save and break must not skip the save
             if ended or stop or cursor.step % config.checkpoint.every == 0:
                 report.flush()  # metrics up to a committed checkpoint must be on disk before it
-                progress = Progress(cursor, phase, report.tokens_seen, report.skipped_steps, evaluation, ended)
+                counts = report.tokens_seen, report.skipped_steps, report.metric_lines
+                progress = Progress(cursor, phase, *counts, evaluation, ended)
                 with goodput.measure("checkpoint"):
                     _save(run, checkpoints, state, progress)
                 goodput.write_totals(cursor.step)
@@ -215,9 +218,9 @@ def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainSt
         cursor = cursor.in_phase(config.locate_step(cursor.step)[0])  # the next phase, if the run was extended
         if is_first():
             print(f"continuing from step {cursor.step}", file=sys.stderr)
-        counts = saved["tokens_seen"], saved["skipped_steps"]
+        counts = saved["tokens_seen"], saved["skipped_steps"], saved["metric_lines"]
         return state, Progress(cursor, saved["phase"], *counts, saved["evaluation"])
-    progress = Progress(recovery.with_skipped_rows(Cursor(), run.ledger), 0, 0, 0, {})
+    progress = Progress(recovery.with_skipped_rows(Cursor(), run.ledger), 0, 0, 0, 0, {})
     if run.initial is None:
         if config.start.source is not None:
             raise UserError(f"{run.workdir} has no checkpoint left: run the same command again to restart")

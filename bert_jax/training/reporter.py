@@ -37,8 +37,8 @@ class Reporter:
 
     Every process of a run has a reporter and reads the same metrics; the first process writes and displays them.
 
-    A context manager; `tokens_seen` counts tokens without padding, and `skipped_steps` steps whose loss or gradient was
-    not finite, both over the whole run, restarts included.
+    A context manager. Over the whole run, restarts included, `tokens_seen` counts tokens without padding,
+    `skipped_steps` steps whose loss or gradient was not finite, and `metric_lines` lines of metrics.jsonl.
     """
 
     def __init__(
@@ -49,16 +49,17 @@ class Reporter:
         step: int,
         tokens_seen: int,
         skipped_steps: int,
+        metric_lines: int,
         goodput: GoodputRecorder,
         profile: tuple[int, int] | None,
     ):
         config = task.config
-        self.skipped_steps, self.warned = skipped_steps, False
+        self.skipped_steps, self.metric_lines, self.warned = skipped_steps, metric_lines, False
         self.task, self.every, self.tokens_seen, self.goodput = task, config.log.every, tokens_seen, goodput
         self.writer: MetricsWriter | None = None
         if is_first():
             log = config.log
-            self.writer = MetricsWriter(workdir, step, log.every, tensorboard=log.tensorboard, wandb=log.wandb)
+            self.writer = MetricsWriter(workdir, step, metric_lines, tensorboard=log.tensorboard, wandb=log.wandb)
         self.peak = peak_flops(list(mesh.devices.flat))
         self.bar = progress_bar("training", config.total_steps, "step", done=step, shown=is_first())
         self.traces, self.tracing = StagedDirectory(workdir / "profile"), False
@@ -136,10 +137,7 @@ class Reporter:
         skipped = f", {self.skipped_steps} skipped" if self.skipped_steps else ""
         self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}{skipped}", refresh=False)
         timing, self.window = self.window.speed(self.peak), _Window()
-        if self.writer is not None:
-            self.writer.write(
-                step, "train", with_pair_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing
-            )
+        self._write(step, "train", with_pair_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing)
         self.goodput.write_totals(step)
 
     def _warn_if_first_skipped(self, step: int, loss: float, skipped_steps: int) -> None:
@@ -159,10 +157,15 @@ class Reporter:
 
     def add_evaluation(self, step: int, values: dict[str, float]) -> None:
         """Report held-out metrics, also on stderr; the training speed does not include the time of the evaluation."""
-        if self.writer is not None:
-            self.writer.write(step, "validation", values, {})
+        self._write(step, "validation", values, {})
+        if is_first():
             print_line(f"step {step:,}, held out: {format_metrics(values)}", self.bar)
         self.window = _Window()
+
+    def _write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
+        self.metric_lines += 1
+        if self.writer is not None:
+            self.writer.write(step, split, values, timing)
 
     def __enter__(self) -> "Reporter":
         return self

@@ -69,16 +69,16 @@ def test_a_digest_sees_every_value():
     assert digest(params) == DIGESTS["model-3"] != digest(changed)
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(4, "use the version that wrote it"), (6, "update bert_jax")])
+@pytest.mark.parametrize(("version", "remedy"), [(5, "use the version that wrote it"), (7, "update bert_jax")])
 def test_other_versions_of_checkpoints_are_refused(tmp_path, version, remedy):
-    run = shutil.copytree(FORMATS / "run-5", tmp_path / "run")
+    run = shutil.copytree(FORMATS / "run-6", tmp_path / "run")
     (save,) = (run / "checkpoints").iterdir()
     about = json.loads((save / "run.json").read_text())
-    assert about["format_version"] == 5
+    assert about["format_version"] == 6
     (save / "run.json").write_text(json.dumps(about | {"format_version": version}))
     restored = checkpoint.checkpoint_directory(run) / save.name
     checkpoint.write_commit(restored, checkpoint.own_checksums(restored))
     with pytest.raises(
-        UserError, match=f"{re.escape(str(save))}/run.json has format version {version}, .* reads 5: {remedy}"
+        UserError, match=f"{re.escape(str(save))}/run.json has format version {version}, .* reads 6: {remedy}"
     ):
         bert_jax.load(run)

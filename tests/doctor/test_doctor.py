@@ -234,7 +234,7 @@ def test_what_pretrain_prints_before_its_first_step(tiny_config, tiny_corpus):
 @pytest.mark.parametrize("way", ["preset", "flag", "file"])
 def test_a_preset_has_the_vocabulary_of_its_corpus(way, preset, tiny_corpus, tmp_path, monkeypatch, capsys):
     """Unless a flag sets another size; a config file has its own. The size is in config.json and on stderr."""
-    monkeypatch.setattr(loop, "train", lambda *_, **__: loop.Progress(Cursor(), 0, 0, 0, {}))
+    monkeypatch.setattr(loop, "train", lambda *_, **__: loop.Progress(Cursor(), 0, 0, 0, 0, {}))
     own = tmp_path / "own.py"
     own.write_text(Path(preset).read_text().replace('"vocab_size": 120', '"vocab_size": 130'))
     flags = ["--model.vocab-size", "150"] if way == "flag" else []

@@ -71,7 +71,7 @@ def assert_equal(left, right):
 def test_the_newest_comes_back_bit_for_bit(saved, capsys):
     state, metadata = restore(saved)
     assert_equal(state, state_of(4))
-    assert metadata == {"format_version": 5, "step": 4, **METADATA}
+    assert metadata == {"format_version": 6, "step": 4, **METADATA}
     assert capsys.readouterr().err == ""
 
 
@@ -213,13 +213,13 @@ def test_all_damaged_is_the_users_to_decide(saved, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-@pytest.mark.parametrize(("version", "remedy"), [(4, "use the version that wrote it"), (6, "update bert_jax")])
+@pytest.mark.parametrize(("version", "remedy"), [(5, "use the version that wrote it"), (7, "update bert_jax")])
 def test_other_formats_are_refused(saved, version, remedy):
     newest = saved / "00000004"
     metadata = json.loads((newest / "run.json").read_text())
     (newest / "run.json").write_text(json.dumps(metadata | {"format_version": version}))
     checkpoint.write_commit(epath.Path(newest), checkpoint.own_checksums(epath.Path(newest)))
-    with pytest.raises(UserError, match=f"has format version {version}, and this bert_jax reads 5: {remedy}"):
+    with pytest.raises(UserError, match=f"has format version {version}, and this bert_jax reads 6: {remedy}"):
         restore(saved)
 
 

@@ -1,5 +1,6 @@
 """metrics.jsonl, TensorBoard events and W&B's rows: appended while training, cut back on resume."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -9,8 +10,10 @@ from pathlib import Path
 import pytest
 from tensorboardX.proto import event_pb2
 
+from bert_jax.config import CheckpointConfig
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory.metrics import MetricsWriter, read_metrics
+from tests.runs import Killed
 
 
 def lines_to(path, steps, tail=""):
@@ -71,31 +74,49 @@ def test_flush_puts_the_lines_and_the_name_of_the_file_on_the_disk(tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("kept", "every", "resumed", "words"),
+    ("kept", "count", "words"),
     [
-        ([2, 4, 6], 2, 6, None),
-        ([2, 4, 6], 2, 7, None),
-        ([2, 6], 2, 6, "between 2 and 6"),
-        ([4, 6], 2, 6, "between 0 and 4"),
-        ([2, 4], 2, 6, "after 4"),
-        ([], 2, 6, "after 0"),
-        ([], 9, 6, None),
-        ([2, 4, 6], 1, 7, None),  # log.every was 2
-        ([2, 6, 8], 2, 12, "between 2 and 6, after 8"),
+        ([2, 4, 6], 3, None),
+        ([], 0, None),
+        ([2, 6], 3, "between 2 and 6"),
+        ([4, 6], 3, "between 0 and 4"),
+        ([2, 4], 3, "after 4"),
+        ([], 3, "after 0"),
+        ([2, 6, 8], 5, "between 2 and 6, after 8"),
     ],
 )
-def test_missing_lines_are_reported(tmp_path, capfd, kept, every, resumed, words):
-    MetricsWriter(tmp_path, 0, 2, tensorboard=False).close()
+def test_missing_lines_are_reported(tmp_path, capfd, kept, count, words):
+    """At every start: the lines that follow are numbered as if none were missing."""
     lines_to(tmp_path / "metrics.jsonl", [2, 4, 6, 8])
     lines = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (tmp_path / "metrics.jsonl").write_text("".join(lines[step // 2 - 1] for step in kept))
-    writer = MetricsWriter(tmp_path, resumed, every, tensorboard=False)
+    writer = MetricsWriter(tmp_path, 12, count, tensorboard=False)
     err = capfd.readouterr().err
     assert (f"metrics.jsonl: lines of steps are missing ({words})" in err) if words else not err
-    writer.write(resumed + 1, "train", {}, {})
+    writer.write(14, "train", {}, {})
     writer.close()
     numbers = [line["timing"]["line"] for line in read_metrics(tmp_path / "metrics.jsonl")]
-    assert numbers == [step // 2 for step in kept] + [kept[-1] // 2 + 1 if kept else 1]
+    assert numbers == [*(step // 2 for step in kept), count + 1]
+
+
+def test_lines_of_a_larger_log_every_are_not_missing(plain_config, train, tmp_path, capfd):
+    """Without a line so far, the new value of log.every says nothing about the steps before."""
+
+    def start(every: int, last: int) -> str:
+        def kill(count, _):
+            if count == last:
+                raise Killed
+
+        log, often = dataclasses.replace(plain_config.log, every=every), CheckpointConfig(every=2)
+        with pytest.raises(Killed):
+            train(dataclasses.replace(plain_config, log=log, checkpoint=often), tmp_path / "run", kill)
+        return capfd.readouterr().err
+
+    assert "missing" not in start(every=9, last=6) and not (tmp_path / "run" / "metrics.jsonl").exists()
+    assert "missing" not in start(every=1, last=8)
+    path = tmp_path / "run" / "metrics.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:1]))
+    assert "lines of steps are missing (after 5)" in start(every=3, last=8)
 
 
 def test_events_are_written_and_written_again(tmp_path):

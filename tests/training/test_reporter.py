@@ -45,7 +45,7 @@ def attempt(two_phases, clock, tmp_path):
         compiled, mesh = None, make_mesh(config.mesh, jax.devices()[:1])
         with (
             GoodputRecorder(tmp_path, 0.0) as goodput,
-            Reporter(task, tmp_path, mesh, begin, 0, 0, goodput, None) as report,
+            Reporter(task, tmp_path, mesh, begin, 0, 0, 0, goodput, None) as report,
         ):
             for step in range(begin, end):
                 report.before_step(step)

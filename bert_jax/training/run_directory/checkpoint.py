@@ -58,7 +58,7 @@ OWN_FILES = re.compile(r"state(\..+)?|run\.json|COMMIT\.json(\..+\.partial)?|\.n
 """Names of what is in them: complete, or left by a killed process."""
 ORBAX_STORES = ("gs",)
 """Object stores that Orbax reads and writes directly."""
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 WRITTEN_BY = re.compile(r"state/(?:ocdbt\.|array_metadatas/)process_([0-9]+)(?:/.*)?")
 """Names of the files that the process with this index writes; process 0 also writes all others."""
 

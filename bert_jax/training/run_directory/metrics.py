@@ -48,14 +48,14 @@ class MetricsWriter:
     """
 
     def __init__(
-        self, workdir: StoredPath, resumed_step: int, every: int, *, tensorboard: bool, wandb: str | None = None
+        self, workdir: StoredPath, resumed_step: int, line_count: int, *, tensorboard: bool, wandb: str | None = None
     ):
         """Open the file and the views.
 
         Args:
           workdir: of the run; its config.json is sent to Weights & Biases.
           resumed_step: number of steps done; 0 for a new run.
-          every: steps from one line of training metrics to the next.
+          line_count: lines up to that step that the run had written when it was saved.
           tensorboard: also write TensorBoard events, to workdir/tensorboard.
           wandb: Weights & Biases project to write to as well. WANDB_MODE and its other variables apply. Its local
             files are in the work directory, or in WANDB_DIR if the work directory is in an object store.
@@ -75,9 +75,9 @@ class MetricsWriter:
             lines = truncate_lines(self.path, _Line, lambda line: line["step"] <= resumed_step)
             for line, view in itertools.product(lines, views):
                 view.write(line)
-            if gaps := _gaps(lines, resumed_step, every):
+            if gaps := _gaps(lines, line_count):
                 print(f"warning: {self.path}: lines of steps are missing ({', '.join(gaps)})", file=sys.stderr)
-            self._count = lines[-1]["timing"]["line"] if lines else 0
+            self._count = line_count
             # metrics.jsonl, from which all views can be rebuilt.
             self._sinks = [JsonLines(self.path, durable=False), *views]
             on_failure.pop_all()
@@ -103,17 +103,16 @@ class MetricsWriter:
                 closing.callback(sink.close)
 
 
-def _gaps(lines: list[Line], resumed_step: int, every: int) -> list[str]:
-    """Where lines are missing up to a step, as texts; `every` may have been another one before."""
+def _gaps(lines: list[Line], line_count: int) -> list[str]:
+    """Where some of `line_count` lines are missing, as texts."""
     places = [(0, 0), *((line["timing"]["line"], line["step"]) for line in lines)]
     found = [
         f"between {step} and {following}"
         for (number, step), (next_number, following) in itertools.pairwise(places)
         if next_number != number + 1
     ]
-    trained = [0, *(line["step"] for line in lines if line["split"] == "train")]
-    spacing = max(every, trained[-1] - trained[-2]) if trained[1:] else every
-    return found + [f"after {trained[-1]}"] * (resumed_step - trained[-1] >= spacing)
+    last_number, last_step = places[-1]
+    return found + [f"after {last_step}"] * (last_number < line_count)
 
 
 class _TensorBoardEvents:
