@@ -17,7 +17,7 @@ from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.config import Config
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import require
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.flags import DirectoryArg
 
 if TYPE_CHECKING:
@@ -78,12 +78,9 @@ class Quantise:
     """Task of MODEL's head, as of `bert-jax finetune`, on whose dev split both models are scored; needs --data."""
     data: DirectoryArg | None = None
     """Directory with the files of the task."""
-    text_columns: tuple[str, ...] = ("text",)
-    """For classification and regression: the columns with the text, or with the two texts of a pair."""
-    label_column: str = "label"
-    """For classification and regression: the column with the label."""
     max_length: int | None = None
     """Longest example in tokens; longer ones are truncated. Default: 128, for squad 384."""
+    files: Annotated[FileOptions, tyro.conf.arg(name="")] = field(default_factory=FileOptions)
     json: bool = False
     """Print the results as JSON instead of text."""
 
@@ -92,8 +89,7 @@ class Quantise:
         from bert_jax.compress.quantise import quantise_model
         from bert_jax.distributed import jax_setup
 
-        columns = {"text_columns": self.text_columns, "label_column": self.label_column}
-        options = FinetuneOptions(max_length=self.max_length, **columns)
+        options = FinetuneOptions(**self.files.file_options(), max_length=self.max_length)
         jax_setup.disable_absent_tpu_backend()
         result = quantise_model(
             self.model,

@@ -4,14 +4,14 @@ from dataclasses import dataclass
 
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, CountOrZero, Rate, Share, check
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.options import FileOptions, FinetuneOptions
 
 TEXT_LENGTH = 64
 """Default of the longest text, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PruneOptions:
+class PruneOptions(FileOptions):
     """What is removed, by the importance for which loss."""
 
     task: str = ""
@@ -32,14 +32,6 @@ class PruneOptions:
     skipped."""
     mask_share: Rate = 0.15
     """Share of a text's tokens that are masked, without --task."""
-    text_columns: tuple[str, ...] = ("text",)
-    """As of `bert-jax finetune`."""
-    label_column: str = "label"
-    """As of `bert-jax finetune`."""
-    tag_column: int = -1
-    """As of `bert-jax finetune`."""
-    word_column: CountOrZero | None = None
-    """As of `bert-jax finetune`."""
     seed: CountOrZero = 0
     """Of the choice of examples and masked tokens."""
 
@@ -52,10 +44,4 @@ class PruneOptions:
 
     def finetune_options(self) -> FinetuneOptions:
         """The options of fine-tuning that read the task."""
-        return FinetuneOptions(
-            text_columns=self.text_columns,
-            label_column=self.label_column,
-            tag_column=self.tag_column,
-            word_column=self.word_column,
-            max_length=self.max_length,
-        )
+        return FinetuneOptions(**self.file_options(), max_length=self.max_length)

@@ -46,8 +46,8 @@ def changed_flags(options: Any, without: Sequence[str] = ()) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneOptions:
-    """Columns of the data, and the recipe. None: the default of the recipe (`with_recipe`)."""
+class FileOptions:
+    """How the files of a task are read: flags of every command that reads them."""
 
     text_columns: tuple[str, ...] = ("text",)
     """For classification and regression: the columns with the text, or with the two texts of a pair: names in the
@@ -58,6 +58,18 @@ class FinetuneOptions:
     """For tagging: the column with the tags, from 0; -1 is the last one, or UPOS in CoNLL-U."""
     word_column: CountOrZero | None = None
     """For tagging: the column with the words, from 0. Default: FORM in CoNLL-U and CoNLL-U Plus, else 0."""
+    skip_damaged: bool = False
+    """For squad: leave out questions with an answer that is not where the file says, and count them."""
+
+    def file_options(self) -> dict[str, Any]:
+        """By name, the fields of this class."""
+        return {name: getattr(self, name) for name in FILE_OPTIONS}
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinetuneOptions(FileOptions):
+    """The recipe. None: its default (`with_recipe`)."""
+
     max_length: Annotated[int, Interval("[8, 1e6]")] | None = None
     """Longest example in tokens; longer ones are truncated, and contexts of squad are split into windows. Default: 128,
     for squad 384, or the number of the model's positions if that is smaller."""
@@ -66,8 +78,6 @@ class FinetuneOptions:
     null_threshold: float | None = None
     """For squad: a question has no answer if the score of no answer exceeds that of the best answer by more. Default:
     tuned on dev where dev has questions without an answer."""
-    skip_damaged: bool = False
-    """For squad: leave out questions with an answer that is not where the file says, and count them."""
     epochs: Positive | None = None
     """Passes over the training set. Default: 20 below 10,000 examples (Mosbach et al. 2021), else 3; adapters 5."""
     steps: Count | None = None

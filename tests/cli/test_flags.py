@@ -8,8 +8,12 @@ import sys
 
 import pytest
 
+from bert_jax.analysis import analyse
+from bert_jax.analysis.heads.heads import HeadsSettings
 from bert_jax.cli import main as cli
+from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.config import Config, flatten, presets, to_dict
+from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
 from bert_jax.flags import COMMON_FIELDS, SYNONYMS, list_flags, parse
 from data_prep.cli import main as data_cli
 
@@ -148,6 +152,14 @@ ARGUMENTS = {
     "convert": ["run", "new"],
 }
 """What every command needs."""
+READ_TASK_FILES = {
+    "finetune": [""],
+    "compress distil": [""],
+    "compress prune": [""],
+    "compress quantise": [""],
+    "analyse": ["heads.", "fine-tuning."],
+}
+"""Commands that read the files of tasks, and the sections of their flags."""
 
 
 def flags_of(command):
@@ -229,6 +241,19 @@ def test_the_listed_flags_are_those_that_are_parsed(command):
         words.append(ARGUMENTS[command][1])
     again = cli.parse(command, words)
     assert all(vars(again)[name] == value for name, value in vars(args).items() if name != "words")
+
+
+def test_commands_that_read_task_files_have_their_flags():
+    """Under one name in all commands, and passed on; messages about the files advise these flags."""
+    commands = {command: flags_of(command) for command in ARGUMENTS if command.split()[0] in ("finetune", "compress")}
+    commands |= {"analyse": list(list_flags(analyse.command_type()))}
+    values = {"text_columns": ("a", "b"), "label_column": "c", "tag_column": 1, "word_column": 2, "skip_damaged": True}
+    given = {name: values[name] for name in FILE_OPTIONS}
+    for command, sections in READ_TASK_FILES.items():
+        names = {name for flag in commands[command] for name in flag.names}
+        assert names >= {f"--{prefix}{one.replace('_', '-')}" for prefix in sections for one in FILE_OPTIONS}, command
+    assert PruneOptions(**given).finetune_options() == FinetuneOptions(**given)
+    assert HeadsSettings(**given).finetune_options(64) == FinetuneOptions(**given, max_length=64)
 
 
 def test_every_synonym_leads_to_a_flag():

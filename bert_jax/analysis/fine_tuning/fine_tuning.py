@@ -13,10 +13,10 @@ from bert_jax.analysis.rows import Row, batches
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.analysis.task_evaluation import rows_of, task_logits, task_loss, task_score, with_params
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, CountOrZero, check
+from bert_jax.field_validation import Count, check
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.finetune import open_task_data, read_source
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.inference.loaded_model import LoadedModel
@@ -31,7 +31,7 @@ TOKENS_PER_BATCH = 1024
 
 
 @dataclass(frozen=True)
-class FineTuningSettings:
+class FineTuningSettings(FileOptions):
     """Which models are compared, and on what."""
 
     base: str = ""
@@ -41,14 +41,6 @@ class FineTuningSettings:
     direction."""
     task: str = ""
     """Name of the task, as of `bert-jax finetune --task`; its files are in task/."""
-    text_columns: tuple[str, ...] = ("text",)
-    """As of `bert-jax finetune`."""
-    label_column: str = "label"
-    """As of `bert-jax finetune`."""
-    tag_column: int = -1
-    """As of `bert-jax finetune`."""
-    word_column: CountOrZero | None = None
-    """As of `bert-jax finetune`."""
     max_length: Count = 128
     """Tokens of an example, special ones included, at most the model's positions: as in fine-tuning (squad: 384)."""
     examples: Count = 500
@@ -115,13 +107,8 @@ def _read(inputs: SuiteInputs, settings: FineTuningSettings) -> Setup:
         weights.check_same_architecture(model.config, source.model.config, named)
         same = source.tokenizer.fingerprint == model.tokenizer.fingerprint
         require(same, f"{named} has another vocabulary than the model: give the model that it was fine-tuned from")
-    options = FinetuneOptions(
-        text_columns=settings.text_columns,
-        label_column=settings.label_column,
-        tag_column=settings.tag_column,
-        word_column=settings.word_column,
-        max_length=min(settings.max_length, model.config.max_positions),
-    )
+    length = min(settings.max_length, model.config.max_positions)
+    options = FinetuneOptions(**settings.file_options(), max_length=length)
     data = open_task_data(settings.task, inputs.data / "task", options, sources[0])
     head = model.heads.task
     require(

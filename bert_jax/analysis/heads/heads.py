@@ -22,15 +22,15 @@ from bert_jax.analysis.heads.smaller_model import most_important, write_smaller
 from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, CountOrZero, NonNegative, Positive, Rate, Share, check
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
+from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.progress import progress_bar
 from bert_jax.storage import StoredPath, to_path
 
 
 @dataclass(frozen=True)
-class HeadsSettings:
+class HeadsSettings(FileOptions):
     """Which loss is measured, on what, and how heads are removed."""
 
     task: str = ""
@@ -69,14 +69,6 @@ class HeadsSettings:
     """Peak learning rate of the gates' log alpha."""
     weights_rate: NonNegative = 2e-5
     """Peak learning rate of the model's weights while gates are trained; 0: they are frozen."""
-    text_columns: tuple[str, ...] = ("text",)
-    """As of `bert-jax finetune`."""
-    label_column: str = "label"
-    """As of `bert-jax finetune`."""
-    tag_column: int = -1
-    """As of `bert-jax finetune`."""
-    word_column: CountOrZero | None = None
-    """As of `bert-jax finetune`."""
 
     def __post_init__(self) -> None:
         check(self, "heads.")
@@ -85,13 +77,7 @@ class HeadsSettings:
 
     def finetune_options(self, positions: int) -> FinetuneOptions:
         """The options of fine-tuning that read the task, for a model with this many positions."""
-        return FinetuneOptions(
-            text_columns=self.text_columns,
-            label_column=self.label_column,
-            tag_column=self.tag_column,
-            word_column=self.word_column,
-            max_length=min(self.max_length, positions),
-        )
+        return FinetuneOptions(**self.file_options(), max_length=min(self.max_length, positions))
 
 
 def unsuited(inputs: SuiteInputs, settings: HeadsSettings) -> str | None:
