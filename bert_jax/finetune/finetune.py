@@ -4,8 +4,9 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +39,7 @@ Splits = dict[str, list[TaggedSentence]] | dict[str, list[Question]] | SentenceT
 """The examples of a task: of tagging, squad, and all others."""
 OWN_TASKS = ("classification", "regression", "tagging", "squad")
 RESULTS = "results.json"
+_SEED = re.compile(r"seed(0|[1-9][0-9]{0,9})")
 
 
 class FinetuneResult(NamedTuple):
@@ -81,8 +83,8 @@ def finetune(
     """Fine-tune a model on a task, once per seed; the same call continues what was stopped.
 
     With one seed, `workdir` is the directory of the run; with several, ``seed0`` and so on in it are. Each run has its
-    predictions in ``predictions/``; ``results.json`` in `workdir` is written last. A seed with a run in either place is
-    not trained again.
+    predictions in ``predictions/``; ``results.json`` in `workdir` is written last. Runs that are there already are not
+    trained again, and are part of the results, whatever their seeds.
 
     Args:
       source: any model that `bert-jax convert` reads.
@@ -130,7 +132,7 @@ def train_runs(
     options: FinetuneOptions,
     announce: Callable[[str], None],
 ) -> list[SeedResult] | None:
-    """Train one run per seed in `workdir`, or continue them; its results are deleted first.
+    """Train one run per seed in `workdir`, or continue them and others that are there; its results are deleted first.
 
     Args:
       make_run: the run of a seed.
@@ -187,26 +189,26 @@ def _train_seeds(
 
 
 def _directories(workdir: StoredPath, seeds: range) -> dict[int, StoredPath]:
-    """The directory of each seed: the one that holds its run, else `workdir` for one seed, and ``seedN`` for several.
+    """The directory of each of these seeds, and of each seed with a run in `workdir`: `workdir` of the run that it
+    holds and of a first seed alone, ``seedN`` of all others.
 
     Raises:
-      UserError: there are several seeds, and `workdir` has more than their runs and results.
+      UserError: `workdir` is for several seeds, and has more than their runs and results.
     """
     held = read_config(workdir).seed if (workdir / CONFIG).exists() else None
-    of_seeds = {seed: workdir / f"seed{seed}" for seed in seeds}
-    directories = {
-        seed: workdir if seed == held or (len(seeds) == 1 and not own.exists()) else own
-        for seed, own in of_seeds.items()
-    }
-    if workdir not in directories.values():
-        _check_directory_of_seeds(workdir)
-    return directories
+    names = [entry.name for entry in workdir.iterdir()] if workdir.is_dir() else []
+    numbered = {int(name[4:]) for name in names if _SEED.fullmatch(name) and (workdir / name / CONFIG).exists()}
+    known = numbered if held is None else numbered | {held}
+    if not known and len(seeds) == 1 and f"seed{seeds[0]}" not in names:
+        return {seeds[0]: workdir}
+    if held is None:
+        _check_directory_of_seeds(workdir, names)
+    return {seed: workdir if seed == held else workdir / f"seed{seed}" for seed in sorted(known.union(seeds))}
 
 
-def _check_directory_of_seeds(workdir: StoredPath) -> None:
+def _check_directory_of_seeds(workdir: StoredPath, names: Sequence[str]) -> None:
     """Raise UserError if a directory has more than the runs of seeds and their results."""
-    names = sorted(entry.name for entry in workdir.iterdir()) if workdir.is_dir() else []
-    others = [name for name in names if name != RESULTS and not name.startswith("seed")]
+    others = [name for name in sorted(names) if name != RESULTS and not name.startswith("seed")]
     require(not others, f"work directory {workdir} holds {', '.join(others[:3])}: choose another --workdir for --seeds")
 
 

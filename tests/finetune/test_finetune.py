@@ -142,7 +142,7 @@ def test_options(folder, tiny_run, tmp_path):
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     (note,) = [block for block in _summary(tmp_path / "run") if "failed" in block.text]
     assert note.warning and "run failed: its score is 0." in note.text and "best constant prediction has" in note.text
-    options = dataclasses.replace(options, seeds=2)
+    options = dataclasses.replace(options, seed=1)
     result = finetune.finetune(*arguments, options).to_dict()
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before and not (tmp_path / "run/seed0").exists()
     assert any("seed1 failed: its score" in block.text for block in _summary(tmp_path / "run/seed1"))
@@ -230,12 +230,37 @@ def test_a_signal_between_two_seeds_stops_the_job(folder, tiny_run, tmp_path):
     assert len(finetune.finetune(*arguments).seeds) == 2
 
 
-def test_seeds_need_a_directory_of_their_own(sst2_run, folder, tiny_run):
-    """Or one that holds the run of one of them."""
-    before = sorted(sst2_run.rglob("*"))
-    with pytest.raises(UserError, match=r"holds checkpoints, config.json, .*: choose another --workdir for --seeds"):
-        finetune.finetune(tiny_run, "sst2", folder / "sst2", sst2_run, dataclasses.replace(OPTIONS, seeds=2, seed=1))
-    assert sorted(sst2_run.rglob("*")) == before
+@pytest.mark.parametrize(
+    ("there", "seeds", "expected"),
+    [
+        ([], [0], {0: ""}),
+        ([], [0, 1], {0: "seed0", 1: "seed1"}),
+        ([""], [3], {3: ""}),
+        ([""], [0], {0: "seed0", 3: ""}),
+        ([""], [2, 3], {2: "seed2", 3: ""}),
+        (["", "seed1"], [10], {1: "seed1", 3: "", 10: "seed10"}),
+        (["seed0", "seed1"], [0], {0: "seed0", 1: "seed1"}),
+        (["seed0", "seed1"], [5], {0: "seed0", 1: "seed1", 5: "seed5"}),
+    ],
+)
+def test_seeds_are_added_to_those_of_the_directory(sst2_run, tmp_path, there, seeds, expected):
+    """Results are those of all runs of the work directory; here, seed 3 is in the directory itself."""
+    for name in there:
+        (tmp_path / name).mkdir(exist_ok=True)
+        values = json.loads((sst2_run / "config.json").read_text())
+        values["config"]["seed"] = int(name.removeprefix("seed") or 3)
+        (tmp_path / name / "config.json").write_text(json.dumps(values))
+    (tmp_path / "seeds").mkdir()  # no run
+    first, last = seeds[0], seeds[-1]
+    found = finetune._directories(tmp_path, range(first, last + 1))
+    assert list(found.items()) == [(seed, tmp_path / name) for seed, name in expected.items()]
+
+
+def test_seeds_need_a_directory_of_their_own(tmp_path, folder, tiny_run):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"holds notes.txt: choose another --workdir for --seeds"):
+        finetune.finetune(tiny_run, "sst2", folder / "sst2", tmp_path, dataclasses.replace(OPTIONS, seeds=2, seed=1))
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
 def test_a_tfds_dataset(tiny_run, tmp_path):
