@@ -96,7 +96,7 @@ class Pretrain:
         from bert_jax.training import pretraining
 
         config = with_vocabulary(self.config, self.words, mixture)
-        machine_checks.check_memory(config, self.micro_batch)
+        machine_checks.check_memory(config, self.micro_batch, self.workdir)
         return pretraining.pretrain(
             config,
             mixture,

@@ -19,6 +19,7 @@ from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
+from bert_jax.storage import StoredPath
 from bert_jax.training.implementation import check_devices, choose_implementation
 from bert_jax.training.micro_batch import (
     MicroBatchRequest,
@@ -30,6 +31,7 @@ from bert_jax.training.micro_batch import (
 )
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, newest_with_metadata, read_metadata
 from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 
 MIB = 2**20
@@ -181,15 +183,26 @@ def _split(config: Config, programs: Programs) -> Finding:
     return finding("split", text, {"replicated": parameters, "bytes": sum(extra.values())}, remedy)
 
 
-def check_memory(config: Config, micro_batch: MicroBatchRequest) -> None:
-    """Raise UserError if a phase needs more memory than this host has; only on CPUs, by arithmetic."""
+def check_memory(config: Config, micro_batch: MicroBatchRequest, workdir: StoredPath) -> None:
+    """Raise UserError if a phase needs more memory than this host has; only on CPUs, by arithmetic.
+
+    Phases that the run in `workdir` has finished are not checked.
+    """
     machine = current_machine()
     if machine.most_memory is None:
         return
     context = CheckContext(choose_implementation(config, machine.kind), [], None, machine, micro_batch=micro_batch)
     mesh = abstract_mesh(config.mesh, machine.devices, machine.slices)
-    for one in _memory_of_phases(context, mesh):
-        require(one.level != "error", one.text)
+    too_large = [one for one in _memory_of_phases(context, mesh) if one.level == "error"]
+    phase = config.locate_step(_steps_done(workdir))[0] if too_large else 0
+    for one in too_large:
+        require(one.values["phase"] < phase, one.text)
+
+
+def _steps_done(workdir: StoredPath) -> int:
+    """The step of the newest checkpoint of a work directory; 0 without one."""
+    newest = newest_with_metadata(checkpoint_directory(workdir))
+    return 0 if newest is None else read_metadata(newest)["cursor"]["step"]
 
 
 def _memory_of_phases(context: CheckContext, mesh: AbstractMesh) -> list[Finding]:

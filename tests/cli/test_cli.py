@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+from etils import epath
 
 from bert_jax.cli import main as cli
 from bert_jax.config import to_dict
@@ -18,6 +19,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.doctor import machine_checks
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
+from bert_jax.training.run_directory.checkpoint import FORMAT_VERSION, own_checksums, write_commit
 from tests.corpus_writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -135,6 +137,24 @@ def test_more_memory_than_the_host_has(cwd, capfd, monkeypatch):
     assert re.search(r"--phases\.0\.accumulation \d+.* such as the preset bert_(medium|small|mini|tiny)$", message), (
         message
     )
+
+
+def test_memory_of_phases_that_are_over(cwd, capfd, monkeypatch, tmp_path):
+    """A resumed run needs the memory of the phases that are left."""
+    monkeypatch.setattr(machine_checks, "host_memory", lambda: 16.0 * 2**30)
+    monkeypatch.setattr(machine_checks, "available_memory", lambda device: 16.0 * 2**30)
+    monkeypatch.setattr(pretraining, "pretrain", lambda *_, **__: pytest.fail("the run has begun"))
+    command = f"pretrain bert_base --corpus corpus --workdir {tmp_path} --phases.1.batch-size 2"
+    for done in (899_999, 900_000):
+        save = epath.Path(tmp_path) / "checkpoints" / f"{done:08d}"
+        save.mkdir(parents=True)
+        (save / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, "cursor": {"step": done}}))
+        write_commit(save, own_checksums(save))
+        if done < 900_000:
+            assert cli.main(shlex.split(command)) == 2
+    assert "phase 0 needs about" in capfd.readouterr().err
+    with pytest.raises(pytest.fail.Exception, match="has begun"):
+        cli.main(shlex.split(command))
 
 
 def test_damaged_checkpoints(cwd, capfd, tmp_path):
