@@ -22,6 +22,7 @@ from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import require
 from bert_jax.finetune.finetune import open_task_data
+from bert_jax.finetune.label_order import is_of_task
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData
@@ -149,7 +150,7 @@ def _open_data(source: SourceModel, task: str, directory: StoredPath, options: F
     encoder = SourceEncoder(source.model, source.loaded_tokenizer, str(source), sha256="")
     data = open_task_data(task, directory, options, encoder)
     require(
-        (head.kind, head.labels) == (data.kind, data.labels),
+        is_of_task(head, data),
         f"the head of {source} has the labels {', '.join(head.labels)} ({head.kind}), --task {task} has "
         f"{', '.join(data.labels)} ({data.kind}): give the data that it was fine-tuned on",
     )

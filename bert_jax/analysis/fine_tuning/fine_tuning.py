@@ -16,6 +16,7 @@ from bert_jax.errors import require
 from bert_jax.field_validation import Count, check
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.finetune import open_task_data, read_source
+from bert_jax.finetune.label_order import is_of_task
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
@@ -112,7 +113,7 @@ def _read(inputs: SuiteInputs, settings: FineTuningSettings) -> Setup:
     data = open_task_data(settings.task, inputs.data / "task", options, sources[0])
     head = model.heads.task
     require(
-        (head.kind, head.labels) == (data.kind, data.labels),
+        is_of_task(head, data),
         f"fine-tuning: the model's head has the labels {', '.join(head.labels)} ({head.kind}), task/ has "
         f"{', '.join(data.labels)} ({data.kind}): give the data that it was fine-tuned on",
     )

@@ -12,6 +12,7 @@ from bert_jax.analysis.rows import sample_texts
 from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import require
 from bert_jax.finetune.finetune import encode_splits, native_sha256, read_splits
+from bert_jax.finetune.label_order import is_of_task
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
@@ -91,7 +92,7 @@ def read_task(
     head = model.heads.task
     data = open_task(model, directory, task, options, seed, held_out)
     require(
-        (head.kind, head.labels) == (data.kind, data.labels),
+        is_of_task(head, data),
         f"the model's head has the labels {', '.join(head.labels)} ({head.kind}), {directory} has "
         f"{', '.join(data.labels)} ({data.kind}): give the data that it was fine-tuned on",
     )

@@ -195,7 +195,7 @@ class HuggingFaceConfig:
     ) -> TaskHead | None:
         """The head that ends in the dense layer `output`, or None if there is no such layer.
 
-        Its labels are those of id2label if it has as many, else transformers' default names.
+        Its labels are those of id2label if it has as many, else `default_labels`.
 
         Raises:
           UserError: the layer's weight is empty, or does not have two axes.
@@ -207,7 +207,7 @@ class HuggingFaceConfig:
         fits = len(shape) == 2 and 0 not in shape
         require(fits, f"{self.source}: tensor '{name}' has shape {list(shape)}: it must be [labels, inputs]")
         label_names = self.get("id2label", {})
-        labels = tuple(f"LABEL_{i}" for i in range(shape[0]))
+        labels = default_labels(shape[0])
         if len(label_names) == len(labels):
             labels = tuple(str(label_names[i]) for i in sorted(label_names, key=int))
         return TaskHead(kind, SPAN_LABELS if kind == "span" else labels, reads, **parts)
@@ -216,6 +216,11 @@ class HuggingFaceConfig:
     def architecture(self) -> str:
         """The class that was saved, "" if unknown."""
         return (self.get("architectures") or [""])[0]
+
+
+def default_labels(count: int) -> tuple[str, ...]:
+    """Names of outputs that a source does not name: those of transformers, but a single one is a regression."""
+    return REGRESSION_LABELS if count == 1 else tuple(f"LABEL_{i}" for i in range(count))
 
 
 def find_task_head_with_pooler(

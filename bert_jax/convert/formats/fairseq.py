@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from bert_jax.convert.families.family import default_labels
 from bert_jax.convert.formats import torch_checkpoint
 from bert_jax.convert.formats.format import ReadOptions, to_source_model
 from bert_jax.convert.hf_model import HuggingFaceModel
@@ -173,9 +174,9 @@ def _config(
         "tie_word_embeddings": not settings.get("untie_weights_roberta", False),
     }
     if classifier:
-        labels = range(shape("classifier.out_proj.weight")[0])
-        config["id2label"] = {str(label): f"LABEL_{label}" for label in labels}
-        config["label2id"] = {f"LABEL_{label}": label for label in labels}
+        labels = default_labels(shape("classifier.out_proj.weight")[0])
+        config["id2label"] = {str(i): label for i, label in enumerate(labels)}
+        config["label2id"] = {label: i for i, label in enumerate(labels)}
     return config
 
 
