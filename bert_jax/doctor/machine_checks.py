@@ -35,8 +35,8 @@ from bert_jax.training.run_directory.checkpoint import checkpoint_directory, new
 from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 
 MIB = 2**20
-SMALLER_PRESETS = ("bert_medium", "bert_small", "bert_mini", "bert_tiny")
-"""The sizes of Turc et al. (2019) under bert_base, the largest first."""
+SMALLER_PRESETS = ("bert_base", "bert_medium", "bert_small", "bert_mini", "bert_tiny")
+"""The sizes of BERT up to bert_base, the largest first."""
 MAX_LISTED = 4
 """Parameters that are listed by name."""
 
@@ -230,11 +230,11 @@ def _memory(context: CheckContext, i: int, mesh: AbstractMesh, sizes: Sizes) -> 
         return finding("memory", text, values)
     remedy = "split the model over more devices (mesh.fsdp, mesh.tensor), or set --model.remat full"
     if fitting:
-        remedy = f"set --phases.{i}.accumulation {fitting}, or --micro-batch auto"
+        remedy = f"set --micro-batch auto, or --phases.{i}.accumulation {fitting}"
     most = machine.most_memory
     if most is None or needed <= most:
         return finding("memory", f"{text}; at most {MEMORY_SHARE:.0%} of it is used", values, remedy)
-    if preset := _preset_that_fits(config, machine):
+    if preset := _smaller_preset(config, machine, sizes):
         remedy = f"{remedy}, or train a smaller model, such as the preset {preset}"
     text = (
         f"phase {i} needs about {needed / GIB:,.1f} GiB with accumulation {count}, and this host has {most / GIB:,.1f} "
@@ -250,17 +250,20 @@ def _as_computed(config: Config, machine: Machine) -> Config:
     return config_lib.replace(config, model={"compute_dtype": "float32"})
 
 
-def _preset_that_fits(config: Config, machine: Machine) -> str | None:
-    """The largest smaller preset of BERT whose phases fit into the memory that the host has; None: there is none."""
+def _smaller_preset(config: Config, machine: Machine, sizes: Sizes) -> str | None:
+    """The largest preset of BERT that has fewer parameters and fits into the memory that the host has, with the flag
+    that it needs for that; None: there is none.
+    """
+    wanted = count_parameters(config.model, False, Sizes()).total
     for name in SMALLER_PRESETS:
         preset = _as_computed(load_config(name), machine)
         preset = config_lib.replace(preset, model={"vocab_size": config.model.vocab_size})
-        needed = [
-            sum(estimate_memory(preset, i, Sizes(), p.fewest_micro_batches).values())
-            for i, p in enumerate(preset.phases)
-        ]
-        if max(needed) <= MEMORY_SHARE * machine.memory:
-            return name
+        if count_parameters(preset.model, False, Sizes()).total >= wanted:
+            continue
+        counts = [fewest_micro_batches_that_fit(preset, i, sizes, machine.memory) for i in range(len(preset.phases))]
+        if None not in counts:
+            fits = counts == [phase.fewest_micro_batches for phase in preset.phases]
+            return name if fits else f"{name} with --micro-batch auto"
     return None
 
 

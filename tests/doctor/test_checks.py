@@ -205,7 +205,7 @@ FIRES = [
         "memory",
         lambda a: machine(schedule(a, batch_size=10**6), kind="cpu", memory=2.0**34, most_memory=2.0**34),
         "error",
-        ["needs about", "this host has 16.0 GiB", "--phases.0.accumulation", "such as the preset bert_tiny"],
+        ["needs about", "this host has 16.0 GiB", "set --micro-batch auto, or --phases.0.accumulation 16"],
     ),
     ("workdir", file_for_workdir, "error", ["is a file: choose another"]),
     ("workdir", other_files, "error", ["holds files, but no run"]),
