@@ -138,6 +138,16 @@ def test_vectors_in_a_subspace():
     assert fit_leace(whitening, np.zeros(200, int), 2).rank == 0
 
 
+@pytest.mark.parametrize("value", [0.0, 0.1, 3.0])
+def test_constant_vectors_have_nothing_to_erase(value):
+    vectors, labels = np.full((9, 4), value, np.float32), np.arange(9) % 3
+    whitening = whiten(vectors)
+    leace = fit_leace(whitening, labels, 3)
+    for eraser in (leace, random_eraser(whitening, leace.rank, [0]), control_eraser(whitening, labels, 3, [0])):
+        assert eraser.rank == 0 and eraser.variance_removed(vectors) == 0
+        np.testing.assert_array_equal(eraser(vectors), vectors)
+
+
 def test_masks_and_labels(masked):
     train, _ = masked
     model = small_model()

@@ -34,9 +34,10 @@ class Eraser(NamedTuple):
         return vectors + self.offsets(vectors)
 
     def variance_removed(self, vectors: Float[np.ndarray, "n H"]) -> float:
-        """Share of the variance of vectors, summed over dimensions, that is removed."""
+        """Share of the variance of vectors, summed over dimensions, that is removed; 0 if they are constant."""
         vectors = np.asarray(vectors, np.float64)
-        return float(self.offsets(vectors).var(0).sum() / vectors.var(0).sum())
+        removed = self.offsets(vectors).var(0).sum()
+        return float(removed and removed / vectors.var(0).sum())
 
 
 class Whitening(NamedTuple):
@@ -88,7 +89,7 @@ def fit_leace(whitening: Whitening, labels: Int[np.ndarray, " n"], classes: int)
     sums = np.zeros((classes, whitening.coordinates.shape[1]))
     np.add.at(sums, labels, whitening.coordinates)
     _, singular, directions = np.linalg.svd(sums / len(labels), full_matrices=False)
-    least = CORRELATION_TOLERANCE * max(float(singular[0]), CORRELATION_TOLERANCE)
+    least = CORRELATION_TOLERANCE * singular.max(initial=CORRELATION_TOLERANCE)  # none of constant vectors
     return whitening.eraser(directions[singular > least].T)
 
 
