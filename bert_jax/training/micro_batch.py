@@ -9,8 +9,8 @@ import functools
 import itertools
 import math
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import jax
@@ -271,22 +271,40 @@ def devices_report_memory(mesh: Mesh | AbstractMesh) -> bool:
 
 def available_memory(device: jax.Device) -> float:
     """Memory that a program can use on a device, in bytes: that of the device, or available host memory for a CPU."""
-    return device_memory(device) or _available_host_memory()
+    return device_memory(device) or min(_free_memory(), host_memory())
 
 
-def _available_host_memory() -> float:
-    """Bytes; on Linux with the file cache, which the kernel gives up."""
+def _free_memory(root: Path = Path("/")) -> float:
+    """Bytes of this host; on Linux with the file cache, which the kernel gives up."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = (root / "proc/meminfo").read_text().splitlines()
         for line in lines:
             if line.startswith("MemAvailable:"):
                 return 1024.0 * int(line.split()[1])
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
-def host_memory() -> float:
-    """Memory of this host in bytes, or the part of it that the process's control group may use."""
-    limits = [float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))]
-    with contextlib.suppress(OSError, ValueError):  # another system, or "max"
-        limits.append(float(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return min(limits)
+def host_memory(root: Path = Path("/")) -> float:
+    """Memory of this host in bytes, or the part of it that the process's control group may use.
+
+    Args:
+      root: of the file system.
+    """
+    return min([float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), *_group_limits(root)])
+
+
+def _group_limits(root: Path) -> Iterator[float]:
+    """Limits of the process's control groups, versions 1 and 2, and of the groups that contain them, in bytes.
+
+    In a container, a group's directory may be missing: its limit is in the directory where the groups are mounted.
+    """
+    with contextlib.suppress(OSError):  # another system
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, name = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            mount, file = ("memory", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+            group = PurePosixPath(name.lstrip("/"))
+            for directory in (group, *group.parents):
+                with contextlib.suppress(OSError, ValueError):  # no such directory, or "max"
+                    yield float((root / "sys/fs/cgroup" / mount / directory / file).read_text())

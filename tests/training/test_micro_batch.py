@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from types import SimpleNamespace
 
 import jax
@@ -256,3 +257,42 @@ def test_runs_agree_whatever_the_micro_batch(config, train, tmp_path, monkeypatc
     run(cut, "auto")
     assert Ledger(cut / "ledger.jsonl").entries == [entry]
     assert_close(numbers(cut), numbers(tmp_path / "whole"))
+
+
+MIB = 2.0**20
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "expected"),
+    [
+        ("0::/", {"memory.max": "5242880"}, 5 * MIB),
+        ("0::/", {"memory.max": "max"}, None),
+        ("0::/jobs/1", {"jobs/1/memory.max": "3145728", "jobs/memory.max": "max"}, 3 * MIB),
+        ("0::/jobs/1", {"jobs/1/memory.max": "max", "jobs/memory.max": "2097152"}, 2 * MIB),
+        ("0::/on/the/host", {"memory.max": "4194304"}, 4 * MIB),  # a container sees its own group as the root
+        ("7:cpu:/a\n4:memory:/a", {"memory/a/memory.limit_in_bytes": "1048576"}, MIB),
+        ("4:cpu,memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("4:memory:/a\n0::/", {"memory/memory.limit_in_bytes": "1048576"}, MIB),
+        ("4:cpu:/a", {"memory/a/memory.limit_in_bytes": "1048576"}, None),
+        (None, {"memory.max": "1048576"}, None),
+    ],
+)
+def test_the_memory_of_a_host_is_bounded_by_its_control_groups(tmp_path, groups, limits, expected):
+    files = {f"sys/fs/cgroup/{name}": text for name, text in limits.items()}
+    for name, text in (files | ({} if groups is None else {"proc/self/cgroup": groups})).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{text}\n")
+    whole = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    assert micro_batch.host_memory(tmp_path) == (expected or whole)
+
+
+def test_available_memory_has_the_file_cache_and_is_bounded(tmp_path, monkeypatch):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable:    2048 kB\n")
+    free = micro_batch._free_memory(tmp_path)
+    assert free == 2 * MIB
+    device = SimpleNamespace(memory_stats=lambda: None)
+    monkeypatch.setattr(micro_batch, "_free_memory", lambda: free)
+    assert micro_batch.available_memory(device) == 2 * MIB
+    monkeypatch.setattr(micro_batch, "host_memory", lambda: MIB)
+    assert micro_batch.available_memory(device) == MIB
