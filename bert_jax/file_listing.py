@@ -3,6 +3,8 @@
 import contextlib
 import fnmatch
 import os
+import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +12,8 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.storage import StoredPath, describe_unreachable, file_system, is_remote, to_path
+
+_WILDCARD = re.compile(r"[*?\[]")
 
 
 def file_sizes(directory: StoredPath, *, recursive: bool = False) -> dict[str, int]:
@@ -66,16 +70,46 @@ def file_version(path: StoredPath | str) -> FileVersion:
     return FileVersion(status.st_size, str(status.st_mtime_ns))
 
 
-def glob_store(pattern: str) -> dict[str, FileVersion]:
-    """The objects whose URLs match a glob, sorted; each folder of the store is listed once.
+def find_files(pattern: str) -> dict[str, FileVersion]:
+    """The files that a glob matches, sorted by path.
+
+    A file with exactly this name that the glob does not match, as `[a].txt` does not match itself, is the only one:
+    then the pattern is a name.
 
     Raises:
+      ValueError: not a glob.
       UserError: the scheme is unsupported, a package is missing, or the store denies listing.
     """
+    if is_remote(pattern):
+        return _find_in_store(pattern)
+    path = pathlib.Path(to_path(pattern))
+    try:
+        found = _glob_disk(path)
+    except ValueError:
+        if not path.is_file():
+            raise
+        found = []
+    if path not in found and path.is_file():
+        found = [path]
+    return {os.fspath(one): file_version(one) for one in sorted(found, key=os.fspath)}
+
+
+def _glob_disk(pattern: pathlib.Path) -> list[pathlib.Path]:
+    wild = next((i for i, part in enumerate(pattern.parts) if _WILDCARD.search(part)), None)
+    if wild is None:
+        return []
+    root = pathlib.Path(*pattern.parts[:wild])
+    return [path for path in root.glob("/".join(pattern.parts[wild:])) if path.is_file()]
+
+
+def _find_in_store(pattern: str) -> dict[str, FileVersion]:
+    """As `find_files`; each folder of the store is listed once."""
     to_path(pattern)
     filesystem, name = file_system(pattern)
     try:
         found = filesystem.glob(name, detail=True)
+        if _WILDCARD.search(name) and name not in found and filesystem.isfile(name):
+            found = {name: filesystem.info(name)}
     except PermissionError as error:
         raise UserError(describe_unreachable(pattern, error)) from error
     scheme = pattern.partition("://")[0]

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from etils import epath
 
+from bert_jax import file_listing
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.array_types import Int
@@ -138,10 +139,10 @@ def find_files(texts: Sequence[str]) -> list[StoredPath]:
     for text in texts:
         path = to_path(text)
         require(not path.is_dir(), f"--text {text} is a directory: give its files, as in '{text}/*.txt'")
-        # The directory before the first wildcard, and the pattern in it.
-        wild = next((i for i, part in enumerate(path.parts) if set(part) & set("*?[")), len(path.parts) - 1)
-        base, pattern = path.parents[len(path.parts) - 1 - wild], "/".join(path.parts[wild:])
-        here = [path] if path.is_file() else sorted((one for one in base.glob(pattern) if one.is_file()), key=str)
+        try:
+            here = [to_path(name) for name in file_listing.find_files(text)]
+        except ValueError as error:
+            raise UserError(f"--text {text} is not a glob: {str(error).lower()}") from error
         require(bool(here), f"--text {text} has no file: give text files, wildcards in quotes")
         found += here
     return list(dict.fromkeys(found))

@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import os
 import pathlib
-import re
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -13,13 +12,13 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
+from bert_jax import file_listing
 from bert_jax.errors import UserError
-from bert_jax.file_listing import FileVersion, file_version, glob_store
+from bert_jax.file_listing import FileVersion, file_version
 from bert_jax.storage import is_remote, to_path
 from data_prep.sources import encodings
 from data_prep.sources.base import DamagedFileError, Input, import_optional
 
-_WILDCARD = re.compile(r"[*?\[]")
 _RAW_BYTES = 1 << 20
 """Bytes of compressed data that are read at a time."""
 _HEAD_BYTES = 8192
@@ -30,38 +29,24 @@ OnDamage = Callable[[DamagedFileError], None]
 
 
 def find_files(spec: str, pattern: str) -> dict[str, FileVersion]:
-    """The files that match a glob, and a local file with exactly this name, sorted by path.
+    """The files of `file_listing.find_files`.
 
     Raises:
       UserError: no file matches, or the store cannot be listed.
     """
-    if is_remote(pattern):
-        found = glob_store(pattern)
-    else:
-        found = {os.fspath(path): file_version(path) for path in _glob_disk(spec, pathlib.Path(to_path(pattern)))}
-    if not found:
-        raise UserError(f"source {spec}: no file matches {pattern}")
-    return found
-
-
-def _glob_disk(spec: str, pattern: pathlib.Path) -> list[pathlib.Path]:
-    fixed = next((i for i, part in enumerate(pattern.parts) if _WILDCARD.search(part)), len(pattern.parts))
-    root = pathlib.Path(*pattern.parts[:fixed])
-    exact = {pattern} if pattern.is_file() else set()
-    if fixed == len(pattern.parts):
-        if root.is_dir():
-            kind = spec.partition(":")[0]
-            raise UserError(f"source {spec}: {root} is a directory; write `{kind}:{root}/*`, or name its files")
-        if not exact and os.path.lexists(root):
-            raise UserError(f"source {spec}: {root} is not a file, but a device, a pipe, or a link to no file")
-        return list(exact)
     try:
-        found = {path for path in root.glob("/".join(pattern.parts[fixed:])) if path.is_file()}
-        return sorted(found | exact, key=os.fspath)
+        found = file_listing.find_files(pattern)
     except ValueError as error:
-        if exact:
-            return list(exact)
         raise UserError(f"source {spec}: not a glob: {str(error).lower()}") from error
+    if found:
+        return found
+    path = to_path(pattern)
+    if not is_remote(path) and path.is_dir():
+        kind = spec.partition(":")[0]
+        raise UserError(f"source {spec}: {path} is a directory; write `{kind}:{path}/*`, or name its files")
+    if not is_remote(path) and os.path.lexists(path):
+        raise UserError(f"source {spec}: {path} is not a file, but a device, a pipe, or a link to no file")
+    raise UserError(f"source {spec}: no file matches {pattern}")
 
 
 def check_unchanged(part: Input) -> None:

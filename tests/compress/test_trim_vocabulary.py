@@ -120,6 +120,10 @@ def test_files(folder, tmp_path, monkeypatch):
     assert names("**/*.txt") == ["d.txt", "one/a.txt", "one/deep/c.txt"]
     assert names("o?e/[ab].*") == ["one/a.txt", "one/b.md"]
     assert names(f"{tmp_path}/one/*.md") == [f"{tmp_path}/one/b.md"]
+    (tmp_path / "one" / "*").write_text("a name that it matches itself hides no other file")
+    assert names("one/*") == ["one/*", "one/a.txt", "one/b.md"]
+    (tmp_path / "[d].txt").write_text("a name that it does not match")
+    assert names("[d].txt") == ["[d].txt"]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from bert_jax import directory_lock
 from bert_jax.data.corpus import INCOMPLETE
 from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
-from bert_jax.file_listing import file_version, glob_store
+from bert_jax.file_listing import file_version, find_files
 from data_prep.build import resume, scratch, writer
 from data_prep.build.engines.local import LocalEngine
 from data_prep.cli import main as cli
@@ -34,7 +34,7 @@ sys.path.insert(0, {root!r})
 from data_prep.build import scratch
 from tests.building import run
 from bert_jax.errors import UserError
-from bert_jax.file_listing import file_version, glob_store
+from bert_jax.file_listing import file_version, find_files
 url, number, then = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 write_atomic, seen = scratch.write_atomic, []
 def write(path, content):
@@ -290,13 +290,13 @@ def test_versions_on_s3(s3):
     """A listing and a look at each object give the same; another content has another version."""
     for number in range(3):
         (s3 / f"texts/{number}/a.txt").write_text(f"{number} river")
-    before = glob_store(f"{s3}/texts/*/*.txt")
-    assert before == glob_store(f"{s3}/texts/**/*.txt") == {path: file_version(path) for path in before}
-    assert len(before) == 3 and glob_store(f"{s3}/texts/1/a.txt") == dict([[*before.items()][1]])
+    before = find_files(f"{s3}/texts/*/*.txt")
+    assert before == find_files(f"{s3}/texts/**/*.txt") == {path: file_version(path) for path in before}
+    assert len(before) == 3 and find_files(f"{s3}/texts/1/a.txt") == dict([[*before.items()][1]])
     (s3 / "texts/1/a.txt").write_text("1 stone")
-    after = glob_store(f"{s3}/texts/*/*.txt")
+    after = find_files(f"{s3}/texts/*/*.txt")
     assert [after[path] == before[path] for path in before] == [True, False, True]
-    assert glob_store("s3://no-such-bucket/*.txt") == {}
+    assert find_files("s3://no-such-bucket/*.txt") == {}
 
 
 @pytest.mark.slow

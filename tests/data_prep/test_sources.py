@@ -42,19 +42,20 @@ def test_kinds(tmp_path, monkeypatch):
 def test_a_name_with_characters_of_globs(tmp_path):
     for name in ("my[1].txt", "my1.txt"):
         (tmp_path / name).write_text(name)
-    assert read(f"text-files:{tmp_path}/my[1].txt").texts == ["my1.txt", "my[1].txt"]
-    assert read(f"text-files:{tmp_path}/my[[]1].txt").texts == ["my[1].txt"]
-    (tmp_path / "my1.txt").unlink()
     assert read(f"text-files:{tmp_path}/my[1].txt").texts == ["my[1].txt"]
+    assert read(f"text-files:{tmp_path}/my[[]1].txt").texts == ["my[1].txt"]
+    (tmp_path / "my[1].txt").unlink()
+    assert read(f"text-files:{tmp_path}/my[1].txt").texts == ["my1.txt"]
     (tmp_path / "a**b.txt").write_text("no glob")
     assert read(f"text-files:{tmp_path}/a**b.txt").texts == ["no glob"]
 
 
-@pytest.mark.parametrize("name", ["*.txt", "?.txt", "[a].txt"])
-def test_a_file_named_like_its_glob_hides_no_other(tmp_path, name):
-    for each in {name, "a.txt"}:
+@pytest.mark.parametrize("name", ["*.txt", "?.txt"])
+def test_a_file_that_its_own_name_matches_hides_no_other(tmp_path, name):
+    names = [name, "a.txt"]
+    for each in names:
         (tmp_path / each).write_text(each)
-    assert sorted(read(f"text-files:{tmp_path}/{name}").texts) == sorted([name, "a.txt"])
+    assert sorted(read(f"text-files:{tmp_path}/{name}").texts) == sorted(names)
 
 
 def test_only_line_feeds_end_the_sentences_of_lines(tmp_path):
