@@ -38,6 +38,10 @@ _BOMS = (
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_ISO_2022 = ((re.compile(rb"\x1b\$[@B]"), "iso2022_jp_ext"), (re.compile(rb"\x1b\$\)C"), "iso2022_kr"))
+"""Escape sequences of encodings whose bytes are all ASCII."""
+_CUT = re.compile(rb"\A[\x80-\xbf]{1,3}|[\xc0-\xff][\x80-\xbf]{0,2}\Z")
+"""At the ends of a piece, what may be a part of a character in UTF-8."""
 _ASCII = bytes(range(128))
 _LOST = re.compile("[\udc80-\udcff]")
 _CHARACTERS = re.compile("[^\x00-\x7f\udc80-\udcff]")
@@ -79,6 +83,11 @@ def keeps_ascii(encoding: str) -> bool:
         return False
 
 
+def whole_lines(data: bytes) -> bytes:
+    """The whole lines of a piece of a file, or the piece if there are none."""
+    return data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1] or data
+
+
 def identify(samples: Sequence[bytes]) -> str | None:
     """The encoding of a file; UTF-8 if there is no evidence for another one; None if it is not text.
 
@@ -92,7 +101,11 @@ def identify(samples: Sequence[bytes]) -> str | None:
     if b"\0" in head:
         return next((name for name, low in (("utf-16-le", 0), ("utf-16-be", 1)) if _is_utf_16(head, name, low)), None)
     sample = b"\n".join(samples)
-    lost, characters = _counts(sample.decode(UTF_8, "surrogateescape"))
+    if sample.isascii():
+        return next((name for escape, name in _ISO_2022 if escape.search(sample)), UTF_8)
+    cut = (PIECE_BYTES, PIECE_BYTES * PIECES)  # sizes of pieces that are not whole lines or the whole file
+    whole = b"\n".join(_CUT.sub(b"", one) if len(one) in cut else one for one in samples)
+    lost, characters = _counts(whole.decode(UTF_8, "surrogateescape"))
     if lost < max(1, characters):
         return UTF_8
     lines = [line for line in sample.split(b"\n") if not line.isascii()]

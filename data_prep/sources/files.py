@@ -227,7 +227,7 @@ class DecompressingReader(TextReader):
                 if place >= known:
                     self._file.seek(place)
                     data = self._file.read(encodings.PIECE_BYTES)
-                    yield data[data.find(b"\n") + 1 : data.rfind(b"\n") + 1 or None]
+                    yield encodings.whole_lines(data)
             self._file.seek(known)
 
     def _raw(self, size: int) -> bytes:

@@ -45,7 +45,7 @@ def test_every_file_is_identified(folder):
     assert reading.places == [("undecodable_bytes", "ru-bad.txt")] and reading.skipped[0].size == 1
 
 
-@pytest.mark.parametrize(("language", "encoding"), CASES)
+@pytest.mark.parametrize(("language", "encoding"), [*CASES, ("ja", "iso2022_jp_ext")])
 @pytest.mark.parametrize("setting", ["auto", None])
 def test_ranges_and_blocks_have_no_effect(tmp_path, language, encoding, setting):
     text = "".join(f"{number} {TEXTS[language]}\n" for number in range(40))
@@ -62,6 +62,27 @@ def test_a_file_is_sampled_at_its_end_too(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_bytes(b"plain ascii\n" * 800 + TEXTS["ru"].encode("cp1251") * 10)
     assert TEXTS["ru"] in read(f"text-files:{path}", encoding="auto").texts[0]
+
+
+@pytest.mark.parametrize("line", [10_000, 1500, 100])
+@pytest.mark.parametrize("place", [1023, 4999, 5063])
+def test_a_sample_that_ends_inside_a_character(tmp_path, monkeypatch, line, place):
+    """Of the start, and a piece of 64 bytes at half of the file; otherwise the text is ASCII."""
+    monkeypatch.setattr(encodings, "PIECE_BYTES", 64)
+    text = bytearray(b"x" * 10_000)
+    text[line - 1 :: line] = b"\n" * (10_000 // line)
+    text[place : place + 2] = "é".encode()
+    (tmp_path / "a.txt").write_bytes(text)
+    assert "é" in read(f"text-files:{tmp_path}/a.txt", encoding="auto").texts[0]
+
+
+@pytest.mark.parametrize(("name", "codec"), [("iso2022_jp", "iso2022_jp_ext"), ("iso2022_kr", "iso2022_kr")])
+def test_encodings_whose_bytes_are_all_ascii(tmp_path, name, codec):
+    text = TEXTS["ja"] if codec == "iso2022_jp_ext" else "모든 인간은 태어날 때부터 자유롭다.\n"
+    (tmp_path / "a.txt").write_bytes((text * 3).encode(name))
+    (tmp_path / "b.txt").write_bytes(b"\x1b[31mred\x1b[0m $B costs (B)\n")
+    reading = read(f"text-files:{tmp_path}/*.txt", encoding="auto")
+    assert reading.texts == [text * 3, "\x1b[31mred\x1b[0m $B costs (B)\n"] and not reading.skipped
 
 
 @pytest.mark.parametrize(
