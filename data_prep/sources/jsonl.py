@@ -35,18 +35,21 @@ class JsonLinesSource(RecordSource):
         self, chunk: TextChunk, data: memoryview, begin: int, end: int, number: int
     ) -> Iterator[Document | Skipped]:
         orjson = import_optional("orjson", "reading JSON lines")
-        origin = chunk.origin_at(number)
+        origin, lost = chunk.origin_at(number), []
         try:
             try:
                 record = orjson.loads(data[begin:end])
             except orjson.JSONDecodeError:
                 text, lost = decode(chunk, begin, end, origin)
-                yield from lost
                 if text is None or not text.strip():
+                    yield from lost
                     return
                 record = orjson.loads(text)
             language = _value(record, self.language_field.split(".")) if self.language_field else None
-            yield _document(record, self.field.split("."), origin, language if isinstance(language, str) else None)
+            found = _document(record, self.field.split("."), origin, language if isinstance(language, str) else None)
+            if isinstance(found, Document):
+                yield from lost
+            yield found
         except orjson.JSONDecodeError as error:
             yield Skipped("malformed_json", origin, f"{error}; each line must be a JSON object", end - begin)
 

@@ -111,12 +111,15 @@ def test_what_is_lost(tmp_path, content, setting, reason, size, words):
 
 def test_a_json_line_loses_its_bad_byte_only(tmp_path):
     pytest.importorskip("orjson")
-    (tmp_path / "a.jsonl").write_bytes(b'{"text": "%s \xff"}\n{"text": "\xff\xff"}\n' % (b"x" * 200))
+    (tmp_path / "a.jsonl").write_bytes(
+        b'{"text": "%s \xff"}\n{"text": "\xff\xff"}\n{"text": "%s \xff"\n' % ((b"x" * 200,) * 2)
+    )
     reading = read(f"jsonl:{tmp_path}/a.jsonl@text")
     assert reading.texts == ["x" * 200 + " \ufffd"]
     assert [(skipped.reason, skipped.size) for skipped in reading.skipped] == [
         ("undecodable_bytes", 1),
         ("undecodable", 14),
+        ("malformed_json", 213),  # with its bad byte, which is not counted a second time
     ]
 
 
