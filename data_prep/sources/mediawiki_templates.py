@@ -15,6 +15,7 @@ MAX_CHARACTERS = 20_000
 _NAMED = re.compile(r"\s*([^=<>\[\]{}]{1,30}?)\s*=")
 _NUMBER = re.compile(r"(-?[0-9]{1,3})((?:[0-9]{3}){1,9})(?=\.|\Z)")
 _MONTH = re.compile("0?[1-9]|1[0-2]")
+_DAY = re.compile("(0?[1-9]|[12][0-9]|3[01])(er)?")
 _MONTHS = [
     "January",
     "February",
@@ -210,9 +211,9 @@ def _convert(values: Arguments, short: bool = False) -> str:
 
 def _date(values: Arguments) -> str:
     year, month, day = (values.get(name, "") for name in "123")
-    if not _MONTH.fullmatch(month):
+    if not (_MONTH.fullmatch(month) or month.isalpha()):
         return " ".join(filter(None, (year, month)))
-    name = _MONTHS[int(month) - 1]
+    name = month if month.isalpha() else _MONTHS[int(month) - 1]
     if not day:
         return f"{name} {year}"
     return f"{day} {name} {year}" if values.get("df", "")[:1] in ("y", "t") else f"{name} {day}, {year}"
@@ -222,8 +223,12 @@ _DAY_FIRST = show_form("[{1} ][{2:fr} ][{3}]")
 
 
 def _date_of_any_wiki(values: Arguments) -> str:
-    """{{date|1941|6|24}}, and {{date|24|juin|1941}} of the French Wikipedia."""
-    is_day_first = len(values.get("3", "")) > 2 or not values.get("2", "1")[:1].isdigit()
+    """{{date|1941|6|24}}, and {{date|24|juin|1941}} or {{date|24|6|41}} of the French Wikipedia.
+
+    A first number up to 31 is a day, so {{date|24|6|41}} is in the year 41, as the French template shows it.
+    """
+    day, month, year = (values.get(name, "") for name in "123")
+    is_day_first = not day or _DAY.fullmatch(day) or len(year) > 2 or (month and not month[0].isdigit())
     return (_DAY_FIRST(values) if is_day_first else _date(values)).strip()
 
 
