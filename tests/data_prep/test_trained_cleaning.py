@@ -2,8 +2,10 @@
 
 import json
 import random
+import unicodedata
 
 import pytest
+import sentencepiece
 import tokenizers
 
 from bert_jax.convert.tokenizer_files import write_tokenizer_files
@@ -52,6 +54,21 @@ def test_a_text_has_the_ids_of_the_cleaned_text(kind, lowercase, strips, random_
     is_bert = lowercase and strips is None and kind == "wordpiece"
     assert settings["tokenizer_class"] == ("BertTokenizer" if is_bert else "PreTrainedTokenizerFast")
     assert Tokenizer.load(tmp_path).fingerprint == tokenizer.fingerprint and "tokenizer.json" in written
+
+
+@pytest.mark.parametrize("lowercase", [False, True])
+def test_sentencepiece_cleans_by_its_own_rules(lowercase, tmp_path):
+    """All but the order of marks and compositions across removed characters, which rules of characters cannot do."""
+    tokenizer = train(Recipe("sentencepiece-unigram", 120, lowercase), [fake(*TEXTS)], 1)
+    write_tokenizer_files(tokenizer, tmp_path, "albert", 128)
+    exported = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    texts = [f"Die {one} Größe {one}naïve" for one in CHARACTERS if one != "\x00" and unicodedata.combining(one) == 0]
+    texts += [
+        "zu\u00adsammen\u200bhang cafe\u0301 \u1ea1\u0301 \u00e2\u0323 \u0103\u0301 \u00ea\u0300 \u1100\u1161\u11a8"
+    ]
+    expected = tokenizer.encode_batch([clean(text).replace("\n", " ") for text in texts])
+    assert tokenizer.encode_batch(texts) == exported.encode(texts) == expected
+    assert tokenizer.lowercase == lowercase
 
 
 def _split(ids, lengths):
