@@ -24,6 +24,7 @@ from bert_jax.data.integrity import (
     require_all_files,
 )
 from bert_jax.data.record import Record, StoredFile, open_shard, parse_record
+from bert_jax.data.word_starts import pack_word_starts
 from bert_jax.errors import UserError
 from bert_jax.local_cache import LocalCache
 from bert_jax.progress import progress_bar
@@ -50,7 +51,7 @@ def verify_corpus(directory: os.PathLike | str) -> str:
     if tokenizer.fingerprint != manifest["tokenizer"]["fingerprint"]:
         raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
     _verify_dataset_info(directory / DATASET_INFO, manifest)
-    records = sum(_verify_split(directory, manifest, files, split, tokenizer.unk_id) for split in SPLITS)
+    records = sum(_verify_split(directory, manifest, files, split, tokenizer) for split in SPLITS)
     extra = sorted({path.name for path in directory.iterdir()} - {*files, MANIFEST})
     size = sum(file.size for file in files.values()) / 1e6
     intact = f"intact; {len(files)} files ({size:,.1f} MB) and all {records:,} records agree with {MANIFEST}"
@@ -65,14 +66,15 @@ def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
 
 
 def _verify_split(
-    directory: epath.Path, manifest: Mapping, files: Mapping[str, StoredFile], split: str, unk_id: int
+    directory: epath.Path, manifest: Mapping, files: Mapping[str, StoredFile], split: str, tokenizer: Tokenizer
 ) -> int:
     """Reads every record of a split; returns their number."""
     corpus, counts = Corpus.open(directory, split), manifest["splits"][split]
     if (np.diff(corpus.document_offsets) < 1).any():
         raise UserError(f"{directory / array_file(split, 'document_offsets')}: not ascending; rebuild the corpus")
     token_counts = np.zeros(corpus.vocab_size, np.int64)
-    first = 0  # record of the next batch
+    first = packed_bytes = 0  # record of the next batch, and its place in word_starts
+    words_agree = True
     with progress_bar(f"reading {split}", counts["records"], "record") as bar:
         for shard in counts["shards"]:
             for records in _batches(files[shard["file"]], token_dtype(corpus.vocab_size)):
@@ -81,13 +83,19 @@ def _verify_split(
                         f"{directory / shard['file']}: record {first + invalid} of {split} contradicts the arrays or"
                         " the vocabulary; rebuild the corpus"
                     )
-                first += len(records)
                 tokens = np.concatenate([record.tokens for record in records])
+                lengths = corpus.sentence_lengths[slice(*corpus.record_offsets[[first, first + len(records)]])]
+                packed = pack_word_starts(tokens, lengths, tokenizer.begins_word)
+                words_agree &= np.array_equal(packed, corpus.word_starts[packed_bytes : packed_bytes + len(packed)])
+                first, packed_bytes = first + len(records), packed_bytes + len(packed)
                 token_counts += np.bincount(tokens, minlength=len(token_counts))
                 bar.update(len(records))
-    if not np.array_equal(token_counts, corpus.token_counts):
-        raise UserError(f"{directory / array_file(split, 'token_counts')}: contradicts the records; rebuild the corpus")
-    unknown = int(token_counts[unk_id])
+    words_agree &= packed_bytes == len(corpus.word_starts)
+    counts_agree = np.array_equal(token_counts, corpus.token_counts)
+    for array, agrees in (("token_counts", counts_agree), ("word_starts", words_agree)):
+        if not agrees:
+            raise UserError(f"{directory / array_file(split, array)}: contradicts the records; rebuild the corpus")
+    unknown = int(token_counts[tokenizer.unk_id])
     if unknown != counts["unknown_tokens"]:
         raise UserError(
             f"{directory / MANIFEST}: counts {counts['unknown_tokens']} unknown tokens in {split}, but the records"

@@ -43,7 +43,7 @@ class CorpusWriter:
             document, shards = 0, self._shards[split]
             for index, parts in enumerate(shards):
                 target = self._directory / shard_file(self._name, split, index, len(shards))
-                with ShardWriter(self._tokenizer.vocab_size, self._tokenizer.unk_id, document) as shard:
+                with ShardWriter(self._tokenizer.begins_word, self._tokenizer.unk_id, document) as shard:
                     for part in parts:
                         shard.add_document([part])
                     arrays, counts = shard.finish(target)
@@ -59,12 +59,15 @@ EMPTY_REPORT = {"dropped": {}, "cleaned": {}, "skipped": {}, "settings": {}, "so
 
 
 def write_sample(directory, seed: int = 0) -> None:
-    """Two shards of train, one of validation: 15 files. Documents of 1 to 5 sentences, one of them in three records."""
+    """Two shards of train, one of validation: 17 files. Documents of 1 to 5 sentences, one of them in three records."""
     rng = np.random.default_rng(seed)
-    tokenizer = wordpiece([*SPECIAL_TOKENS, *(f"word{i}" for i in range(15))], lowercase=True, origin="test")
+    pieces = (f"{'##' * (i % 2)}word{i}" for i in range(15))
+    tokenizer = wordpiece([*SPECIAL_TOKENS, *pieces], lowercase=True, origin="test")
     with CorpusWriter(directory, directory.name, tokenizer, max_shard_bytes=40_000) as writer:
         for document in range(60):
             lengths = np.full(2500, 8) if document == 20 else rng.integers(1, 9, document % 5 + 1)
+            if document == 35:
+                lengths[0] = 100
             tokens = rng.integers(5, 20, lengths.sum())
             if document == 30:
                 tokens[:3] = tokenizer.unk_id

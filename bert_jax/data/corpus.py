@@ -1,6 +1,6 @@
 """Prepared corpora on disk: documents and sentences by index. Needs no jax and no TensorFlow.
 
-A corpus is a TFDS dataset directory (ArrayRecord shards, one record for at most 8,192 tokens of one document) with four
+A corpus is a TFDS dataset directory (ArrayRecord shards, one record for at most 8,192 tokens of one document) with five
 additional arrays per split, so that planning reads no record, and `corpus.json`, which is written last: a directory
 without it is not a corpus. docs/corpus.md specifies the format.
 """
@@ -28,7 +28,7 @@ TOKENIZER = "tokenizer.json"
 SOURCE_FILES = "source_files.jsonl.gz"
 """The files that a corpus was made of, one JSON object in each line; too many for corpus.json (100 M: 15 GB)."""
 SPLITS = ("train", "validation")
-ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts")
+ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts", "word_starts")
 MAX_RECORD_TOKENS = 8192
 REBUILD = "build the corpus again"
 StoredCount = Annotated[int, Interval("[0, 281474976710656)")]
@@ -70,6 +70,8 @@ class SplitEntry(_OptionalCounts):
     text_bytes: StoredCount
     unknown_bytes: StoredCount
     """Bytes of the text that became unknown ids."""
+    word_start_bytes: StoredCount
+    """Size of `Corpus.word_starts`."""
     shards: list[ShardEntry]
 
 
@@ -143,7 +145,8 @@ def stored_files(directory: epath.Path, manifest: Manifest) -> dict[str, StoredF
 def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
     """SHA-256, in hex, of the content of a corpus: records, length arrays and tokenizer, in this format.
 
-    It does not depend on the name of the corpus, the paths of its sources, or the settings of the build.
+    The last of ARRAYS follows from the records and the tokenizer. The identity does not depend on the name of the
+    corpus, the paths of its sources, or the settings of the build.
 
     Args:
       directory: of the corpus, for the message.
@@ -157,7 +160,7 @@ def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
         content = {"format_version": manifest["format_version"], "tokenizer": manifest["tokenizer"]["fingerprint"]}
         for split, counts in manifest["splits"].items():
             names = [*(shard["file"] for shard in counts["shards"]), *(array_file(split, array) for array in ARRAYS)]
-            content[split] = [files[name]["sha256"] for name in names]
+            content[split] = [files[name]["sha256"] for name in names][:-1]
     except KeyError as error:
         raise UserError(f"{epath.Path(directory) / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -181,6 +184,7 @@ class Corpus:
       document_offsets: first sentence of each document, int64 [num_documents + 1].
       record_offsets: first sentence of each record, int64 [num_records + 1].
       token_counts: occurrences of each id in the split, int64 [vocab_size].
+      word_starts: which tokens of long sentences begin a word, see `WordStarts.bits`.
       num_tokens: tokens in the split.
       cache: copies of files from a store.
     """
@@ -195,6 +199,7 @@ class Corpus:
     document_offsets: np.ndarray
     record_offsets: np.ndarray
     token_counts: np.ndarray
+    word_starts: np.ndarray
     num_tokens: int
     cache: LocalCache
     _records: RecordReader
@@ -223,6 +228,7 @@ class Corpus:
             "document_offsets": (np.dtype("<i8"), counts["documents"] + 1, counts["sentences"]),
             "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
             "token_counts": (np.dtype("<i8"), manifest["vocab_size"], None),
+            "word_starts": (np.dtype(np.uint8), counts["word_start_bytes"], None),
         }
         files = stored_files(directory, manifest)
         if is_remote(directory):

@@ -18,10 +18,12 @@ import numba
 import numpy as np
 
 from bert_jax.config import DataConfig
-from bert_jax.data.corpus import Corpus
+from bert_jax.data.corpus import Corpus, array_file
 from bert_jax.data.examples import CorpusLayout, make_examples
 from bert_jax.data.hash_random import make_key, permute, permute_evenly
 from bert_jax.data.packing import pack
+from bert_jax.data.record import REMEDY
+from bert_jax.data.word_starts import WordStarts, word_start_offsets
 from bert_jax.errors import UserError
 
 STREAM_VERSION = 3
@@ -64,7 +66,7 @@ class EpochPlanner:
         """Reads every length once: 0.2 s for 2 billion tokens (docs/LOG.md).
 
         Raises:
-          UserError: an empty split or a pair format for fewer than two documents.
+          UserError: an empty split, a pair format for fewer than two documents, or arrays that contradict each other.
         """
         self.corpus, self.data, self.seq_len, self.seed = corpus, data, seq_len, seed
         if not corpus.num_tokens:
@@ -77,10 +79,17 @@ class EpochPlanner:
                 f"{data.format} needs at least 2, because random segments come from another document: build it again "
                 "so that each split has 2 or more, or set --data.format doc_sentences and --objective.pair none"
             )
-        lengths = np.asarray(corpus.sentence_lengths)
-        self._bounds = chunk_bounds(lengths, np.asarray(corpus.record_offsets), CHUNK_TOKENS)
+        lengths, records = np.asarray(corpus.sentence_lengths), np.asarray(corpus.record_offsets)
+        self._bounds = chunk_bounds(lengths, records, CHUNK_TOKENS)
         self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_CHUNKS))
-        self._layout = CorpusLayout(lengths, np.asarray(corpus.document_offsets), np.asarray(corpus.record_offsets))
+        groups = records[self._bounds]
+        words = WordStarts(np.asarray(corpus.word_starts), groups, word_start_offsets(lengths, groups))
+        if words.offsets[-1] != len(words.bits):
+            raise UserError(
+                f"corpus {corpus.directory}: {array_file(corpus.split, 'word_starts')} contradicts "
+                f"{array_file(corpus.split, 'sentence_lengths')}; {REMEDY}"
+            )
+        self._layout = CorpusLayout(lengths, np.asarray(corpus.document_offsets), records, words)
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
     def window(self, epoch: int, index: int) -> WindowPlan:

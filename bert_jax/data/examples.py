@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.config import DataConfig
 from bert_jax.data.hash_random import HALF, bernoulli_threshold, draw_bernoulli, draw_uniform_int, hash64, hash_combine
+from bert_jax.data.word_starts import WordStarts, cut_between_words
 
 EXAMPLE_DTYPE = np.dtype(
     [
@@ -36,8 +37,6 @@ PAIR_SPECIAL_TOKENS, SINGLE_SPECIAL_TOKENS = 3, 2
 SEGMENTS, SENTENCES, ORDER = range(3)
 MIN_PIECE_TOKENS, MAX_PIECE_TOKENS = 8, 32
 """Bounds of the pieces of a sentence that is too long for a row; 32 tokens are about a sentence of prose."""
-MAX_UNITS = np.iinfo(np.int64).max
-"""No bound on the sentences of a pair besides their tokens."""
 DOCUMENT = np.uint64(0xD0C)
 PAIR_KINDS = {"segment_pair": SEGMENTS, "sentence_pair": SENTENCES, "sentence_order": ORDER}
 
@@ -51,6 +50,8 @@ class CorpusLayout(NamedTuple):
     """first sentence of each document, int64 [num_documents + 1]"""
     record_offsets: np.ndarray
     """first sentence of each record, which holds sentences of one document, int64 [num_records + 1]"""
+    words: WordStarts
+    """which tokens of long sentences begin a word"""
 
 
 def make_examples(
@@ -73,13 +74,13 @@ def make_examples(
     of a random document, until they have as many tokens as it has, and then from another one, so that a process reads
     few records.
 
-    A sentence that is longer than the room of a pair is taken in pieces, as if they were sentences: `_piece_tokens` at
-    most, and at the end of a pair as many as fit. So of text without sentence marks, no token is truncated, and pairs
-    have a true B. Pieces end between any two tokens, since lengths alone do not show where words begin.
+    A sentence that is longer than the room of a pair is taken in pieces, as if they were sentences: of about
+    `_piece_tokens`, and at the end of a pair of as many as fit. So of text without sentence marks, few tokens are
+    truncated, and pairs have a true B. A piece ends before a word, if one begins in its last half.
 
     Single segments (Liu et al. 2019, section 4.2): whole consecutive sentences up to the length of the row;
-    full_sentences continue after a [SEP] at the end of a document. A sentence longer than a row is split into full rows
-    and a remainder.
+    full_sentences continue after a [SEP] at the end of a document. A sentence longer than a row is split into rows
+    that end before a word, as pieces do (full rows if examples end with the row), and a remainder.
 
     Args:
       layout: of the corpus; pairs need at least two documents in it.
@@ -100,12 +101,12 @@ def make_examples(
         short = bernoulli_threshold(data.short_example_rate)
         kind = PAIR_KINDS[data.format]
         room = seq_len - PAIR_SPECIAL_TOKENS
-        # Every example takes the rest of a sentence, or at least half of the shortest piece.
-        out = np.empty(sentences + tokens // max(1, min(MIN_PIECE_TOKENS, room // 2) // 2), EXAMPLE_DTYPE)
+        # Every example takes the rest of a sentence, or at least a quarter of the shortest piece.
+        out = np.empty(sentences + tokens // max(1, min(MIN_PIECE_TOKENS, room // 2) // 4), EXAMPLE_DTYPE)
         count, truncated, forced_random = _make_pairs(layout, chunks, kind, room, short, key, salt, out)
     else:
         budget = seq_len - SINGLE_SPECIAL_TOKENS
-        out = np.empty(sentences + tokens // budget, EXAMPLE_DTYPE)
+        out = np.empty(sentences + 2 * tokens // budget, EXAMPLE_DTYPE)
         crosses, cuts = data.format == "full_sentences", data.example_end == "row"
         count = _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out)
         truncated, forced_random = 0, 0
@@ -120,10 +121,9 @@ def _example_id(salt, sentence, skip):
 @numba.njit(cache=True, nogil=True)
 def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
     """Writes the examples; returns (number of examples, truncated tokens, pairs of one sentence)."""
-    state = np.zeros(2, np.uint64)
-    count, truncated, forced_random = 0, 0, 0
-    offset = 0
-    lengths, documents, _ = layout
+    state, ends = np.zeros(2, np.uint64), np.empty((room, 3), np.int64)
+    count, truncated, forced_random, offset = 0, 0, 0, 0
+    lengths, documents, _, words = layout
     for chunk in range(len(chunks)):
         position, chunk_end = chunks[chunk]
         skip = 0  # tokens of sentence `position` that are in earlier examples
@@ -136,11 +136,12 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
             state[1] = np.uint64(0)
             source, unused = (0, 0), 0
             while position < end:
-                stop, stop_skip, tokens, units = _take_sentences(lengths, position, skip, end, limits, MAX_UNITS)
+                units = _take_sentences(lengths, words, position, skip, end, limits, ends)
+                stop, stop_skip, tokens = ends[units - 1]
                 a_units = 1
                 if kind != SENTENCES and units >= 2:
                     a_units += draw_uniform_int(state, units - 1)
-                a_stop, a_stop_skip, a_length, _ = _take_sentences(lengths, position, skip, end, limits, a_units)
+                a_stop, a_stop_skip, a_length = ends[a_units - 1]
                 single = units == 1
                 forced_random += single
                 random = single or (kind != ORDER and draw_bernoulli(state, HALF))
@@ -148,7 +149,9 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
                 if random:
                     if unused <= 0:
                         source, unused = _random_record(state, layout, document)
-                    b_start, b_first, b_stop, b_length = _random_segment(state, lengths, source, limits, a_length)
+                    b_start, b_first, b_stop, b_length = _random_segment(
+                        state, lengths, words, source, limits, a_length
+                    )
                     unused -= b_length
                 else:
                     b_start, b_first, b_length = a_stop, a_stop_skip, tokens - a_length
@@ -190,32 +193,43 @@ def _target_tokens(state, key, document, kind, room, short):
 
 @numba.njit(cache=True, nogil=True)
 def _piece_tokens(kind, target, room):
-    """Most tokens of a piece of a sentence that is too long for a row: so few that a pair has two or more."""
+    """Tokens of a piece of a sentence that is too long for a row: so few that a pair has two or more.
+
+    segment_pair and sentence_order make as many pieces of the room that is left as this gives; a piece has more tokens
+    if earlier ones ended before a word.
+    """
     if kind == SENTENCES:
         return room // 2
     return min((room + 1) // 2, max(MIN_PIECE_TOKENS, min(MAX_PIECE_TOKENS, (target + 1) // 2)))
 
 
 @numba.njit(cache=True, nogil=True)
-def _take_sentences(lengths, start, skip, end, limits, most):
-    """Takes at most `most` sentences, or pieces of long ones, of a pair: (sentence and tokens of it that come before
-    the next one, tokens taken, sentences taken).
+def _take_sentences(lengths, words, sentence, skip, end, limits, ends):
+    """Takes the sentences, or pieces of long ones, of a pair; returns their number.
+
+    Writes to `ends`, for each: the sentence that follows and the tokens of it that are taken, and the tokens so far.
     """
     kind, target, room, piece = limits
-    sentence, tokens, taken = start, 0, 0
-    while sentence < end and taken < most and (taken < 2 if kind == SENTENCES else tokens < target):
+    tokens, taken, pieces, full = 0, 0, 0, False
+    while sentence < end and not full and (taken < 2 if kind == SENTENCES else tokens < target):
         size = lengths[sentence] - skip
         if lengths[sentence] > room:
             whole = size
             if kind != SENTENCES:
                 size = min(size, target - tokens if tokens else max(target, piece))
-            pieces = -(-size // piece)
+            pieces = pieces - 1 if pieces > 1 and kind != SENTENCES else -(-size // piece)
             size = -(-size // pieces)
-            skip = skip + size if size < whole else 0
+            full = pieces == 1 and size < whole  # the next word does not fit
+            if size < whole:
+                size = cut_between_words(words, lengths, sentence, skip, size)
+                skip += size
+            else:
+                skip, pieces = 0, 0
         sentence += skip == 0
         tokens += size
+        ends[taken] = sentence, skip, tokens
         taken += 1
-    return sentence, skip, tokens, taken
+    return taken
 
 
 @numba.njit(cache=True, nogil=True)
@@ -223,7 +237,7 @@ def _random_record(state, layout, document):
     """A record of another document, that of a random sentence of a random document: (its sentences [first, last), its
     number of tokens).
     """
-    lengths, documents, records = layout
+    lengths, documents, records, _ = layout
     other = draw_uniform_int(state, len(documents) - 2)
     if other >= document:
         other += 1
@@ -237,7 +251,7 @@ def _random_record(state, layout, document):
 
 
 @numba.njit(cache=True, nogil=True)
-def _random_segment(state, lengths, source, limits, a_length):
+def _random_segment(state, lengths, words, source, limits, a_length):
     """Sentences of a record from a random one on: (start, tokens of it that come before, stop, tokens), at least one
     sentence or a piece of a long one.
     """
@@ -248,14 +262,16 @@ def _random_segment(state, lengths, source, limits, a_length):
     skip = 0
     if lengths[start] > room:
         skip = draw_uniform_int(state, lengths[start] - piece + 1)
-    stop = start
-    length = 0
+        back = min(skip, piece)
+        skip += cut_between_words(words, lengths, start, skip - back, back) - back
+    stop, begin, length = start, skip, 0
     while stop < last and (stop == start or length < least):
-        size = lengths[stop] - (skip if stop == start else 0)
+        size = lengths[stop] - begin
         if lengths[stop] > room:
-            size = min(size, least - length if length else max(least, piece))
-        length += size
-        stop += 1
+            fits = least - length if length else max(least, piece)
+            if fits < size:
+                return start, skip, stop + 1, length + cut_between_words(words, lengths, stop, begin, fits)
+        stop, begin, length = stop + 1, 0, length + size
     return start, skip, stop, length
 
 
@@ -279,7 +295,7 @@ def _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out):
     """Writes the examples; returns their number."""
     count = 0
     offset = 0  # of the next token, in the window
-    lengths, documents, _ = layout
+    lengths, documents, _, words = layout
     for chunk in range(len(chunks)):
         chunk_start, chunk_end = chunks[chunk]
         first, skip, size, separators = chunk_start, 0, 0, 0  # of the current example
@@ -305,8 +321,9 @@ def _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out):
                     count = _write_single(out, count, salt, first, sentence, skip, offset - size, size, separators)
                     first, skip, size, separators, separator = sentence, 0, 0, 0, 0
                 while left > budget:
-                    count = _write_single(out, count, salt, sentence, sentence + 1, skip, offset, budget, 0)
-                    skip, offset, left = skip + budget, offset + budget, left - budget
+                    taken = budget if cuts else cut_between_words(words, lengths, sentence, skip, budget)
+                    count = _write_single(out, count, salt, sentence, sentence + 1, skip, offset, taken, 0)
+                    skip, offset, left = skip + taken, offset + taken, left - taken
             size, offset, separators = size + left, offset + left, separators + separator
         if size:
             count = _write_single(out, count, salt, first, chunk_end, skip, offset - size, size, separators)

@@ -202,6 +202,17 @@ class Tokenizer:
         return self._model.fingerprint()
 
     @functools.cached_property
+    def begins_word(self) -> np.ndarray:
+        """bool [vocab_size]: the opposite of `continues_word`; all False if the vocabulary does not mark words."""
+        continues = self._model.continues_word()
+        if continues is None:
+            return np.zeros(self.vocab_size, np.bool_)
+        begins = ~continues
+        begins[list(self.special_ids)] = True
+        begins.setflags(write=False)
+        return begins
+
+    @functools.cached_property
     def continues_word(self) -> np.ndarray:
         """bool [vocab_size]: whether a piece continues the word of the previous piece ("##ing").
 
@@ -213,13 +224,12 @@ class Tokenizer:
         Raises:
           UserError: the vocabulary does not mark words.
         """
-        continues = self._model.continues_word()
-        if continues is None:
+        if not self.begins_word.any():
             raise UserError(
                 "this vocabulary does not mark which pieces begin a word (none has ##, Ġ or ▁), so whole words cannot"
                 " be masked; choose another vocabulary, or mask pieces"
             )
-        continues[list(self.special_ids)] = False
+        continues = ~self.begins_word
         continues.setflags(write=False)
         return continues
 

@@ -102,7 +102,7 @@ def build(request: BuildRequest, engine: Engine) -> dict:
             notes = _read_notes(job, inputs)
             plans, report = _decide(job, inputs, notes, token_dtype(request.tokenizer.vocab_size).itemsize, engine)
             check_locks()
-            ids = request.tokenizer.vocab_size, request.tokenizer.unk_id
+            ids = request.tokenizer.begins_word, request.tokenizer.unk_id
             engine.assemble(Assembler(job.scratch, os.fspath(directory), request.name, *ids), plans)
             content = _report(job, inputs, notes, report, decontamination_report), _source_files(inputs, notes)
             check_locks()

@@ -23,7 +23,7 @@ from bert_jax.file_listing import file_sizes, matching_entries
 from bert_jax.range_reads import ByteRange, read_ranges
 from bert_jax.storage import is_remote, write_atomic
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 """Of these files; work of an unfinished build in another version is not used."""
 UNITS = "units"
 """Directory of the prepared blocks, which are in 256 directories inside it."""

@@ -13,6 +13,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from bert_jax.data.corpus import LanguageEntry, token_dtype
+from bert_jax.data.word_starts import pack_word_starts
 from bert_jax.errors import UserError
 from bert_jax.storage import describe_full_disk
 from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_lengths
@@ -62,16 +63,19 @@ class ShardWriter:
     stores.
     """
 
-    def __init__(self, vocab_size: int, unk_id: int, first_document: int, temporary: os.PathLike | str | None = None):
+    def __init__(
+        self, begins_word: np.ndarray, unk_id: int, first_document: int, temporary: os.PathLike | str | None = None
+    ):
         """Starts a shard.
 
         Args:
-          vocab_size: token ids are in [0, vocab_size).
+          begins_word: of the tokenizer, bool [vocab_size].
           unk_id: the id that is counted as unknown.
           first_document: index, in its split, of the first document in the shard.
           temporary: a local directory to write in; by default that of the system.
         """
-        self._dtype = token_dtype(vocab_size)
+        self._begins_word = begins_word
+        self._dtype = token_dtype(len(begins_word))
         self._unk_id = unk_id
         self._document = first_document
         self._scratch = tempfile.TemporaryDirectory(prefix="writing-", dir=temporary)
@@ -79,9 +83,10 @@ class ShardWriter:
         self._writer = array_record_module.ArrayRecordWriter(os.fspath(self._file), _ARRAY_RECORD_OPTIONS)
         self._cutter = DocumentRecordSplitter(self._dtype)
         self._lengths: list[np.ndarray] = []
+        self._word_starts: list[np.ndarray] = []
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")
-        self._token_counts = np.zeros(vocab_size, np.int64)
+        self._token_counts = np.zeros(len(begins_word), np.int64)
         self._languages: dict[str, dict[str, int]] = {}
         self.record_bytes = 0
         """size of the records so far, uncompressed"""
@@ -110,6 +115,7 @@ class ShardWriter:
                 text_bytes += document_part.text_bytes
                 unknown_bytes += document_part.unknown_bytes
                 self._lengths.append(lengths)
+                self._word_starts.append(pack_word_starts(document_part.tokens, lengths, self._begins_word))
                 np.add.at(self._token_counts, document_part.tokens, 1)
                 for record in self._cutter.add(document_part.tokens, lengths):
                     self._write(part, *record)
@@ -141,7 +147,7 @@ class ShardWriter:
 
         Returns:
           its arrays: tokens of each sentence, sentences of each document and of each record, occurrences of
-          each id; and its counts.
+          each id, word starts of long sentences; and its counts.
         """
         with _disk_errors(self._file):
             self._writer.close()
@@ -151,6 +157,7 @@ class ShardWriter:
             "document_sentences": np.array(self._document_sentences, np.uint32),
             "record_sentences": np.array(self._record_sentences, np.uint32),
             "token_counts": self._token_counts,
+            "word_starts": np.concatenate([np.zeros(0, np.uint8), *self._word_starts]),
         }
         facts = {
             "documents": len(self._document_sentences),
@@ -163,6 +170,7 @@ class ShardWriter:
                 for count in ("text_bytes", "unknown_bytes")
             },
             "record_bytes": self.record_bytes,
+            "word_start_bytes": len(arrays["word_starts"]),
             "languages": self._languages,
         }
         return arrays, facts

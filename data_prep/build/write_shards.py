@@ -27,14 +27,15 @@ _BLOCK_ARRAYS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Assembler:
     """Writes shards from their plans; small and picklable."""
 
     scratch: str
     directory: str
     name: str
-    vocab_size: int
+    begins_word: np.ndarray
+    """of the tokenizer, bool [vocab_size]"""
     unk_id: int
 
     def __call__(self, plan: str) -> None:
@@ -47,7 +48,7 @@ class Assembler:
         )
         if done.exists() and target.exists() and target.stat().length == scratch.read_metadata(done)["bytes"]:
             return
-        with ShardWriter(self.vocab_size, self.unk_id, metadata["document"], self._temporary()) as writer:
+        with ShardWriter(self.begins_word, self.unk_id, metadata["document"], self._temporary()) as writer:
             parts = _parts(directory, metadata["units"], scratch.read_arrays(directory / plan))
             for _, document in itertools.groupby(parts, operator.itemgetter(0)):
                 writer.add_document(piece for _, piece in document)

@@ -21,7 +21,16 @@ from data_prep.build.shards import LANGUAGE_COUNTS
 from data_prep.sources.files import file_entry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
-_COUNTS = ("documents", "sentences", "tokens", "records", "unknown_tokens", "text_bytes", "unknown_bytes")
+_COUNTS = (
+    "documents",
+    "sentences",
+    "tokens",
+    "records",
+    "unknown_tokens",
+    "text_bytes",
+    "unknown_bytes",
+    "word_start_bytes",
+)
 
 
 def finish_corpus(
@@ -115,6 +124,7 @@ def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], c
         "document_offsets": ("<i8", counts["documents"] + 1, offsets("document_sentences")),
         "record_offsets": ("<i8", counts["records"] + 1, offsets("record_sentences")),
         "token_counts": ("<i8", vocab_size, iter([token_counts])),
+        "word_starts": ("|u1", counts["word_start_bytes"], read("word_starts")),
     }
     files = {}
     for array, (dtype, length, chunks) in contents.items():

@@ -148,6 +148,7 @@ class LengthsOnly(Corpus):
             sentence_lengths=lengths,
             document_offsets=offsets,
             record_offsets=np.append(records, sentences),
+            word_starts=np.zeros(0, np.uint8),
             num_tokens=int(lengths.sum(dtype=np.int64)),
             tokens_read=0,
         )

@@ -5,6 +5,7 @@ import numpy as np
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.record import Record
+from bert_jax.data.word_starts import pack_word_starts
 
 FIRST = 10
 """Token id of the corpus's first token; the n-th has id FIRST + n."""
@@ -15,7 +16,7 @@ class MemoryCorpus(Corpus):
     """Documents given as lists of sentence lengths; records of at most `per_record` sentences of one document."""
 
     def __reduce__(self):
-        return make_corpus, (self.documents, self.per_record, self.name)
+        return make_corpus, (self.documents, self.per_record, self.name, self.word_tokens)
 
     def records(self, indices):
         """The records that the shards would contain."""
@@ -29,17 +30,23 @@ class MemoryCorpus(Corpus):
         return records
 
 
-def make_corpus(documents: list[list[int]], per_record: int = 5, name: str = "memory") -> MemoryCorpus:
-    """A corpus with these sentence lengths."""
+def make_corpus(
+    documents: list[list[int]], per_record: int = 5, name: str = "memory", word_tokens: int | None = None
+) -> MemoryCorpus:
+    """A corpus with these sentence lengths, and a word of `word_tokens` tokens after the other; None: words unknown."""
     corpus = object.__new__(MemoryCorpus)
     lengths = np.array([n for document in documents for n in document], np.uint16)
     record_offsets = [0]
     for document in documents:
         for start in range(0, len(document), per_record):
             record_offsets.append(record_offsets[-1] + min(per_record, len(document) - start))
+    tokens = np.arange(lengths.sum(dtype=np.int64))
+    begins = tokens % word_tokens == 0 if word_tokens else np.zeros(len(tokens), np.bool_)
     corpus.__dict__.update(
         documents=documents,
         per_record=per_record,
+        word_tokens=word_tokens,
+        word_starts=pack_word_starts(tokens, lengths, begins),
         directory="memory",
         split="train",
         name=name,

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import operator
 import pathlib
 import pickle
@@ -24,6 +25,7 @@ from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, token_dtype
 from bert_jax.data.cursor import Cursor
+from bert_jax.data.word_starts import LONG_SENTENCE_TOKENS
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import wordpiece
 from data_prep.cli import main as data_cli
@@ -35,7 +37,7 @@ SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
 def make_tokenizer(vocab_size=300):
-    return wordpiece(SPECIALS + [f"w{i}" for i in range(vocab_size - 5)], True, "test")
+    return wordpiece(SPECIALS + [f"{'##' * (i % 3 == 1)}w{i}" for i in range(vocab_size - 5)], True, "test")
 
 
 def write(directory, documents, tokenizer=None, **options):
@@ -104,9 +106,17 @@ def test_long_documents_and_sentences_span_records(tmp_path):
     corpus = Corpus.open(tmp_path / "c")
     assert manifest["splits"]["train"]["records"] == 6
     assert corpus.sentence_lengths.tolist() == [5, 8192, 8192, 20_001 - 2 * 8192, 8192, 3, 8189]
+    begins = ~make_tokenizer().continues_word[corpus.read_sentences(0, 7)]
+    bits, byte, token = np.unpackbits(corpus.word_starts, bitorder="little"), 0, 0
+    for length in corpus.sentence_lengths.astype(int):
+        if length > LONG_SENTENCE_TOKENS:
+            np.testing.assert_array_equal(bits[8 * byte :][:length], begins[token:][:length])
+            byte += math.ceil(length / 8)
+        token += length
+    assert byte == len(corpus.word_starts) and 0.6 < bits.mean() < 0.72
     source = tfds.builder_from_directory(tmp_path / "c").as_data_source("train")
     assert [(int(r["document"]), int(r["part"])) for r in source] == [(0, i) for i in range(6)]
-    assert verify_corpus(tmp_path / "c").startswith("intact; 14 files")
+    assert verify_corpus(tmp_path / "c").startswith("intact; 16 files")
 
 
 def test_large_vocabulary_needs_uint32(tmp_path):
@@ -261,6 +271,9 @@ def set_in(*path_and_value):
         (lambda d: (d / "train.sentence_lengths.npy").unlink(), "sentence_lengths.npy: missing"),
         (lambda d: (d / "train.sentence_lengths.npy").write_bytes(b"no"), "sentence_lengths.npy: damaged"),
         (lambda d: np.save(d / "train.sentence_lengths.npy", np.zeros(3, np.uint16)), "contradicts"),
+        (lambda d: np.save(d / "train.word_starts.npy", np.zeros(3, np.uint8)), r"word_starts\.npy: contradicts"),
+        (set_in("files", "train.word_starts.npy", DROP), r"lacks 'train\.word_starts\.npy'; rebuild the corpus"),
+        (set_in("splits", "train", "word_start_bytes", DROP), "word_start_bytes.*: build the corpus again"),
     ],
 )
 def test_open_names_what_is_wrong(tmp_path, spoil, message):

@@ -126,6 +126,14 @@ def test_pairs_need_two_documents(form):
         EpochPlanner(make_corpus([]), DataConfig(format=form), 16, 0)
 
 
+def test_arrays_that_contradict_each_other():
+    corpus = make_corpus([[70], [90]], word_tokens=3)
+    corpus.__dict__["word_starts"] = corpus.word_starts[1:]
+    message = r"train\.word_starts\.npy contradicts train\.sentence_lengths\.npy; copy the corpus again or rebuild it"
+    with pytest.raises(UserError, match=message):
+        EpochPlanner(corpus, DataConfig(), 16, 0)
+
+
 def test_chunks_are_whole_records_of_like_length(small):
     """For any records: tiny documents from one source followed by long ones from another."""
     corpus = make_corpus([[3]] * 2000 + [[20] * 300] * 4, per_record=30)

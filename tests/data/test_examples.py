@@ -12,6 +12,7 @@ from scipy import stats
 from bert_jax.config import DataConfig
 from bert_jax.data.examples import CorpusLayout, make_examples
 from bert_jax.data.hash_random import make_key
+from bert_jax.data.word_starts import LONG_SENTENCE_TOKENS, WordStarts, word_start_offsets
 from tests.data.memory import make_corpus, random_documents
 
 ALPHA = 1e-4
@@ -76,7 +77,14 @@ def starts(texts, token: int) -> bool:
     return any(sentence[0] == token for document in texts for sentence in document)
 
 
-def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
+def fitting(tokens: list[int], most: int, length: int, word_tokens: int | None) -> int:
+    """Size of a piece at the front of what is left of a sentence of `length` tokens: at most `most`."""
+    if word_tokens and length > LONG_SENTENCE_TOKENS:
+        return next((n for n in range(most, most // 2, -1) if tokens[n] % word_tokens == 0), most)
+    return most
+
+
+def reference_pairs(documents, chunk, data, seq_len, key, word_tokens, per_record=5):
     """(A, B, label, whether B is random) of all pairs of a chunk of sentences, and the tokens cut away.
 
     The recipe of google-research/bert create_pretraining_data.py, with sentences as lists of tokens.
@@ -86,7 +94,9 @@ def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
     texts = texts_of(documents)
     for number, document in enumerate(texts):
         inside = [s for s in range(sentence, sentence + len(document)) if chunk[0] <= s < chunk[1]]
-        waiting = [(document[s - sentence], len(document[s - sentence]) > room) for s in inside]
+        # Tokens, and the length of the sentence if it is longer than the room, else 0.
+        sizes = [len(document[s - sentence]) for s in inside]
+        waiting = [(document[s - sentence], size * (size > room)) for s, size in zip(inside, sizes, strict=True)]
         draws, once = HashRandom(*key, inside[0] if inside else 0), HashRandom.folded(*key, extra=(0xD0C, number))
         sentence += len(document)
         unused = 0
@@ -95,13 +105,18 @@ def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
             target = 2 + once.uniform_int(room - 1)
         piece = room // 2 if two else min(math.ceil(room / 2), max(8, min(32, math.ceil(target / 2))))
         while waiting:
-            group, size = [], 0
-            while waiting and (len(group) < 2 if two else size < target):
+            group, size, pieces, full = [], 0, 0, False
+            while waiting and not full and (len(group) < 2 if two else size < target):
                 tokens, is_long = waiting.pop(0)
                 if is_long:
                     most = len(tokens) if two else min(len(tokens), target - size if group else max(target, piece))
-                    most = math.ceil(most / math.ceil(most / piece))
-                    waiting[:0] = [(tokens[most:], True)] if tokens[most:] else []
+                    pieces = pieces - 1 if pieces > 1 and not two else math.ceil(most / piece)
+                    most = math.ceil(most / pieces)
+                    if most < len(tokens):
+                        most, full = fitting(tokens, most, is_long, word_tokens), pieces == 1
+                        waiting.insert(0, (tokens[most:], is_long))
+                    else:
+                        pieces = 0
                     tokens = tokens[:most]
                 group.append((tokens, is_long))
                 size += len(tokens)
@@ -120,7 +135,7 @@ def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
                         and waiting[0][0][:1] == [tokens[-1] + 1]
                         and not starts(texts, waiting[0][0][0])
                     ):
-                        waiting[0] = (tokens + waiting[0][0], True)
+                        waiting[0] = (tokens + waiting[0][0], is_long)
                     else:
                         waiting.insert(0, (tokens, is_long))
                 if unused <= 0:
@@ -133,9 +148,14 @@ def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
                 least, skip = 0 if two else target - len(a), 0
                 if len(source[at]) > room:
                     skip = draws.uniform_int(len(source[at]) - piece + 1)
-                while not b or (at < len(source) and len(b) < least):
-                    most = max(least, piece) if not b else least - len(b)
-                    b = b + (source[at][skip:][:most] if len(source[at]) > room else source[at])
+                    back = min(skip, piece)
+                    skip += fitting(source[at][skip - back :], back, len(source[at]), word_tokens) - back
+                full = False
+                while not b or (at < len(source) and len(b) < least and not full):
+                    most, tokens = max(least, piece) if not b else least - len(b), source[at][skip:]
+                    if full := len(source[at]) > room and len(tokens) > most:
+                        tokens = tokens[: fitting(tokens, most, len(source[at]), word_tokens)]
+                    b = b + tokens
                     at, skip = at + 1, 0
                 unused -= len(b)
             before = len(a), len(b)
@@ -147,7 +167,7 @@ def reference_pairs(documents, chunk, data, seq_len, key, per_record=5):
     return pairs, truncated
 
 
-def reference_single_segments(documents, chunk, data, seq_len):
+def reference_single_segments(documents, chunk, data, seq_len, word_tokens):
     """Examples as lists of parts, one per document, of tokens. Separators count as tokens do."""
     budget, examples, sentence = seq_len - 2, [], 0
     open_ = []
@@ -181,7 +201,7 @@ def reference_single_segments(documents, chunk, data, seq_len):
                     close()
                     continue
                 else:
-                    taken = min(room, len(left))
+                    taken = room if data.example_end == "row" else fitting(left, room, len(tokens), word_tokens)
                 if new_part or not open_:
                     open_.append([])
                 open_[-1] = open_[-1] + left[:taken]
@@ -208,9 +228,11 @@ def shown(example, corpus) -> tuple[list[int], list[int]]:
     return tuple(found)
 
 
-def examples_of(corpus, data, seq_len, chunks, key=(7, 1)):
-    layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets, corpus.record_offsets)
-    return make_examples(layout, np.array(chunks, np.int64), data, seq_len, make_key(*key), np.uint64(5))
+def examples_of(corpus, data, seq_len, chunks, key=(7, 1), salt=5):
+    lengths, records = corpus.sentence_lengths, corpus.record_offsets
+    words = WordStarts(corpus.word_starts, records, word_start_offsets(lengths, records))
+    layout = CorpusLayout(lengths, corpus.document_offsets, records, words)
+    return make_examples(layout, np.array(chunks, np.int64), data, seq_len, make_key(*key), np.uint64(salt))
 
 
 def check_offsets(examples, corpus, chunks):
@@ -223,16 +245,16 @@ def check_offsets(examples, corpus, chunks):
                 assert window[offset : offset + len(tokens)].tolist() == tokens
 
 
-def check_against_reference(documents, data, seq_len, chunks, key):
+def check_against_reference(documents, data, seq_len, chunks, key, word_tokens=None):
     """Makes the examples of chunks, compares all of them, and returns them with the documents that each shows."""
-    corpus = make_corpus(documents)
+    corpus = make_corpus(documents, word_tokens=word_tokens)
     examples, truncated_tokens, forced_random = examples_of(corpus, data, seq_len, chunks, key)
     if data.format in PAIRS:
-        references = [reference_pairs(documents, chunk, data, seq_len, key) for chunk in chunks]
+        references = [reference_pairs(documents, chunk, data, seq_len, key, word_tokens) for chunk in chunks]
         expected = [(a, b, label, random, 3) for pairs, _ in references for a, b, label, random in pairs]
         truncated = sum(tokens for _, tokens in references)
     else:
-        parts = flat(reference_single_segments(documents, chunk, data, seq_len) for chunk in chunks)
+        parts = flat(reference_single_segments(documents, chunk, data, seq_len, word_tokens) for chunk in chunks)
         expected, truncated = [(flat(one), [], -1, True, len(one) + 1) for one in parts], 0
     assert len(examples) == len(expected) and truncated_tokens == truncated
     seen = []
@@ -267,7 +289,7 @@ def test_examples_equal_the_reference(form, seq_len, short, end):
 
 
 documents_of_any_kind = st.lists(
-    st.lists(st.one_of(st.integers(1, 9), st.integers(1, 90)), min_size=1, max_size=8), min_size=2, max_size=8
+    st.lists(st.one_of(st.integers(1, 9), st.integers(1, 200)), min_size=1, max_size=8), min_size=2, max_size=8
 )
 
 
@@ -282,8 +304,9 @@ def test_odd_documents(documents, data):
     )
     sentences = sum(map(len, documents))
     bounds = [0, *sorted(data.draw(st.sets(st.integers(1, sentences), max_size=3)) - {sentences}), sentences]
-    key = data.draw(st.integers(0, 2**31 - 1)), 3
-    check_against_reference(documents, config, data.draw(st.integers(8, 70)), list(itertools.pairwise(bounds)), key)
+    key, word_tokens = (data.draw(st.integers(0, 2**31 - 1)), 3), data.draw(st.sampled_from([None, 1, 2, 3, 7, 30]))
+    seq_len, chunks = data.draw(st.integers(8, 70)), list(itertools.pairwise(bounds))
+    check_against_reference(documents, config, seq_len, chunks, key, word_tokens)
 
 
 @pytest.mark.parametrize("form", PAIRS)
@@ -296,6 +319,21 @@ def test_text_without_sentence_marks(form, seq_len):
     assert examples["pair_label"].mean() < 0.56
     shares = np.bincount(examples["a_skip"][examples["a_tokens"] > 0] * 4 // 700, minlength=4)
     assert shares[:4].min() > 0.5 * shares[:4].max()  # from all parts of the sentences
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("seq_len", [64, 128])
+def test_long_sentences_are_cut_between_words(form, seq_len):
+    """Words of 7 tokens. Truncation cuts one, and so do 1 in 1,000 random segments that begin with the first words."""
+    corpus = make_corpus([[700 + 13 * i] for i in range(100)], word_tokens=7)
+    examples, truncated, _ = examples_of(corpus, DataConfig(format=form, short_example_rate=0.0), seq_len, [(0, 100)])
+    assert truncated < 0.02 * corpus.num_tokens and np.median(examples["length"]) > seq_len - 16
+    shown = examples[examples["length"] < seq_len] if form in PAIRS else examples
+    for side in "ab" if form in PAIRS else "a":
+        first = corpus.token_offsets[shown[f"{side}_start"]] + shown[f"{side}_skip"]
+        for ends in (first, first + shown[f"{side}_tokens"]):
+            inside = ends[~np.isin(ends, corpus.token_offsets)]
+            assert len(inside) > 0.5 * len(examples) and (inside % 7 > 0).mean() < 0.005
 
 
 @pytest.mark.parametrize("form", ["segment_pair", "sentence_order"])
@@ -337,10 +375,9 @@ def test_random_documents_are_uniform():
 def test_salt_and_place_name_an_example():
     corpus = make_corpus(random_documents(0, 50))
     chunks = [(0, len(corpus.sentence_lengths))]
-    layout = CorpusLayout(corpus.sentence_lengths, corpus.document_offsets, corpus.record_offsets)
 
     def ids(salt, data=DataConfig()):  # noqa: B008
-        return make_examples(layout, np.array(chunks), data, 32, make_key(0), np.uint64(salt))[0]["example_id"]
+        return examples_of(corpus, data, 32, chunks, (0,), salt)[0]["example_id"]
 
     assert not np.isin(ids(1), ids(2)).any()
     order = set(ids(1, DataConfig(format="sentence_order")).tolist())

@@ -49,7 +49,7 @@ def change_manifest(corpus, change):
 
 
 def test_sound(corpora):
-    assert len(files_of(corpora)) == 30
+    assert len(files_of(corpora)) == 34
     for verify, processes in itertools.product(("checksums", "counts"), (1, 3, 17)):
         for process in range(processes):
             check_corpus_files(corpora, verify, process, processes)

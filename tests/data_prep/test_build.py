@@ -94,7 +94,7 @@ def test_several_shards(books):
     assert counts[0] > 3 and counts[1] > 1
     assert texts("split") == texts("whole")
     for split in ("train", "validation"):
-        for name in ("sentence_lengths", "document_offsets", "record_offsets", "token_counts"):
+        for name in ("sentence_lengths", "document_offsets", "record_offsets", "token_counts", "word_starts"):
             np.testing.assert_array_equal(
                 getattr(Corpus.open("split", split), name), getattr(Corpus.open("whole", split), name)
             )

@@ -103,7 +103,7 @@ def test_a_whole_build(workspace, capsys):
     assert re.search(short[1:], " ".join(description.replace("Note:", "note:").split()))
     assert "tokens in a sentence, train" in description and "text:text.txt" in description
     assert main(["verify", "c"]) == 0
-    assert "c: intact; 14 files" in capsys.readouterr().out
+    assert "c: intact; 16 files" in capsys.readouterr().out
 
 
 def test_prose_in_files(workspace, capsys):

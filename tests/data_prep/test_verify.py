@@ -50,7 +50,7 @@ def test_intact(corpus):
     manifest = manifest_of(corpus)
     assert len(manifest["splits"]["train"]["shards"]) == 2
     size = sum(path.stat().st_size for path in corpus.iterdir() if path.name != "corpus.json")
-    intact = f"intact; 15 files ({size / 1e6:.1f} MB) and all 62 records agree with corpus.json"
+    intact = f"intact; 17 files ({size / 1e6:.1f} MB) and all 62 records agree with corpus.json"
     assert verify_corpus(corpus) == intact
     rewrite_shard(corpus, 0, lambda records: records)
     assert verify_corpus(corpus).startswith("intact"), "rewriting alone is not damage"
@@ -146,6 +146,7 @@ def test_a_part_that_is_lost_between_two_shards(corpus):
         ("record_offsets", 3, "record 2 of train contradicts the arrays"),
         ("document_offsets", 3, "of train contradicts the arrays"),
         ("token_counts", 6, "token_counts.npy: contradicts the records"),
+        ("word_starts", 3, "word_starts.npy: contradicts the records"),
     ],
 )
 def test_wrong_arrays_under_right_checksums(corpus, array, place, message):

@@ -289,6 +289,7 @@ def test_marks_are_read_by_kind():
     unmarked = library_model(models.BPE({p: i for i, p in enumerate([*ROBERTA, "a"])}, []), pre_tokenizers.Whitespace())
     with pytest.raises(UserError, match="does not mark which pieces begin a word"):
         unmarked.continues_word  # noqa: B018
+    assert unmarked.begins_word.tolist() == [False] * 6
     prefixed = models.BPE({p: i for i, p in enumerate([*ROBERTA, "a", "@a"])}, [], continuing_subword_prefix="@")
     continues = library_model(prefixed, pre_tokenizers.Whitespace()).continues_word
     assert continues.tolist() == [False] * 6 + [True]
