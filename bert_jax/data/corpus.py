@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import tokenize
 from collections.abc import Sequence
 from typing import Annotated, TypedDict
 
@@ -336,7 +337,8 @@ def _map_array(file: StoredFile, cache: LocalCache, dtype: np.dtype, length: int
         array = np.load(cache.local_path(path, file.sha256, file.size), mmap_mode="r")
     except FileNotFoundError as error:
         raise UserError(f"{path}: missing; {REMEDY}") from error
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError, RecursionError, TypeError) as error:
+        # NumPy parses the header as Python.
         raise UserError(f"{path}: damaged, not a .npy array; {REMEDY}") from error
     if array.dtype != dtype or array.shape != (length,) or (last is not None and array[-1] != last):
         raise UserError(f"{path}: contradicts {MANIFEST}; {REMEDY}")

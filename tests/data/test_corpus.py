@@ -241,6 +241,16 @@ def set_in(*path_and_value):
     return change
 
 
+def change_header(old, new):
+    """Replaces a text in the header of an array by one of the same length."""
+
+    def change(directory):
+        path = directory / "train.sentence_lengths.npy"
+        path.write_bytes(path.read_bytes().replace(old.encode(), new.encode().ljust(len(old)), 1))
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
@@ -270,6 +280,8 @@ def set_in(*path_and_value):
         (shutil.rmtree, "no such corpus"),
         (lambda d: (d / "train.sentence_lengths.npy").unlink(), "sentence_lengths.npy: missing"),
         (lambda d: (d / "train.sentence_lengths.npy").write_bytes(b"no"), "sentence_lengths.npy: damaged"),
+        (change_header("False", "(alse"), "sentence_lengths.npy: damaged"),
+        (change_header("False", "\x04alse"), "sentence_lengths.npy: damaged"),
         (lambda d: np.save(d / "train.sentence_lengths.npy", np.zeros(3, np.uint16)), "contradicts"),
         (lambda d: np.save(d / "train.word_starts.npy", np.zeros(3, np.uint8)), r"word_starts\.npy: contradicts"),
         (set_in("files", "train.word_starts.npy", DROP), r"lacks 'train\.word_starts\.npy'; rebuild the corpus"),
