@@ -16,7 +16,7 @@ from bert_jax.cli import main as cli
 from bert_jax.config import FinetuneConfig, Phase, TaskHead, presets
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.report import Note, Section, Table, html, text
-from bert_jax.run_report import metric_blocks, sections, settings
+from bert_jax.run_report import metric_blocks, run_files, sections, settings
 from bert_jax.run_report.run_files import read_runs
 from bert_jax.training.run_directory import goodput
 
@@ -302,6 +302,23 @@ def test_hostile_names_are_escaped(two, tmp_path):
     edit(hostile / "goodput.jsonl", lambda line: line | {"environment": {HOSTILE: HOSTILE}})
     content = html.render(sections.run_sections(read_runs([two[0], hostile]), ()))
     assert "<script" not in content and content.count("&lt;script&gt;") > 20
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "text", "score"),
+    [
+        ("seed3", "..", '{"baseline": 0.5, "seeds": [{"seed": 3, "score": 0.75, "failed": false}]}', 0.75),
+        ("seed3", ".", '{"baseline": 0.5, "seeds": [{"seed": 3, "score": null, "failed": true}]}', None),
+        ("mine", "..", '{"baseline": 0.5, "seeds": [{"seed": 3, "score": 0.75, "failed": false}]}', "no result"),
+        ("mine", "..", '{"of": "another program"}', "no result"),
+    ],
+)
+def test_results_of_another_directory_are_not_those_of_a_run(tmp_path, name, place, text, score):
+    """Only the results above the directories of seeds are."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / place / "results.json").write_text(text)
+    found = run_files._read_task_score(tmp_path / name, 3)
+    assert ("no result" if found is None else found.result["score"]) == score
 
 
 def test_many_lines_are_thinned():

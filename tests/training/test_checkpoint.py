@@ -1,5 +1,6 @@
 """Checkpoints: what was saved comes back, and damage never goes unnoticed."""
 
+import errno
 import json
 import logging
 import os
@@ -19,9 +20,11 @@ from bert_jax.errors import UserError
 from bert_jax.training.run_directory import checkpoint, orbax_errors
 from bert_jax.training.run_directory.checkpoint import (
     COMMIT_MARKER,
+    HAS_CHECKPOINTS,
     Checkpoints,
     find_damage,
     newest_intact,
+    newest_with_metadata,
     restore_parts,
 )
 
@@ -276,6 +279,41 @@ print(refused)
 
 
 @pytest.mark.slow
+def test_a_disk_that_is_full_after_a_commit(tmp_path, monkeypatch):
+    """The checkpoint is complete: the save succeeds, and the next one writes the marker."""
+    write, full = checkpoint.write_atomic, [True]
+
+    def write_unless_full(path, data):
+        if path.name == HAS_CHECKPOINTS and full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(checkpoint, "write_atomic", write_unless_full)
+    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+        checkpoints.save(2, state_of(2), METADATA)
+        assert checkpoints.steps() == [2] and not (tmp_path / HAS_CHECKPOINTS).exists()
+        full.clear()
+        checkpoints.save(4, state_of(4), METADATA)
+        assert checkpoints.steps() == [4, 2] and (tmp_path / HAS_CHECKPOINTS).exists()
+
+
+@pytest.mark.parametrize(
+    ("damaged", "step"),
+    [
+        ((), 4),
+        (("00000004/run.json",), 2),
+        (("00000004/COMMIT.json",), 2),
+        (("00000004/state/_METADATA",), 4),  # only the metadata is read
+        (("00000004/run.json", "00000002/run.json"), None),
+    ],
+)
+def test_metadata_of_a_damaged_checkpoint_is_not_used(saved, damaged, step):
+    for name in damaged:
+        (saved / name).write_bytes(b"[" + (saved / name).read_bytes()[1:])
+    found = newest_with_metadata(epath.Path(saved))
+    assert (None if found is None else int(found.name)) == step
+
+
 def test_a_full_disk(tmp_path):
     """A real one, of 12 MB. Saves are of 4 MB at most; those that were committed stay."""
     script = tmp_path / "fill_up.py"

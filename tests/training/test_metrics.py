@@ -1,6 +1,8 @@
 """metrics.jsonl, TensorBoard events and W&B's rows: appended while training, cut back on resume."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import os
 import sys
@@ -71,6 +73,21 @@ def test_flush_puts_the_lines_and_the_name_of_the_file_on_the_disk(tmp_path, mon
     writer.flush()
     assert synced == [tmp_path / "metrics.jsonl", tmp_path]
     writer.close()
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.EIO])
+def test_file_systems_that_cannot_put_a_directory_on_the_disk(tmp_path, monkeypatch, number):
+    """Some network and FUSE file systems; a failing disk is an error."""
+
+    def fsync(descriptor):
+        if Path(f"/proc/self/fd/{descriptor}").readlink().is_dir():
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    writer = MetricsWriter(tmp_path, 0, 0, tensorboard=False)
+    writer.write(2, "train", {"loss": 1.5}, {})
+    with pytest.raises(OSError, match="error") if number == errno.EIO else contextlib.nullcontext():
+        writer.flush()
 
 
 @pytest.mark.parametrize(
