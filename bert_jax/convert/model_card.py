@@ -14,6 +14,8 @@ import yaml
 from bert_jax import __version__
 from bert_jax.convert.parity.parity_report import ParityReport
 from bert_jax.convert.source_model import SourceModel
+from bert_jax.tokenizers.sentencepiece_backend import FORMAT
+from bert_jax.tokenizers.tokenizer import Tokenizer
 
 CARD = "README.md"
 FENCE = "---\n"
@@ -58,26 +60,29 @@ USAGE_EXAMPLES["pytorch"] = USAGE_EXAMPLES["huggingface"]
 USAGE_EXAMPLES |= dict.fromkeys(
     ("onnx", "onnx-int8", "onnx-both"),
     """import onnxruntime
-from tokenizers import Tokenizer
-
-tokenizer = Tokenizer.from_file("{name}/tokenizer.json")
+{tokenizer}
 session = onnxruntime.InferenceSession("{name}/{graph}")
-ids = [tokenizer.encode("A text.").ids]
+ids = [tokenizer.encode("A text."){ids}]
 arrays = {{"input_ids": ids, "attention_mask": [[1] * len(ids[0])], "token_type_ids": [[0] * len(ids[0])]}}
 outputs = session.run(None, {{port.name: arrays[port.name] for port in session.get_inputs()}})""",
 )
 USAGE_EXAMPLES |= dict.fromkeys(
     ("openvino", "openvino-int8", "openvino-both"),
     """import openvino
-from tokenizers import Tokenizer
-
-tokenizer = Tokenizer.from_file("{name}/tokenizer.json")
+{tokenizer}
 settings = {{"INFERENCE_PRECISION_HINT": "f32"}}
 model = openvino.Core().compile_model("{name}/{graph}", "CPU", settings)
-ids = [tokenizer.encode("A text.").ids]
+ids = [tokenizer.encode("A text."){ids}]
 arrays = {{"input_ids": ids, "attention_mask": [[1] * len(ids[0])], "token_type_ids": [[0] * len(ids[0])]}}
 outputs = model({{port.any_name: arrays[port.any_name] for port in model.inputs}})""",
 )
+TOKENIZER_EXAMPLE = """from tokenizers import Tokenizer
+
+tokenizer = Tokenizer.from_file("{name}/tokenizer.json")"""
+SENTENCEPIECE_EXAMPLE = """from transformers import AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained("{name}")"""
+"""Of models whose directory has a .model file and no tokenizer.json."""
 DEFAULT_GRAPHS = ("model.onnx", "openvino_model.xml")
 """What sentence-transformers loads without a file name."""
 SENTENCE_EXAMPLE = """from sentence_transformers import SentenceTransformer
@@ -156,8 +161,8 @@ def format_model_card(
             example = PIPELINE_EXAMPLE
     if example:
         graph = graphs[0] if graphs else ""
-        options = _sentence_options(graph)
-        filled = example.format(name=name, pipeline=pipeline, masked=masked, options=options, graph=graph)
+        values = {"name": name, "options": _sentence_options(graph), **_load_tokenizer(name, tokenizer)}
+        filled = example.format(pipeline=pipeline, masked=masked, graph=graph, **values)
         lines += ["", "```python", filled, "```"]
     for graph in graphs[1:]:
         load = f': `SentenceTransformer("{name}"{_sentence_options(graph)})`' if sentences else ""
@@ -168,6 +173,13 @@ def format_model_card(
         lines += ["", f"This needs {SERVING_PACKAGES}."]
     head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"
     return head + "\n".join([*lines, "", "## Parity", "", "```", *report.lines(), "```", ""])
+
+
+def _load_tokenizer(name: str, tokenizer: Tokenizer | None) -> dict[str, str]:
+    """`tokenizer`: lines that load the tokenizer of a directory; `ids`: what of its result are the ids."""
+    if tokenizer is None or FORMAT not in tokenizer.to_json()[:100]:
+        return {"tokenizer": TOKENIZER_EXAMPLE.format(name=name), "ids": ".ids"}
+    return {"tokenizer": SENTENCEPIECE_EXAMPLE.format(name=name), "ids": ""}
 
 
 def _sentence_options(graph: str) -> str:
