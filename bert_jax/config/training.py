@@ -266,9 +266,9 @@ class RecoveryConfig:
     max_skipped_share: Share = 0.1
     """Largest share of skipped steps, of the last 100; above it, the run stops with an error. 1: no bound."""
     spike: Positive | None = 3.0
-    """Divergence: a loss this many nats above the lowest running average of its phase, if that is also more than the
-    noise of the losses (6 mean differences between successive ones), or a running average this many nats above the
-    lowest; None: never."""
+    """Divergence: three losses in a row this many nats above the lowest running average of their phase, if that is also
+    more than the noise of the losses (4 mean differences between successive ones), or a running average this many nats
+    above the lowest; None: never."""
     stable_steps: Count = 50
     """Steps without divergence after which a checkpoint counts as good; also the span of the running average, and the
     number of steps before the first bad step whose rows are skipped after a rollback."""

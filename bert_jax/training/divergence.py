@@ -10,9 +10,12 @@ from bert_jax.errors import UserError
 
 SKIP_SPAN = 100
 """Steps in the running average of the share of skipped steps."""
-NOISE_FACTOR = 6.0
-"""A loss may be above the lowest average by this many mean differences between successive losses: 6.8 standard
+NOISE_FACTOR = 4.0
+"""Losses may be above the lowest average by this many mean differences between successive losses: 4.5 standard
 deviations if losses are independent and normally distributed."""
+IN_A_ROW = 3
+"""Losses in a row that must be too high: of the few tokens of a small batch, single losses can be many times the mean
+difference."""
 
 
 class DivergenceState(NamedTuple):
@@ -26,8 +29,8 @@ class DivergenceState(NamedTuple):
     """Running average of skipped (1) and applied (0) steps over SKIP_SPAN steps, from 0 at the start, float32."""
     finite_losses: Any
     """Number of finite losses since the phase began, int32."""
-    last_loss: Any
-    """The last finite loss, float32."""
+    last_losses: Any
+    """The last finite losses, newest first, float32[IN_A_ROW - 1]."""
     average: Any
     """Running average of the finite losses, float32."""
     noise: Any
@@ -45,7 +48,8 @@ class StepMeasures(NamedTuple):
     skipped_share: Any
     """Those of the state after the step."""
     loss_rise: Any
-    """The loss above `lowest` before the step, in nats; 0 if the loss is not finite or one of the phase's first two."""
+    """The least of the last IN_A_ROW finite losses above `lowest` before the step, in nats; 0 if this loss is not
+    finite or one of the phase's first IN_A_ROW."""
     average_rise: Any
     """The average after the step above `lowest`, in nats."""
     noise_bound: Any
@@ -55,7 +59,7 @@ class StepMeasures(NamedTuple):
 def init_divergence_state() -> DivergenceState:
     """The state before the first step: all zeros."""
     zero, none = jnp.zeros((), jnp.int32), jnp.zeros((), jnp.float32)
-    return DivergenceState(zero, zero, none, zero, none, none, none, none)
+    return DivergenceState(zero, zero, none, zero, jnp.zeros(IN_A_ROW - 1, jnp.float32), none, none, none)
 
 
 def reset_for_phase(state: DivergenceState) -> DivergenceState:
@@ -82,7 +86,7 @@ def update_divergence_state(
     count = before + 1
     average = state.average + (loss - state.average) / jnp.clip(count, 1, span)
     differences = jnp.clip(before, 1, None)
-    noise = state.noise + (jnp.abs(loss - state.last_loss) - state.noise) / jnp.clip(differences, 1, span)
+    noise = state.noise + (jnp.abs(loss - state.last_losses[0]) - state.noise) / jnp.clip(differences, 1, span)
     noise = jnp.where(before > 0, noise, 0.0)
     # The average of few losses is itself noisy, and the lowest of many such averages would be too low.
     allowed = average + NOISE_FACTOR * noise / jnp.sqrt(jnp.clip(count, 1, span))
@@ -93,18 +97,18 @@ def update_divergence_state(
         consecutive_skipped=jnp.where(skipped, state.consecutive_skipped + 1, 0),
         skipped_share=state.skipped_share + (missed - state.skipped_share) / SKIP_SPAN,
         finite_losses=jnp.where(finite, count, before),
-        last_loss=jnp.where(finite, loss, state.last_loss),
+        last_losses=jnp.where(finite, jnp.concatenate([loss[None], state.last_losses[:-1]]), state.last_losses),
         average=jnp.where(finite, average, state.average),
         noise=jnp.where(finite, noise, state.noise),
         lowest=jnp.where(finite, lowest, state.lowest),
     )
-    comparable = finite & (before > 1)
+    least = jnp.minimum(loss, state.last_losses.min())
     measures = StepMeasures(
         skipped_steps=after.skipped_steps,
         consecutive_skipped=after.consecutive_skipped,
         skipped_share=after.skipped_share,
-        loss_rise=jnp.where(comparable, loss - state.lowest, 0.0),
-        average_rise=jnp.where(comparable, average - state.lowest, 0.0),
+        loss_rise=jnp.where(finite & (before >= IN_A_ROW), least - state.lowest, 0.0),
+        average_rise=jnp.where(finite & (before > 1), average - state.lowest, 0.0),
         # An average of one difference, or of a few, may be much too small.
         noise_bound=NOISE_FACTOR * state.noise * (1.0 + 4.0 / jnp.clip(before - 1, 1, None)),
     )
@@ -154,9 +158,10 @@ def check_divergence(step: int, loss: float, found: StepMeasures, recovery: Reco
     above = f"above the lowest average of its phase (recovery.spike {recovery.spike:g}"
     if found.loss_rise > max(recovery.spike, found.noise_bound):
         reason = (
-            f"the loss of step {step} was {loss:.2f}, {found.loss_rise:.2f} {above}, noise {found.noise_bound:.2f})"
+            f"{IN_A_ROW} losses in a row up to step {step}, the last one {loss:.2f}, were {found.loss_rise:.2f} or "
+            f"more {above}, noise {found.noise_bound:.2f})"
         )
-        raise DivergenceError(step, step, reason)
+        raise DivergenceError(step - IN_A_ROW + 1, step, reason)
     if found.average_rise > recovery.spike:
         reason = f"the average loss at step {step} was {found.average_rise:.2f} {above})"
         raise DivergenceError(step, step, reason)
