@@ -99,7 +99,7 @@ def test_terms_are_the_losses_of_the_layers():
         "scores_2_1_kl": losses.attention_kl(*kl, pairs),
     }
     for name, one in expected.items():
-        np.testing.assert_allclose(found[name], one.sum / one.weight, rtol=1e-5, err_msg=name)
+        np.testing.assert_allclose(found[name], one.sum / one.weight, rtol=1e-5, atol=1e-12, err_msg=name)
     items = task.loss_weight_sums(batch)["weighted_scores_2_1_kl"]
     assert items == expected["scores_2_1_kl"].weight == tokens.sum()
     np.testing.assert_allclose(found["weighted_hidden_4_2_cosine"], 3 * found["hidden_4_2_cosine"], rtol=1e-6)
