@@ -32,6 +32,7 @@ SPLITS = ("train", "validation")
 ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts", "word_starts")
 MAX_RECORD_TOKENS = 8192
 REBUILD = "build the corpus again"
+_OFFSETS_AT_ONCE = 1 << 20
 StoredCount = Annotated[int, Interval("[0, 281474976710656)")]
 """A number in corpus.json, in 48 bits."""
 
@@ -278,6 +279,19 @@ class Corpus:
     def num_sentences(self) -> int:
         """Sentences in the split."""
         return len(self.sentence_lengths)
+
+    def check_offsets(self) -> None:
+        """Check that documents and records are not empty and follow each other; compiled code does not check bounds.
+
+        Raises:
+          UserError: a file of offsets is damaged.
+        """
+        for array in ("document_offsets", "record_offsets"):
+            offsets = np.asarray(getattr(self, array))
+            starts = range(0, len(offsets) - 1, _OFFSETS_AT_ONCE)
+            blocks = (offsets[start : start + _OFFSETS_AT_ONCE + 1] for start in starts)
+            if offsets[0] != 0 or any((block[1:] <= block[:-1]).any() for block in blocks):
+                raise UserError(f"corpus {self.directory}: {array_file(self.split, array)} does not ascend; {REMEDY}")
 
     def read_sentences(self, start: int, stop: int) -> np.ndarray:
         """Tokens of the sentences [start, stop), concatenated, int32 [sum of their lengths].

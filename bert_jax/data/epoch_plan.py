@@ -79,6 +79,7 @@ class EpochPlanner:
                 f"{data.format} needs at least 2, because random segments come from another document: build it again "
                 "so that each split has 2 or more, or set --data.format doc_sentences and --objective.pair none"
             )
+        corpus.check_offsets()
         lengths, records = np.asarray(corpus.sentence_lengths), np.asarray(corpus.record_offsets)
         self._bounds = chunk_bounds(lengths, records, CHUNK_TOKENS)
         self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_CHUNKS))

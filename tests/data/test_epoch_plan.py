@@ -134,6 +134,16 @@ def test_arrays_that_contradict_each_other():
         EpochPlanner(corpus, DataConfig(), 16, 0)
 
 
+@pytest.mark.parametrize("array", ["document_offsets", "record_offsets"])
+@pytest.mark.parametrize("values", [[0, 1 << 47, 2], [0, 0, 2], [-1, 1, 2]])
+def test_offsets_that_do_not_ascend(array, values):
+    """Compiled code would read outside of the lengths."""
+    corpus = make_corpus([[70], [90]])
+    corpus.__dict__[array] = np.array(values)
+    with pytest.raises(UserError, match=rf"train\.{array}\.npy does not ascend; copy the corpus again or rebuild it"):
+        EpochPlanner(corpus, DataConfig(), 16, 0)
+
+
 def test_chunks_are_whole_records_of_like_length(small):
     """For any records: tiny documents from one source followed by long ones from another."""
     corpus = make_corpus([[3]] * 2000 + [[20] * 300] * 4, per_record=30)
