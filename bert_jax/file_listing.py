@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from etils import epath
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, require
 from bert_jax.storage import StoredPath, describe_unreachable, file_system, is_remote, to_path
 
 _WILDCARD = re.compile(r"[*?\[]")
@@ -107,7 +107,11 @@ def _find_in_store(pattern: str) -> dict[str, FileVersion]:
     to_path(pattern)
     filesystem, name = file_system(pattern)
     try:
-        found = filesystem.glob(name, detail=True)
+        try:
+            found = filesystem.glob(name, detail=True)
+        except ValueError as error:  # "**" inside of a name
+            require(filesystem.isfile(name), f"{pattern}: {error}")
+            found = {}
         if _WILDCARD.search(name) and name not in found and filesystem.isfile(name):
             found = {name: filesystem.info(name)}
     except PermissionError as error:

@@ -1,8 +1,8 @@
 """Reads all files of a corpus and compares them with corpus.json."""
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from typing import TypedDict
 
 import numpy as np
 from etils import epath
@@ -10,6 +10,7 @@ from etils import epath
 from bert_jax.data.corpus import (
     MANIFEST,
     MAX_RECORD_TOKENS,
+    REBUILD,
     SPLITS,
     TOKENIZER,
     Corpus,
@@ -28,9 +29,19 @@ from bert_jax.data.word_starts import pack_word_starts
 from bert_jax.errors import UserError
 from bert_jax.local_cache import LocalCache
 from bert_jax.progress import progress_bar
+from bert_jax.storage import read_json_as
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256
+
+
+class _Split(TypedDict):
+    name: str
+    shardLengths: list[str]
+
+
+class _DatasetInfo(TypedDict):
+    splits: list[_Split]
 
 
 def verify_corpus(directory: os.PathLike | str) -> str:
@@ -60,8 +71,9 @@ def verify_corpus(directory: os.PathLike | str) -> str:
 
 def _verify_dataset_info(path: epath.Path, manifest: Mapping) -> None:
     """Checks that TFDS finds the same records in the same shards."""
-    info = {split["name"]: [int(n) for n in split["shardLengths"]] for split in json.loads(path.read_text())["splits"]}
-    if info != {split: [shard["records"] for shard in manifest["splits"][split]["shards"]] for split in SPLITS}:
+    splits = read_json_as(path, _DatasetInfo, REBUILD)["splits"]
+    found = {split["name"]: split["shardLengths"] for split in splits}
+    if found != {split: [str(shard["records"]) for shard in manifest["splits"][split]["shards"]] for split in SPLITS}:
         raise UserError(f"{path}: has other counts than {MANIFEST}; rebuild the corpus")
 
 

@@ -195,8 +195,8 @@ def _target_tokens(state, key, document, kind, room, short):
 def _piece_tokens(kind, target, room):
     """Tokens of a piece of a sentence that is too long for a row: so few that a pair has two or more.
 
-    segment_pair and sentence_order make as many pieces of the room that is left as this gives; a piece has more tokens
-    if earlier ones ended before a word.
+    segment_pair and sentence_order divide the room that is left into equal pieces of at most this
+    size; if one ends early, before a word, the later ones share its tokens.
     """
     if kind == SENTENCES:
         return room // 2
@@ -219,7 +219,7 @@ def _take_sentences(lengths, words, sentence, skip, end, limits, ends):
                 size = min(size, target - tokens if tokens else max(target, piece))
             pieces = pieces - 1 if pieces > 1 and kind != SENTENCES else -(-size // piece)
             size = -(-size // pieces)
-            full = pieces == 1 and size < whole  # the next word does not fit
+            full = pieces == 1 and size < whole  # what is left of the room is part of a word
             if size < whole:
                 size = cut_between_words(words, lengths, sentence, skip, size)
                 skip += size

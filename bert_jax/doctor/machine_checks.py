@@ -186,7 +186,7 @@ def _split(config: Config, programs: Programs) -> Finding:
 def check_memory(config: Config, micro_batch: MicroBatchRequest, workdir: StoredPath) -> None:
     """Raise UserError if a phase needs more memory than this host has; only on CPUs, by arithmetic.
 
-    Phases that the run in `workdir` has finished are not checked.
+    Phases of which the run in `workdir` has all steps are not checked.
     """
     machine = current_machine()
     if machine.most_memory is None:
@@ -194,9 +194,10 @@ def check_memory(config: Config, micro_batch: MicroBatchRequest, workdir: Stored
     context = CheckContext(choose_implementation(config, machine.kind), [], None, machine, micro_batch=micro_batch)
     mesh = abstract_mesh(config.mesh, machine.devices, machine.slices)
     too_large = [one for one in _memory_of_phases(context, mesh) if one.level == "error"]
-    phase = config.locate_step(_steps_done(workdir))[0] if too_large else 0
+    done = _steps_done(workdir) if too_large else 0
+    phases_done = len(config.phases) if done >= config.total_steps else config.locate_step(done)[0]
     for one in too_large:
-        require(one.values["phase"] < phase, one.text)
+        require(one.values["phase"] < phases_done, one.text)
 
 
 def _steps_done(workdir: StoredPath) -> int:

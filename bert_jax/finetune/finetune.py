@@ -83,8 +83,8 @@ def finetune(
     """Fine-tune a model on a task, once per seed; the same call continues what was stopped.
 
     With one seed, `workdir` is the directory of the run; with several, ``seed0`` and so on in it are. Each run has its
-    predictions in ``predictions/``; ``results.json`` in `workdir` is written last. Runs that are there already are not
-    trained again, and are part of the results, whatever their seeds.
+    predictions in ``predictions/``; ``results.json`` in `workdir` is written last. Runs that are there already are
+    part of the results, whatever their seeds: finished ones are not trained again, others are continued.
 
     Args:
       source: any model that `bert-jax convert` reads.
@@ -189,8 +189,10 @@ def _train_seeds(
 
 
 def _directories(workdir: StoredPath, seeds: range) -> dict[int, StoredPath]:
-    """The directory of each of these seeds, and of each seed with a run in `workdir`: `workdir` of the run that it
-    holds and of a first seed alone, ``seedN`` of all others.
+    """The directory of each of these seeds, and of each seed with a run in `workdir`.
+
+    It is `workdir` itself for the run that it holds, and for a single seed where there is no run; ``seedN`` for all
+    others.
 
     Raises:
       UserError: `workdir` is for several seeds, and has more than their runs and results.

@@ -14,12 +14,15 @@ NOISE_FACTOR = 4.0
 """Losses may be above the lowest average by this many mean differences between successive losses: 4.5 standard
 deviations if losses are independent and normally distributed."""
 IN_A_ROW = 3
-"""Losses in a row that must be too high: of the few tokens of a small batch, single losses can be many times the mean
-difference."""
+"""Finite losses in a row that must be too high: of the few tokens of a small batch, single losses can be many times the
+mean difference."""
 
 
 class DivergenceState(NamedTuple):
-    """Part of the training state, so that a resumed run detects the same as an uninterrupted one. All scalars."""
+    """Part of the training state, so that a resumed run detects the same as an uninterrupted one.
+
+    All are scalars but `last_losses`.
+    """
 
     skipped_steps: Any
     """Steps skipped since the start of the run, int32."""

@@ -232,8 +232,7 @@ def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainSt
 
 def _save(run: RunContext, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:
     config, step = run.programs.task.config, progress.cursor.step
-    # The most recent steps may have been skipped without being detected as divergence yet.
-    good = recovery.trusted_until_step(step - config.recovery.max_skipped + 1, config, run.ledger)
+    good = recovery.trusted_until_step(step - recovery.undetected_steps(config), config, run.ledger)
     checkpoints.save(step, state, dataclasses.asdict(progress) | {"ledger": run.ledger.entries} | run.metadata, good)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor, rows_before_step
 from bert_jax.distributed.agreement import compute_and_broadcast, is_first
-from bert_jax.training.divergence import DivergedError, DivergenceError
+from bert_jax.training.divergence import IN_A_ROW, DivergedError, DivergenceError
 from bert_jax.training.run_directory.checkpoint import Checkpoints
 from bert_jax.training.run_directory.ledger import Ledger
 
@@ -60,6 +60,11 @@ def _rollback_entry(
     ends = min(divergence.last, before - within + config.phases[phase].steps)
     skipped = [rows_before_step(config, cursor, step) for step in (begins, ends)]
     return {"reason": divergence.reason, "step": divergence.last, "to": cursor.step, "skipped_rows": skipped}
+
+
+def undetected_steps(config: Config) -> int:
+    """The most steps that may have been skipped, or have high losses, without being detected as divergence yet."""
+    return max(config.recovery.max_skipped, IN_A_ROW) - 1
 
 
 def trusted_until_step(step: int, config: Config, ledger: Ledger) -> int:

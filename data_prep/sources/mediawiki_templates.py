@@ -30,6 +30,7 @@ _MONTHS = [
     "November",
     "December",
 ]
+_SHORT_MONTHS = {month[:3] for month in _MONTHS}
 _SUPERSCRIPTS = str.maketrans("0123456789+-−=()n", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾ⁿ")
 
 Arguments = dict[str, str]
@@ -211,9 +212,10 @@ def _convert(values: Arguments, short: bool = False) -> str:
 
 def _date(values: Arguments) -> str:
     year, month, day = (values.get(name, "") for name in "123")
-    if not (_MONTH.fullmatch(month) or month.isalpha()):
+    is_named = month.rstrip(".").isalpha() and (bool(day) or month[:3].title() in _SHORT_MONTHS)
+    if not (_MONTH.fullmatch(month) or is_named):
         return " ".join(filter(None, (year, month)))
-    name = month if month.isalpha() else _MONTHS[int(month) - 1]
+    name = month if is_named else _MONTHS[int(month) - 1]
     if not day:
         return f"{name} {year}"
     return f"{day} {name} {year}" if values.get("df", "")[:1] in ("y", "t") else f"{name} {day}, {year}"

@@ -88,7 +88,8 @@ def _rules_with_cleaning(name: str) -> bytes:
     """The library's rules of a name, compiled with those of the cleaning of corpora, which come first.
 
     Corpora, from which the model is trained, are clean: the further rules change the pieces of other texts only.
-    Rules map characters, or a composed character and a mark, as in "ê" and a grave accent. They do not order marks.
+    Rules map characters, or a composed character and a mark, as in "ê" and a grave accent. They do not order marks,
+    nor compose over an invisible character or another mark.
     """
     rules = dict(library.SentencePieceNormalizer(rule_name=name).decompile())
     removed = re.compile(INVISIBLE)

@@ -377,6 +377,7 @@ def test_templates_within_sentences(markup, expected):
         ("{{date|24|6|41}}, {{date|1er|6|41}}, {{date|24|6}}, {{date||6|41}}, {{date|24|6|1941}}",
          "24 juin 41, 1er juin 41, 24 juin, juin 41, 24 juin 1941"),
         ("{{date|44|3|15}} {{dts|1941|June|24}} {{dts|1941|Jun}}", "March 15, 44 June 24, 1941 Jun 1941"),
+        ("{{dts|44|BC}}, {{start date|1941|present}}, {{dts|1941|Sept.|24}}", "44 BC, 1941 present, Sept. 24, 1941"),
         ("{{unité|1234|km}}, {{unité|5}}, {{nombre|3|habitants}}, au {{s-|XIX|e}}, {{s2-|XVI|e|XVII|e}}",
          "1234 km, 5, 3 habitants, au XIXe siècle, XVIe et XVIIe siècles"),
         ("du {{sp-|XII|e|au|XIV|e}}, {{-s|IV|e}}, {{av JC|52}}, XVIII{{e}} siècle, le {{1er}} mai, 2{{e|3}}",

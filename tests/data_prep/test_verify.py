@@ -184,3 +184,8 @@ def test_tfds_would_see_other_shards(corpus):
     update_checksum(corpus, path.name)
     with pytest.raises(UserError, match=r"dataset_info\.json: has other counts"):
         verify_corpus(corpus)
+    for content, message in ((b'{"splits": [1]}', "splits"), (b"\xde", "not JSON")):
+        path.write_bytes(content)
+        update_checksum(corpus, path.name)
+        with pytest.raises(UserError, match=rf"dataset_info\.json.*{message}"):
+            verify_corpus(corpus)

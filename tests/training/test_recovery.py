@@ -373,3 +373,10 @@ def test_a_damaged_ledger_line_takes_later_decisions_along(tmp_path, capfd):
     again.make_decision("rollback", lambda: {"step": 9, "to": 8, "skipped_rows": [8, 9]})
     again.restore(saved[:3])
     assert [entry["to"] for entry in Ledger(path).entries] == [0, 1, 2, 8]
+
+
+@pytest.mark.parametrize(("max_skipped", "steps"), [(1, 2), (3, 2), (5, 4)])
+def test_steps_without_detection(plain_config, max_skipped, steps):
+    """Three losses must be high, so a checkpoint after two of them is not good for a rollback yet."""
+    recovery_config = RecoveryConfig(max_skipped=max_skipped)
+    assert recovery.undetected_steps(dataclasses.replace(plain_config, recovery=recovery_config)) == steps
