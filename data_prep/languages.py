@@ -83,8 +83,8 @@ def splitter_code(code: str) -> str:
 
 
 def has_rules(code: str) -> bool:
-    """Whether `sentencex` has rules for the language itself."""
-    return splitter_code(code) in _WITH_RULES
+    """Whether `sentencex` has rules for the language itself; what is no code has none."""
+    return splitter_code(normalize(code)) in _WITH_RULES
 
 
 def _library() -> ModuleType:

@@ -178,6 +178,7 @@ def test_identification():
 def test_codes(value, code, splitter, rules):
     assert languages.normalize(value) == code
     assert (languages.splitter_code(code), languages.has_rules(code)) == (splitter, rules)
+    assert languages.has_rules(str(value)) == rules  # corpus.json may hold anything
 
 
 def test_rules_are_those_of_the_language():
