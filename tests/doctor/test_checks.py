@@ -302,7 +302,7 @@ def test_micro_batches_are_those_that_fit(context):
     least = sum(machine_checks.estimate_memory(context.config, 0, machine_checks.Sizes(), 1024).values())
     scarce = machine(context, memory=(calm.values["needed"] + least) / 2)
     (finding,) = findings_of(scarce, "memory")
-    assert finding.level == "warning" and "or --micro-batch auto" in finding.text
+    assert finding.level == "warning" and "set --micro-batch auto" in finding.text
     fix = int(finding.text.split("--phases.0.accumulation ")[1].split(",")[0])
     (fixed,) = findings_of(schedule(scarce, accumulation=fix), "memory")
     assert fixed.level == "ok" and "found" not in fixed.text
