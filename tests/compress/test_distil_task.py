@@ -98,8 +98,8 @@ def test_terms_are_the_losses_of_the_layers():
         "hidden_2_1_variance_l1": losses.variance_l1(states[0][1], states[1][2], tokens),
         "scores_2_1_kl": losses.attention_kl(*kl, pairs),
     }
-    for name, one in expected.items():
-        np.testing.assert_allclose(found[name], one.sum / one.weight, rtol=1e-5, atol=1e-12, err_msg=name)
+    for name, one in expected.items():  # outputs of norms have mean 0 and variance 1: two of these losses are rounding
+        np.testing.assert_allclose(found[name], one.sum / one.weight, rtol=1e-5, atol=1e-6, err_msg=name)
     items = task.loss_weight_sums(batch)["weighted_scores_2_1_kl"]
     assert items == expected["scores_2_1_kl"].weight == tokens.sum()
     np.testing.assert_allclose(found["weighted_hidden_4_2_cosine"], 3 * found["hidden_4_2_cosine"], rtol=1e-6)
