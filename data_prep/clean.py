@@ -17,7 +17,7 @@ NORMALIZATIONS = ("nfc", "nfkc", "none")
 # errors leave. Zero-width joiners are kept: Persian, Indic scripts and emoji need them.
 _INVISIBLE = re.compile(INVISIBLE)
 _SURROGATES = re.compile("[\ud800-\udfff]")
-_LINE_ENDS = "\r\x0b\x0c\x85\u2028\u2029"  # besides line feed
+LINE_ENDS = "\r\x0b\x0c\x85\u2028\u2029"  # besides line feed
 _OTHER_SPACES = re.compile(r"[^\S\n ]")
 
 # Cleaning steps that a character, or a run of characters, may require.
@@ -117,7 +117,7 @@ def _table(form: str) -> np.ndarray:
     """For each code point, the steps it may require, uint8 [_TABLE_SIZE]; `form` is NFC, NFKC or NONE."""
     table = np.zeros(_TABLE_SIZE, np.uint8)
     characters = "".join(map(chr, range(_TABLE_SIZE)))
-    line_ends = re.compile(f"[{_LINE_ENDS}]")
+    line_ends = re.compile(f"[{LINE_ENDS}]")
     for step, pattern in ((_CONTROL, _INVISIBLE), (_LINE_END, line_ends), (_OTHER_SPACE, _OTHER_SPACES)):
         for match in pattern.finditer(characters):
             table[match.start() : match.end()] |= step

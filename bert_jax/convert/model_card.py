@@ -14,7 +14,6 @@ import yaml
 from bert_jax import __version__
 from bert_jax.convert.parity.parity_report import ParityReport
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.tokenizers.sentencepiece_backend import FORMAT
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 CARD = "README.md"
@@ -177,7 +176,7 @@ def format_model_card(
 
 def _load_tokenizer(name: str, tokenizer: Tokenizer | None) -> dict[str, str]:
     """`tokenizer`: lines that load the tokenizer of a directory; `ids`: what of its result are the ids."""
-    if tokenizer is None or FORMAT not in tokenizer.to_json()[:100]:
+    if tokenizer is None or not tokenizer.kind.startswith("SentencePiece"):
         return {"tokenizer": TOKENIZER_EXAMPLE.format(name=name), "ids": ".ids"}
     return {"tokenizer": SENTENCEPIECE_EXAMPLE.format(name=name), "ids": ""}
 

@@ -33,6 +33,7 @@ ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_count
 MAX_RECORD_TOKENS = 8192
 REBUILD = "build the corpus again"
 _OFFSETS_AT_ONCE = 1 << 20
+"""Offsets that are compared at once, so that a large array is not copied."""
 StoredCount = Annotated[int, Interval("[0, 281474976710656)")]
 """A number in corpus.json, in 48 bits."""
 
@@ -147,8 +148,8 @@ def stored_files(directory: epath.Path, manifest: Manifest) -> dict[str, StoredF
 def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
     """SHA-256, in hex, of the content of a corpus: records, length arrays and tokenizer, in this format.
 
-    The last of ARRAYS follows from the records and the tokenizer. The identity does not depend on the name of the
-    corpus, the paths of its sources, or the settings of the build.
+    Word starts are left out, because they follow from the records and the tokenizer. The identity does not depend on
+    the name of the corpus, the paths of its sources, or the settings of the build.
 
     Args:
       directory: of the corpus, for the message.
@@ -162,7 +163,9 @@ def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
         content = {"format_version": manifest["format_version"], "tokenizer": manifest["tokenizer"]["fingerprint"]}
         for split, counts in manifest["splits"].items():
             names = [*(shard["file"] for shard in counts["shards"]), *(array_file(split, array) for array in ARRAYS)]
-            content[split] = [files[name]["sha256"] for name in names][:-1]
+            digests = {name: files[name]["sha256"] for name in names}
+            del digests[array_file(split, "word_starts")]
+            content[split] = list(digests.values())
     except KeyError as error:
         raise UserError(f"{epath.Path(directory) / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -35,7 +35,7 @@ from bert_jax.training.run_directory.checkpoint import checkpoint_directory, new
 from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
 
 MIB = 2**20
-SMALLER_PRESETS = ("bert_base", "bert_medium", "bert_small", "bert_mini", "bert_tiny")
+PRESETS_BY_SIZE = ("bert_base", "bert_medium", "bert_small", "bert_mini", "bert_tiny")
 """The sizes of BERT up to bert_base, the largest first."""
 MAX_LISTED = 4
 """Parameters that are listed by name."""
@@ -256,7 +256,7 @@ def _smaller_preset(config: Config, machine: Machine, sizes: Sizes) -> str | Non
     that it needs for that; None: there is none.
     """
     wanted = count_parameters(config.model, False, Sizes()).total
-    for name in SMALLER_PRESETS:
+    for name in PRESETS_BY_SIZE:
         preset = _as_computed(load_config(name), machine)
         preset = config_lib.replace(preset, model={"vocab_size": config.model.vocab_size})
         if count_parameters(preset.model, False, Sizes()).total >= wanted:

@@ -14,6 +14,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenizers.cleaning import INVISIBLE
 from bert_jax.tokenizers.kinds import CLS, MASK, PAD, SEP, UNK
 from bert_jax.tokenizers.tokenizer import Tokenizer, sentencepiece
+from data_prep.clean import LINE_ENDS
 from data_prep.vocabularies.wordpiece_bpe import vocab_size_error, warn_if_fewer_pieces
 
 MAX_LINE_BYTES = 4096
@@ -21,8 +22,6 @@ MAX_LINE_BYTES = 4096
 
 # As in ALBERT. With the library's default 0.9995, 1 in 640 pieces of English books is unknown; with this 1 in 5,300.
 _CHARACTER_COVERAGE = 0.99995
-_LINE_ENDS = "\x0b\x0c\x85\u2028\u2029"
-"""As of `clean`, without those that the library makes a space."""
 # The sums of the EM algorithm depend, in their last bits, on the number of threads.
 _THREADS = 16
 
@@ -104,7 +103,7 @@ def _rules_with_cleaning(name: str) -> bytes:
             before = unicodedata.normalize("NFC", marks[:i] + marks[i + 1 :]) + marks[i]
             if unicodedata.normalize("NFC", before) == character:
                 cleaning[before] = rules.get(character, character)
-    cleaning |= dict.fromkeys(_LINE_ENDS, " ")
+    cleaning |= dict.fromkeys(LINE_ENDS, " ")
     spec = library.SentencePieceNormalizer(norm_map=list((rules | cleaning).items())).serialized_normalizer_spec()
     return sentencepiece_model_pb2.NormalizerSpec.FromString(spec).precompiled_charsmap
 

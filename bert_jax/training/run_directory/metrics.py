@@ -55,7 +55,7 @@ class MetricsWriter:
         Args:
           workdir: of the run; its config.json is sent to Weights & Biases.
           resumed_step: number of steps done; 0 for a new run.
-          line_count: lines up to that step that the run had written when it was saved.
+          line_count: number of lines when the checkpoint of that step was saved.
           tensorboard: also write TensorBoard events, to workdir/tensorboard.
           wandb: Weights & Biases project to write to as well. WANDB_MODE and its other variables apply. Its local
             files are in the work directory, or in WANDB_DIR if the work directory is in an object store.
