@@ -18,7 +18,15 @@ from jax.experimental.pallas import triton as plgpu
 
 from bert_jax.array_types import Array, Float, Int, UInt32
 from bert_jax.config.sections import GPU_ATTENTION_BLOCK as BLOCK
-from bert_jax.model.kernel_rules import FLOOR, KernelSettings, allowed_pairs, drop, kept_pairs, product, row_keys
+from bert_jax.model.kernel_rules import (
+    FLOOR,
+    KernelSettings,
+    allowed_pairs,
+    drop,
+    dropout_operands,
+    kept_pairs,
+    product,
+)
 from bert_jax.model.layers import DropoutKey
 
 
@@ -43,9 +51,10 @@ def kernel_attention(
       interpret: run the kernels in JAX on any platform, for tests.
     """
     rate = 0.0 if dropout_key is None else dropout_rate
-    settings, keys = KernelSettings(query.shape[2], before, after, rate, interpret), row_keys(dropout_key, len(query))
+    settings = KernelSettings(query.shape[2], before, after, rate, interpret)
     heads_first = [jnp.moveaxis(x, 2, 1) for x in (query, key, value)]
-    context_BNSD = _attention(settings, *heads_first, segment_ids, keys)
+    dropout = dropout_operands(dropout_key, *query.shape[:2])
+    context_BNSD = _attention(settings, *heads_first, segment_ids, dropout)
     return jnp.moveaxis(context_BNSD, 1, 2)
 
 
@@ -56,28 +65,30 @@ def _attention(
     key: Float[Array, "B N S D"],
     value: Float[Array, "B N S D"],
     segment_ids: Int[Array, "B S"],
-    keys: UInt32[Array, "B 2"],
+    dropout: tuple[UInt32[Array, " B"], UInt32[Array, "B S"]],
 ) -> Float[Array, "B N S D"]:
-    return _forward(settings, query, key, value, segment_ids, keys)[0]
+    return _forward(settings, query, key, value, segment_ids, dropout)[0]
 
 
-def _forward(settings, query, key, value, segment_ids, keys):
+def _forward(settings, query, key, value, segment_ids, dropout):
     ranges, _ = _block_ranges(segment_ids, settings.before, settings.after)
     outputs = (
         jax.ShapeDtypeStruct(query.shape, query.dtype),
         jax.ShapeDtypeStruct((*query.shape[:3], 1), jnp.float32),
     )
     blocks, whole = (query,), (key, value)
-    context, log_sums = _call(_forward_kernel, settings, (segment_ids, keys, ranges), blocks + whole, "brr", outputs)
-    return context, (query, key, value, segment_ids, keys, context, log_sums)
+    context, log_sums = _call(
+        _forward_kernel, settings, (segment_ids, *dropout, ranges), blocks + whole, "brr", outputs
+    )
+    return context, (query, key, value, segment_ids, dropout, context, log_sums)
 
 
 def _backward(settings, residuals, gradient):
-    query, key, value, segment_ids, keys, context, log_sums = residuals
+    query, key, value, segment_ids, dropout, context, log_sums = residuals
     key_ranges, query_ranges = _block_ranges(segment_ids, settings.before, settings.after)
     products = (gradient.astype(jnp.float32) * context.astype(jnp.float32)).sum(-1, keepdims=True)
     inputs = query, key, value, gradient, log_sums, products
-    of_rows = segment_ids, keys
+    of_rows = segment_ids, *dropout
     shape = jax.ShapeDtypeStruct(query.shape, query.dtype)
     query_gradient = _call(_query_gradient_kernel, settings, (*of_rows, key_ranges), inputs, "brrbbb", shape)
     key_gradients = _call(_key_gradient_kernel, settings, (*of_rows, query_ranges), inputs, "rbbrrr", (shape, shape))
@@ -112,14 +123,19 @@ def _block_ranges(
 
 
 def _call(
-    kernel: Any, settings: KernelSettings, of_rows: tuple[Array, Array, Array], inputs: tuple, kinds: str, outputs: Any
+    kernel: Any,
+    settings: KernelSettings,
+    of_rows: tuple[Array, Array, Array, Array],
+    inputs: tuple,
+    kinds: str,
+    outputs: Any,
 ) -> Any:
     """Run a kernel on every block of every row and head.
 
     Args:
       kernel: takes a function that makes what its blocks share, then references.
       settings: of the kernel.
-      of_rows: segment ids [B, S], keys of dropout [B, 2], and ranges of blocks [B, blocks, 2].
+      of_rows: segment ids [B, S], `dropout_operands`, and ranges of blocks [B, blocks, 2].
       inputs: arrays [B, N, S, x].
       kinds: a letter for each input: "b", the kernel reads its block, or "r", the whole row.
       outputs: shapes and types of the outputs, of which the kernel writes its block.
@@ -131,13 +147,15 @@ def _call(
             return pl.BlockSpec((None, None, BLOCK, x.shape[-1]), lambda b, n, i: (b, n, i, 0))
         return pl.BlockSpec((None, None, length, x.shape[-1]), lambda b, n, i: (b, n, 0, 0))
 
-    def body(segments_ref, keys_ref, range_ref, *refs):
-        make_shared = functools.partial(_RowAndHead, settings, length, size**-0.5, segments_ref, keys_ref)
+    def body(segments_ref, first_key_ref, second_words_ref, range_ref, *refs):
+        dropout_refs = first_key_ref, second_words_ref
+        make_shared = functools.partial(_RowAndHead, settings, length, size**-0.5, segments_ref, *dropout_refs)
         kernel(lambda: make_shared(pl.program_id(1)), range_ref, *refs)
 
     of_row_specs = [
         pl.BlockSpec((None, length), lambda b, n, i: (b, 0)),
-        pl.BlockSpec((None, 2), lambda b, n, i: (b, 0)),
+        pl.BlockSpec((1,), lambda b, n, i: (b,)),
+        pl.BlockSpec((None, length), lambda b, n, i: (b, 0)),
         pl.BlockSpec((None, None, 2), lambda b, n, i: (b, i, 0)),
     ]
     return pl.pallas_call(
@@ -162,8 +180,10 @@ class _RowAndHead:
     scale: float
     segments_ref: Any
     """int32 [S]"""
-    keys_ref: Any
-    """uint32 [2]: the row's keys of dropout."""
+    first_key_ref: Any
+    """uint32 [1]: the row's key of the first words of dropout."""
+    second_words_ref: Any
+    """uint32 [S]: of dropout."""
     head: Array
 
     def scores(self, query_qD: Array, key_kD: Array) -> Array:
@@ -182,8 +202,10 @@ class _RowAndHead:
         rate = self.settings.dropout_rate
         if rate == 0.0:
             return x_qk
-        positions, keys = (_positions(query_block, 0), _positions(key_block, 1)), (self.keys_ref[0], self.keys_ref[1])
-        return drop(x_qk, kept_pairs(rate, self.length, self.head, *positions, keys), rate)
+        position_q1 = query_block * BLOCK + jax.lax.broadcasted_iota(jnp.int32, (BLOCK, 1), 0)
+        place_q1 = self.head * self.length + position_q1
+        second_words_1k = self.second_words_ref[_at(key_block)][None]
+        return drop(x_qk, kept_pairs(rate, place_q1, self.first_key_ref[0], second_words_1k), rate)
 
     def backward(
         self,

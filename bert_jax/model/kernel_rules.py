@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
-from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_row_keys, dropout_threshold
+from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_row_keys, dropout_threshold, place_word
 
 FLOOR = float(jnp.finfo(jnp.float32).min) / 2
 """Score of a masked pair. Finite, so that the difference of two of them is not NaN."""
@@ -26,11 +26,14 @@ class KernelSettings:
     interpret: bool
 
 
-def row_keys(dropout_key: DropoutKey | None, rows: int) -> UInt32[Array, "B 2"]:
-    """The two keys of dropout of every row; zeros, which are not used, without dropout."""
+def dropout_operands(
+    dropout_key: DropoutKey | None, rows: int, length: int
+) -> tuple[UInt32[Array, " B"], UInt32[Array, "B S"]]:
+    """The key of every row's first words, and its second words; zeros, which are not used, without dropout."""
     if dropout_key is None:
-        return jnp.zeros((rows, 2), jnp.uint32)
-    return jnp.stack(dropout_row_keys(dropout_key), axis=1)
+        return jnp.zeros((rows,), jnp.uint32), jnp.zeros((rows, length), jnp.uint32)
+    first_keys, second_keys = dropout_row_keys(dropout_key)
+    return first_keys, place_word(jnp.arange(length, dtype=jnp.uint32)[None], second_keys[:, None])
 
 
 def allowed_pairs(
@@ -52,15 +55,18 @@ def allowed_pairs(
 
 def kept_pairs(
     rate: float,
-    length: int,
-    head: Array,
-    query_positions: Int[Array, "q k"],
-    key_positions: Int[Array, "q k"],
-    keys: tuple[Array, Array],
+    place: Int[Array, "q 1"],
+    first_key: UInt32[Array, ""],
+    second_words: UInt32[Array, "1 k"],
 ) -> Bool[Array, "q k"]:
-    """Which elements `layers.dropout` keeps of a block of an array [B, N, S, S], whose rows have these keys."""
-    flat_qk = (head * length + query_positions) * length + key_positions
-    return dropout_bits(flat_qk.astype(jnp.uint32), *keys) >= dropout_threshold(rate)
+    """Which elements `layers.dropout` keeps of a block of an array [B, N, S, S].
+
+    Args:
+      rate: share of zeros.
+      place: head times S plus position, of the queries.
+      first_key, second_words: `dropout_operands` of the row, and of the keys.
+    """
+    return dropout_bits(place_word(place.astype(jnp.uint32), first_key), second_words) >= dropout_threshold(rate)
 
 
 def drop(x: Float[Array, "q k"], kept: Bool[Array, "q k"], rate: float) -> Float[Array, "q k"]:

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, UInt32
@@ -61,13 +62,15 @@ class DropoutKey(NamedTuple):
     """
 
     key: UInt32[Array, ""]
-    """Hash of seed and step; `fold_in` adds layer and site."""
+    """Hash of seed and step."""
     rows: Int[Array, " B"]
     """Index of each row within the global batch."""
+    site: UInt32[Array, ""] | np.uint32 = np.uint32(0)
+    """Hash of layer and site."""
 
     def fold_in(self, *words: Array | int) -> "DropoutKey":
         """The key of a layer or a site, as in ``dropout_key.fold_in(layer).fold_in(SITE)``."""
-        return self._replace(key=hash_combine(self.key, *words))
+        return self._replace(site=hash_combine(jnp.uint32(self.site), *words))
 
 
 class Selection(NamedTuple):
@@ -85,8 +88,8 @@ def dropout(
 ) -> Float[Array, "B ..."]:
     """Set a share `rate` of x to zero and scale the rest by 1 / (1 - rate); with None as the key, return x.
 
-    The 32 bits of an element are a hash of its flat position in the row and two keys of the row, so that no two rows
-    share bits. The rate is exact to 2e-10, because it is a threshold on 32 bits.
+    The 32 bits of an element mix two words (`dropout_words`). The rate is exact to 2e-10, because it is a threshold on
+    32 bits.
 
     Args:
       x: an array, or the selected part of one; its elements get the bits that they have in the whole array.
@@ -96,35 +99,53 @@ def dropout(
     """
     if dropout_key is None or rate == 0.0:
         return x
-    row_shape = (x.shape[0],) + (1,) * (x.ndim - 1)
-    first_key, second_key = (key.reshape(row_shape) for key in dropout_row_keys(dropout_key))
-    keep = dropout_bits(_flat_positions(x.shape, selection), first_key, second_key) >= dropout_threshold(rate)
+    keep = dropout_bits(*dropout_words(dropout_key, x.shape, selection)) >= dropout_threshold(rate)
     return jnp.where(keep, x / (1.0 - rate), jnp.zeros((), x.dtype)).astype(x.dtype)
 
 
-def _flat_positions(shape: tuple[int, ...], selection: Selection | None) -> UInt32[Array, "B ..."]:
-    """Position of every element in the flat row of the whole array."""
+def dropout_words(
+    dropout_key: DropoutKey, shape: tuple[int, ...], selection: Selection | None = None
+) -> tuple[UInt32[Array, "B ... 1"], UInt32[Array, "B ... W"]]:
+    """The two words of every element of an array of this shape: of its place in all but the last axis, and in the last.
+
+    They are a hash of the place and a key of the row; all sites of a step have the second words in common.
+    """
     whole = list(shape)
     if selection is not None:
         whole[selection.axis] = selection.size
-    flat = jnp.zeros((1,) * len(shape), jnp.uint32)
-    for axis in range(1, len(shape)):
+    place = jnp.zeros((1,) * len(shape), jnp.uint32)
+    for axis in range(1, len(shape) - 1):
         if selection is not None and axis == selection.axis:
             index = selection.positions.astype(jnp.uint32).reshape(shape[0], *_keep_axis(shape, axis)[1:])
         else:
             index = jax.lax.broadcasted_iota(jnp.uint32, _keep_axis(shape, axis), axis)
-        flat += index * jnp.uint32(math.prod(whole[axis + 1 :]))
-    return flat
+        place += index * jnp.uint32(math.prod(whole[axis + 1 : -1]))
+    first_key, second_key = (key.reshape(-1, *(1,) * (len(shape) - 1)) for key in dropout_row_keys(dropout_key))
+    last = len(shape) - 1
+    last_place = jax.lax.broadcasted_iota(jnp.uint32, _keep_axis(shape, last), last)
+    # The barrier keeps the hash of second words out of loops over all elements.
+    return place_word(place, first_key), jax.lax.optimization_barrier(place_word(last_place, second_key))
 
 
 def dropout_row_keys(dropout_key: DropoutKey) -> tuple[UInt32[Array, " B"], UInt32[Array, " B"]]:
-    """The two keys of every row."""
-    return tuple(hash_combine(dropout_key.key, dropout_key.rows, word) for word in (1, 2))
+    """The keys of every row, of first and of second words."""
+    first = hash_combine(dropout_key.key, 1, dropout_key.site, dropout_key.rows)
+    return first, hash_combine(dropout_key.key, 2, dropout_key.rows)
 
 
-def dropout_bits(position: UInt32[Array, "..."], first_key: Array, second_key: Array) -> UInt32[Array, "..."]:
-    """The bits of elements at flat positions in their rows, whose keys these are."""
-    return _hash32(_hash32(position + first_key) ^ second_key)
+def place_word(place: UInt32[Array, "..."], row_key: Array) -> UInt32[Array, "..."]:
+    """The word of a place in a row that has this key."""
+    return _hash32(place + row_key)
+
+
+def dropout_bits(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+    """The bits of elements with these words.
+
+    One multiplication is not enough: four elements at the corners of a rectangle would depend on each other
+    (tests/model/test_dropout_statistics.py).
+    """
+    mixed = (first ^ second) * jnp.uint32(0x9E3779B1)
+    return (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
 
 
 def dropout_threshold(rate: float) -> UInt32[Array, ""]:

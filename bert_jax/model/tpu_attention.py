@@ -20,7 +20,15 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config.sections import TPU_ATTENTION_BLOCK as LANES
-from bert_jax.model.kernel_rules import FLOOR, KernelSettings, allowed_pairs, drop, kept_pairs, product, row_keys
+from bert_jax.model.kernel_rules import (
+    FLOOR,
+    KernelSettings,
+    allowed_pairs,
+    drop,
+    dropout_operands,
+    kept_pairs,
+    product,
+)
 from bert_jax.model.layers import DropoutKey
 
 MAX_SCORES = 2**17
@@ -49,10 +57,11 @@ def kernel_attention(
       segment_ids, before, after, dropout_rate, dropout_key, interpret: as there.
     """
     rate = 0.0 if dropout_key is None else dropout_rate
-    settings, keys = KernelSettings(query.shape[2], before, after, rate, interpret), row_keys(dropout_key, len(query))
+    settings = KernelSettings(query.shape[2], before, after, rate, interpret)
     # All heads side by side: an array whose last axis is a head of 64 would take twice its size in memory.
     side_by_side = [x.reshape(*x.shape[:2], -1) for x in (query, key, value)]
-    return _attention(settings, *side_by_side, segment_ids, keys).reshape(query.shape)
+    dropout = dropout_operands(dropout_key, *query.shape[:2])
+    return _attention(settings, *side_by_side, segment_ids, dropout).reshape(query.shape)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -62,20 +71,20 @@ def _attention(
     key: Float[Array, "B S ND"],
     value: Float[Array, "B S ND"],
     segment_ids: Int[Array, "B S"],
-    keys: UInt32[Array, "B 2"],
+    dropout: tuple[UInt32[Array, " B"], UInt32[Array, "B S"]],
 ) -> Float[Array, "B S ND"]:
-    return _forward(settings, query, key, value, segment_ids, keys)[0]
+    return _forward(settings, query, key, value, segment_ids, dropout)[0]
 
 
-def _forward(settings, query, key, value, segment_ids, keys):
-    (context,) = _call(_forward_kernel, settings, segment_ids, keys, (query, key, value), "brr", "b")
-    return context, (query, key, value, segment_ids, keys)
+def _forward(settings, query, key, value, segment_ids, dropout):
+    (context,) = _call(_forward_kernel, settings, segment_ids, dropout, (query, key, value), "brr", "b")
+    return context, (query, key, value, segment_ids, dropout)
 
 
 def _backward(settings, residuals, gradient):
-    query, key, value, segment_ids, keys = residuals
+    query, key, value, segment_ids, dropout = residuals
     inputs = query, key, value, gradient
-    return (*_call(_backward_kernel, settings, segment_ids, keys, inputs, "brrb", "brr"), None, None)
+    return (*_call(_backward_kernel, settings, segment_ids, dropout, inputs, "brrb", "brr"), None, None)
 
 
 _attention.defvjp(_forward, _backward)
@@ -85,7 +94,7 @@ def _call(
     kernel: Any,
     settings: KernelSettings,
     segment_ids: Int[Array, "B S"],
-    keys: UInt32[Array, "B 2"],
+    dropout: tuple[UInt32[Array, " B"], UInt32[Array, "B S"]],
     inputs: tuple[Array, ...],
     kinds: str,
     output_kinds: str,
@@ -95,7 +104,7 @@ def _call(
     Args:
       kernel: takes what its heads share, references to inputs and outputs [q or S, heads x D], and scratch references.
       settings: of the kernel.
-      segment_ids, keys: of the rows.
+      segment_ids, dropout: of the rows; `dropout_operands`.
       inputs: arrays [B, S, N x D].
       kinds: a letter for each input: "b", the kernel reads its block of queries, or "r", the whole row.
       output_kinds: the same for the outputs, which have the shape of the inputs. Blocks of one row run in order.
@@ -110,14 +119,14 @@ def _call(
     }
 
     def body(*refs):
-        kernel(_Block(settings, length, queries, width, heads, size, *refs[:2]), *refs[2:])
+        kernel(_Block(settings, length, queries, width, heads, size, *refs[:3]), *refs[3:])
 
     return pl.pallas_call(
         body,
         grid=(batch, settings.num_heads // heads, length // queries),
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
-            pl.BlockSpec((None, 1, length), lambda b, n, i: (b, 0, 0)),
+            *[pl.BlockSpec((None, 1, length), lambda b, n, i: (b, 0, 0))] * 2,
             *(specs[kind] for kind in kinds),
         ],
         out_specs=tuple(specs[kind] for kind in output_kinds),
@@ -126,7 +135,7 @@ def _call(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=settings.interpret,
         name=kernel.__name__.strip("_"),
-    )(keys.reshape(-1), segment_ids[:, None, :], *inputs)
+    )(dropout[0], dropout[1][:, None, :], segment_ids[:, None, :], *inputs)
 
 
 def _block_sizes(length: int, before: int | None, after: int | None) -> tuple[int, int]:
@@ -166,8 +175,10 @@ class _Block:
     """Number of heads."""
     size: int
     """D."""
-    dropout_keys_ref: Any
-    """uint32 [2 B]: two for each row. Scalar memory pads the last axis of an array to 128."""
+    first_keys_ref: Any
+    """uint32 [B]: of the first words of dropout."""
+    second_words_ref: Any
+    """uint32 [1, S]: of dropout."""
     segments_ref: Any
     """int32 [1, S]"""
 
@@ -210,9 +221,9 @@ class _Block:
         if rate == 0.0:
             return lambda x_qk: x_qk
         head_of_all = pl.program_id(1) * self.heads + head
-        row_keys = tuple(self.dropout_keys_ref[2 * pl.program_id(0) + i] for i in (0, 1))
-        positions = self.query_positions(), self.key_positions()
-        kept_qk = kept_pairs(rate, self.length, head_of_all, *positions, row_keys)
+        place_q1 = head_of_all * self.length + self.query_positions()[:, :1]
+        second_words_1k = self.second_words_ref[:, self.keys()]
+        kept_qk = kept_pairs(rate, place_q1, self.first_keys_ref[pl.program_id(0)], second_words_1k)
         return lambda x_qk: drop(x_qk, kept_qk, rate)
 
     def probabilities(self, query_qD: Array, key_kD: Array, allowed_qk: Array) -> Float[Array, "q k"]:

@@ -21,10 +21,10 @@ RATE = 0.1
 ALPHA = 1e-4
 
 
-def keeps(key, rows, shape=(64, 96), rate=RATE) -> np.ndarray:
-    """1 where an element is kept, [rows, *shape]."""
-    dropout_key = DropoutKey(key, jnp.asarray(rows, jnp.int32))
-    return np.asarray(dropout(jnp.ones((len(rows), *shape)), rate, dropout_key)) > 0
+def keeps(key, rows, shape=(64, 96), words=()) -> np.ndarray:
+    """1 where an element is kept, [rows, *shape]; the words are those of layer and site."""
+    dropout_key = DropoutKey(key, jnp.asarray(rows, jnp.int32)).fold_in(*words)
+    return np.asarray(dropout(jnp.ones((len(rows), *shape)), RATE, dropout_key)) > 0
 
 
 def test_no_dropout_without_a_key_or_rate():
@@ -72,8 +72,7 @@ def masks_by_key() -> dict[str, np.ndarray]:
     for seed, step in ((0, 0), (0, 1), (1, 0), (0, 1000)):
         key = hash_combine(jnp.uint32(seed), 0x0D0, step)
         for layer, site in ((0, 0), (1, 0), (1, 1), (1, 2), (2, 1), (12, 3)):
-            site_key = DropoutKey(key, jnp.zeros(1)).fold_in(layer).fold_in(site).key
-            kept = keeps(site_key, [0, 1, 255, 65536])
+            kept = keeps(key, [0, 1, 255, 65536], words=(layer, site))
             masks |= {f"seed {seed} step {step} layer {layer} site {site} row {r}": m for r, m in enumerate(kept)}
     return masks
 

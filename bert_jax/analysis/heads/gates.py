@@ -18,7 +18,7 @@ from bert_jax.config import Config
 from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.finetune.seed_run import FinetuneRun
 from bert_jax.model.activations import Edit
-from bert_jax.model.layers import DropoutKey, dropout_bits, hash_combine
+from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.training.state import InitialParams
@@ -51,8 +51,7 @@ def open_probabilities(log_alpha: Float[Array, "L N"]) -> Float[Array, "L N"]:
 
 def uniform_numbers(dropout_key: DropoutKey, shape: tuple[int, int]) -> Float[Array, "L N"]:
     """Numbers in (0, 1) that are equal for all rows and devices of a step."""
-    keys = (hash_combine(dropout_key.key, GATE_SITE, word) for word in (1, 2))
-    bits = dropout_bits(jnp.arange(math.prod(shape), dtype=jnp.uint32), *keys)
+    bits = hash_combine(dropout_key.key, GATE_SITE, jnp.arange(math.prod(shape)))
     # 23 bits and a half: neither 0 nor 1 in float32.
     return (((bits >> 9).astype(jnp.float32) + 0.5) / 2**23).reshape(shape)
 
