@@ -10,6 +10,7 @@ setup(
         "bert_jax.analysis.viewer": ["page.html", "viewer.js"],
         "bert_jax.doctor": ["curves/*.json"],
         "bert_jax.launchers": ["*.sh", "*.sbatch", "*.yaml"],
+        "bert_jax.planning": ["gpus/*.txtpb"],
         "bert_jax.report": ["page.html"],
     },
 )

@@ -123,11 +123,12 @@ _TPUS = (
 )
 # https://www.nvidia.com/en-us/data-center/h100 and so on (b200: hgx). SXM boards of 8 with an NVSwitch; the network is
 # one InfiniBand card per GPU, as in NVIDIA's DGX. Not read on these pages: of a100 all but peak_flops and memory, which
-# are recalled from the data sheet; the others are from pages that quote the data sheets (b200: HGX, 1,000 W), and
-# their networks are recalled.
+# are recalled from the data sheet, as is all of l40s, a PCIe board without NVLink, whose links are PCIe 4.0 x16; the
+# others are from pages that quote the data sheets (b200: HGX, 1,000 W), and their networks are recalled.
 _GPUS = (
     # name   peak_flops  vector_ops   memory B/s  memory        link B/s    network B/s float8
     ("a100", 312e12,     19.5e12 / 2, 2039e9,     0.75 * 80e9,  600e9 / 2,  200e9 / 8, 0),
+    ("l40s", 362e12,     91.6e12 / 2, 864e9,      0.75 * 48e9,  64e9 / 2,   200e9 / 8, 2),
     ("h100", 989e12,     67e12 / 2,   3350e9,     0.75 * 80e9,  900e9 / 2,  400e9 / 8, 2),
     ("h200", 989e12,     67e12 / 2,   4800e9,     0.75 * 141e9, 900e9 / 2,  400e9 / 8, 2),
     ("b200", 2250e12,    80e12 / 2,   7700e9,     0.75 * 180e9, 1800e9 / 2, 400e9 / 8, 2),

@@ -15,6 +15,7 @@ KINDS = {
     "v5p": ["TPU v5", "TPU v5p"],
     "v6e": ["TPU v6 lite"],
     "a100": ["NVIDIA A100-SXM4-80GB"],
+    "l40s": ["NVIDIA L40S"],
     "h100": ["NVIDIA H100 80GB HBM3"],
     "h200": ["NVIDIA H200"],
     "b200": ["NVIDIA B200"],

@@ -11,12 +11,16 @@ from jax.sharding import AbstractMesh, Mesh
 from bert_jax.config import Config
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning.hlo import Collective, parse_collectives
+from bert_jax.planning.kernels import Kernel, parse_kernels
 from bert_jax.planning.topologies import compiling_for_absent_devices
 from bert_jax.training.implementation import check_kernel_memory
 from bert_jax.training.micro_batch import compiled_memory_bytes
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 
+GPU_OPTIONS: dict[str, bool | int] = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+"""Nothing can be timed, so XLA cannot choose among kernels of a product. Its own, untuned, are off: on an H200, four
+fifths of the time of products was in cuBLAS's (docs/LOG.md)."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -30,6 +34,8 @@ class CompiledStepStats(NamedTuple):
     total_bytes: int
     """Arguments, temporaries, code, and outputs that are not aliased with arguments."""
     collectives: list[Collective]
+    kernels: list[Kernel] | None
+    """Of GPUs."""
 
 
 class OutOfMemoryReport(NamedTuple):
@@ -61,26 +67,43 @@ def trace_step(config: Config, phase: int, mesh: Mesh | AbstractMesh, accumulati
 
 
 def compiled_step_stats(
-    config: Config, phase: int, mesh: Mesh, accumulation: int
+    config: Config, phase: int, mesh: Mesh, accumulation: int, dump: str | None = None
 ) -> CompiledStepStats | OutOfMemoryReport:
-    """Compile the train step of a phase for the devices of a mesh, present or not; arguments as of `trace_step`."""
+    """Compile the train step of a phase for the devices of a mesh, present or not.
+
+    Args:
+      config, phase, mesh, accumulation: as of `trace_step`.
+      dump: directory to which XLA writes the program in all its forms, machine code of GPUs included.
+
+    Raises:
+      UserError: a kernel needs more memory than a core of the devices has.
+    """
     lowered = trace_step(config, phase, mesh, accumulation).lower()
-    # Read from the compiler's dump: jax cannot print the parts that libtpu moves to the SparseCores of v5p.
+    is_gpu = mesh.devices.flat[0].platform == "gpu"
+    options: dict[str, Any] = dict(GPU_OPTIONS) if is_gpu else {}
     with tempfile.TemporaryDirectory() as directory:
+        # Read from the compiler's dump: jax cannot print the parts that libtpu moves to the SparseCores of v5p.
+        if dump or not is_gpu:
+            options |= {"xla_dump_to": dump or directory, "xla_dump_hlo_as_text": True}
         try:
             with compiling_for_absent_devices():
-                compiled = lowered.compile({"xla_dump_to": directory, "xla_dump_hlo_as_text": True})
+                compiled = lowered.compile(options)
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             check_kernel_memory(error, config.model)
             return parse_out_of_memory(str(error))
-        (text,) = (path.read_text() for path in Path(directory).glob("*.jit_train_step.*after_optimizations.txt"))
+        if is_gpu:
+            text = compiled.as_text()
+        else:
+            files = Path(dump or directory).glob("*.jit_train_step.*after_optimizations.txt")
+            (text,) = (path.read_text() for path in files)
     usage = compiled.memory_analysis()
     total = int(compiled_memory_bytes(compiled)) + usage.generated_code_size_in_bytes
     # A loop with a bound known only at run time is that of a batch ramp: at the end of the ramp it runs in full.
     collectives = parse_collectives(text, unknown_trip_count=accumulation)
-    return CompiledStepStats(usage.argument_size_in_bytes, usage.temp_size_in_bytes, total, collectives)
+    kernels = parse_kernels(text, unknown_trip_count=accumulation) if is_gpu else None
+    return CompiledStepStats(usage.argument_size_in_bytes, usage.temp_size_in_bytes, total, collectives, kernels)
 
 
 def parse_out_of_memory(message: str) -> OutOfMemoryReport:

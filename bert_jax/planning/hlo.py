@@ -1,4 +1,4 @@
-"""Collectives of a compiled program, parsed from its HLO text as XLA prints it for CPUs and TPUs."""
+"""Collectives of a compiled program, parsed from its HLO text as XLA prints it for CPUs, GPUs and TPUs."""
 
 import math
 import re
@@ -47,6 +47,13 @@ def parse_collectives(hlo: str, unknown_trip_count: int = 1) -> list[Collective]
       hlo: `compiled.as_text()`.
       unknown_trip_count: trip count of loops whose bound is known only at run time.
     """
+    computations, entry = split_computations(hlo)
+    partitions = re.search(r"num_partitions=(\d+)", hlo)
+    return list(_walk(computations, entry, 1, unknown_trip_count, int(partitions[1]) if partitions else 0))
+
+
+def split_computations(hlo: str) -> tuple[dict[str, list[str]], str]:
+    """The lines of each computation of a program, by its name, and the name of the entry."""
     computations: dict[str, list[str]] = {}
     entry = lines = None
     for line in hlo.splitlines():
@@ -56,8 +63,7 @@ def parse_collectives(hlo: str, unknown_trip_count: int = 1) -> list[Collective]
         elif lines is not None:
             lines.append(line)
     assert entry, "no ENTRY computation"
-    partitions = re.search(r"num_partitions=(\d+)", hlo)
-    return list(_walk(computations, entry, 1, unknown_trip_count, int(partitions[1]) if partitions else 0))
+    return computations, entry
 
 
 def array_bytes_by_kind(collectives: Iterable[Collective]) -> dict[str, int]:
@@ -95,7 +101,7 @@ def _walk(
         instruction = re.search(r"= (.*?) ([a-z][\w\-]*)\((.*?)\)", line)
         if not instruction:
             continue
-        arrays, operation = _ARRAY.findall(instruction[1]), instruction[2]
+        arrays, operation = arrays_of(instruction[1]), instruction[2]
         if operation.endswith(("-done", "-update")):
             continue
         kind = operation.removesuffix("-start")
@@ -104,14 +110,19 @@ def _walk(
                 operands = instruction[3].count("%")
                 arrays = arrays[operands : 2 * operands]
             group = _group(line, partitions)
-            size = _num_bytes(arrays) * (len(group) if kind == "reduce-scatter" else 1)
+            size = num_bytes(arrays) * (len(group) if kind == "reduce-scatter" else 1)
             yield Collective(kind, _shapes(arrays), size, executions, group)
         elif operation == BETWEEN_SLICES and "is_host_transfer=true" in line:
-            yield Collective(BETWEEN_SLICES, _shapes(arrays[:1]), _num_bytes(arrays[:1]), executions, ())
-        trips = _trip_count(computations, line, unknown) if operation == "while" else 1
-        branches = [name.strip(" %") for listed in _BRANCHES.findall(line) for name in listed.split(",")]
-        for callee in _CALLED.findall(line) + branches:
+            yield Collective(BETWEEN_SLICES, _shapes(arrays[:1]), num_bytes(arrays[:1]), executions, ())
+        trips = trip_count(computations, line, unknown) if operation == "while" else 1
+        for callee in called(line):
             yield from _walk(computations, callee, executions * trips, unknown, partitions)
+
+
+def called(line: str) -> list[str]:
+    """Names of the computations that an instruction calls, conditions of loops left out."""
+    branches = [name.strip(" %") for listed in _BRANCHES.findall(line) for name in listed.split(",")]
+    return _CALLED.findall(line) + branches
 
 
 def _group(line: str, partitions: int) -> tuple[int, ...]:
@@ -131,7 +142,7 @@ def _group(line: str, partitions: int) -> tuple[int, ...]:
     return tuple(range(partitions))
 
 
-def _trip_count(computations: dict[str, list[str]], line: str, unknown: int) -> int:
+def trip_count(computations: dict[str, list[str]], line: str, unknown: int) -> int:
     """Trip count of a while loop: as noted by XLA, or from a condition that compares a counter with a constant.
 
     The counter is assumed to start at 0, as that of `jax.lax.scan`.
@@ -148,7 +159,12 @@ def _shapes(arrays: Iterable[tuple[str, str]]) -> tuple[str, ...]:
     return tuple(f"{kind}[{dims}]" for kind, dims in arrays)
 
 
-def _num_bytes(arrays: Iterable[tuple[str, str]]) -> int:
+def arrays_of(text: str) -> list[tuple[str, str]]:
+    """Types and dimensions of all arrays in a shape, as in ``("f32", "512,128")``."""
+    return _ARRAY.findall(text)
+
+
+def num_bytes(arrays: Iterable[tuple[str, str]]) -> int:
     """Bytes of all arrays, without padding to tiles; types smaller than a byte count as one byte."""
     total = 0
     for kind, dims in arrays:

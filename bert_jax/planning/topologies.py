@@ -1,18 +1,21 @@
 """Absent devices by name: ``v5e:16x16``, ``2xv5e:16x16`` for two slices, ``h100:8x8`` for nodes x GPUs.
 
-TPU names are those of libtpu, which compiles for them on any machine. GPU programs cannot be compiled without a GPU:
-they are lowered on an abstract mesh.
+TPU names are those of libtpu, GPUs are described by the files in gpus/: both compilers run on any machine. Without the
+compiler for GPUs, which is the larger one, programs are lowered on an abstract mesh.
 """
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import math
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
+import jaxlib
 from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import AbstractMesh, Mesh
@@ -34,6 +37,10 @@ ENVIRONMENT = {
 }
 
 
+DESCRIPTIONS = Path(__file__).parent / "gpus"
+"""What XLA's compiler must know of a GPU, by the name of the chip."""
+GPU_COMPILERS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+"""Packages, one of which compiles for GPUs."""
 GPUS_PER_NODE = (1, 2, 4, 8)
 SLICES = {
     2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
@@ -59,7 +66,7 @@ class Topology:
     hosts: int
     """Processes of a run: one per host of TPUs, or per node of GPUs."""
     devices: tuple[jax.Device, ...] | None
-    """Devices for which jax compiles; None for GPUs."""
+    """Devices for which jax compiles; None for GPUs without their compiler."""
 
     @property
     def devices_per_chip(self) -> int:
@@ -77,9 +84,8 @@ class Topology:
         Raises:
           UserError: see `make_mesh`.
         """
-        if self.devices is None:
-            return abstract_mesh(config, self.count, self.slices)
-        return make_mesh(config, list(self.devices))
+        mesh = abstract_mesh(config, self.count, self.slices)  # jax does not tell which absent GPUs share a node
+        return mesh if self.devices is None else make_mesh(config, list(self.devices))
 
     def sizes(self, mesh: Mesh | AbstractMesh) -> Sizes:
         """Sizes of a mesh over these devices, for the analytic models."""
@@ -92,7 +98,8 @@ def parse_topology(text: str) -> Topology:
     Keeps jax on the CPU: no device is needed.
 
     Raises:
-      UserError: unknown name, libtpu is not installed, or libtpu does not support the shape.
+      UserError: unknown name, libtpu is not installed or does not support the shape, or the compiler for GPUs has
+        another version than jax.
     """
     match = re.fullmatch(r"(?:([1-9]\d*)x)?([a-z]\w*):([1-9]\d*(?:x[1-9]\d*)*)", text)
     require(
@@ -111,7 +118,7 @@ def parse_topology(text: str) -> Topology:
             f"--topology {text}: a node has {', '.join(map(str, GPUS_PER_NODE))} GPUs, not {shape[1]}: write "
             f"{name}:{math.ceil(math.prod(shape) / 8)}x8",
         )
-        return Topology(text, chip, math.prod(shape), shape[0], shape[0], None)
+        return Topology(text, chip, math.prod(shape), shape[0], shape[0], _gpu_devices(text, name, *shape))
     _check_slice(text, chip, shape)
     devices = _tpu_devices(text, name, match[3], slices)
     hosts = len({device.process_index for device in devices})
@@ -157,6 +164,33 @@ def _tpu_devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Dev
         ) from None
     # The topology of a single chip lists devices more than once.
     return tuple({device.id: device for device in description.devices}.values())
+
+
+def _gpu_devices(text: str, name: str, nodes: int, per_node: int) -> tuple[jax.Device, ...] | None:
+    """Devices of nodes of described GPUs; None if the compiler for GPUs is not installed."""
+    installed = {package: found for package in GPU_COMPILERS if (found := _version(package))}
+    if not installed:
+        return None
+    wanted = jaxlib.version.__version__
+    package, version = next(iter(installed.items()))
+    require(
+        version == wanted,
+        f"--topology {text}: {package} {version} is installed, which cannot compile programs of jaxlib {wanted}: "
+        f"pip install {package}=={wanted}",
+    )
+    description = (DESCRIPTIONS / f"{name}.txtpb").read_text()
+    with compiling_for_absent_devices():
+        found = topologies.get_topology_desc(
+            platform="cuda", target_config=description, topology=f"1x{nodes}x{per_node}"
+        )
+    return tuple(found.devices)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 @contextlib.contextmanager

@@ -1,0 +1,175 @@
+"""What the train step is for a GPU, read from the program that XLA compiles for it on any machine: no GPU is needed.
+
+    python scripts/benchmarks/gpu_program.py --steps bert_large:512:32,bert_base:128:256
+
+Needs the extra `plan-gpu`. For each step it prints kernels and bytes by kind of work (bert_jax/planning/kernels.py),
+the same for one layer (from the attention of one layer to that of the next, forward and backward, without the
+optimizer), the matrix products with their epilogues, and the machine code of the kernels of attention, of other Pallas
+kernels and of the large ones of the optimizer: registers, bytes spilled, instructions, those of the longest loop, and
+loads of two bytes. Milliseconds are bytes / 4.0 TB/s, a rate that copies reach on an H200; nothing is timed.
+"""
+
+import argparse
+import dataclasses
+import functools
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.bench import harness
+from bert_jax.bench.harness import listed, positive
+from bert_jax.bench.train_step import PRESETS, Case, config_of
+from bert_jax.config import Config
+from bert_jax.errors import install_command, require
+from bert_jax.planning.aot_compile import CompiledStepStats, compiled_step_stats
+from bert_jax.planning.kernels import Kernel, totals
+from bert_jax.planning.topologies import parse_topology
+from bert_jax.training.implementation import choose_implementation
+
+BANDWIDTH = 4.0e12
+"""Bytes/s."""
+LARGE = 10e6
+"""Bytes of the optimizer's kernels whose machine code is shown."""
+
+
+def with_layers(config: Config, layers: int | None) -> Config:
+    """The config with fewer layers, none in a loop."""
+    count = layers or config.model.num_layers
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=count, scan_unroll=count))
+
+
+def one_layer(kernels: Sequence[Kernel]) -> list[Kernel]:
+    """Kernels from the attention of the first layer to that of the second, and the way back; not the optimizer's."""
+    found = []
+    for name, (first, second) in (("forward_kernel", (0, 1)), ("query_gradient_kernel", (-2, -1))):
+        calls = [i for i, one in enumerate(kernels) if one.kind == "attention" and name in one.op_name]
+        found += kernels[calls[first] : calls[second]] if len(calls) > 1 else []
+    return [one for one in found if one.kind != "optimizer"]
+
+
+def table(kernels: Sequence[Kernel]) -> dict[str, dict[str, Any]]:
+    """Kernels, GB and milliseconds by kind, and of all that are neither products nor attention."""
+    rest = [one for one in kernels if one.kind not in ("products", "attention")]
+    rows = totals(kernels) | {
+        "all but products and attention": (sum(k.executions for k in rest), sum(k.bytes for k in rest))
+    }
+    return {kind: {"kernels": n, "GB": size / 1e9, "ms": 1000 * size / BANDWIDTH} for kind, (n, size) in rows.items()}
+
+
+def tool(name: str) -> Path:
+    """A program of the assembler's package."""
+    import nvidia
+
+    found = [path for root in nvidia.__path__ for path in Path(root).glob(f"*/bin/{name}")]
+    require(bool(found), f"{name} is not installed: {install_command('plan-gpu')}")
+    return found[0]
+
+
+def machine_code(directory: Path, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
+    """Figures of the machine code of attention, other Pallas kernels, and the large kernels of the optimizer."""
+    large = {one.name.replace(".", "_") for one in kernels if one.kind == "optimizer" and one.bytes >= LARGE}
+    pallas = {
+        one.op_name.replace("/pallas_call", "").split("/")[-1].removesuffix(")").split("(")[-1]: one.kind
+        for one in kernels
+        if one.kind in ("attention", "other Pallas kernels")
+    }
+    for path in sorted(directory.glob("*.ptx")):
+        text = path.read_text()
+        entry = re.search(r"\.entry (\w+)\(", text)
+        name = entry[1] if entry else ""
+        kind = pallas.get(re.sub(r"__\d+$", "", name)) or ("optimizer" if name in large else None)
+        if kind:
+            yield {"kernel": name, "kind": kind} | assembled(path, re.search(r"\.target (\w+)", text)[1])
+
+
+def assembled(path: Path, target: str) -> dict[str, Any]:
+    """Registers, bytes spilled, and instructions of a kernel in PTX."""
+    code = path.with_suffix(".cubin")
+    command = [tool("ptxas"), "-v", f"-arch={target}", path, "-o", code]
+    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+    text = subprocess.run([tool("nvdisasm"), "-c", code], check=True, capture_output=True, text=True).stdout
+    instructions, loops = disassembled(text)
+    loop = max(loops, key=len, default=[])
+    return {
+        "registers": int(re.search(r"Used (\d+) registers", said)[1]),
+        "spilled": sum(map(int, re.findall(r"(\d+) bytes spill", said))),
+        "instructions": len(instructions),
+        "loop": len(loop),
+        "two-byte loads": sum(one.startswith("LDG") and ".U16" in one for one in instructions),
+        "matrix": sum(one.startswith(("HGMMA", "HMMA", "UTCHMMA")) for one in loop),
+    }
+
+
+def disassembled(text: str) -> tuple[list[str], list[list[str]]]:
+    """Instructions of a kernel, and those of each of its loops: from the target of a jump backwards to the jump."""
+    labels, instructions, jumps = {}, [], []
+    for line in text.splitlines():
+        if label := re.match(r"(\.L_\w+):", line):
+            labels[label[1]] = len(instructions)
+        elif found := re.search(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?([A-Z][\w.]*)\s*(.*?);", line):
+            if target := re.search(r"`\((\.L_\w+)\)", found[2]) if found[1].startswith("BRA") else None:
+                jumps.append((target[1], len(instructions)))
+            instructions.append(found[1])
+    return instructions, [instructions[labels[to] : at + 1] for to, at in jumps if labels.get(to, at) < at]
+
+
+def compile_step(case: Case, layers: int | None, chip: str, dump: str | None = None) -> CompiledStepStats:
+    """The step of a case, compiled for one GPU, with the first layers only."""
+    topology = parse_topology(f"{chip}:1x1")
+    require(topology.devices is not None, f"compiling for absent GPUs needs {install_command('plan-gpu')}")
+    config = choose_implementation(with_layers(config_of(case), layers), topology.chip.device_kinds[0])
+    found = compiled_step_stats(config, 0, topology.mesh(config.mesh), 1, dump)
+    assert isinstance(found, CompiledStepStats)
+    return found
+
+
+def parse_step(word: str) -> tuple[str, int, int]:
+    """A preset, tokens and rows, as in ``bert_base:128:256``."""
+    found = re.fullmatch(r"(\w+):(\d+):(\d+)", word)
+    if not found or found[1] not in PRESETS:
+        raise ValueError(f"write PRESET:TOKENS:ROWS, as in bert_base:128:256; presets are {', '.join(PRESETS)}")
+    return found[1], int(found[2]), int(found[3])
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Compile each step and describe it."""
+    report = {}
+    for preset, seq_len, rows in options.steps:
+        name = f"{preset}:{seq_len}:{rows}"
+        harness.progress(f"compiling {name}")
+        rates = {"hidden_dropout": options.dropout, "attention_dropout": options.dropout}
+        case = Case(preset, seq_len, rows, dtype="bfloat16", attention=options.attention, optimizer="lamb", **rates)
+        with tempfile.TemporaryDirectory() as directory:
+            found = compile_step(case, options.layers, options.chip, options.dump or directory)
+            code = list(machine_code(Path(options.dump or directory), found.kernels))
+        products = Counter(one.product for one in found.kernels if one.product)
+        report |= {
+            f"{name}, all kernels": table(found.kernels),
+            f"{name}, one layer": table(one_layer(found.kernels)),
+            f"{name}, products": [{"product": product, "executions": n} for product, n in products.items()],
+            f"{name}, machine code": code,
+            f"{name}, bytes": [{"arguments": found.argument_bytes, "temporaries": found.temporary_bytes}],
+        }
+    return report
+
+
+def flags(add: Callable[..., Any]) -> None:
+    """The command line."""
+    steps = [("bert_large", 512, 32), ("bert_base", 128, 256)]
+    add("--steps", type=listed(parse_step), default=steps, help="default: bert_large:512:32,bert_base:128:256")
+    add("--layers", type=positive, default=3, help="layers of the model that are compiled; default: 3")
+    add("--chip", default="h200", help="as in `bert-jax plan --topology`; default: h200")
+    add("--attention", default="pallas_gpu", help="model.attention; default: pallas_gpu")
+    add("--dropout", type=float, default=0.1, help="at hidden sites and in attention; default: 0.1")
+    add("--dump", help="directory to which XLA writes the program and its machine code, of one step")
+
+
+main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
