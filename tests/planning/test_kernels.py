@@ -49,7 +49,8 @@ backend_config={{"gemm_backend_config":{{"beta":1,"dot_dimension_numbers":{{"lhs
 metadata={{op_name="jit(train_step)/jvp()/forward_kernel/pallas_call"}}, backend_config={{ir = "%a\\0A(x)"}}
   %n = bf16[64,32]{{1,0}} custom-call(%a), custom_call_target="__gpu$xla.gpu.triton", \
 metadata={{op_name="jit(train_step)/jvp(norm_kernel)/pallas_call"}}
-  %u = (f32[32]{{0}}, f32[64,32]{{1,0}}) fusion(%c), kind=kInput, calls=%summed, metadata={{op_name="jit(train_step)/sqrt"}}
+  %u = (f32[32]{{0}}, f32[64,32]{{1,0}}) fusion(%c), kind=kInput, calls=%summed, \
+metadata={{op_name="jit(train_step)/sqrt"}}
   %z = (s32[], f32[64,32]{{1,0}}) while(%init), condition=%cond, body=%body, \
 backend_config={{"known_trip_count":{{"n":"3"}}}}
   %t = f32[32,64]{{1,0}} transpose(%c), dimensions={{1,0}}
