@@ -48,7 +48,7 @@ def test_advice_in_a_clone_that_is_not_installed(monkeypatch):
 def test_advice_on_pages_is_not_a_package_index(extras):
     for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
         assert not re.search(r"install\b[^\n]*['\s]bert_jax\[", page.read_text()), f"{page}: it is on no package index"
-        for names in re.findall(r"install\b[^\n]*['\"]\.\[([\w,]+)\]", page.read_text()):
+        for names in re.findall(r"install\b[^\n]*['\"]\.\[([\w,-]+)\]", page.read_text()):
             assert set(names.split(",")) <= extras.keys(), f"{page}: {names}"
 
 
@@ -58,3 +58,4 @@ def test_extras_leave_jax_its_choice(extras):
         assert extras[name] == [f"jax[{name}] >=0.10,<0.12"]
     # jax 0.10 [tpu] needs libtpu 0.0.42.*, jax 0.11 needs 0.0.48.*
     assert extras["plan"] == ["libtpu >=0.0.42,<0.1"]
+    assert extras["plan-gpu"][0] == "jax[cuda13-local] >=0.10,<0.12"

@@ -89,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
     Raises:
       UserError: a wrong argument, missing or malformed data, or a model that does not suit a suite named in --suites.
     """
-    jax_setup.disable_absent_tpu_backend()
+    jax_setup.disable_absent_backends()
     options = flags.parse(command_type(), argv, "bert-jax analyse")
     check(options, "--", _Numbers)
     chosen = _chosen_suites(options.suites)

@@ -90,7 +90,7 @@ class Quantise:
         from bert_jax.distributed import jax_setup
 
         options = FinetuneOptions(**self.files.file_options(), max_length=self.max_length)
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
         result = quantise_model(
             self.model,
             self.out,
@@ -124,7 +124,7 @@ class Prune:
         from bert_jax.compress.prune import prune
         from bert_jax.distributed import jax_setup
 
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
         result = prune(self.model, self.data, self.out, self.options, progress=True)
         print(json.dumps(result.to_dict()) if self.json else "\n".join([*result.summary_lines(), f"wrote {self.out}"]))
 
@@ -153,7 +153,7 @@ class TrimVocabulary:
         from bert_jax.compress.trim_vocabulary import trim_vocabulary
         from bert_jax.distributed import jax_setup
 
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
         result = trim_vocabulary(self.model, self.text, self.out, self.min_count, progress=True)
         print(json.dumps(result.to_dict()) if self.json else "\n".join([*result.summary_lines(), f"wrote {self.out}"]))
 

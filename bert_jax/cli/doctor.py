@@ -46,7 +46,7 @@ class Doctor:
         mixture = [mixture_lib.parse_corpus_weight(text) for text in self.corpus]
         from bert_jax.distributed import jax_setup
 
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
         if self.against:
             from bert_jax.doctor.reference_curve import train_and_compare
 

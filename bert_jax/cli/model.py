@@ -48,7 +48,7 @@ class Evaluate:
         from bert_jax.distributed import agreement, jax_setup, worker
         from bert_jax.training import pretraining
 
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
         jax_setup.end_on_sigterm()
         worker.connect_worker(self.cluster)
         evaluation = pretraining.evaluate(self.workdir, mixture, form=self.format, seq_len=self.seq_len, rows=self.rows)
@@ -84,7 +84,7 @@ class FillMask:
         from bert_jax.distributed import jax_setup
         from bert_jax.inference import loaded_model
 
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
         model = loaded_model.load(self.model)
         if model.tokenizer.note:
             print(f"note: {printable(model.tokenizer.note)}", file=sys.stderr)
@@ -142,7 +142,7 @@ class Convert:
         from bert_jax.convert.formats import input_formats
         from bert_jax.distributed import jax_setup
 
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
         options = input_formats.ReadOptions(self.optimizer_state == "keep", self.drop, self.trim_vocabulary)
         choices = {"force": self.force, "pooling": self.pooling, "dtype": self.dtype}
         report = conversion.convert(self.source, self.destination, self.to, options, **choices)

@@ -58,6 +58,6 @@ class Report:
         from bert_jax.distributed import jax_setup
         from bert_jax.run_report import run_files, sections
 
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
         texts = (self.text or sections.TEXTS) if self.samples else ()
         return sections.run_sections(run_files.read_runs(directories), texts)

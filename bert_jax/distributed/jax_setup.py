@@ -3,7 +3,9 @@
 It imports nothing that computes or stores, so that the benchmark of the step runs with jax, flax and optax alone.
 """
 
+import contextlib
 import ctypes
+import importlib.metadata
 import os
 import sys
 from pathlib import Path
@@ -11,8 +13,10 @@ from pathlib import Path
 import jax
 from jax.extend import backend
 
-ACCELERATORS = ("/dev/nvidiactl", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
-"""Device files of NVIDIA and AMD GPUs and of TPUs."""
+ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
+"""Device files of NVIDIA GPUs (/dev/dxg in Windows' Linux) and AMD GPUs, and of TPUs."""
+CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
+"""Packages of jax's CUDA backend."""
 M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
 """Parameters of glibc's mallopt(3)."""
 
@@ -23,9 +27,23 @@ def prepare_training(compilation_cache: str | None) -> None:
     Args:
       compilation_cache: see `set_compilation_cache`.
     """
-    disable_absent_tpu_backend()
+    disable_absent_backends()
     set_compilation_cache(compilation_cache)
     keep_freed_memory()
+
+
+def has_accelerator() -> bool:
+    """Whether this machine has the device file of a GPU or TPU."""
+    return any(Path(path).exists() for path in ACCELERATORS)
+
+
+def cuda_plugins() -> dict[str, str]:
+    """Versions of the installed packages of jax's CUDA backend."""
+    installed = {}
+    for package in CUDA_PLUGINS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            installed[package] = importlib.metadata.version(package)
+    return installed
 
 
 def keep_freed_memory() -> None:
@@ -36,8 +54,7 @@ def keep_freed_memory() -> None:
     parameters (docs/LOG.md). The process keeps its peak memory until it ends. Threads that exist already keep their
     own arenas, so this comes before jax creates its threads. Other C libraries are left alone.
     """
-    has_accelerator = any(Path(path).exists() for path in ACCELERATORS)
-    if not has_accelerator and sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
+    if not has_accelerator() and sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1)):
             libc.mallopt(parameter, value)
 
@@ -64,11 +81,14 @@ def end_on_sigterm() -> None:
     jax.config.update("jax_enable_preemption_service", False)
 
 
-def disable_absent_tpu_backend() -> None:
-    """Disable jax's TPU backend if there is no TPU: libtpu, which the extra `plan` installs, would print errors.
+def disable_absent_backends() -> None:
+    """Disable jax's backends of devices that this machine does not have: they would print errors.
 
-    Call it before anything needs a device. If a TPU is attached, jax sets its platforms at import; users set them with
-    JAX_PLATFORMS. Compiling for absent TPUs (planning/topologies.py) needs no backend.
+    libtpu and the CUDA backend, which the extras `plan` and `plan-gpu` install, compile for absent devices without a
+    backend (planning/topologies.py). Call it before anything needs a device. If a TPU is attached, jax sets its
+    platforms at import; users set them with JAX_PLATFORMS.
     """
     if not jax.config.jax_platforms:
         backend.register_backend_factory("tpu", lambda: None)  # None: no devices
+        if cuda_plugins() and not has_accelerator():
+            jax.config.update("jax_platforms", "cpu")

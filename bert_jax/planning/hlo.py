@@ -78,6 +78,7 @@ def bytes_sent_by_axis(collectives: Iterable[Collective], sizes: Sizes) -> dict[
     """Bytes that a device sends per step along each axis of the mesh and between slices, for the roofline.
 
     A collective over several axes counts for the first of them. In a ring of n devices, each keeps its own n-th part.
+    One across slices (nodes of GPUs) has two stages: rings inside of them, then rings of the parts between them.
     """
     inside = (sizes.data // sizes.slices, sizes.fsdp, sizes.tensor)
     sent = dict.fromkeys(("data", "fsdp", "tensor", "network"), 0.0)
@@ -85,9 +86,14 @@ def bytes_sent_by_axis(collectives: Iterable[Collective], sizes: Sizes) -> dict[
         if one.kind == BETWEEN_SLICES:  # the hosts compute the sum
             sent["network"] += 2 * one.executions * one.bytes * (sizes.slices - 1) / sizes.slices
         elif len(one.group) > 1:
-            coordinates = np.unravel_index(np.array(one.group) % math.prod(inside), inside)
-            axis = next(name for name, along in zip(sent, coordinates, strict=False) if np.ptp(along))
-            sent[axis] += one.bytes_sent * (len(one.group) - 1) / len(one.group)
+            positions = np.array(one.group)
+            slices = len(set(positions // math.prod(inside)))
+            near = len(positions) // slices
+            sent["network"] += one.bytes_sent / near * (slices - 1) / slices
+            if near > 1:
+                coordinates = np.unravel_index(positions[:near] % math.prod(inside), inside)
+                axis = next(name for name, along in zip(sent, coordinates, strict=False) if np.ptp(along))
+                sent[axis] += one.bytes_sent * (near - 1) / near
     return sent
 
 

@@ -110,7 +110,7 @@ def search_mesh(
             f"phases.{i}.batch_size {phase.batch_size} cannot be split over {topology.count} device(s) in "
             f"{topology.slices} slice(s): change the batch size or the number of devices",
         )
-    # For GPUs, the estimate itself decides whether a candidate fits.
+    # Without a compiler, the estimate itself decides whether a candidate fits.
     limits = [topology.chip.memory * (1 if topology.devices is None else 1 + MARGIN)] * len(rated)
     tried: list[dict[Candidate, Values]] = [{} for _ in rated]
     started, longest = clock(), 0.0

@@ -1,7 +1,7 @@
 """`bert-jax plan`: memory, communication, time and cost of a run on absent devices, phase by phase.
 
-For TPUs, memory and communication come from the compiler; for GPUs, both are estimated. Step times come from a roofline
-(planning/roofline.py). docs/plan.md lists the source of each figure.
+Memory and communication come from the compiler; for GPUs without the extra `plan-gpu`, both are estimated. Step times
+come from a roofline (planning/roofline.py). docs/plan.md lists the source of each figure.
 """
 
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,8 @@ from typing import Any
 
 from bert_jax.chips import GIB
 from bert_jax.config import Config
-from bert_jax.planning import aot_compile, hlo
+from bert_jax.errors import install_command, require
+from bert_jax.planning import aot_compile, hlo, kernels
 from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
 from bert_jax.planning.mesh_search import search_mesh
 from bert_jax.planning.published_runs import OWN_RUNS, RUNS
@@ -49,6 +50,10 @@ def plan(
     """
     extra, kind = {}, topology.chip.device_kinds[0]
     config = choose_implementation(config, kind)
+    require(
+        config.model.attention != "cudnn",
+        "model.attention 'cudnn' is compiled by cuDNN, which needs a GPU: plan with model.attention auto, or xla",
+    )
     if search:
         check_devices(config.model, 1, kind)
         config, rows, extra["search"] = search_mesh(config, topology, plan_phase)
@@ -84,7 +89,7 @@ def plan(
 def plan_phase(
     config: Config, index: int, topology: Topology, accumulation: int, only_estimate: bool = False
 ) -> Values:
-    """A phase's row of the plan: compiles the step for TPUs, lowers it for GPUs.
+    """A phase's row of the plan: compiles the step; for GPUs without their compiler, lowers it.
 
     Args:
       config: of the run.
@@ -115,6 +120,7 @@ def plan_phase(
         "flops": prediction.flops,
         "compiled": program is not None,
         "collectives": None if collectives is None else hlo.array_bytes_by_kind(collectives),
+        "kernels": _kernels(program),
         "memory": memory | {"available": int(chip.memory)},
         "fits": memory["total"] <= chip.memory,
         "short_by": max(0, memory["total"] - int(chip.memory)),
@@ -124,11 +130,17 @@ def plan_phase(
     return row | prediction._asdict() | {"step_seconds": prediction.step_seconds}
 
 
+def _kernels(program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport | None) -> Values | None:
+    """Kernels of a GPU's program, and the bytes that they read and write, by kind."""
+    found = getattr(program, "kernels", None)
+    return found and {kind: total._asdict() for kind, total in kernels.totals(found).items()}
+
+
 def _memory(
     estimate: dict[str, int], program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport | None
 ) -> dict[str, int]:
-    """Bytes by kind. Parameters and moments are those of their shapes; the total is the compiler's, or estimated for
-    GPUs; the compiler's temporaries are divided into the activations of the memory model and the rest.
+    """Bytes by kind. Parameters and moments are those of their shapes; the total is the compiler's, or estimated
+    without it; the compiler's temporaries are divided into the activations of the memory model and the rest.
     """
     parts = {kind: estimate[kind] for kind in ("parameters", "moments", "activations")}
     stored = parts["parameters"] + parts["moments"]
@@ -185,7 +197,10 @@ def _notes(config: Config, topology: Topology, programs: Programs) -> Iterator[s
     if topology.devices_per_chip > 1:
         yield f"a device is one of the {topology.devices_per_chip} cores of a chip and has half of its memory"
     if topology.devices is None:
-        yield "the step was lowered for GPUs, not compiled: memory and bytes sent are estimates"
+        yield (
+            "the step was lowered for GPUs, not compiled: memory and bytes sent are estimates; the compiler (0.8 GB): "
+            f"{install_command('plan-gpu')}"
+        )
 
 
 def to_sections(plan: Values) -> list[Section]:
@@ -220,6 +235,10 @@ def _phase_values(row: Values) -> dict[str, str]:
         "fits": f"yes{by}" if row["fits"] else short,
         **{f"exchanged per step: {kind}": _size(size) for kind, size in (row["collectives"] or {}).items()},
         **{f"sent over {axis}{by}": _size(size) for axis, size in (row["sent"] or {}).items() if size},
+        **{
+            f"kernels: {kind}": f"{total['kernels']:,}, {_size(total['bytes'])}"
+            for kind, total in (row["kernels"] or {}).items()
+        },
         "PFLOP per step": f"{row['flops'] / 1e15:.3f}",
         **{f"seconds: {kind}": f"{seconds:.4g}" for kind, seconds in (row["seconds"] or {}).items() if seconds},
         **({} if not row["fits"] else {"seconds per step": f"{row['step_seconds']:.4g}", "MFU": f"{row['mfu']:.1%}"}),

@@ -5,7 +5,6 @@ compiler for GPUs, which is the larger one, programs are lowered on an abstract 
 """
 
 import contextlib
-import importlib.metadata
 import importlib.util
 import math
 import os
@@ -22,6 +21,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import CHIPS, Chip, Sizes
 from bert_jax.config import MeshConfig
+from bert_jax.distributed.jax_setup import cuda_plugins
 from bert_jax.errors import UserError, install_command, require
 from bert_jax.training.sharding import abstract_mesh, make_mesh
 
@@ -39,8 +39,6 @@ ENVIRONMENT = {
 
 DESCRIPTIONS = Path(__file__).parent / "gpus"
 """What XLA's compiler must know of a GPU, by the name of the chip."""
-GPU_COMPILERS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
-"""Packages, one of which compiles for GPUs."""
 GPUS_PER_NODE = (1, 2, 4, 8)
 SLICES = {
     2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
@@ -168,8 +166,7 @@ def _tpu_devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Dev
 
 def _gpu_devices(text: str, name: str, nodes: int, per_node: int) -> tuple[jax.Device, ...] | None:
     """Devices of nodes of described GPUs; None if the compiler for GPUs is not installed."""
-    installed = {package: found for package in GPU_COMPILERS if (found := _version(package))}
-    if not installed:
+    if not (installed := cuda_plugins()):
         return None
     wanted = jaxlib.version.__version__
     package, version = next(iter(installed.items()))
@@ -184,13 +181,6 @@ def _gpu_devices(text: str, name: str, nodes: int, per_node: int) -> tuple[jax.D
             platform="cuda", target_config=description, topology=f"1x{nodes}x{per_node}"
         )
     return tuple(found.devices)
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What training commands set up before jax has devices.
 
-libtpu, which the extra `plan` installs, is not loaded on machines without a TPU, where it would print errors; freed
-memory is kept.
+libtpu and the CUDA backend, which the extras `plan` and `plan-gpu` install, are not used on machines without TPUs and
+GPUs, where they would print errors; freed memory is kept.
 """
 
 import os
@@ -23,12 +23,30 @@ def test_the_tpu_backend_is_enabled_only_where_jax_found_a_tpu(monkeypatch, plat
     before = jax.config.jax_platforms
     try:
         jax.config.update("jax_platforms", platforms)
-        jax_setup.disable_absent_tpu_backend()
+        jax_setup.disable_absent_backends()
     finally:
         jax.config.update("jax_platforms", before)
     factory = xla_bridge._backend_factories["tpu"]
     assert (factory is original) == enabled
     assert enabled or (factory.factory() is None and factory.fail_quietly)
+
+
+@pytest.mark.parametrize(
+    ("plugins", "files", "platforms"),
+    [({"plugin": "1"}, (), "cpu"), ({"plugin": "1"}, ("/dev/null",), None), ({}, (), None)],
+)
+def test_the_cuda_backend_is_disabled_only_where_there_is_no_accelerator(monkeypatch, plugins, files, platforms):
+    """Without CUDA's libraries, jax prints a traceback."""
+    monkeypatch.setattr(xla_bridge, "_backend_factories", dict(xla_bridge._backend_factories))
+    monkeypatch.setattr(jax_setup, "cuda_plugins", lambda: plugins)
+    monkeypatch.setattr(jax_setup, "ACCELERATORS", files)
+    before = jax.config.jax_platforms
+    try:
+        jax.config.update("jax_platforms", None)
+        jax_setup.disable_absent_backends()
+        assert jax.config.jax_platforms == platforms
+    finally:
+        jax.config.update("jax_platforms", before)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +59,14 @@ def test_the_tpu_backend_is_enabled_only_where_jax_found_a_tpu(monkeypatch, plat
         "convert none none",
     ],
 )
-def test_every_command_with_devices_disables_an_absent_tpu_first(monkeypatch, command):
+def test_every_command_with_devices_disables_absent_backends_first(monkeypatch, command):
     class CalledError(BaseException):
         pass
 
     def disable():
         raise CalledError
 
-    monkeypatch.setattr(jax_setup, "disable_absent_tpu_backend", disable)
+    monkeypatch.setattr(jax_setup, "disable_absent_backends", disable)
     with pytest.raises(CalledError):
         cli.main(command.split())
 

@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import re
 from unittest import mock
 
 import pytest
@@ -15,10 +16,17 @@ from bert_jax.config import MeshConfig, presets
 from bert_jax.errors import UserError
 from bert_jax.planning import aot_compile, mesh_search, published_runs, run_plan, topologies, workload
 from bert_jax.planning.hlo import Collective
+from bert_jax.planning.kernels import Kernel
 from bert_jax.planning.topologies import Topology
 from bert_jax.report.text import render
 
 GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, 2, None)
+
+
+@pytest.fixture(autouse=True)
+def no_gpu_compiler(monkeypatch):
+    """Whether the extra `plan-gpu` is installed or not."""
+    monkeypatch.setattr(topologies, "cuda_plugins", dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +53,9 @@ def config():
 def compiled(monkeypatch):
     """Replaces the compiler: programs of given bytes, with an all-reduce of 1 MiB over data."""
 
-    def replace(total):
+    def replace(total, found=None):
         exchange = Collective("all-reduce", ("f32[262144]",), 2**20, 1, tuple(range(8)))
-        program = aot_compile.CompiledStepStats(total // 2, total // 4, total, [exchange])
+        program = aot_compile.CompiledStepStats(total // 2, total // 4, total, [exchange], found)
         monkeypatch.setattr(aot_compile, "compiled_step_stats", mock.Mock(return_value=program))
         return aot_compile.compiled_step_stats
 
@@ -95,7 +103,44 @@ def test_gpus_are_estimated(config):
     (row,) = found["phases"]
     assert not row["compiled"] and row["collectives"] is None and row["memory"]["total"] > 0
     assert "sent over data, by estimate" in text_of(found) and "lowered for GPUs, not compiled" in text_of(found)
-    assert "fits yes, by estimate" in text_of(found)
+    assert "fits yes, by estimate" in text_of(found) and "the compiler (0.8 GB): pip install" in text_of(found)
+
+
+def test_compiled_gpus(config, compiled):
+    """With their compiler, memory, collectives and kernels are those of the program."""
+    kernel = Kernel("f", "products", "", "f32[8]", 2**20, 2**20, 3, None)
+    compiled(2 * GIB, [kernel, kernel._replace(kind="copies")])
+    topology = FakeTopology("h100:1x8", CHIPS["h100"], 8, 1, 1, ())
+    found = run_plan.plan(config, topology)
+    (row,) = found["phases"]
+    assert row["compiled"] and row["memory"]["total"] == 2 * GIB and row["sent"]["data"] == 2 * 2**20 * 7 / 8
+    assert row["kernels"] == {kind: {"kernels": 3, "bytes": 6 * 2**20} for kind in ("products", "copies")}
+    assert "kernels: products 3, 6.00 MiB" in text_of(found) and "by estimate" not in text_of(found)
+    json.dumps(found)
+
+
+@pytest.mark.parametrize("name", [name for name, chip in CHIPS.items() if not chip.torus_dimensions])
+def test_every_gpu_is_described(name):
+    """With the figures of the table of chips."""
+    text = (topologies.DESCRIPTIONS / f"{name}.txtpb").read_text()
+    chip = CHIPS[name]
+
+    def figure(field):
+        return float(re.search(rf"\b{field}: ([\d.]+)", text)[1])
+
+    assert re.search(r'device_description_str: "(.*)"', text)[1].startswith(chip.device_kinds)
+    assert (figure("memory_bandwidth"), 0.75 * figure("device_memory_size")) == (chip.memory_bandwidth, chip.memory)
+    lanes = figure("core_count") * figure("fpus_per_core") * 1e9 * figure("clock_rate_ghz")
+    assert math.isclose(lanes, chip.vector_ops, rel_tol=0.08)
+    assert figure("shared_memory_per_core") - figure("shared_memory_per_block_optin") == 1024
+
+
+def test_the_compiler_for_gpus_has_the_version_of_jax(monkeypatch, capsys):
+    monkeypatch.setattr(topologies, "cuda_plugins", lambda: {"jax-cuda13-plugin": "0.0.1"})
+    assert cli.main(["plan", "bert_tiny", "--topology", "h100:1x8"]) == 2
+    out, err = capsys.readouterr()
+    assert not out and err.count("\n") == 1
+    assert "jax-cuda13-plugin 0.0.1 is installed, which cannot compile programs of jaxlib 0." in err
 
 
 def test_time_of_ramps_and_clocks(config, compiled):
@@ -184,6 +229,11 @@ def test_without_libtpu(monkeypatch):
         ("--topology h100:1x8 --mesh.data 3", "does not fit 8 devices"),
         ("--topology h100:2x4 --mesh.data 1 --mesh.fsdp 8", "are in 2 slices"),
         ("--topology h100:1x8 --mesh.tensor 4", "does not divide the 2 attention heads"),
+        (
+            "--topology h100:1x8 --model.attention cudnn --model.attention-dropout 0 --model.compute-dtype bfloat16",
+            "model.attention 'cudnn' is compiled by cuDNN, which needs a GPU",
+        ),
+        ("--topology l4:1x8", "there is no chip 'l4': chips are v3"),
         ("--topology h100:8x8", "is not divisible by 64 row shards"),
         ("--topology h100:1x8 --micro-batch 3", "--micro-batch 3 does not split"),
         ("--topology h100:1x8 --micro-batch auto", "--micro-batch auto needs a device"),
