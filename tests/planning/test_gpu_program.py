@@ -1,0 +1,80 @@
+"""Budgets of the train step's program for an H200: what kernels, bytes and instructions may not exceed.
+
+Of three layers, so that compilation takes a minute; the figures are those of scripts/benchmarks/gpu_program.py. A
+change that needs more raises a limit here, with its reason.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from bert_jax.bench.train_step import Case
+from bert_jax.distributed.jax_setup import cuda_plugins
+from tests.pages import load_script
+
+script = load_script(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "gpu_program.py")
+LAYERS = 3
+REST = "all but products and attention"
+LIMITS = {
+    ("bert_large", 512, 32): {"layer kernels": 31, "layer GB": 2.75, "copies ms": 0.82, "rest ms": 3.70},
+    ("bert_base", 128, 256): {"layer kernels": 31, "layer GB": 4.15, "copies ms": 1.70, "rest ms": 5.50},
+}
+"""By preset, tokens and rows: kernels and GB of one layer, milliseconds at 4.0 TB/s of the copies of all, and of all
+work, other than products and attention."""
+LOOPS = {"forward_kernel": 1600, "query_gradient_kernel": 1430, "key_gradient_kernel": 1600}
+"""Instructions of the loops of attention over blocks of 64 x 64, with dropout."""
+OPTIMIZER_INSTRUCTIONS = 1150
+
+
+@pytest.fixture(scope="module", params=LIMITS, ids=lambda step: step[0])
+def program(request, tmp_path_factory):
+    preset, seq_len, rows = request.param
+    directory = tmp_path_factory.mktemp(preset)
+    case = Case(preset, seq_len, rows, dtype="bfloat16", attention="pallas_gpu", optimizer="lamb")
+    found = script.compile_step(case, LAYERS, "h200", str(directory))
+    return LIMITS[request.param], found.kernels, list(script.machine_code(directory, found.kernels))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cuda_plugins(), reason="the extra plan-gpu is not installed")
+def test_budgets(program):
+    limits, kernels, code = program
+    layer, total = script.table(script.one_layer(kernels)), script.table(kernels)
+    found = {
+        "layer kernels": layer[REST]["kernels"],
+        "layer GB": layer[REST]["GB"],
+        "copies ms": total["copies"]["ms"],
+        "rest ms": total[REST]["ms"],
+    }
+    assert all(found[name] <= limit for name, limit in limits.items()), found
+    attention = [one for one in code if one["kind"] == "attention"]
+    assert len({one["kernel"].split("__")[0] for one in attention}) == len(LOOPS)
+    assert all(one["matrix"] for one in attention), "no products on tensor cores"
+    slow = [one for one in attention if one["loop"] > LOOPS[one["kernel"].split("__")[0]]]
+    assert not slow and not [one for one in code if one["spilled"]]
+    optimizer = [one for one in code if one["kind"] == "optimizer"]
+    assert optimizer and not [one for one in optimizer if one["two-byte loads"]], "gradients are not one buffer"
+    assert max(one["instructions"] for one in optimizer) <= OPTIMIZER_INSTRUCTIONS
+    biases = [one for one in kernels if one.product and "BIAS" in one.product and "jvp" in one.op_name]
+    assert len(biases) >= 3 * LAYERS, "biases of dense layers are not part of their products"
+
+
+SASS = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+.L_x_1:
+        /*0010*/                   HGMMA.64x64x16.F32.BF16 R24, R4, gdesc[UR4], R24 ;
+.L_x_2:
+        /*0020*/              @!P0 LDG.E.U16 R3, desc[UR6][R2.64] ;
+        /*0030*/               @P1 BRA `(.L_x_2) ;
+        /*0040*/                   IADD3 R1, R1, 0x1, RZ ;
+        /*0050*/              @!UP0 BRA `(.L_x_1) ;
+        /*0060*/                   BRA `(.L_x_3) ;
+.L_x_3:
+        /*0070*/                   EXIT ;
+"""
+
+
+def test_loops_of_machine_code():
+    instructions, loops = script.disassembled(SASS)
+    assert len(instructions) == 8 and instructions[1].startswith("HGMMA")
+    assert sorted(map(len, loops)) == [2, 5]
