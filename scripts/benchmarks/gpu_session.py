@@ -149,7 +149,7 @@ def shapes(at: Setting) -> Iterator[Command]:
 
 def tests(at: Setting) -> Iterator[Command]:
     """Quick tests of the model, objectives and training on the device."""
-    paths = ["tests/model/test_activations.py"] if at.dry else ["tests/model", "tests/objectives", "tests/training"]
+    paths = ["tests/test_chips.py"] if at.dry else ["tests/model", "tests/objectives", "tests/training"]
     words = ["-m", "pytest", "-q", "-m", "not slow", "--maxfail=20", *paths]
     yield Command("tests on the device", words, file="tests.txt")
 
