@@ -28,6 +28,7 @@ feed-forward are those of the last of several networks.
 """
 REFERENCE_SITES = ("attention.scores", "attention.probabilities")
 """Only the `reference` attention computes these."""
+PROJECTION_SITES = ("attention.query", "attention.key", "attention.value")
 
 
 class Edit(NamedTuple):
@@ -59,10 +60,9 @@ class LayerTap:
         self.sites, self.edits = sites, edits or {}
         self.recorded: dict[str, Array] = {}
 
-    @property
-    def needs_reference_attention(self) -> bool:
-        """Whether only the `reference` attention computes what is recorded or edited."""
-        return any(site in self.sites or site in self.edits for site in REFERENCE_SITES)
+    def touches(self, sites: Sequence[str]) -> bool:
+        """Whether one of the sites is recorded or edited."""
+        return any(site in self.sites or site in self.edits for site in sites)
 
     def __call__(self, site: str, value: Float[Array, "..."]) -> Float[Array, "..."]:
         """The value, edited; it is recorded after the edit."""

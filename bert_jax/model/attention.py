@@ -5,6 +5,7 @@ sharding.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.config.sections import FUSED_ATTENTION, KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError
-from bert_jax.model.activations import LayerTap
+from bert_jax.model.activations import REFERENCE_SITES, LayerTap
 from bert_jax.model.layers import DropoutKey, Selection, dropout, gather_positions
 
 
@@ -78,9 +79,10 @@ def attend(
     """
     tap = tap or LayerTap()
     assert query_positions is None or implementation not in FUSED_ATTENTION
-    if implementation in KERNEL_ROW_LENGTHS and dropout_key is not None and not tap.needs_reference_attention:
+    if uses_kernels(implementation, dropout_key, tap):
+        projected = jnp.stack((query, key, value), axis=2).reshape(*key.shape[:2], -1)
         settings = {"before": before, "after": after, "dropout_rate": dropout_rate, "dropout_key": dropout_key}
-        return _kernel_attention(implementation)(query, key, value, segment_ids, **settings)
+        return attend_in_place(implementation, projected, segment_ids, num_heads=key.shape[2], **settings)
     assert implementation != "auto", "call training.implementation.choose_implementation before"
     mask = make_attention_mask(segment_ids, before, after, query_positions)
     if implementation == "reference":
@@ -88,7 +90,7 @@ def attend(
         probabilities_BNQS = _reference_probabilities(query, key, mask, tap)
         dropped_BNQS = dropout(probabilities_BNQS, dropout_rate, dropout_key, selection).astype(value.dtype)
         return jnp.einsum("bnqs,bsnd->bqnd", dropped_BNQS, value)
-    if tap.needs_reference_attention:
+    if tap.touches(REFERENCE_SITES):
         raise UserError(
             f"model.attention '{implementation}' has no attention probabilities: "
             "set model.attention reference to read them"
@@ -99,6 +101,25 @@ def attend(
         return _deferred_softmax(query, key, value, mask)
     library = "cudnn" if implementation == "cudnn" else "xla"
     return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library)
+
+
+def uses_kernels(implementation: str, dropout_key: DropoutKey | None, tap: LayerTap) -> bool:
+    """Whether `attend` calls kernels: not in evaluation, and not if scores or probabilities are recorded or edited."""
+    return implementation in KERNEL_ROW_LENGTHS and dropout_key is not None and not tap.touches(REFERENCE_SITES)
+
+
+def attend_in_place(
+    implementation: str, projected: Float[Array, "B S W"], segment_ids: Int[Array, "B S"], **settings: Any
+) -> Float[Array, "B S N D"]:
+    """`attend` by kernels, which read query, key and value where one projection wrote them, and write its gradient.
+
+    Args:
+      implementation: a kernel.
+      projected: queries of all heads, keys of all heads, values of all heads; not rotated.
+      segment_ids: as of `attend`.
+      settings: `num_heads`, and `before`, `after`, `dropout_rate` and `dropout_key` as of `attend`.
+    """
+    return _kernel_attention(implementation)(projected, segment_ids, **settings)
 
 
 def _kernel_attention(implementation: str) -> Callable[..., Float[Array, "B S N D"]]:

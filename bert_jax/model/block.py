@@ -7,8 +7,8 @@ from flax import nnx
 from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
 from bert_jax.config.sections import FUSED_ATTENTION
-from bert_jax.model.activations import LayerTap
-from bert_jax.model.attention import apply_rotary_embedding, attend
+from bert_jax.model.activations import PROJECTION_SITES, LayerTap
+from bert_jax.model.attention import apply_rotary_embedding, attend, attend_in_place, uses_kernels
 from bert_jax.model.embeddings import EncoderInputs
 from bert_jax.model.layer_plan import LayerPlan, NormPlacement
 from bert_jax.model.layers import (
@@ -175,34 +175,51 @@ class Block(nnx.Module):
         tap: LayerTap,
         positions: Int[Array, "B Q"] | None,
     ) -> Float[Array, "B Q C"]:
+        settings = {
+            "before": plan.window,
+            "after": 0 if self.config.direction == "causal" else plan.window,
+            "dropout_rate": self.config.attention_dropout,
+            "dropout_key": dropout_key and dropout_key.fold_in(ATTENTION_SITE),
+        }
         # Fused attention needs whole rows, so it computes all queries; its outputs are gathered.
         query_positions = None if self.config.attention in FUSED_ATTENTION else positions
+        if (
+            self.qkv is not None
+            and plan.rotary_base is None
+            and uses_kernels(self.config.attention, dropout_key, tap)
+            and not tap.touches(PROJECTION_SITES)
+        ):
+            projected, heads = self.qkv.side_by_side(query_key_source), self.config.num_heads
+            context_BQND = attend_in_place(
+                self.config.attention, projected, inputs.segment_ids, num_heads=heads, **settings
+            )
+        else:
+            query, key, value = self._rotated(query_key_source, value_source, plan, inputs, query_positions)
+            query, key = tap("attention.query", query), tap("attention.key", key)
+            value = tap("attention.value", value)
+            settings |= {"query_positions": query_positions, "tap": tap}
+            context_BQND = attend(self.config.attention, query, key, value, inputs.segment_ids, **settings)
+        if positions is not None and query_positions is None:
+            context_BQND = gather_positions(context_BQND, positions)
+        return self.attention_out(tap("attention.context", context_BQND))
+
+    def _rotated(
+        self,
+        query_key_source: Float[Array, "B S E"],
+        value_source: Float[Array, "B S G"],
+        plan: LayerPlan,
+        inputs: EncoderInputs,
+        positions: Int[Array, "B Q"] | None,
+    ) -> tuple[Float[Array, "B Q N D"], Float[Array, "B S N D"], Float[Array, "B S N D"]]:
+        """Query, key and value, with rotary embedding where the plan has it; queries at the positions, or all."""
         queries, query_ids = query_key_source, inputs.position_ids
-        if query_positions is not None:
-            queries, query_ids = (gather_positions(x, query_positions) for x in (queries, query_ids))
+        if positions is not None:
+            queries, query_ids = (gather_positions(x, positions) for x in (queries, query_ids))
         query, key, value = self._project(queries, query_key_source, value_source)
         if plan.rotary_base is not None:
             query = apply_rotary_embedding(query, query_ids, plan.rotary_base)
             key = apply_rotary_embedding(key, inputs.position_ids, plan.rotary_base)
-        query, key = tap("attention.query", query), tap("attention.key", key)
-        value = tap("attention.value", value)
-        after = 0 if self.config.direction == "causal" else plan.window
-        context_BQND = attend(
-            self.config.attention,
-            query,
-            key,
-            value,
-            inputs.segment_ids,
-            query_positions=query_positions,
-            before=plan.window,
-            after=after,
-            dropout_rate=self.config.attention_dropout,
-            dropout_key=dropout_key and dropout_key.fold_in(ATTENTION_SITE),
-            tap=tap,
-        )
-        if positions is not None and query_positions is None:
-            context_BQND = gather_positions(context_BQND, positions)
-        return self.attention_out(tap("attention.context", context_BQND))
+        return query, key, value
 
     def _project(
         self, queries: Float[Array, "B Q E"], keys: Float[Array, "B S E"], values: Float[Array, "B S G"]

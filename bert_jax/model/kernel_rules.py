@@ -1,4 +1,4 @@
-"""What the attention kernels for GPUs and TPUs have in common: settings, masks, dropout and products of their blocks.
+"""What the attention kernels for GPUs and TPUs have in common: settings, masks, words of dropout and products.
 
 Shapes in names: q and k: queries and keys of a block.
 """
@@ -9,10 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
-from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_row_keys, dropout_threshold, place_word
+from bert_jax.model.layers import DropoutKey, dropout_row_keys, place_word
 
 FLOOR = float(jnp.finfo(jnp.float32).min) / 2
 """Score of a masked pair. Finite, so that the difference of two of them is not NaN."""
+SMALLEST = -1e30
+"""The lowest largest score of a query. It is far above FLOOR, so that the weight of a masked pair is 0."""
+OfRows = tuple[Int[Array, "B S"], UInt32[Array, " B"], UInt32[Array, "B S"]]
+"""Segment ids, and `dropout_operands`."""
 
 
 @dataclass(frozen=True)
@@ -40,38 +44,24 @@ def allowed_pairs(
     settings: KernelSettings,
     query_segments: Int[Array, "q 1"],
     key_segments: Int[Array, "1 k"],
-    query_positions: Int[Array, "q k"],
-    key_positions: Int[Array, "q k"],
+    query_positions: Int[Array, "q 1"],
+    key_positions: Int[Array, "1 k"],
 ) -> Bool[Array, "q k"]:
-    """Where a query may attend to a key: `make_attention_mask`, but for the queries of padding, which have no keys."""
-    allowed_qk = (query_segments == key_segments) & (key_segments > 0)
-    distance_qk = key_positions - query_positions
+    """Where a query may attend to a key: `make_attention_mask`, but for the queries of padding, which have no keys.
+
+    The segments of keys of padding are -1 and those of such queries 0, so that they differ.
+    """
+    allowed_qk = query_segments == key_segments
     if settings.before is not None:
-        allowed_qk &= distance_qk >= -settings.before
+        allowed_qk &= key_positions - query_positions >= -settings.before
     if settings.after is not None:
-        allowed_qk &= distance_qk <= settings.after
+        allowed_qk &= key_positions - query_positions <= settings.after
     return allowed_qk
 
 
-def kept_pairs(
-    rate: float,
-    place: Int[Array, "q 1"],
-    first_key: UInt32[Array, ""],
-    second_words: UInt32[Array, "1 k"],
-) -> Bool[Array, "q k"]:
-    """Which elements `layers.dropout` keeps of a block of an array [B, N, S, S].
-
-    Args:
-      rate: share of zeros.
-      place: head times S plus position, of the queries.
-      first_key, second_words: `dropout_operands` of the row, and of the keys.
-    """
-    return dropout_bits(place_word(place.astype(jnp.uint32), first_key), second_words) >= dropout_threshold(rate)
-
-
-def drop(x: Float[Array, "q k"], kept: Bool[Array, "q k"], rate: float) -> Float[Array, "q k"]:
-    """`layers.dropout` of a block, float32."""
-    return jnp.where(kept, x * (1.0 / (1.0 - rate)), 0.0)
+def first_words(place: Int[Array, "q 1"], row_key: UInt32[Array, ""]) -> UInt32[Array, "q 1"]:
+    """The first words of dropout of an array [B, N, S, S]; place: head times S plus position, of queries."""
+    return place_word(place.astype(jnp.uint32), row_key)
 
 
 def product(first: Array, second: Array, axes: tuple[int, int] = (1, 0)) -> Float[Array, "m n"]:

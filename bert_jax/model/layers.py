@@ -148,9 +148,9 @@ def dropout_bits(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> U
     return (mixed ^ (mixed >> 15)) * jnp.uint32(0x85EBCA77)
 
 
-def dropout_threshold(rate: float) -> UInt32[Array, ""]:
+def dropout_threshold(rate: float) -> np.uint32:
     """An element is kept if its bits are at least this."""
-    return jnp.uint32(round(rate * 2**32))
+    return np.uint32(round(rate * 2**32))
 
 
 def _keep_axis(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -239,6 +239,12 @@ class Dense(nnx.Module):
         if self.bias is None:
             return products
         return [_add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]
+
+    def side_by_side(self, x: Float[Array, "..."]) -> Float[Array, "*rows W"]:
+        """As `__call__`, with the output axes merged. GPU products add a bias only if it has one axis."""
+        kernel = self.kernel[...]
+        y = self._product(x, kernel.reshape(*kernel.shape[: self.num_inputs], -1))
+        return y if self.bias is None else _add_bias(y, self.bias[...].reshape(-1))
 
     def _product(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         if self.dtype == "float8":

@@ -3,13 +3,13 @@
 A block of queries meets all keys that it can attend to at once, because the keys and values of a row of at most 1,024
 tokens fit into vector memory. So the backward pass needs no statistics of the forward pass: it computes the softmax
 again. Packed examples, local windows and dropout as in `gpu_attention`: the same bits as those of the `reference`
-attention, hashed again in the backward pass. With a local window, the cost is linear in the row length.
+attention, mixed again in the backward pass. With a local window, the cost is linear in the row length. Queries, keys
+and values are read where their projection wrote them.
 
 Shapes in names: B rows, S positions, N heads of size D; q: queries of a block; k: the keys that they can attend to.
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,18 +18,19 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from bert_jax.array_types import Array, Bool, Float, Int, UInt32
+from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.config.sections import TPU_ATTENTION_BLOCK as LANES
 from bert_jax.model.kernel_rules import (
     FLOOR,
+    SMALLEST,
     KernelSettings,
+    OfRows,
     allowed_pairs,
-    drop,
     dropout_operands,
-    kept_pairs,
+    first_words,
     product,
 )
-from bert_jax.model.layers import DropoutKey
+from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_threshold
 
 MAX_SCORES = 2**17
 """Scores of a step of the grid, of all its heads: 512 KiB in float32, of which a step holds several."""
@@ -38,11 +39,10 @@ MAX_ROW = 2**17
 
 
 def kernel_attention(
-    query: Float[Array, "B S N D"],
-    key: Float[Array, "B S N D"],
-    value: Float[Array, "B S N D"],
+    projected: Float[Array, "B S W"],
     segment_ids: Int[Array, "B S"],
     *,
+    num_heads: int,
     before: int | None,
     after: int | None,
     dropout_rate: float,
@@ -52,39 +52,33 @@ def kernel_attention(
     """Context vectors; those of padding are 0. Arguments as of `gpu_attention.kernel_attention`, but for the shapes.
 
     Args:
-      query, key, value: S is a multiple of `TPU_ATTENTION_BLOCK` and at most `TPU_ATTENTION_MAX_LENGTH`; D is one of
-        `KERNEL_HEAD_SIZES`, and N x D a multiple of 128 or less than it.
-      segment_ids, before, after, dropout_rate, dropout_key, interpret: as there.
+      projected: S is a multiple of `TPU_ATTENTION_BLOCK` and at most `TPU_ATTENTION_MAX_LENGTH`; D is one of
+        `KERNEL_HEAD_SIZES`, and N x D a multiple of 128. All heads are side by side: an array whose last axis is a head
+        of 64 would take twice its size in memory.
+      segment_ids, num_heads, before, after, dropout_rate, dropout_key, interpret: as there.
     """
     rate = 0.0 if dropout_key is None else dropout_rate
-    settings = KernelSettings(query.shape[2], before, after, rate, interpret)
-    # All heads side by side: an array whose last axis is a head of 64 would take twice its size in memory.
-    side_by_side = [x.reshape(*x.shape[:2], -1) for x in (query, key, value)]
-    dropout = dropout_operands(dropout_key, *query.shape[:2])
-    return _attention(settings, *side_by_side, segment_ids, dropout).reshape(query.shape)
+    settings = KernelSettings(num_heads, before, after, rate, interpret)
+    rows, length = segment_ids.shape
+    context = _attention(settings, projected, (segment_ids, *dropout_operands(dropout_key, rows, length)))
+    return context.reshape(rows, length, num_heads, -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(
-    settings: KernelSettings,
-    query: Float[Array, "B S ND"],
-    key: Float[Array, "B S ND"],
-    value: Float[Array, "B S ND"],
-    segment_ids: Int[Array, "B S"],
-    dropout: tuple[UInt32[Array, " B"], UInt32[Array, "B S"]],
-) -> Float[Array, "B S ND"]:
-    return _forward(settings, query, key, value, segment_ids, dropout)[0]
+def _attention(settings: KernelSettings, projected: Float[Array, "B S W"], of_rows: OfRows) -> Float[Array, "B S ND"]:
+    return _forward(settings, projected, of_rows)[0]
 
 
-def _forward(settings, query, key, value, segment_ids, dropout):
-    (context,) = _call(_forward_kernel, settings, segment_ids, dropout, (query, key, value), "brr", "b")
-    return context, (query, key, value, segment_ids, dropout)
+def _forward(settings, projected, of_rows):
+    inputs = (projected, "b", 0), (projected, "r", 1), (projected, "r", 2)
+    (context,) = _call(_forward_kernel, settings, of_rows, inputs, "b")
+    return context, (projected, of_rows)
 
 
 def _backward(settings, residuals, gradient):
-    query, key, value, segment_ids, dropout = residuals
-    inputs = query, key, value, gradient
-    return (*_call(_backward_kernel, settings, segment_ids, dropout, inputs, "brrb", "brr"), None, None)
+    projected, of_rows = residuals
+    inputs = (projected, "b", 0), (projected, "r", 1), (projected, "r", 2), (gradient, "b", 0)
+    return jnp.concatenate(_call(_backward_kernel, settings, of_rows, inputs, "brr"), axis=-1), None
 
 
 _attention.defvjp(_forward, _backward)
@@ -93,10 +87,8 @@ _attention.defvjp(_forward, _backward)
 def _call(
     kernel: Any,
     settings: KernelSettings,
-    segment_ids: Int[Array, "B S"],
-    dropout: tuple[UInt32[Array, " B"], UInt32[Array, "B S"]],
-    inputs: tuple[Array, ...],
-    kinds: str,
+    of_rows: OfRows,
+    inputs: tuple[tuple[Array, str, int], ...],
     output_kinds: str,
 ) -> tuple[Array, ...]:
     """Run a kernel on every block of queries of every row, for several heads at a time.
@@ -104,38 +96,43 @@ def _call(
     Args:
       kernel: takes what its heads share, references to inputs and outputs [q or S, heads x D], and scratch references.
       settings: of the kernel.
-      segment_ids, dropout: of the rows; `dropout_operands`.
-      inputs: arrays [B, S, N x D].
-      kinds: a letter for each input: "b", the kernel reads its block of queries, or "r", the whole row.
-      output_kinds: the same for the outputs, which have the shape of the inputs. Blocks of one row run in order.
+      of_rows: segment ids, and `dropout_operands`.
+      inputs: arrays [B, S, parts x N x D]; a letter: "b", the kernel reads its block of queries, or "r", the whole row;
+        and the part that it reads.
+      output_kinds: the letters of the outputs [B, S, N x D]. Blocks of one row run in order.
     """
-    batch, length, all_heads = inputs[0].shape
+    array = inputs[0][0]
+    batch, length, all_heads = array.shape[0], array.shape[1], array.shape[2] // 3
     size = all_heads // settings.num_heads
     queries, width = _block_sizes(length, settings.before, settings.after)
     heads = _heads_of_a_step(settings.num_heads, size, queries * width, length)
-    specs = {
-        "b": pl.BlockSpec((None, queries, heads * size), lambda b, n, i: (b, i, n)),
-        "r": pl.BlockSpec((None, length, heads * size), lambda b, n, i: (b, 0, n)),
-    }
+
+    def spec(kind: str, part: int = 0) -> pl.BlockSpec:
+        first = part * settings.num_heads // heads
+        if kind == "b":
+            return pl.BlockSpec((None, queries, heads * size), lambda b, n, i: (b, i, first + n))
+        return pl.BlockSpec((None, length, heads * size), lambda b, n, i: (b, 0, first + n))
 
     def body(*refs):
         kernel(_Block(settings, length, queries, width, heads, size, *refs[:3]), *refs[3:])
 
+    segment_ids, first_keys, second_words = of_rows
+    segment_ids = jnp.where(segment_ids > 0, segment_ids, -1)
     return pl.pallas_call(
         body,
         grid=(batch, settings.num_heads // heads, length // queries),
         in_specs=[
             pl.BlockSpec(memory_space=pltpu.SMEM),
             *[pl.BlockSpec((None, 1, length), lambda b, n, i: (b, 0, 0))] * 2,
-            *(specs[kind] for kind in kinds),
+            *(spec(kind, part) for _, kind, part in inputs),
         ],
-        out_specs=tuple(specs[kind] for kind in output_kinds),
-        out_shape=tuple(jax.ShapeDtypeStruct(inputs[0].shape, inputs[0].dtype) for _ in output_kinds),
+        out_specs=tuple(spec(kind) for kind in output_kinds),
+        out_shape=tuple(jax.ShapeDtypeStruct((batch, length, all_heads), array.dtype) for _ in output_kinds),
         scratch_shapes=[pltpu.VMEM((length, heads * size), jnp.float32) for kind in output_kinds if kind == "r"],
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
         interpret=settings.interpret,
         name=kernel.__name__.strip("_"),
-    )(dropout[0], dropout[1][:, None, :], segment_ids[:, None, :], *inputs)
+    )(first_keys, second_words[:, None, :], segment_ids[:, None, :], *(x for x, _, _ in inputs))
 
 
 def _block_sizes(length: int, before: int | None, after: int | None) -> tuple[int, int]:
@@ -180,7 +177,7 @@ class _Block:
     second_words_ref: Any
     """uint32 [1, S]: of dropout."""
     segments_ref: Any
-    """int32 [1, S]"""
+    """int32 [1, S]; -1 is padding."""
 
     def first_key(self) -> Array | int:
         """Position of the first of the keys: a multiple of the lanes."""
@@ -190,14 +187,18 @@ class _Block:
         first = pl.program_id(2) * self.queries - reach
         return pl.multiple_of(jnp.clip(first, 0, self.length - self.width), LANES)
 
-    def query_positions(self) -> Int[Array, "q k"]:
-        """Of the queries, by row."""
-        iota = jax.lax.broadcasted_iota(jnp.int32, (self.queries, self.width), 0)
-        return pl.program_id(2) * self.queries + iota
+    def query_positions(self) -> Int[Array, "q 1"]:
+        """Of the queries."""
+        return pl.program_id(2) * self.queries + jax.lax.broadcasted_iota(jnp.int32, (self.queries, 1), 0)
 
-    def key_positions(self) -> Int[Array, "q k"]:
-        """Of the keys, by column."""
-        return self.first_key() + jax.lax.broadcasted_iota(jnp.int32, (self.queries, self.width), 1)
+    def key_positions(self) -> Int[Array, "1 k"]:
+        """Of the keys."""
+        return self.first_key() + jax.lax.broadcasted_iota(jnp.int32, (1, self.width), 1)
+
+    @property
+    def kept_share(self) -> float:
+        """Of the probabilities; the kernels divide by it at the end."""
+        return 1.0 - self.settings.dropout_rate
 
     def lanes(self, head: int) -> slice:
         """Where the values of a head are."""
@@ -210,28 +211,27 @@ class _Block:
     def allowed(self) -> Bool[Array, "q k"]:
         """`allowed_pairs` of the block."""
         first_query = pl.multiple_of(pl.program_id(2) * self.queries, LANES)
-        query_segments_q1 = self.segments_ref[:, pl.ds(first_query, self.queries)].T
+        query_segments_q1 = jnp.maximum(self.segments_ref[:, pl.ds(first_query, self.queries)].T, 0)
         key_segments_1k = self.segments_ref[:, self.keys()]
         positions = self.query_positions(), self.key_positions()
         return allowed_pairs(self.settings, query_segments_q1, key_segments_1k, *positions)
 
-    def dropout(self, head: int) -> Callable[[Array], Array]:
-        """`layers.dropout` of the block of an array [B, N, S, S] that belongs to a head, as a function of the block."""
+    def kept(self, head: int) -> Bool[Array, "q k"] | bool:
+        """What `layers.dropout` keeps of the block of an array [B, N, S, S] that belongs to a head."""
         rate = self.settings.dropout_rate
         if rate == 0.0:
-            return lambda x_qk: x_qk
+            return True
         head_of_all = pl.program_id(1) * self.heads + head
-        place_q1 = head_of_all * self.length + self.query_positions()[:, :1]
-        second_words_1k = self.second_words_ref[:, self.keys()]
-        kept_qk = kept_pairs(rate, place_q1, self.first_keys_ref[pl.program_id(0)], second_words_1k)
-        return lambda x_qk: drop(x_qk, kept_qk, rate)
+        first_key = self.first_keys_ref[pl.program_id(0)]
+        words_q1 = first_words(head_of_all * self.length + self.query_positions(), first_key)
+        return dropout_bits(words_q1, self.second_words_ref[:, self.keys()]) >= dropout_threshold(rate)
 
-    def probabilities(self, query_qD: Array, key_kD: Array, allowed_qk: Array) -> Float[Array, "q k"]:
-        """The softmax, float32; 0 for queries of padding."""
+    def weights(self, query_qD: Array, key_kD: Array, allowed_qk: Array) -> tuple[Float[Array, "q k"], Array]:
+        """Weights and their sums [q, 1], float32; their quotients are the softmax, 0 for queries of padding."""
         scores_qk = jnp.where(allowed_qk, product(query_qD, key_kD, (1, 1)) * self.size**-0.5, FLOOR)
-        weights_qk = jnp.where(allowed_qk, jnp.exp(scores_qk - scores_qk.max(1, keepdims=True)), 0.0)
+        weights_qk = jnp.exp(scores_qk - jnp.maximum(scores_qk.max(1, keepdims=True), SMALLEST))
         sums_q1 = weights_qk.sum(1, keepdims=True)
-        return weights_qk / jnp.where(sums_q1 > 0, sums_q1, 1.0)
+        return weights_qk, jnp.where(sums_q1 > 0, sums_q1, 1.0)
 
 
 def _forward_kernel(block, query_ref, key_ref, value_ref, context_ref):
@@ -239,9 +239,10 @@ def _forward_kernel(block, query_ref, key_ref, value_ref, context_ref):
     allowed_qk = block.allowed()
     for head in range(block.heads):
         lanes = block.lanes(head)
-        probabilities_qk = block.probabilities(query_ref[:, lanes], key_ref[block.keys(), lanes], allowed_qk)
-        dropped_qk = block.dropout(head)(probabilities_qk).astype(value_ref.dtype)
-        context_ref[:, lanes] = product(dropped_qk, value_ref[block.keys(), lanes]).astype(context_ref.dtype)
+        weights_qk, sums_q1 = block.weights(query_ref[:, lanes], key_ref[block.keys(), lanes], allowed_qk)
+        dropped_qk = jnp.where(block.kept(head), weights_qk, 0.0).astype(value_ref.dtype)
+        context_qD = product(dropped_qk, value_ref[block.keys(), lanes]) / (sums_q1 * block.kept_share)
+        context_ref[:, lanes] = context_qD.astype(context_ref.dtype)
 
 
 def _backward_kernel(
@@ -258,28 +259,30 @@ def _backward_kernel(
 ):
     """The gradient of a block of queries, and what the block adds to those of the row's keys and values."""
     first, last = pl.program_id(2) == 0, pl.program_id(2) == pl.num_programs(2) - 1
-    totals = (key_total_ref, key_gradient_ref), (value_total_ref, value_gradient_ref)
 
     @pl.when(first)
     def _():
-        for total_ref, _ in totals:
+        for total_ref in (key_total_ref, value_total_ref):
             total_ref[...] = jnp.zeros(total_ref.shape, total_ref.dtype)
 
     allowed_qk, keys = block.allowed(), block.keys()
     for head in range(block.heads):
-        lanes, dropout = block.lanes(head), block.dropout(head)
+        lanes, kept_qk = block.lanes(head), block.kept(head)
         query_qD, gradient_qD = query_ref[:, lanes], gradient_ref[:, lanes]
         key_kD, value_kD = key_ref[keys, lanes], value_ref[keys, lanes]
-        probabilities_qk = block.probabilities(query_qD, key_kD, allowed_qk)
-        gradient_qk = dropout(product(gradient_qD, value_kD, (1, 1)))
-        mean_q1 = (probabilities_qk * gradient_qk).sum(1, keepdims=True)
-        scores_gradient_qk = (probabilities_qk * (gradient_qk - mean_q1) * block.size**-0.5).astype(query_qD.dtype)
-        query_gradient_ref[:, lanes] = product(scores_gradient_qk, key_kD).astype(query_gradient_ref.dtype)
+        weights_qk, sums_q1 = block.weights(query_qD, key_kD, allowed_qk)
+        probabilities_qk = weights_qk * (1.0 / (sums_q1 * block.kept_share))
+        # The gradient of the probabilities, times `kept_share`.
+        gradient_qk = jnp.where(kept_qk, product(gradient_qD, value_kD, (1, 1)), 0.0)
+        mean_q1 = (probabilities_qk * gradient_qk).sum(1, keepdims=True) * block.kept_share
+        scores_gradient_qk = (probabilities_qk * (gradient_qk - mean_q1)).astype(query_qD.dtype)
+        query_gradient_qD = product(scores_gradient_qk, key_kD) * block.size**-0.5
+        query_gradient_ref[:, lanes] = query_gradient_qD.astype(query_gradient_ref.dtype)
         key_total_ref[keys, lanes] += product(scores_gradient_qk, query_qD, (0, 0))
-        dropped_qk = dropout(probabilities_qk).astype(gradient_qD.dtype)
+        dropped_qk = jnp.where(kept_qk, probabilities_qk, 0.0).astype(gradient_qD.dtype)
         value_total_ref[keys, lanes] += product(dropped_qk, gradient_qD, (0, 0))
 
     @pl.when(last)
     def _():
-        for total_ref, gradient_ref in totals:
-            gradient_ref[...] = total_ref[...].astype(gradient_ref.dtype)
+        key_gradient_ref[...] = (key_total_ref[...] * block.size**-0.5).astype(key_gradient_ref.dtype)
+        value_gradient_ref[...] = value_total_ref[...].astype(value_gradient_ref.dtype)

@@ -11,7 +11,7 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.model import attention, bert
+from bert_jax.model import attention, bert, block
 from bert_jax.model.activations import Edit, LayerTap
 from bert_jax.model.attention import attend
 from bert_jax.model.block import Block
@@ -330,22 +330,53 @@ def test_the_last_layer_computes_only_the_positions_that_are_read(config):
     assert_trees_close(step(params, key, False), step(params, key, True), rtol=1e-4, atol=2e-4)
 
 
-def test_fused_attention_computes_all_queries_of_the_last_layer(monkeypatch):
-    """Kernels get whole rows; the other parts of the last layer are as with the reference."""
-    shapes = []
+KERNELS = dataclasses.replace(BERT, num_layers=1, hidden_size=48, hidden_dropout=0.3, attention_dropout=0.3)
+SEPARATE = {
+    "rotary positions": (dataclasses.replace(KERNELS, positions="rotary"), {}),
+    "an edited value": (KERNELS, {"edits": {"attention.value": Edit(factor=jnp.full((1, 1, 1, 1, 1), 0.5))}}),
+    "two projections": (
+        dataclasses.replace(KERNELS, hidden_size=40, bottleneck_size=48, bottleneck_attention="shared"),
+        {},
+    ),
+}
 
-    def whole_rows(query, key, value, segment_ids, **settings):
-        shapes.append(query.shape)
-        return attend("reference", query, key, value, segment_ids, **settings)
+
+@pytest.mark.parametrize("case", ["one projection", *SEPARATE])
+def test_kernels_read_one_projection_in_place(monkeypatch, case):
+    """Unless something changes query, key or value. They get whole rows; all else is as with the reference, at few
+    positions of the last layer, too."""
+    shapes, separate = [], []
+
+    def whole_rows(projected, segment_ids, num_heads, **settings):
+        shapes.append(projected.shape)
+        parts = jnp.moveaxis(projected.reshape(*projected.shape[:2], 3, num_heads, -1), 2, 0)
+        return attend("reference", *parts, segment_ids, **settings)
+
+    def of_separate(implementation, *arguments, **settings):
+        separate.append(implementation)
+        return attend(implementation, *arguments, **settings)
 
     monkeypatch.setattr(attention, "_kernel_attention", lambda name: whole_rows)
-    reference = dataclasses.replace(BERT, hidden_size=48, hidden_dropout=0.3, attention_dropout=0.3)
-    batch, key = inputs(packed=True), DropoutKey(jnp.uint32(1), jnp.arange(ROWS))
-    options = {"dropout_key": key, "positions": jnp.asarray([[3, 1], [6, 5], [1, 0]])}
-    params = parameters(reference)
-    expected = encode(reference, params, batch, **options)
+    monkeypatch.setattr(block, "attend", of_separate)
+    reference, options = SEPARATE.get(case, (KERNELS, {}))
+    batch, params = inputs(packed=True), parameters(reference)
+    positions = jnp.asarray([[3, 1], [6, 5], [1, 0]])
+
+    @functools.partial(jax.jit, static_argnums=1)
+    def run(params, config, rows):
+        def loss(params):
+            encoder = bert.model_from_params(config, Heads(pair=True), params).encoder
+            found = encoder(batch, dropout_key=DropoutKey(jnp.uint32(1), rows), positions=positions, **options)
+            return jnp.sin(found.hidden).sum() + found.pooled.sum(), (found.hidden, found.pooled)
+
+        return jax.grad(loss, has_aux=True)(params)
+
+    rows = jnp.arange(ROWS)
+    expected = run(params, reference, rows)
+    assert not shapes and set(separate) == {"reference"}
+    separate.clear()
     fused = dataclasses.replace(reference, attention="pallas_gpu")
-    model = bert.model_from_params(fused, Heads(pair=True), params)
-    found = model.encoder(batch, **options)
-    assert {shape[1] for shape in shapes} == {LENGTH} and found.hidden.shape[1] == 2
-    assert_trees_close((found.hidden, found.pooled), (expected.hidden, expected.pooled), rtol=1e-5, atol=1e-5)
+    found = run(params, fused, rows)
+    assert {shape[1] for shape in shapes} == {LENGTH} and bool(separate) == (case in SEPARATE)
+    assert_trees_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert np.abs(run(params, fused, rows + 1)[1][0] - expected[1][0]).max() > 0.1

@@ -42,7 +42,8 @@ def reference(query, key, value, **options):
 
 def kernels(name, query, key, value, **options):
     """The kernels of an implementation, interpreted."""
-    return KERNELS[name](query, key, value, jnp.asarray(SEGMENTS), interpret=True, **options)
+    projected = jnp.stack((query, key, value), axis=2).reshape(ROWS, LENGTH, -1)
+    return KERNELS[name](projected, jnp.asarray(SEGMENTS), num_heads=HEADS, interpret=True, **options)
 
 
 INTERPRETED = {name: functools.partial(kernels, name) for name in KERNELS}
@@ -67,11 +68,34 @@ def test_equals_the_reference(name, before, after, rate):
     for actual, wanted in zip(
         value_and_gradients(INTERPRETED[name], arrays("float32"), **options), expected, strict=True
     ):
-        np.testing.assert_allclose(actual, wanted, atol=5e-6)
+        np.testing.assert_allclose(actual, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
     # The sides differ if an option does.
     for other in ({"dropout_rate": rate + 0.05}, {"before": 7}, {"after": 1}):
         different = value_and_gradients(reference, arrays("float32"), **options | other)
         assert all(np.abs(x - y).max() > 0.05 for x, y in zip(different, expected, strict=True))
+
+
+def test_heads_of_a_tpu_in_several_steps():
+    """16 heads of 16, of which a step of the grid reads 8 of each part of the projection."""
+    assert tpu_attention._heads_of_a_step(16, 16, 128 * 128, 128) == 8
+    rng, segment_ids = np.random.default_rng(1), jnp.asarray(SEGMENTS[:, :128])
+    projected = jnp.asarray(rng.normal(size=(ROWS, 128, 3 * 16 * 16)), jnp.float32)
+
+    def separate(projected, segment_ids, num_heads, **options):
+        parts = jnp.moveaxis(projected.reshape(ROWS, 128, 3, num_heads, -1), 2, 0)
+        return attend("reference", *parts, segment_ids, **options)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def results(function, projected):
+        options = {"num_heads": 16, "before": None, "after": None, "dropout_rate": 0.1, "dropout_key": KEY}
+        context, backward = jax.vjp(
+            lambda x: jnp.where(REAL[:, :128], function(x, segment_ids, **options), 0), projected
+        )
+        return context, backward(jnp.cos(context))[0]
+
+    in_place = functools.partial(tpu_attention.kernel_attention, interpret=True)
+    for found, wanted in zip(results(in_place, projected), results(separate, projected), strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
 @of_both
