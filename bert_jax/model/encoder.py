@@ -1,7 +1,8 @@
 """The encoder: embeddings, a stack of blocks, a pooler."""
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -145,16 +146,26 @@ class Encoder(nnx.Module):
         if self.config.remat != "none":
             policy = REMAT_POLICIES[self.config.remat]
             apply_layer = jax.checkpoint(apply_layer, policy=policy, static_argnums=(3,))
-        length = hidden.shape[1]
-        is_split = read is not None and count_last_layer_positions(len(plans), read.shape[1], length) < length
-        whole = len(plans) - is_split
+        length, apply_last = hidden.shape[1], None
+        if read is not None and count_last_layer_positions(len(plans), read.shape[1], length) < length:
+            apply_last = functools.partial(apply_layer, positions=read)
+        types = _gradient_types(stacked, self.config)
         hidden, (kept, recorded) = run_stack(
-            apply_layer, hidden, stacked, plans[:whole], groups[:whole], by_layer, self.config.scan_unroll
+            apply_layer, hidden, stacked, plans, groups, by_layer, self.config.scan_unroll, apply_last, types
         )
-        if is_split:
-            parameters = jax.tree.map(lambda x: x[groups[-1]], stacked)
-            of_layer = jax.tree.map(lambda x: x[-1], by_layer)
-            hidden, _ = apply_layer(hidden, parameters, jnp.int32(whole), plans[-1], of_layer, read)
-        elif read is not None:
+        if read is not None and apply_last is None:
             hidden = gather_positions(hidden, read)
         return hidden, kept, recorded
+
+
+def _gradient_types(stacked: Any, config: ModelConfig) -> list[str]:
+    """Of each parameter of the layers, the smallest type that represents the gradient of one layer exactly.
+
+    A kernel is cast to the type of the product that it is in. That is not so if the product has operands of 8 bits;
+    and gradients of shared parameters are sums of several.
+    """
+    is_cast = config.dense_dtype == "compute" and len(set(parameter_groups(config))) == config.num_layers
+    return [
+        config.compute_dtype if is_cast and "kernel" in jax.tree_util.keystr(path[-2:]) else str(x.dtype)
+        for path, x in jax.tree_util.tree_leaves_with_path(stacked)
+    ]

@@ -11,7 +11,7 @@ from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.model import attention, bert, block
+from bert_jax.model import attention, bert, block, encoder, stack
 from bert_jax.model.activations import Edit, LayerTap
 from bert_jax.model.attention import attend
 from bert_jax.model.block import Block
@@ -102,27 +102,59 @@ def looped_gradients(config):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "unroll"),
-    [(BERT, 1), (BERT, 3), (MODERN, 1), (MODERN, 2), (ALBERT, 1)],
-    ids=["bert", "bert-unrolled", "modern", "modern-unrolled", "albert"],
+    [(BERT, 1), (BERT, 2), (BERT, 3), (MODERN, 1), (MODERN, 2), (ALBERT, 1), (ALBERT, 4)],
+    ids=["bert", "bert-partly", "bert-unrolled", "modern", "modern-unrolled", "albert", "albert-unrolled"],
 )
 def test_scan_is_a_loop_over_layers(config, unroll):
     unrolled, batch, params = dataclasses.replace(config, scan_unroll=unroll), inputs(), parameters(config)
     repetition = split_prefix_and_scan_body(layer_plans(config))
+    scanned = unroll < repetition.repeats
 
-    def scanned(params):
+    def run(params):
         return encode(unrolled, params, batch).hidden
 
-    assert scans(scanned, params) == [(repetition.repeats, unroll)]
+    assert scans(run, params) == ([(repetition.repeats, unroll)] if scanned else [])
     assert scans(lambda p: looped(config, p, batch), params) == []
     # Six products in a layer, seven if it is gated; the scan traces only the layers of its prefix and body.
-    saved = config.num_layers - len(repetition.prefix) - len(repetition.body)
-    products = [primitives(f, params)["dot_general"] for f in (scanned, lambda p: looped(config, p, batch))]
+    saved = scanned * (config.num_layers - len(repetition.prefix) - len(repetition.body))
+    products = [primitives(f, params)["dot_general"] for f in (run, lambda p: looped(config, p, batch))]
     # The scanned encoder has one more product, the pooler.
     assert products[1] == products[0] - 1 + (7 if config.feed_forward == "gated" else 6) * saved
-    one, one_gradient = jax.jit(jax.value_and_grad(lambda p: weighted(scanned(p), batch)))(params)
+    one, one_gradient = jax.jit(jax.value_and_grad(lambda p: weighted(run(p), batch)))(params)
     two, two_gradient = looped_gradients(config)
     np.testing.assert_allclose(one, two, rtol=1e-5)
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
+
+
+BOTTLENECK = dataclasses.replace(
+    BERT, bottleneck_size=12, bottleneck_attention="shared", feed_forward_networks=2, adapter_size=4, scan_unroll=None
+)
+
+
+@pytest.mark.parametrize("config", [BERT, MODERN, BOTTLENECK, ALBERT], ids=["bert", "modern", "bottleneck", "albert"])
+@pytest.mark.parametrize("dense_dtype", ["compute", "float8"])
+def test_stored_gradients_of_layers_lose_nothing(config, dense_dtype, monkeypatch):
+    """Unrolled, gradients are written into one stack per parameter, in the type that the layer computes them in."""
+    monkeypatch.setattr(stack, "SMALL", 0)
+    config = dataclasses.replace(
+        config, compute_dtype="bfloat16", dense_dtype=dense_dtype, scan_unroll=config.num_layers, remat="none"
+    )
+    params, batch = parameters(dataclasses.replace(config, compute_dtype="float32", dense_dtype="compute")), inputs()
+    read = jnp.asarray([[0, 2]] * ROWS)
+
+    def gradient(params):
+        def total(params):
+            model = bert.model_from_params(config, Heads(pair=True), params)
+            hidden = model.encoder(batch, positions=read).hidden.astype(jnp.float32)
+            return (hidden * probe(hidden.shape)).sum()
+
+        return jax.grad(total)(params)["encoder"]["layers"]
+
+    layers = jax.tree.leaves(params["encoder"]["layers"])
+    assert primitives(gradient, params)["dynamic_update_slice"] == sum(len(x) for x in layers)
+    written = jax.jit(gradient)(params)
+    monkeypatch.setattr(encoder, "_gradient_types", lambda stacked, config: None)
+    jax.tree.map(np.testing.assert_array_equal, written, jax.jit(lambda p: gradient(p))(params))
 
 
 @pytest.mark.parametrize(("config", "policy"), [(BERT, "dots"), (BERT, "full"), (MODERN, "full")])
