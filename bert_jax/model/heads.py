@@ -59,10 +59,20 @@ class MlmHead(nnx.Module):
 
     def __call__(self, hidden: Float[Array, "B M H"], table: Float[Array, "V E"]) -> Float[Array, "B M V"]:
         """Logits in float32; `table` is that of the word embeddings, to which the decoder is tied."""
+        return decode(*self._decoder_inputs(hidden, table))
+
+    def label_scores(
+        self, hidden: Float[Array, "B M H"], table: Float[Array, "V E"], labels: Int[Array, "B M"]
+    ) -> tuple[Float[Array, "B M"], Float[Array, "B M"]]:
+        """`label_log_likelihoods` of the logits, without their gradient."""
+        return decode_label_scores(*self._decoder_inputs(hidden, table), labels)
+
+    def _decoder_inputs(self, hidden: Array, table: Array) -> tuple[Array, Array, Array]:
+        """The arguments of `decode`."""
         if self.extra_columns is not None:
             extra = self.extra_columns[...]
             table = jnp.concatenate([table, round_rows(extra) if self.rounds else extra], axis=1)
-        return decode(self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias[...])
+        return self.norm(ACTIVATIONS[self.activation](self.transform(hidden))), table, self.bias[...]
 
 
 @jax.custom_vjp
@@ -94,6 +104,37 @@ def _decode_backward(residuals, gradient):
 
 
 decode.defvjp(_decode_forward, _decode_backward)
+
+
+@jax.custom_vjp
+def decode_label_scores(
+    hidden: Float[Array, "*rows E"], table: Float[Array, "V E"], bias: Float[Array, " V"], labels: Int[Array, "*rows"]
+) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
+    """`label_log_likelihoods` of the logits of `decode`.
+
+    The backward pass is written out: one pass over the logits computes their gradient, in the type of the products. The
+    transpose of the gather would add zeros of the size of the logits to it.
+    """
+    return _label_scores_forward(hidden, table, bias, labels)[0]
+
+
+def _label_scores_forward(hidden, table, bias, labels):
+    logits = decode(hidden, table, bias)
+    chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
+    largest = logits.max(-1)
+    log_sums = largest + jnp.log(jnp.exp(logits - largest[..., None]).sum(-1))
+    scores = chosen - log_sums, (chosen >= largest).astype(jnp.float32)
+    return scores, (hidden, table, labels, logits, log_sums)
+
+
+def _label_scores_backward(residuals, gradients):
+    hidden, table, labels, logits, log_sums = residuals
+    is_label = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) == labels[..., None]
+    gradient = (is_label - jnp.exp(logits - log_sums[..., None])) * gradients[0][..., None]
+    return *_decode_backward((hidden, table), gradient), None
+
+
+decode_label_scores.defvjp(_label_scores_forward, _label_scores_backward)
 
 
 class PairHead(nnx.Module):

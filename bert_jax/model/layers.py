@@ -330,14 +330,21 @@ def _normalise_forward(x, scale, bias, epsilon):
 
 def _normalise_backward(epsilon, residuals, gradient):
     x, scale, bias, mean, inverse_deviation = residuals
-    gradient = gradient.astype(jnp.float32)
-    normalised = (x.astype(jnp.float32) - mean) * inverse_deviation
-    scaled = gradient * scale.reshape((*(1,) * (x.ndim - 1), -1))
+
+    def gradient_and_normalised(gradient, x, mean, inverse_deviation):
+        return gradient.astype(jnp.float32), (x.astype(jnp.float32) - mean) * inverse_deviation
+
+    inputs = gradient, x, mean, inverse_deviation
+    gradient_float32, normalised = gradient_and_normalised(*inputs)
+    scaled = gradient_float32 * scale.reshape((*(1,) * (x.ndim - 1), -1))
     projection = normalised * (scaled * normalised).mean(-1, keepdims=True)
     x_gradient = inverse_deviation * (scaled - scaled.mean(-1, keepdims=True) - projection)
+    # The sums over rows compute these again. Without the barrier, XLA for GPUs writes gradient * normalised in float32
+    # in the kernel that sums over the last axis, and reads it in another.
+    gradient_float32, normalised = gradient_and_normalised(*jax.lax.optimization_barrier(inputs))
     rows = tuple(range(x.ndim - 1))
-    bias_gradient = None if bias is None else gradient.sum(rows)
-    return x_gradient.astype(x.dtype), (gradient * normalised).sum(rows), bias_gradient
+    bias_gradient = None if bias is None else gradient_float32.sum(rows)
+    return x_gradient.astype(x.dtype), (gradient_float32 * normalised).sum(rows), bias_gradient
 
 
 _normalise.defvjp(_normalise_forward, _normalise_backward)

@@ -47,16 +47,20 @@ class Objective(NamedTuple):
 
 def mlm_head_sums(name: str, model: BertModel, output: EncoderOutput, batch: Batch) -> dict[str, WeightedSum]:
     """Loss and accuracy of the MLM head over the targets, whose positions are those of the output."""
-    logits = model.mlm(output.hidden, model.encoder.embeddings.decoder_table())
-    return classification(name, logits, batch["target_labels"], batch["target_weights"])
+    table = model.encoder.embeddings.decoder_table()
+    scores = model.mlm.label_scores(output.hidden, table, batch["target_labels"])
+    return _label_sums(name, *scores, batch["target_weights"])
 
 
 def classification(
     name: str, logits: Float[Array, "B n c"], labels: Int[Array, "B n"], weights: Float[Array, "B n"]
 ) -> dict[str, WeightedSum]:
     """Cross-entropy and accuracy of weighted labels."""
+    return _label_sums(name, *label_log_likelihoods(logits, labels), weights)
+
+
+def _label_sums(name, likelihood, correct, weights):
     weight = weights.sum()
-    likelihood, correct = label_log_likelihoods(logits, labels)
     return {
         f"{name}_loss": WeightedSum(-(likelihood * weights).sum(), weight),
         f"{name}_accuracy": WeightedSum((correct * weights).sum(), weight),

@@ -9,8 +9,9 @@ from scipy import special, stats
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.heads import decode, label_log_likelihoods
+from bert_jax.model.heads import decode, decode_label_scores, label_log_likelihoods
 from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, truncated_normal
+from tests.jaxprs import primitives
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -74,6 +75,30 @@ def test_layer_norm(dtype):
     np.testing.assert_allclose(np.float64(y), exact, atol=1e-4 if dtype == "float32" else 0.03)
 
 
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_gradients_of_layer_norm(has_bias):
+    """Beside those that jax derives from the plain formula; only those written out have a barrier."""
+    rng = np.random.default_rng(2)
+    x, weights = (jnp.asarray(rng.normal(size=(3, 5, 64)), jnp.float32) for _ in range(2))
+    norm = LayerNorm(64, 1e-12, "all" if has_bias else "none")
+    graph, params = nnx.split(norm)
+    params = jax.tree.map(lambda y: y + jnp.asarray(rng.normal(size=y.shape), jnp.float32), params)
+
+    def plain(params, x):
+        centred = x - x.mean(-1, keepdims=True)
+        y = centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True)) * params["scale"][...][None, None]
+        return ((y + (params["bias"][...][None, None] if has_bias else 0.0)) * weights).sum()
+
+    def written_out(params, x):
+        return (nnx.merge(graph, params)(x) * weights).sum()
+
+    one, two = (jax.value_and_grad(function, (0, 1)) for function in (plain, written_out))
+    barriers = [primitives(function, params, x)["optimization_barrier"] for function in (one, two)]
+    assert barriers == [0, 1]
+    for expected, found in zip(*(jax.tree.leaves(jax.jit(f)(params, x)) for f in (one, two)), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * float(np.abs(expected).max()))
+
+
 def test_dense_takes_several_axes_in_and_out():
     dense = Dense((3, 4), (2, 5), truncated_normal(0.02), jax.random.key(0))
     dense.bias[...] = jnp.arange(10.0).reshape(2, 5)
@@ -104,6 +129,33 @@ def test_scores_of_labels_and_gathering():
     hidden, positions = rng.normal(size=(2, 5, 4)).astype(np.float32), np.array([[4, 0, 0], [1, 3, 2]])
     gathered = gather_positions(jnp.asarray(hidden), jnp.asarray(positions))
     np.testing.assert_array_equal(gathered, hidden[np.arange(2)[:, None], positions])
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
+def test_scores_of_labels_without_the_gradient_of_logits(kind):
+    """`decode_label_scores` beside `decode` and `label_log_likelihoods`, whose backward pass scatters."""
+    rng = np.random.default_rng(1)
+    hidden, table, bias, weights = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 3, 8), (11, 8), (11,), (2, 3))
+    )
+    labels = jnp.asarray(rng.integers(0, 11, (2, 3)))
+
+    def plain(hidden, table, bias):
+        likelihood, correct = label_log_likelihoods(decode(hidden, table, bias), labels)
+        return (likelihood * weights).sum(), correct
+
+    def fused(hidden, table, bias):
+        likelihood, correct = decode_label_scores(hidden, table, bias, labels)
+        return (likelihood * weights).sum(), correct
+
+    one, two = (jax.value_and_grad(function, (0, 1, 2), has_aux=True) for function in (plain, fused))
+    arguments = hidden.astype(kind), table, bias
+    assert primitives(one, *arguments)["scatter-add"] == 1 and primitives(two, *arguments)["scatter-add"] == 0
+    for expected, found in zip(*(jax.tree.leaves(jax.jit(one_)(*arguments)) for one_ in (one, two)), strict=True):
+        assert expected.dtype == found.dtype
+        expected, found = (np.asarray(x, np.float32) for x in (expected, found))
+        tolerance = 1e-6 if found.dtype == kind else 2**-7
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
