@@ -10,7 +10,7 @@ from scipy import special, stats
 from bert_jax.config import ModelConfig
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import decode, decode_label_scores, label_log_likelihoods
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, truncated_normal
+from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, normal_cdf, truncated_normal
 from tests.jaxprs import primitives
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -56,6 +56,32 @@ def test_gradients_of_biases_are_summed_in_float32():
     assert 1e-5 < error["bias"] <= error["kernel"] < 0.004
 
 
+def test_gelu_of_gpus_is_gelu():
+    """Values and derivatives of the form with one exponential, which GPUs have, beside float64."""
+    x = jnp.asarray(X, jnp.float32)
+    np.testing.assert_allclose(x * normal_cdf(x), X * special.ndtr(X), rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(jax.vmap(jax.grad(normal_cdf))(x), stats.norm.pdf(X), rtol=1e-5, atol=1e-6)
+    platforms = {
+        name: jax.jit(ACTIVATIONS["gelu"]).trace(x).lower(lowering_platforms=(name,)) for name in ("cpu", "cuda")
+    }
+    assert {name: "chlo.erf" in lowered.as_text() for name, lowered in platforms.items()} == {
+        "cpu": True,
+        "cuda": False,
+    }
+
+
+def test_derivative_of_gelu_tanh():
+    """Written out, beside the formula in float64 and jax's own derivative."""
+    x, factor = jnp.asarray(X, jnp.float32), np.sqrt(2 / np.pi)
+    tanh = np.tanh(factor * (X + 0.044715 * X**3))
+    exact = 0.5 * (1 + tanh) + 0.5 * X * (1 - tanh) * (1 + tanh) * factor * (1 + 3 * 0.044715 * X**2)
+    plain = jax.vmap(jax.grad(lambda x: jax.nn.gelu(x, approximate=True)))
+    written_out = jax.vmap(jax.grad(ACTIVATIONS["gelu_tanh"]))
+    assert [primitives(f, x)["optimization_barrier"] for f in (plain, written_out)] == [0, 1]
+    for derivative in (plain, written_out):
+        np.testing.assert_allclose(derivative(x), exact, rtol=1e-5, atol=1e-5)  # of tanh near -1, in float32
+
+
 def test_gelu_tanh_is_not_gelu():
     difference = np.abs(ACTIVATIONS["gelu"](jnp.asarray(X)) - ACTIVATIONS["gelu_tanh"](jnp.asarray(X))).max()
     assert 1e-4 < difference < 1e-3
@@ -77,7 +103,7 @@ def test_layer_norm(dtype):
 
 @pytest.mark.parametrize("has_bias", [True, False])
 def test_gradients_of_layer_norm(has_bias):
-    """Beside those that jax derives from the plain formula; only those written out have a barrier."""
+    """Beside those that jax derives from the plain formula; only those written out have a barrier, for GPUs."""
     rng = np.random.default_rng(2)
     x, weights = (jnp.asarray(rng.normal(size=(3, 5, 64)), jnp.float32) for _ in range(2))
     norm = LayerNorm(64, 1e-12, "all" if has_bias else "none")
