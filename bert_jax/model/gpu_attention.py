@@ -340,16 +340,7 @@ def _forward_kernel(make_shared, range_ref, query_ref, key_ref, value_ref, conte
 
 
 def _query_gradient_kernel(
-    make_shared,
-    range_ref,
-    query_ref,
-    key_ref,
-    value_ref,
-    gradient_ref,
-    context_ref,
-    log_sums_ref,
-    total_ref,
-    means_ref,
+    make_shared, range_ref, query_ref, key_ref, value_ref, gradient_ref, context_ref, log_sums_ref, total_ref, means_ref
 ):
     """The gradient of a block of queries, and the mean gradients of their probabilities, times `kept_share`."""
     shared, query_qD, gradient_qD = make_shared(), query_ref[...], gradient_ref[...]
@@ -370,16 +361,7 @@ def _query_gradient_kernel(
 
 
 def _key_gradient_kernel(
-    make_shared,
-    range_ref,
-    query_ref,
-    key_ref,
-    value_ref,
-    gradient_ref,
-    log_sums_ref,
-    means_ref,
-    _,
-    total_ref,
+    make_shared, range_ref, query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, means_ref, _, total_ref
 ):
     """The gradients of a block of keys and of its values."""
     shared, key_kD, value_kD = make_shared(), key_ref[...], value_ref[...]
