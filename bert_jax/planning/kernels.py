@@ -44,6 +44,8 @@ NO_KERNEL = {
     "replica-id",
 }
 NO_KERNEL |= {"opt-barrier", "while", "call", "conditional", "async-start", "async-done", "async-update"}
+NO_KERNEL |= {"AllocateBuffer"}
+"""Operations, and targets of custom calls, that no kernel computes."""
 MOVES = {"transpose", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "reshape"}
 CHEAP = {"convert", "compare", "select", "add", "multiply", "subtract", "clamp", "reverse", "bitcast-convert"}
 """Operations that a kernel of copies may have besides."""
@@ -125,7 +127,7 @@ def parse_kernels(text: str, unknown_trip_count: int = 1) -> list[Kernel]:
                 trips = hlo.trip_count(lines, one.line, unknown_trip_count) if one.operation == "while" else 1
                 for callee in hlo.called(one.line):
                     yield from walk(callee, executions * trips)
-            elif one.operation not in NO_KERNEL and not one.operation.endswith("-done"):
+            elif not one.operation.endswith("-done") and NO_KERNEL.isdisjoint((one.operation, _target(one))):
                 yield _kernel(one, named, program, executions)
 
     return list(walk(entry, 1))
@@ -138,6 +140,11 @@ def totals(kernels: Iterable[Kernel]) -> dict[str, Total]:
         count[one.kind] += one.executions
         size[one.kind] += one.bytes
     return {kind: Total(count[kind], size[kind]) for kind in KINDS if count[kind]}
+
+
+def _target(one: _Instruction) -> str:
+    found = re.search(r'custom_call_target="([^"]*)"', one.line)
+    return found[1] if found else ""
 
 
 def _parse(line: str) -> _Instruction | None:
@@ -156,7 +163,7 @@ def _kernel(one: _Instruction, named: Mapping[str, _Instruction], program: _Prog
         read = sum(_read(body, number, size) for number, size in enumerate(sizes))
         written = sum(_written(each, inside) for each in body if each.is_root)
     else:
-        read, written = sum(sizes), one.bytes
+        read, written = sum(dict(zip(one.operands, sizes, strict=True)).values()), one.bytes
         if one.operation in ("slice", "dynamic-slice"):
             read = written
         elif one.operation == "dynamic-update-slice":

@@ -73,7 +73,7 @@ def machine_code(directory: Path, kernels: Sequence[Kernel]) -> Iterator[dict[st
     """Figures of the machine code of attention, other Pallas kernels, and the large kernels of the optimizer."""
     large = {one.name.replace(".", "_") for one in kernels if one.kind == "optimizer" and one.bytes >= LARGE}
     pallas = {
-        one.op_name.replace("/pallas_call", "").split("/")[-1].removesuffix(")").split("(")[-1]: one.kind
+        one.op_name.replace("/pallas_call", "").split("/")[-1].rstrip(")").split("(")[-1]: one.kind
         for one in kernels
         if one.kind in ("attention", "other Pallas kernels")
     }

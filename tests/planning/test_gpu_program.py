@@ -16,14 +16,14 @@ script = load_script(Path(__file__).resolve().parents[2] / "scripts" / "benchmar
 LAYERS = 3
 REST = "all but products and attention"
 LIMITS = {
-    ("bert_large", 512, 32): {"layer kernels": 31, "layer GB": 2.75, "copies ms": 0.82, "rest ms": 3.70},
-    ("bert_base", 128, 256): {"layer kernels": 31, "layer GB": 4.15, "copies ms": 1.70, "rest ms": 5.50},
+    ("bert_large", 512, 32): {"layer kernels": 38, "layer GB": 1.79, "copies ms": 0.30, "rest ms": 2.78},
+    ("bert_base", 128, 256): {"layer kernels": 38, "layer GB": 2.56, "copies ms": 0.27, "rest ms": 3.43},
 }
 """By preset, tokens and rows: kernels and GB of one layer, milliseconds at 4.0 TB/s of the copies of all, and of all
 work, other than products and attention."""
-LOOPS = {"forward_kernel": 1600, "query_gradient_kernel": 1430, "key_gradient_kernel": 1600}
+LOOPS = {"forward_kernel": 780, "query_gradient_kernel": 720, "key_gradient_kernel": 955}
 """Instructions of the loops of attention over blocks of 64 x 64, with dropout."""
-OPTIMIZER_INSTRUCTIONS = 1150
+OPTIMIZER_INSTRUCTIONS = 1120
 
 
 @pytest.fixture(scope="module", params=LIMITS, ids=lambda step: step[0])
@@ -51,7 +51,8 @@ def test_budgets(program):
     assert len({one["kernel"].split("__")[0] for one in attention}) == len(LOOPS)
     assert all(one["matrix"] for one in attention), "no products on tensor cores"
     slow = [one for one in attention if one["loop"] > LOOPS[one["kernel"].split("__")[0]]]
-    assert not slow and not [one for one in code if one["spilled"]]
+    spilled = [one for one in code if one["spilled"] and one["kind"] != "optimizer"]
+    assert not slow and not spilled
     optimizer = [one for one in code if one["kind"] == "optimizer"]
     assert optimizer and not [one for one in optimizer if one["two-byte loads"]], "gradients are not one buffer"
     assert max(one["instructions"] for one in optimizer) <= OPTIMIZER_INSTRUCTIONS

@@ -47,12 +47,13 @@ backend_config={{"gemm_backend_config":{{"beta":1,"dot_dimension_numbers":{{"lhs
   %put = f32[4,32]{{1,0}} fusion(%stack, %row, %i), kind=kLoop, calls=%updated, {BACKWARD}
   %k = bf16[64,32]{{1,0}} custom-call(%a), custom_call_target="__gpu$xla.gpu.triton", \
 metadata={{op_name="jit(train_step)/jvp()/forward_kernel/pallas_call"}}, backend_config={{ir = "%a\\0A(x)"}}
-  %n = bf16[64,32]{{1,0}} custom-call(%a), custom_call_target="__gpu$xla.gpu.triton", \
+  %n = bf16[64,32]{{1,0}} custom-call(%a, %a), custom_call_target="__gpu$xla.gpu.triton", \
 metadata={{op_name="jit(train_step)/jvp(norm_kernel)/pallas_call"}}
   %u = (f32[32]{{0}}, f32[64,32]{{1,0}}) fusion(%c), kind=kInput, calls=%summed, \
 metadata={{op_name="jit(train_step)/sqrt"}}
   %z = (s32[], f32[64,32]{{1,0}}) while(%init), condition=%cond, body=%body, \
 backend_config={{"known_trip_count":{{"n":"3"}}}}
+  %e = f32[64,32]{{1,0}} custom-call(), custom_call_target="AllocateBuffer"
   %t = f32[32,64]{{1,0}} transpose(%c), dimensions={{1,0}}
   ROOT %all = f32[64,32]{{1,0}} all-reduce(%c), to_apply=%add
 }}
@@ -84,6 +85,7 @@ def test_kinds(kernels):
         ("g", 2 * (64 * 32 + 16 * 32), 2 * 64 * 16),  # without workspace
         ("cut", 2 * 8 * 32, 2 * 8 * 32),  # of what is sliced, the slice; nothing of what is not used
         ("put", 0, 4 * 32),  # updated in place
+        ("n", 2 * 64 * 32, 2 * 64 * 32),  # an array that it has twice is read once
         ("u", 4 * 64 * 32, 4 * (32 + 64 * 32)),  # two results
     ],
 )
