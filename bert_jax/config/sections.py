@@ -155,7 +155,7 @@ class ModelConfig:
         )
         all_heads = self.num_heads * self.size_per_head
         require(
-            self.attention != "pallas_tpu" or all_heads < TPU_ATTENTION_BLOCK or all_heads % TPU_ATTENTION_BLOCK == 0,
+            self.attention != "pallas_tpu" or all_heads % TPU_ATTENTION_BLOCK == 0,
             f"model.attention 'pallas_tpu' has no kernels for {self.num_heads} heads of size {self.size_per_head}: "
             f"their product must be a multiple of {TPU_ATTENTION_BLOCK}; set model.attention reference",
         )

@@ -33,6 +33,7 @@ def config(attention: str = "auto", *, rate: float = 0.1, seq_len: int = 128, te
         (TPU, {"head_size": 32}, "pallas_tpu"),
         (TPU, {"head_size": 80}, "reference"),
         (TPU, {"num_heads": 3}, "reference"),
+        (TPU, {"num_heads": 2, "head_size": 32}, "reference"),
         (TPU, {"seq_len": 64}, "reference"),
         (TPU_V3, {"rate": 0.0}, "xla"),
         ("", {}, "reference"),
