@@ -4,11 +4,13 @@ Of three layers, so that compilation takes a minute; the figures are those of sc
 change that needs more raises a limit here, with its reason.
 """
 
+import json
 from pathlib import Path
 
 import pytest
 
 from bert_jax.bench.train_step import Case
+from bert_jax.cli import main as cli
 from bert_jax.distributed.jax_setup import cuda_plugins
 from tests.pages import load_script
 
@@ -58,6 +60,22 @@ def test_budgets(program):
     assert max(one["instructions"] for one in optimizer) <= OPTIMIZER_INSTRUCTIONS
     biases = [one for one in kernels if one.product and "BIAS" in one.product and "jvp" in one.op_name]
     assert len(biases) >= 3 * LAYERS, "biases of dense layers are not part of their products"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cuda_plugins(), reason="the extra plan-gpu is not installed")
+def test_plan_of_two_nodes(capsys):
+    """The gradients of the program cross devices once, in each node and between nodes."""
+    command = ["plan", "bert_tiny", "--topology", "h200:2x2", "--model.compute-dtype", "bfloat16", "--json"]
+    assert cli.main(command) == 0
+    plan = json.loads(capsys.readouterr().out)
+    (row,) = plan["phases"]
+    assert row["compiled"] and row["fits"] and not any("estimate" in note for note in plan["notes"])
+    gradients = row["memory"]["parameters"]
+    assert gradients <= row["collectives"]["all-reduce"] <= 1.1 * gradients
+    assert row["sent"]["data"] == pytest.approx(row["collectives"]["all-reduce"], rel=0.01)
+    assert row["sent"]["network"] == pytest.approx(row["sent"]["data"] / 2, rel=0.01)
+    assert row["kernels"]["products"]["kernels"] > 20 and row["kernels"]["collectives"]["bytes"] >= 2 * gradients
 
 
 SASS = """
