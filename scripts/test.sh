@@ -3,7 +3,7 @@
 #
 #   bash scripts/test.sh             the quick set, without torch: about 6 minutes on 2 cores, 10 the first time
 #   bash scripts/test.sh --all       everything: live parity with torch + transformers, published weights, Beam, S3, compilation
-#                                    for TPUs and GPUs: about 25 minutes on 2 cores
+#                                    for TPUs and GPUs: about an hour on 2 cores
 #   bash scripts/test.sh -k masking  further arguments go to pytest
 set -euo pipefail
 
