@@ -23,9 +23,10 @@ LIMITS = {
 }
 """By preset, tokens and rows: kernels and GB of one layer, milliseconds at 4.0 TB/s of the copies of all, and of all
 work, other than products and attention."""
-LOOPS = {"forward_kernel": 780, "query_gradient_kernel": 720, "key_gradient_kernel": 955}
+LOOPS = {"forward_kernel": 640, "query_gradient_kernel": 575, "key_gradient_kernel": 715}
 """Instructions of the loops of attention over blocks of 64 x 64, with dropout."""
-OPTIMIZER_INSTRUCTIONS = 1120
+OPTIMIZER = {"instructions": 1420, "two-byte loads": 24}
+"""Of each kernel. Concatenated gradients need 5,632 and 768; those that remain read the gradient of query, key and value."""
 
 
 @pytest.fixture(scope="module", params=LIMITS, ids=lambda step: step[0])
@@ -56,8 +57,8 @@ def test_budgets(program):
     spilled = [one for one in code if one["spilled"] and one["kind"] != "optimizer"]
     assert not slow and not spilled
     optimizer = [one for one in code if one["kind"] == "optimizer"]
-    assert optimizer and not [one for one in optimizer if one["two-byte loads"]], "gradients are not one buffer"
-    assert max(one["instructions"] for one in optimizer) <= OPTIMIZER_INSTRUCTIONS
+    large = [one for one in optimizer if any(one[name] > limit for name, limit in OPTIMIZER.items())]
+    assert optimizer and not large, "gradients are not one buffer"
     biases = [one for one in kernels if one.product and "BIAS" in one.product and "jvp" in one.op_name]
     assert len(biases) >= 3 * LAYERS, "biases of dense layers are not part of their products"
 
