@@ -26,7 +26,7 @@ work, other than products and attention."""
 LOOPS = {"forward_kernel": 640, "query_gradient_kernel": 575, "key_gradient_kernel": 715}
 """Instructions of the loops of attention over blocks of 64 x 64, with dropout."""
 OPTIMIZER = {"instructions": 1420, "two-byte loads": 24}
-"""Of each kernel. Concatenated gradients need 5,632 and 768; those that remain read the gradient of query, key and value."""
+"""Of each kernel, where gradients that are concatenated inside need 5,632 and 768."""
 
 
 @pytest.fixture(scope="module", params=LIMITS, ids=lambda step: step[0])
