@@ -1,8 +1,9 @@
 """Break the code in one line at a time, and see that tests notice: python scripts/breaks.py [WORD ...]
 
 Each row of BREAKS is applied to a copy of the working tree, and its tests must then fail. Words choose the rows whose
-path contains one of them. The exit code is 1 if tests did not notice a break. All rows take about 30 minutes on one
-core, so this is no part of scripts/test.sh: run the rows of a package after its tests were changed.
+path contains one of them. The exit code is 1 if tests did not notice a break. The tests must pass without the breaks,
+which this script does not check. Each row takes about a minute, so this is no part of scripts/test.sh: run the rows of
+a package after its tests were changed.
 """
 
 import os

@@ -34,24 +34,15 @@ KINDS = (
 - lookups: gathers and scatters."""
 ATTENTION = re.compile(r"\b(forward|query_gradient|key_gradient)_kernel\b")
 NO_KERNEL = {
-    "parameter",
-    "constant",
-    "get-tuple-element",
-    "tuple",
-    "bitcast",
-    "after-all",
-    "partition-id",
-    "replica-id",
+    *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"),
+    *("opt-barrier", "while", "call", "conditional", "async-start", "async-done", "async-update", "AllocateBuffer"),
 }
-NO_KERNEL |= {"opt-barrier", "while", "call", "conditional", "async-start", "async-done", "async-update"}
-NO_KERNEL |= {"AllocateBuffer"}
 """Operations, and targets of custom calls, that no kernel computes."""
 MOVES = {"transpose", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "reshape"}
 CHEAP = {"convert", "compare", "select", "add", "multiply", "subtract", "clamp", "reverse", "bitcast-convert"}
 """Operations that a kernel of copies may have besides."""
 FREE = {"parameter", "constant", "bitcast", "tuple", "broadcast", "iota", "get-tuple-element"}
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*?)\)")
-_WORKSPACE = re.compile(r"^s8\[")
 
 
 class Kernel(NamedTuple):

@@ -36,10 +36,9 @@ LARGE = 10e6
 """Bytes of the optimizer's kernels whose machine code is shown."""
 
 
-def with_layers(config: Config, layers: int | None) -> Config:
-    """The config with fewer layers, none in a loop."""
-    count = layers or config.model.num_layers
-    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=count, scan_unroll=count))
+def with_layers(config: Config, layers: int) -> Config:
+    """The config with another number of layers, none in a loop."""
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, num_layers=layers, scan_unroll=layers))
 
 
 def one_layer(kernels: Sequence[Kernel]) -> list[Kernel]:
@@ -117,8 +116,8 @@ def disassembled(text: str) -> tuple[list[str], list[list[str]]]:
     return instructions, [instructions[labels[to] : at + 1] for to, at in jumps if labels.get(to, at) < at]
 
 
-def compile_step(case: Case, layers: int | None, chip: str, dump: str | None = None) -> CompiledStepStats:
-    """The step of a case, compiled for one GPU, with the first layers only."""
+def compile_step(case: Case, layers: int, chip: str, dump: str | None = None) -> CompiledStepStats:
+    """The step of a case, compiled for one GPU, with this number of layers."""
     topology = parse_topology(f"{chip}:1x1")
     require(topology.devices is not None, f"compiling for absent GPUs needs {install_command('plan-gpu')}")
     config = choose_implementation(with_layers(config_of(case), layers), topology.chip.device_kinds[0])
