@@ -23,7 +23,7 @@ def barrier_on_gpus(tree: Any) -> Any:
 
 @jax.custom_jvp
 def gelu(x: Array) -> Array:
-    """x times the normal distribution function of x (Hendrycks and Gimpel 2016); on GPUs with an absolute error of 1e-6.
+    """x times the normal distribution function of x (Hendrycks and Gimpel 2016); on GPUs with an error of 1e-6.
 
     Its derivative is written out, so the backward pass stores one array of the feed-forward width instead of four.
     GPUs are bound by the instructions of the error function, CPUs by those of an exponential (docs/LOG.md).
