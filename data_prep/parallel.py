@@ -15,8 +15,8 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, Thr
 from concurrent.futures.process import BrokenProcessPool
 from typing import TypeVar
 
+from bert_jax.command.progress import progress_bar
 from bert_jax.errors import UserError
-from bert_jax.progress import progress_bar
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

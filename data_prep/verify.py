@@ -7,6 +7,7 @@ from typing import TypedDict
 import numpy as np
 from etils import epath
 
+from bert_jax.command.progress import progress_bar
 from bert_jax.data.corpus import (
     MANIFEST,
     MAX_RECORD_TOKENS,
@@ -27,9 +28,8 @@ from bert_jax.data.integrity import (
 from bert_jax.data.record import Record, StoredFile, open_shard, parse_record
 from bert_jax.data.word_starts import pack_word_starts
 from bert_jax.errors import UserError
-from bert_jax.local_cache import LocalCache
-from bert_jax.progress import progress_bar
-from bert_jax.storage import read_json_as
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.json_files import read_json_as
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 _BATCH_RECORDS = 256

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT))
 
 import bert_jax  # noqa: E402
-from bert_jax import flags  # noqa: E402
+from bert_jax.command import flags  # noqa: E402
 from bert_jax.field_validation import describe  # noqa: E402
 
 project, author, copyright = "bert_jax", "The bert_jax authors", "The bert_jax authors"

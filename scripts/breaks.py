@@ -256,7 +256,7 @@ BREAKS = (
         "tests/training/test_time_budget.py",
     ),
     Break(
-        "data_prep/build/resume.py",
+        "data_prep/builder/resume.py",
         "        if not scratch.prepared_blocks(scratch_dir):",
         "        if True:",
         "tests/data_prep/test_resume.py",

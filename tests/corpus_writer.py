@@ -7,8 +7,8 @@ from etils import epath
 
 from bert_jax.data.corpus import SPLITS, shard_file, token_dtype
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
-from data_prep.build import resume, scratch, writer
-from data_prep.build.shards import DocumentPart, ShardWriter
+from data_prep.builder import resume, scratch, writer
+from data_prep.builder.shards import DocumentPart, ShardWriter
 from data_prep.sources.files import file_entry
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax.analysis.analyse import command_type
-from bert_jax.flags import list_flags
+from bert_jax.command.flags import list_flags
 from bert_jax.launchers.kubernetes import Kubernetes
 from data_prep.cli import main as data_prep_cli
 from tests.cli.test_flags import ARGUMENTS, flags_of

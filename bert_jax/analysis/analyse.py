@@ -14,19 +14,20 @@ from typing import Annotated, Any
 
 import tyro
 
-from bert_jax import flags
 from bert_jax.analysis import page, results, viewer
 from bert_jax.analysis.suite import Suite, SuiteInputs
 from bert_jax.analysis.suites import SUITES
+from bert_jax.command import flags
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.convert.formats import run as run_format
-from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.field_validation import Seed, Share, check
-from bert_jax.flags import DirectoryArg
 from bert_jax.inference import loaded_model
 from bert_jax.report.page_file import check_page_file, write_page
-from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local, write_atomic
+from bert_jax.storage.files import make_directory_if_local, write_atomic
+from bert_jax.storage.lock import DirectoryLock
+from bert_jax.storage.paths import StoredPath, check_reachable
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
 
 PAGE = "report.html"

@@ -18,7 +18,9 @@ import numpy as np
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.storage import StoredPath, read_json_as, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
 
 FORMAT_VERSION = 2

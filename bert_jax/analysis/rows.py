@@ -8,7 +8,7 @@ import numpy as np
 from bert_jax.errors import UserError
 from bert_jax.finetune.tables import read_text
 from bert_jax.inference.embedding import row_length
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 2048

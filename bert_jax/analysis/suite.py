@@ -10,7 +10,7 @@ from bert_jax import report
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 Value = TypeVar("Value")
 Result = dict[str, Any]

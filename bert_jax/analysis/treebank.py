@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.errors import UserError, install_command, require
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 SPLITS = ("train", "dev", "test")
 

@@ -26,7 +26,7 @@ from bert_jax.bench.serve_quality import measure_quality
 from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError, require
-from bert_jax.storage import to_path
+from bert_jax.storage.paths import to_path
 
 LENGTHS = (16, 64, 128, 512)
 BATCH_TOKENS = 2048

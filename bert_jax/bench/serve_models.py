@@ -20,7 +20,8 @@ from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.translate import find_family
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import load
-from bert_jax.storage import StoredPath, is_remote, read_json_object
+from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.paths import StoredPath, is_remote
 from bert_jax.tokenizers.files import find_tokenizer_file
 from bert_jax.tokenizers.tokenizer import Tokenizer
 

@@ -14,7 +14,7 @@ from bert_jax.finetune.finetune import encode_splits, read_source, read_splits
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import score
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 ROWS, STEP = 32, 16

@@ -11,10 +11,10 @@ from typing import Annotated
 import tyro
 
 from bert_jax.cli.arguments import Corpora
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.errors import UserError, install_command
 from bert_jax.field_validation import CountOrZero
-from bert_jax.flags import DirectoryArg
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,13 @@ import tyro
 
 from bert_jax.cli.finetune import Finetune
 from bert_jax.cli.pretrain import Pretrain
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.compress.options import NOT_OF_STUDENTS, ON_A_CORPUS, CompressOptions
 from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.config import Config
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import require
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
-from bert_jax.flags import DirectoryArg
 
 if TYPE_CHECKING:
     from bert_jax.training import loop

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, with_vocabulary
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection
 from bert_jax.doctor.check_context import Finding
 from bert_jax.field_validation import Count
-from bert_jax.flags import DirectoryArg
 
 
 @dataclass(frozen=True, kw_only=True)

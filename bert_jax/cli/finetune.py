@@ -10,11 +10,11 @@ from typing import Annotated, Any
 import tyro
 
 from bert_jax.cli.arguments import Words
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.config import MeshConfig
 from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.errors import TRY_AGAIN
 from bert_jax.finetune.options import FinetuneOptions
-from bert_jax.flags import DirectoryArg
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
-from bert_jax import command_line, flags
 from bert_jax.cli.ablate import Ablate
 from bert_jax.cli.compress import COMMANDS as COMPRESS_COMMANDS
 from bert_jax.cli.doctor import Doctor
@@ -16,6 +15,7 @@ from bert_jax.cli.model import Convert, Evaluate, FillMask
 from bert_jax.cli.plan import Plan, Schedule
 from bert_jax.cli.pretrain import Pretrain
 from bert_jax.cli.report import Report
+from bert_jax.command import dispatch, flags
 from bert_jax.config import presets
 from bert_jax.distributed import supervised
 from bert_jax.errors import UserError
@@ -48,7 +48,7 @@ def compress(argv: Sequence[str]) -> int | None:
     def call(name: str, words: list[str]) -> int | None:
         return _call(f"compress {name}", words)
 
-    return command_line.dispatch("bert-jax compress", COMPRESS_COMMANDS, call, argv)
+    return dispatch.dispatch("bert-jax compress", COMPRESS_COMMANDS, call, argv)
 
 
 COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; on an error, report it to the supervisor, so that other processes do not wait.
 
     Returns:
-      the exit code: as in `command_line.run_guarded`; also 2 if `doctor` found an error, and 75 if the run was saved
+      the exit code: as in `dispatch.run_guarded`; also 2 if `doctor` found an error, and 75 if the run was saved
       and the same command continues it.
     """
     words = sys.argv[1:] if argv is None else list(argv)
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         f"CONFIG is a Python file with a function config(), or one of the presets {', '.join(presets.preset_files())}."
     )
     try:
-        code = command_line.run_guarded(lambda: command_line.dispatch("bert-jax", COMMANDS, _call, words, about))
+        code = dispatch.run_guarded(lambda: dispatch.dispatch("bert-jax", COMMANDS, _call, words, about))
     except BaseException:
         if not supervised.must_announce_exit():
             raise

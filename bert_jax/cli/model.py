@@ -7,13 +7,13 @@ from typing import Annotated, Literal
 
 import tyro
 
-from bert_jax import storage
 from bert_jax.cli.arguments import Words, print_metrics
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.config.sections import Format
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.errors import printable
-from bert_jax.flags import DirectoryArg
+from bert_jax.storage.paths import to_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Evaluate:
             return code
 
         # Validation splits are scored one by one: their shares are not used, and equal shares pass validation.
-        mixture = [mixture_lib.CorpusWeight(storage.to_path(text), 1.0) for text in self.corpus]
+        mixture = [mixture_lib.CorpusWeight(to_path(text), 1.0) for text in self.corpus]
         from bert_jax.distributed import agreement, jax_setup, worker
         from bert_jax.training import pretraining
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bert_jax.cli.arguments import ConfigArg, Corpora, MicroBatch, Words, print_metrics, with_vocabulary
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.config import Config, to_dict
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.errors import TRY_AGAIN, UserError
-from bert_jax.flags import DirectoryArg
 
 if TYPE_CHECKING:
     from bert_jax.training import loop

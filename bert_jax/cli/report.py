@@ -5,9 +5,9 @@ from typing import Annotated
 
 import tyro
 
-from bert_jax import storage
 from bert_jax.errors import UserError
 from bert_jax.report import Section, text
+from bert_jax.storage.paths import check_reachable, to_path
 
 STUDY = "study.json"
 """File in the directory of a study."""
@@ -43,9 +43,9 @@ class Report:
         print(f"wrote {self.out}")
 
     def _sections(self) -> list[Section]:
-        directories = [storage.to_path(directory) for directory in self.workdirs]
+        directories = [to_path(directory) for directory in self.workdirs]
         for directory in directories:
-            storage.check_reachable(directory)
+            check_reachable(directory)
         studies = [directory for directory in directories if (directory / STUDY).exists()]
         if len(directories) > 1 and studies:
             raise UserError(f"{studies[0]} is a study: give it alone, or only directories of runs")

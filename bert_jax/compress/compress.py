@@ -27,7 +27,7 @@ from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import baseline_score
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.storage import StoredPath, to_path
+from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.shared_programs import MakePrograms, share_programs

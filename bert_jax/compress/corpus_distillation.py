@@ -21,7 +21,7 @@ from bert_jax.finetune.options import changed_flags
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop, pretraining
 from bert_jax.training.implementation import choose_implementation

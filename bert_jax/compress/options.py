@@ -20,7 +20,8 @@ from bert_jax.errors import require
 from bert_jax.field_validation import CountOrZero, Interval, Layers, NonNegative, Share, Size, check, from_json
 from bert_jax.model.families import mobilebert_layers
 from bert_jax.model.layer_plan import layer_plans
-from bert_jax.storage import parse_json, to_path
+from bert_jax.storage.json_files import parse_json
+from bert_jax.storage.paths import to_path
 
 PROJECTION = "to_teacher"
 """Name of the linear map that the matches of a recipe share where the widths differ."""

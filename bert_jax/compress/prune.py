@@ -15,14 +15,14 @@ from bert_jax.analysis.heads.losses import ACTIVATIONS, CONTEXT, Evaluation, Exa
 from bert_jax.analysis.heads.measures import importance
 from bert_jax.analysis.heads.smaller_model import Kept, mask_of, most_important, sizes, write_smaller
 from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
+from bert_jax.command.progress import progress_bar
 from bert_jax.compress.prune_options import TEXT_LENGTH, PruneOptions
 from bert_jax.config import ModelConfig
 from bert_jax.convert.conversion import check_destination
 from bert_jax.errors import require
 from bert_jax.inference import loaded_model
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.progress import progress_bar
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 
 class PruneResult(NamedTuple):

@@ -29,7 +29,7 @@ from bert_jax.finetune.task_data import TaskData
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert
 from bert_jax.model.int8 import dequantise, quantise
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 

@@ -13,18 +13,18 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax import file_listing
 from bert_jax.analysis.capture import capture
 from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.array_types import Int
+from bert_jax.command.progress import progress_bar
 from bert_jax.convert.conversion import check_destination, convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, require
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.progress import progress_bar
-from bert_jax.storage import StoredPath, to_path
+from bert_jax.storage import listing
+from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.tokenizers.trimming import TrimmedTokenizer, trim
 from bert_jax.training.param_paths import map_with_paths, name_leaves
@@ -140,7 +140,7 @@ def find_files(texts: Sequence[str]) -> list[StoredPath]:
         path = to_path(text)
         require(not path.is_dir(), f"--text {text} is a directory: give its files, as in '{text}/*.txt'")
         try:
-            here = [to_path(name) for name in file_listing.find_files(text)]
+            here = [to_path(name) for name in listing.find_files(text)]
         except ValueError as error:
             raise UserError(f"--text {text} is not a glob: {str(error).lower()}") from error
         require(bool(here), f"--text {text} has no file: give text files, wildcards in quotes")

@@ -34,15 +34,9 @@ from bert_jax.convert.parity.sample_texts import sample_inputs
 from bert_jax.convert.source_model import SourceModel, round_params
 from bert_jax.convert.translate import to_huggingface, to_huggingface_config
 from bert_jax.errors import UserError, printable
-from bert_jax.storage import (
-    StoredPath,
-    check_reachable,
-    copy_tree,
-    describe_full_disk,
-    is_remote,
-    unwritable_parent,
-    walk_files,
-)
+from bert_jax.storage.failures import describe_full_disk
+from bert_jax.storage.files import copy_tree, walk_files
+from bert_jax.storage.paths import StoredPath, check_reachable, is_remote, unwritable_parent
 
 
 def convert(

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal, TypedDict
 from bert_jax import field_validation
 from bert_jax.errors import UserError, short_repr
 from bert_jax.field_validation import Interval
-from bert_jax.storage import StoredPath, parse_json, read_json_object
+from bert_jax.storage.json_files import parse_json, read_json_object
+from bert_jax.storage.paths import StoredPath
 
 MODULES, SETTINGS, TOKENIZER = "modules.json", "config_sentence_transformers.json", "tokenizer_config.json"
 FAMILIES = ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")

@@ -12,7 +12,7 @@ from bert_jax.convert import sentence_transformers
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, to_path
+from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths
 from bert_jax.training.state import Moments

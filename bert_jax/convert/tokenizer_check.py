@@ -17,7 +17,8 @@ from bert_jax.convert.parity.parity_report import TokenizerAgreement
 from bert_jax.convert.parity.sample_texts import tokenizer_texts
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.files import find_tokenizer_file, vocab_name_for_merges
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN
 from bert_jax.tokenizers.kinds import to_added_tokens

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.kinds import ROLE_NAMES
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT, model_bytes_from_json
 from bert_jax.tokenizers.tokenizer import Tokenizer

@@ -19,8 +19,9 @@ from etils import epath
 from bert_jax.data.record import REMEDY, DamagedRecordError, Record, RecordReader, StoredFile
 from bert_jax.errors import UserError
 from bert_jax.field_validation import FileName, Interval, Sha256
-from bert_jax.local_cache import LocalCache
-from bert_jax.storage import check_reachable, is_remote, read_json_as
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.paths import check_reachable, is_remote
 
 FORMAT_VERSION = 4
 MANIFEST = "corpus.json"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from bert_jax.command.progress import progress_bar
 from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
-from bert_jax.progress import progress_bar
 
 LOW_COVERAGE = 0.7
 """A smaller share of the tokens in an epoch is worth a warning: pairs of English books cover 87 % in rows of 128."""

@@ -10,6 +10,7 @@ from typing import Literal
 
 from etils import epath
 
+from bert_jax.command.progress import progress_bar
 from bert_jax.data.corpus import (
     ARRAYS,
     MANIFEST,
@@ -24,11 +25,11 @@ from bert_jax.data.corpus import (
 )
 from bert_jax.data.record import REMEDY, StoredFile, open_shard
 from bert_jax.errors import UserError
-from bert_jax.file_listing import file_sizes
-from bert_jax.local_cache import LocalCache
-from bert_jax.progress import progress_bar
-from bert_jax.range_reads import read_blocks
-from bert_jax.storage import COPY_THREADS, is_remote
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.files import COPY_THREADS
+from bert_jax.storage.listing import file_sizes
+from bert_jax.storage.paths import is_remote
+from bert_jax.storage.ranges import read_blocks
 
 DATASET_INFO = "dataset_info.json"
 THREADS = 8

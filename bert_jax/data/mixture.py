@@ -9,8 +9,8 @@ import numpy as np
 
 from bert_jax.data.corpus import TOKENIZER, Corpus, read_manifest, stored_files
 from bert_jax.errors import UserError, require
-from bert_jax.local_cache import LocalCache
-from bert_jax.storage import StoredPath, check_reachable, is_remote, to_path
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.paths import StoredPath, check_reachable, is_remote, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 CYCLE_ROWS = 10_000

@@ -15,9 +15,9 @@ from etils import epath
 
 from bert_jax.data.shard_parts import ShardParts
 from bert_jax.errors import UserError
-from bert_jax.local_cache import LocalCache
-from bert_jax.range_reads import ByteRange, read_ranges
-from bert_jax.storage import is_remote
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.paths import is_remote
+from bert_jax.storage.ranges import ByteRange, read_ranges
 
 REMEDY = "copy the corpus again or rebuild it"
 COPIED_BYTES = 1 << 22

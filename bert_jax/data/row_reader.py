@@ -14,7 +14,7 @@ from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
 from bert_jax.data.record import Record
 from bert_jax.errors import UserError
-from bert_jax.storage import is_remote
+from bert_jax.storage.paths import is_remote
 
 WINDOWS_KEPT = 2
 """The window that is being read and the next one: 12 MB each (books, 16-bit ids), most of it tokens, and up to 7 MB of

@@ -18,7 +18,7 @@ from array_record.python import array_record_module
 from etils import epath
 
 from bert_jax.errors import UserError, install_command
-from bert_jax.range_reads import ByteRange, read_ranges
+from bert_jax.storage.ranges import ByteRange, read_ranges
 
 try:
     from compression import zstd  # Python 3.14

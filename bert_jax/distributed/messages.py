@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 from bert_jax.distributed.process_report import COMPARED_SECTIONS
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Count, CountOrZero, Interval, NonNegative, from_json
-from bert_jax.storage import parse_json
+from bert_jax.storage.json_files import parse_json
 
 Message = dict[str, Any]
 Port = Annotated[int, Interval("[1, 65535]")]

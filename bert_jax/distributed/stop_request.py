@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 import jax
 from jax.experimental import multihost_utils
 
-from bert_jax import directory_lock
-from bert_jax.command_line import stop_signals
+from bert_jax.command.dispatch import stop_signals
 from bert_jax.distributed.supervisor import SAVING, handling_signals
 from bert_jax.errors import INTERRUPTED
+from bert_jax.storage import lock
 
 _calls = itertools.count(1)
 """Numbers of the calls in all contexts of a process, the same in all processes."""
@@ -53,7 +53,7 @@ class StopRequest:
                     os.write(
                         2, b"\nstopped without saving; the same command continues from the newest checkpoint, if any\n"
                     )
-                    directory_lock.release_all()
+                    lock.release_all()
                     os._exit(INTERRUPTED)
                 saving = True
                 os.write(2, SAVING)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypedDict
 
-from bert_jax.command_line import leave_lost_terminal, stop_signals
+from bert_jax.command.dispatch import leave_lost_terminal, stop_signals
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo, detect
 from bert_jax.distributed.messages import Port
 from bert_jax.distributed.monitor import RESTARTS, Monitor, port_for_jax
@@ -158,7 +158,7 @@ def _stopped(info: ProcessInfo, number: int) -> BaseException:
 
 @contextmanager
 def handling_signals(handler: Callable[[int, Any], None], numbers: Collection[int] | None = None) -> Iterator[None]:
-    """Call a handler on signals; None: `command_line.stop_signals`. On SIGHUP, a lost terminal is left first."""
+    """Call a handler on signals; None: `dispatch.stop_signals`. On SIGHUP, a lost terminal is left first."""
 
     def handle(number: int, frame: object) -> None:
         if number == signal.SIGHUP:

@@ -13,7 +13,7 @@ from bert_jax.distributed import agreement, supervised
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo
 from bert_jax.distributed.process_report import code_report
 from bert_jax.errors import PeerError, require
-from bert_jax.storage import is_remote
+from bert_jax.storage.paths import is_remote
 
 HEARTBEAT_MARGIN_SECONDS = 60
 """jax ends all processes when one stops sending heartbeats; the supervisors, which name it, must be first."""

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 Level = Literal["ok", "warning", "error"]
 

@@ -16,8 +16,8 @@ from bert_jax.distributed.rendezvous import open_rendezvous
 from bert_jax.doctor import data_checks, machine_checks, process_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import CheckContext, Finding, Machine
 from bert_jax.errors import PeerError, UserError
-from bert_jax.local_cache import LocalCache
-from bert_jax.storage import StoredPath
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.micro_batch import MicroBatchRequest
 

@@ -19,7 +19,7 @@ from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
 from bert_jax.planning.workload import count_parameters
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.implementation import check_devices, choose_implementation
 from bert_jax.training.micro_batch import (
     MicroBatchRequest,

@@ -20,8 +20,8 @@ from bert_jax.config import Config, presets
 from bert_jax.data.mixture import CorpusWeight, open_corpora
 from bert_jax.doctor.check_context import Finding, finding
 from bert_jax.errors import UserError
-from bert_jax.local_cache import LocalCache
-from bert_jax.storage import read_json_as
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.json_files import read_json_as
 from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 

@@ -11,12 +11,13 @@ from etils import epath
 from bert_jax.chips import GIB, Sizes
 from bert_jax.convert.init_from import check_source
 from bert_jax.data.mixture import common_tokenizer
-from bert_jax.directory_lock import holder
 from bert_jax.distributed.shared_directory import becomes_visible
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.errors import UserError
 from bert_jax.planning.workload import count_parameters
-from bert_jax.storage import StoredPath, check_reachable, describe_error, is_remote
+from bert_jax.storage.failures import describe_error
+from bert_jax.storage.lock import holder
+from bert_jax.storage.paths import StoredPath, check_reachable, is_remote
 from bert_jax.training import continuation
 from bert_jax.training.run_directory import workdir as workdir_lib
 from bert_jax.training.run_directory.checkpoint import (

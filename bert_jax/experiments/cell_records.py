@@ -13,7 +13,9 @@ from typing import NamedTuple, TypedDict
 from bert_jax.errors import UserError
 from bert_jax.experiments.budget import Cell
 from bert_jax.experiments.study import Study
-from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local, read_json_as, write_atomic
+from bert_jax.storage.files import make_directory_if_local, write_atomic
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.paths import StoredPath, check_reachable
 from bert_jax.training.run_directory.workdir import describe_config_diff
 
 STUDY, CELLS, RESULTS, REPORT = "study.json", "cells", "results.json", "report.html"

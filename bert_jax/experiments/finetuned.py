@@ -17,7 +17,7 @@ from bert_jax.experiments.study import Study
 from bert_jax.finetune import finetune, glue
 from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
 from bert_jax.finetune.seed_run import PREDICTIONS
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.shared_programs import MakePrograms
 
 

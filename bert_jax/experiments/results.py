@@ -16,7 +16,8 @@ from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, Record, R
 from bert_jax.experiments.failure_rates import FailureRate, compare_failures
 from bert_jax.experiments.level_pairs import LevelPair, level_pairs
 from bert_jax.experiments.study import Levels, Study
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import StoredPath
 
 MIN_SEEDS = 3
 """Fewer seeds get no verdict."""

@@ -9,11 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import bert_jax
-from bert_jax import storage
 from bert_jax.config.sections import PAIR_FORMATS
 from bert_jax.convert import init_from
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
-from bert_jax.directory_lock import InUseError
 from bert_jax.distributed.stop_request import StopRequest, stop_request
 from bert_jax.errors import TRY_AGAIN, PeerError, UserError
 from bert_jax.experiments import finetuned, study_report
@@ -35,9 +33,11 @@ from bert_jax.experiments.cell_records import (
 )
 from bert_jax.experiments.results import write_results
 from bert_jax.experiments.study import Study
-from bert_jax.local_cache import LocalCache
 from bert_jax.report.page_file import write_page
-from bert_jax.storage import StoredPath
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.failures import describe_error
+from bert_jax.storage.lock import InUseError
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training import pretraining
 from bert_jax.training.shared_programs import MakePrograms
 
@@ -186,7 +186,7 @@ def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: 
     except (InUseError, PeerError):
         raise
     except Exception as exception:
-        if storage.describe_error(exception):  # of the disk or store, not of the run
+        if describe_error(exception):  # of the disk or store, not of the run
             raise
         if not isinstance(exception, UserError):
             traceback.print_exc()

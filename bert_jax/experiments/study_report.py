@@ -8,7 +8,8 @@ from bert_jax.experiments.failure_rates import FailureRate
 from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS, Comparison, Results, RunResult
 from bert_jax.experiments.study import study_files
 from bert_jax.report import Command, Interval, Intervals, Note, Section, Table
-from bert_jax.storage import StoredPath, read_json_as
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.paths import StoredPath
 
 ADVICE = "run bert-jax ablate again"
 STUDY_ADVICE = "restore a copy of it; bert-jax ablate does not continue this study"

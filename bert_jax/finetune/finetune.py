@@ -29,7 +29,8 @@ from bert_jax.finetune.squad_data import SquadData, read_squad_splits
 from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
 from bert_jax.finetune.task_data import TaskData, baseline_score
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.workdir import CONFIG, read_config
 from bert_jax.training.sharding import make_mesh

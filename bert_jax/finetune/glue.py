@@ -7,7 +7,8 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.tables import Columns, Example, read_rows, to_examples
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import StoredPath
 
 ENTAILMENT = ("entailment", "not_entailment")
 BINARY = ("0", "1")

@@ -35,7 +35,8 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.task_data import Metrics, TaskData, baseline_score, metric_prefix, score
 from bert_jax.finetune.trainable import ALL_BUT_ADAPTERS, ENCODER
 from bert_jax.model import bert
-from bert_jax.storage import StoredPath, make_directory_if_local
+from bert_jax.storage.files import make_directory_if_local
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.divergence import DivergedError
 from bert_jax.training.implementation import choose_implementation

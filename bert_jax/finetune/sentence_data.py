@@ -14,7 +14,7 @@ from bert_jax.finetune.metrics import METRICS
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.tables import Columns, Example, Row, class_names, read_rows, to_examples, to_row
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 ENDINGS = (".tsv", ".csv", ".jsonl")

@@ -12,7 +12,8 @@ import numpy as np
 
 from bert_jax.errors import UserError, require
 from bert_jax.finetune.tables import check_unicode
-from bert_jax.storage import StoredPath, read_json_as
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.paths import StoredPath
 
 Offsets = np.ndarray
 """First and last character + 1 of each token of a text, int [T, 2]."""

@@ -26,7 +26,8 @@ from bert_jax.finetune.squad import (
     windows,
 )
 from bert_jax.finetune.task_data import Metrics, Split
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 MAX_QUESTION_TOKENS = 64

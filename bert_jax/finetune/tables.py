@@ -11,7 +11,8 @@ import numpy as np
 
 from bert_jax.errors import UserError, did_you_mean, require
 from bert_jax.field_validation import Interval
-from bert_jax.storage import StoredPath, parse_json
+from bert_jax.storage.json_files import parse_json
+from bert_jax.storage.paths import StoredPath
 
 TARGETS = Interval("[-1e18, 1e18]")
 """Labels of a regression whose summed squared errors are finite in float32."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from bert_jax.errors import require
 from bert_jax.finetune.tables import read_text
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 NO_TAG = -1
 """Label of positions without a tag: special tokens, padding, and all tokens of a word but the first."""

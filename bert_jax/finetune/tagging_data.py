@@ -11,7 +11,7 @@ from bert_jax.finetune.metrics import are_span_tags, span_f1
 from bert_jax.finetune.sentence_data import find_split
 from bert_jax.finetune.tagging import TaggedSentence, read_conll, tag_names
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 ENDINGS = (".conll", ".conllu", ".conllup", ".txt", ".tsv", ".bio", ".iob2")

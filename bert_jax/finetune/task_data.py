@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 
 from bert_jax.finetune.encoding import EncodedExamples
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import StoredPath
 
 Metrics = dict[str, float]
 

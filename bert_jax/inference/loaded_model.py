@@ -16,6 +16,7 @@ import numpy as np
 import tokenizers
 
 from bert_jax.array_types import Array, Float, Int
+from bert_jax.command.progress import progress_bar
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.parity.jax_forward import whole_rows
@@ -25,8 +26,7 @@ from bert_jax.inference import embedding
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads
-from bert_jax.progress import progress_bar
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.sharding import make_mesh, replicated, row_sharding
 

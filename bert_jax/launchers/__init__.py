@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from bert_jax import flags
+from bert_jax.command import flags
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.errors import UserError
-from bert_jax.flags import DirectoryArg
-from bert_jax.storage import write_atomic
+from bert_jax.storage.files import write_atomic
 
 SCRIPTS = {"slurm": ("slurm.sbatch",), "tpu": ("tpu_pod.sh", "tpu_worker.sh")}
 """Cluster -> the files of this package that the command writes."""

@@ -7,7 +7,7 @@ from etils import epath
 
 from bert_jax.errors import UserError
 from bert_jax.report import Section, html
-from bert_jax.storage import write_atomic
+from bert_jax.storage.files import write_atomic
 
 _HEAD_BYTES = 1000
 """The generator of a page is among its first bytes."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from bert_jax.config import Config
-from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, is_remote, read_json_as
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.lock import LOCK_FILE
+from bert_jax.storage.paths import StoredPath, is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.eval_metrics import BASELINES
 from bert_jax.training.run_directory import goodput, ledger, metrics, workdir

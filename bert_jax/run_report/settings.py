@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax import flags
+from bert_jax.command import flags
 from bert_jax.config import Config, Phase, flatten, presets, to_dict
 from bert_jax.report import Command, Note, Table
 from bert_jax.run_report.run_files import Run

@@ -7,8 +7,8 @@ from etils import epath
 from tokenizers import models
 
 from bert_jax.errors import UserError
-from bert_jax.file_listing import matching_entries
-from bert_jax.storage import parse_json, read_json_object
+from bert_jax.storage.json_files import parse_json, read_json_object
+from bert_jax.storage.listing import matching_entries
 from bert_jax.tokenizers import hf_settings, kinds
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN, Settings
 from bert_jax.tokenizers.kinds import AlbertPreprocessing

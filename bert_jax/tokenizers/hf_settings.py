@@ -18,7 +18,7 @@ from tokenizers import AddedToken
 
 from bert_jax import field_validation
 from bert_jax.errors import UserError
-from bert_jax.storage import read_json_object
+from bert_jax.storage.json_files import read_json_object
 from bert_jax.tokenizers.kinds import SPECIAL_TOKENS, AlbertPreprocessing
 from bert_jax.tokenizers.models import TokenizerModel
 

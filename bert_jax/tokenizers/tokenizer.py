@@ -13,7 +13,8 @@ import tokenizers
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.storage import check_reachable, is_remote, to_path, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import check_reachable, is_remote, to_path
 from bert_jax.tokenizers import cleaning, files, kinds, offsets
 from bert_jax.tokenizers.kinds import CONTINUATION, SPECIAL_TOKENS
 from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend

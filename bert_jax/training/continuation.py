@@ -7,7 +7,7 @@ from bert_jax.config import Config
 from bert_jax.config.training import SCHEDULE_FIELDS
 from bert_jax.data.cursor import Cursor
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training import time_budget
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, newest_intact, read_metadata
 from bert_jax.training.run_directory.workdir import describe_config_diff

@@ -7,11 +7,12 @@ from typing import NamedTuple
 import jax
 
 from bert_jax.config import Config
-from bert_jax.directory_lock import DirectoryLock
 from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_first
 from bert_jax.distributed.shared_directory import check_shared_directory
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.lock import DirectoryLock
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training import continuation, loop
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir

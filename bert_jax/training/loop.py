@@ -17,7 +17,7 @@ from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_fi
 from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps

@@ -20,9 +20,9 @@ from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, 
 from bert_jax.distributed.agreement import raise_on_all
 from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.errors import UserError
-from bert_jax.local_cache import LocalCache
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.storage import StoredPath
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop
 from bert_jax.training.implementation import choose_implementation

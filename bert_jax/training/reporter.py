@@ -12,10 +12,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.chips import chip_of
+from bert_jax.command.progress import print_line, progress_bar
 from bert_jax.distributed.agreement import is_first
 from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
-from bert_jax.progress import print_line, progress_bar
-from bert_jax.storage import StagedDirectory, StoredPath
+from bert_jax.storage.files import StagedDirectory
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.divergence import StepMeasures, check_divergence
 from bert_jax.training.eval_metrics import format_metrics, with_pair_majority_baseline
 from bert_jax.training.run_directory.goodput import GoodputRecorder

@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 import tyro
 from etils import epath
 
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.data.corpus import MANIFEST, Corpus
 from bert_jax.errors import UserError, install_command
 from bert_jax.field_validation import Count, Interval, check
-from bert_jax.flags import DirectoryArg
 from bert_jax.report import text
-from bert_jax.storage import is_remote
+from bert_jax.storage.paths import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
@@ -150,8 +150,8 @@ class Build:
     def run(self) -> None:
         """Build the corpus."""
         # Imported here: importing TFDS takes a second, and the other commands do not need it.
-        from data_prep.build.pipeline import BuildRequest, build
-        from data_prep.build.resume import scratch_place
+        from data_prep.builder.pipeline import BuildRequest, build
+        from data_prep.builder.resume import scratch_place
 
         started = time.perf_counter()
         out = epath.Path(self.out)
@@ -249,14 +249,14 @@ class Build:
         if self.engine == "local":
             if self.runner or self.runner_flags:
                 raise UserError("--runner and flags after -- belong to Apache Beam; add --engine beam")
-            from data_prep.build.engines.local import LocalEngine
+            from data_prep.builder.engines.local import LocalEngine
 
             self._check_memory()
             return LocalEngine(self.workers, self.memory_mb and self.memory_mb << 20)
         if self.memory_mb:
             raise UserError("--memory-mb is for processes of this machine; remove it, or --engine beam")
         try:
-            from data_prep.build.engines.beam import BeamEngine
+            from data_prep.builder.engines.beam import BeamEngine
         except ImportError as error:
             raise UserError(f"--engine beam needs Apache Beam, which is missing: {install_command('beam')}") from error
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import tyro
 
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.field_validation import Share
-from bert_jax.flags import DirectoryArg
 from bert_jax.report import text
 from bert_jax.report.page_file import check_page_file, write_page
 from data_prep.cli.arguments import File, Switch

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import tyro
 
-from bert_jax import command_line, flags
+from bert_jax.command import dispatch, flags
 from bert_jax.errors import INTERRUPTED, TRY_AGAIN
 from data_prep.cli.build import Build
 from data_prep.cli.inspect_corpus import Inspect
@@ -35,12 +35,12 @@ COMMANDS = {"tokenizer": TrainTokenizer, "build": Build, "inspect": Inspect, "ve
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command; returns its exit code (`command_line.run_guarded`), 75 if SIGTERM or SIGHUP stopped it."""
+    """Runs a command; returns its exit code (`dispatch.run_guarded`), 75 if SIGTERM or SIGHUP stopped it."""
     words = sys.argv[1:] if argv is None else list(argv)
     effect = "continues the build" if words[:1] == ["build"] else "starts from the beginning"
     with _signals_as_interrupt() as received:
-        code = command_line.run_guarded(
-            lambda: command_line.dispatch("bert-data", COMMANDS, _call, words), f"stopped; the same command {effect}"
+        code = dispatch.run_guarded(
+            lambda: dispatch.dispatch("bert-data", COMMANDS, _call, words), f"stopped; the same command {effect}"
         )
     return TRY_AGAIN if received and code == INTERRUPTED else code
 
@@ -60,11 +60,11 @@ def _signals_as_interrupt() -> Iterator[list[int]]:
     def stop(number: int, frame: FrameType | None) -> None:
         signal.signal(number, before[number])
         if number == signal.SIGHUP:
-            command_line.leave_lost_terminal()
+            dispatch.leave_lost_terminal()
         received.append(number)
         raise KeyboardInterrupt
 
-    numbers = set(command_line.stop_signals()) - {signal.SIGINT}  # which Python turns into an exception by itself
+    numbers = set(dispatch.stop_signals()) - {signal.SIGINT}  # which Python turns into an exception by itself
     before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield received

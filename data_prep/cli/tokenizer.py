@@ -10,10 +10,11 @@ from typing import Annotated, Literal
 import tyro
 from etils import epath
 
-from bert_jax import storage
+from bert_jax.command.flags import DirectoryArg
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Count, Share, check
-from bert_jax.flags import DirectoryArg
+from bert_jax.storage.files import make_directory_if_local
+from bert_jax.storage.paths import check_reachable, check_writable
 from bert_jax.tokenizers.tokenizer import Tokenizer, model_file
 from data_prep.cli.arguments import Encodings, Sources, Switch, Workers, damage_explained, lost_text, parse_sources
 from data_prep.for_each_input import Totals, report_skipped
@@ -87,7 +88,7 @@ class TrainTokenizer:
         """Write the tokenizer."""
         started = time.perf_counter()
         out = epath.Path(self.out)
-        storage.check_reachable(out)
+        check_reachable(out)
         model = model_file(out)
         if out == model:
             raise UserError(
@@ -96,13 +97,13 @@ class TrainTokenizer:
         for file in (out, model) if (self.training.kind or "").startswith("sentencepiece") else (out,):
             if file.exists():
                 raise UserError(f"{file}: exists already; choose another --out or remove it first")
-        storage.check_writable(out)
+        check_writable(out)
         read: list[Totals] = []
         tokenizer = self._train(read) if self.existing is None else self._convert()
         content = tokenizer.sentencepiece_model
         if content is not None and model.exists() and model.read_bytes() != content:
             raise UserError(f"{model}: exists already and is another model; choose another --out or remove it first")
-        storage.make_directory_if_local(out.parent)
+        make_directory_if_local(out.parent)
         tokenizer.save(out)
         seconds = time.perf_counter() - started
         if tokenizer.note:

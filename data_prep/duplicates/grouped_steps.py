@@ -2,7 +2,7 @@
 
 The first step reads ranges of rows. A chunk is sent to a group, and the next step gets the chunks of one group at a
 time. So it is known which rows must be in memory together, and an engine decides where they are in between: in files
-on one machine, or in the shuffle of a cluster (`data_prep.build.engines`). Chunks have the same order on all engines:
+on one machine, or in the shuffle of a cluster (`data_prep.builder.engines`). Chunks have the same order on all engines:
 that of the keys of the calls that sent them, then that of sending.
 """
 

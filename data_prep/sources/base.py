@@ -71,7 +71,7 @@ class Input:
     size: int
     """bytes on disk, or another measure of the work in bytes; for progress"""
     versions: tuple[str, ...] = ()
-    """of the paths when they were found, see `storage.FileVersion`; empty if they are not files of the user"""
+    """of the paths when they were found, see `storage.listing.FileVersion`; empty if they are not files of the user"""
     start: int = 0
     """first row, row group or byte on disk of a range"""
     stop: int = 0

@@ -12,10 +12,10 @@ from typing import Any, BinaryIO
 
 from etils import epath
 
-from bert_jax import file_listing
 from bert_jax.errors import UserError
-from bert_jax.file_listing import FileVersion, file_version
-from bert_jax.storage import is_remote, to_path
+from bert_jax.storage import listing
+from bert_jax.storage.listing import FileVersion, file_version
+from bert_jax.storage.paths import is_remote, to_path
 from data_prep.sources import encodings
 from data_prep.sources.base import DamagedFileError, Input, import_optional
 
@@ -29,13 +29,13 @@ OnDamage = Callable[[DamagedFileError], None]
 
 
 def find_files(spec: str, pattern: str) -> dict[str, FileVersion]:
-    """The files of `file_listing.find_files`.
+    """The files of `listing.find_files`.
 
     Raises:
       UserError: no file matches, or the store cannot be listed.
     """
     try:
-        found = file_listing.find_files(pattern)
+        found = listing.find_files(pattern)
     except ValueError as error:
         raise UserError(f"source {spec}: not a glob: {str(error).lower()}") from error
     if found:

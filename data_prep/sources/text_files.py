@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import ClassVar
 
-from bert_jax.file_listing import file_version
+from bert_jax.storage.listing import file_version
 from data_prep.sources import encodings, files
 from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
 from data_prep.sources.file_ranges import BlankLineSeparator, RangeReader, Separator

@@ -11,7 +11,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Sequence
 
-from bert_jax.progress import progress_bar
+from bert_jax.command.progress import progress_bar
 
 MIN_COUNT = 2
 """Pairs that occur less often are not merged."""

@@ -35,8 +35,8 @@ from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.tokenizers.wordpiece import FastWordPiece
 from data_prep import sources
-from data_prep.build.scratch import PLANS
-from data_prep.build.sentences import split_paragraphs, split_sentences
+from data_prep.builder.scratch import PLANS
+from data_prep.builder.sentences import split_paragraphs, split_sentences
 from data_prep.clean import clean
 
 LONG_DOCUMENT_BYTES = 300_000_000

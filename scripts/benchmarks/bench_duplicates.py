@@ -40,8 +40,8 @@ from simulated_signatures import SimulatedSignatures, planted
 from bert_jax.bench import harness
 from bert_jax.bench.harness import listed, timed
 from bert_jax.errors import UserError
-from data_prep.build.engines import Engine
-from data_prep.build.engines.local import LocalEngine
+from data_prep.builder.engines import Engine
+from data_prep.builder.engines.local import LocalEngine
 from data_prep.duplicates import minhash, near_duplicates, word_hashes
 from data_prep.duplicates.grouped_steps import RowReader
 
@@ -286,7 +286,7 @@ def open_engine(name: str, options: argparse.Namespace) -> Iterator[Engine]:
             memory_bytes = options.memory_mb << 20 if options.memory_mb else None
             yield stack.enter_context(LocalEngine(options.workers, memory_bytes))
             return
-        from data_prep.build.engines.beam import BeamEngine
+        from data_prep.builder.engines.beam import BeamEngine
 
         if name == "dask":
             import distributed

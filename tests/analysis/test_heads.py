@@ -18,13 +18,13 @@ from bert_jax.analysis.heads.heads import HeadsSettings
 from bert_jax.analysis.heads.losses import ACTIVATIONS, CONTEXT
 from bert_jax.analysis.rows import sample_texts
 from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.command.progress import progress_bar
 from bert_jax.config import TaskHead
 from bert_jax.errors import UserError
 from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.progress import progress_bar
 from tests.analysis import data_folder
 from tests.analysis.models import LAYERS, small_model, small_tokenizer
 from tests.finetune import tiny_task

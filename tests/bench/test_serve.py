@@ -21,7 +21,7 @@ from bert_jax.errors import UserError
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
-from bert_jax.storage import to_path
+from bert_jax.storage.paths import to_path
 from bert_jax.training.param_paths import map_with_paths
 from tests.building import make_tokenizer
 from tests.finetune import task_files

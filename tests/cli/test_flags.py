@@ -11,10 +11,10 @@ import pytest
 from bert_jax.analysis import analyse
 from bert_jax.analysis.heads.heads import HeadsSettings
 from bert_jax.cli import main as cli
+from bert_jax.command.flags import COMMON_FIELDS, SYNONYMS, list_flags, parse
 from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.config import Config, flatten, presets, to_dict
 from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
-from bert_jax.flags import COMMON_FIELDS, SYNONYMS, list_flags, parse
 from data_prep.cli import main as data_cli
 
 PROGRAMS = {"bert-jax": cli.main, "bert-data": data_cli.main}

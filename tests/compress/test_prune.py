@@ -14,6 +14,7 @@ from bert_jax.analysis.heads.smaller_model import mask_of
 from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.analysis.task_evaluation import task_score
 from bert_jax.cli import main as cli
+from bert_jax.command.progress import progress_bar
 from bert_jax.compress import prune as prune_module
 from bert_jax.compress.prune import choose_kept, prune
 from bert_jax.compress.prune_options import PruneOptions
@@ -22,8 +23,7 @@ from bert_jax.errors import UserError
 from bert_jax.finetune.finetune import open_task_data, read_source
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.model.heads import Heads
-from bert_jax.progress import progress_bar
-from bert_jax.storage import to_path
+from bert_jax.storage.paths import to_path
 from tests.building import make_documents
 from tests.compress import small_model
 from tests.finetune import task_files

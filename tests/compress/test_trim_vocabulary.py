@@ -17,7 +17,7 @@ from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.errors import UserError
 from bert_jax.model.heads import Heads
-from bert_jax.storage import to_path
+from bert_jax.storage.paths import to_path
 from tests.building import make_tokenizer
 from tests.compress import small_model
 

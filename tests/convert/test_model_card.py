@@ -7,7 +7,7 @@ from bert_jax.convert.parity.parity_report import ParityReport
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.model.heads import Heads
-from bert_jax.storage import to_path
+from bert_jax.storage.paths import to_path
 from bert_jax.tokenizers.tokenizer import wordpiece
 from data_prep.vocabularies.sentencepiece_training import train_sentencepiece
 from tests.model.toy import BERT

@@ -14,7 +14,6 @@ import pytest
 from array_record.python import array_record_module
 
 from bert_jax import config as config_lib
-from bert_jax import range_reads, storage
 from bert_jax.cli import main as cli
 from bert_jax.data import epoch_plan, record
 from bert_jax.data.batches import TrainingStream
@@ -24,19 +23,21 @@ from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CorpusWeight, check_cache_limit, open_corpora
 from bert_jax.data.shard_parts import ShardParts
 from bert_jax.errors import TRY_AGAIN, OutageError, UserError
-from bert_jax.local_cache import LocalCache
-from bert_jax.range_reads import ByteRange, read_ranges
+from bert_jax.storage import ranges
+from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.files import copy_tree
+from bert_jax.storage.ranges import ByteRange, read_ranges
 from tests.corpus_writer import write_sample
 from tests.faulty_link import FAULTS, faulty_link
+from tests.storage.test_cache import release
 from tests.stores import MemoryStore, memory_store, use_s3
-from tests.test_local_cache import release
 
 
 @pytest.fixture(autouse=True)
 def read_in_parts(monkeypatch, tmp_path):
     """Shards are read in parts whatever their size, and nothing waits for long."""
     monkeypatch.setattr(record, "COPIED_BYTES", 0)
-    monkeypatch.setattr(range_reads, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(ranges, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     yield
     release()
@@ -55,7 +56,7 @@ def small_windows():
 @pytest.fixture
 def bucket(tiny_corpus):
     bucket = memory_store()
-    storage.copy_tree(tiny_corpus, bucket / "corpus")
+    copy_tree(tiny_corpus, bucket / "corpus")
     return bucket
 
 
@@ -63,8 +64,8 @@ def bucket(tiny_corpus):
 def link(s3_server, tiny_corpus, second_corpus, monkeypatch, request):
     """A bucket with two corpora after a link without faults, and the link."""
     bucket = use_s3(monkeypatch, s3_server[0], f"link-{zlib.crc32(request.node.name.encode())}")
-    storage.copy_tree(tiny_corpus, bucket / "corpus")
-    storage.copy_tree(second_corpus, bucket / "second")
+    copy_tree(tiny_corpus, bucket / "corpus")
+    copy_tree(second_corpus, bucket / "second")
     with faulty_link(s3_server[0]) as (address, faults):
         monkeypatch.setenv("AWS_ENDPOINT_URL", address)
         import s3fs
@@ -225,7 +226,7 @@ def test_without_room_a_shard_is_never_copied(bucket, tmp_path):
 def test_a_limit_that_is_too_small(bucket, tmp_path, monkeypatch, capfd):
     """Before anything is copied; the value of the message is enough."""
     write_sample(tmp_path / "sample")
-    storage.copy_tree(tmp_path / "sample", bucket / "sample")
+    copy_tree(tmp_path / "sample", bucket / "sample")
     both = [bucket / "corpus", bucket / "sample"]
     with pytest.raises(UserError, match=r"data.cache_limit_gb is 1e-06, but .*: set it to at least \S+$") as caught:
         check_cache_limit(both, LocalCache(None, 1e-6))
@@ -242,7 +243,7 @@ def test_a_limit_that_is_too_small(bucket, tmp_path, monkeypatch, capfd):
 
 
 def test_corpora_share_the_limit(bucket, second_corpus, tiny_corpus, special_ids, two_phases, small_windows, tmp_path):
-    storage.copy_tree(second_corpus, bucket / "second")
+    copy_tree(second_corpus, bucket / "second")
     both = [CorpusWeight(bucket / "corpus"), CorpusWeight(bucket / "second")]
     with pytest.raises(UserError) as caught:
         check_cache_limit([part.directory for part in both], LocalCache(None, 1e-6))
@@ -337,7 +338,7 @@ def test_a_range_is_tried_again(bucket, monkeypatch, answers, tries):
 def test_tries_are_bounded(link, fault, monkeypatch):
     """A fault that does not end is an outage, named with its object."""
     bucket, faults = link
-    monkeypatch.setattr(range_reads, "ATTEMPTS", 2)
+    monkeypatch.setattr(ranges, "ATTEMPTS", 2)
     import s3fs
 
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)
@@ -384,7 +385,7 @@ def test_equal_content_is_one_copy(bucket, tmp_path):
     for path in (tmp_path / "cache").iterdir():
         if not path.suffix:
             assert hashlib.sha256(path.read_bytes()).hexdigest() == path.name
-    storage.copy_tree(bucket / "corpus", bucket / "again")
+    copy_tree(bucket / "corpus", bucket / "again")
     before = {path.name for path in (tmp_path / "cache").iterdir()}
     assert Corpus.open(bucket / "again").identity == corpus.identity
     assert {path.name for path in (tmp_path / "cache").iterdir()} == before

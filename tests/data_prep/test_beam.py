@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs the extra `beam`")
 
 from bert_jax.errors import UserError
-from data_prep.build.engines.beam import BeamEngine
+from data_prep.builder.engines.beam import BeamEngine
 from data_prep.cli.main import main
 from data_prep.options import BuildOptions, NearDuplicateOptions
 from tests.building import files, make_documents, make_tokenizer, run

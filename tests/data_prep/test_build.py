@@ -20,9 +20,9 @@ from etils import epath
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
 from data_prep import sources
-from data_prep.build import prepare, resume, writer
-from data_prep.build.engines.local import LocalEngine
-from data_prep.build.pipeline import BuildRequest, build
+from data_prep.builder import prepare, resume, writer
+from data_prep.builder.engines.local import LocalEngine
+from data_prep.builder.pipeline import BuildRequest, build
 from data_prep.clean import CleaningOptions
 from data_prep.duplicates import near_duplicates
 from data_prep.options import BuildOptions, NearDuplicateOptions
@@ -289,7 +289,7 @@ def test_sentences_longer_than_a_record(text):
 
 
 def test_a_failure_to_write_names_its_document(text, monkeypatch):
-    monkeypatch.setattr("data_prep.build.shards.serialize_example", lambda document, *_: {}[document])
+    monkeypatch.setattr("data_prep.builder.shards.serialize_example", lambda document, *_: {}[document])
     with pytest.raises(KeyError) as error:
         run("c", ["text:text.txt"])
     assert error.value.__notes__ == ["while writing the document at text.txt:1"]
@@ -303,7 +303,7 @@ def test_shard_markers_without_shards_are_ignored(text, monkeypatch):
     """Markers in --scratch record that shards are written, but --out was removed."""
     options = BuildOptions(validation_fraction=0.1, max_shard_bytes=3000)
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.build.writer.finish_corpus", stop)
+        patch.setattr("data_prep.builder.writer.finish_corpus", stop)
         with pytest.raises(KeyboardInterrupt):
             run("c", ["text:text.txt"], options, scratch="elsewhere")
     shutil.rmtree("c")
@@ -387,7 +387,7 @@ def test_evaluation_texts_are_cleaned_and_must_be_usable(books):
 
 CHECKSUMS = """
 from data_prep import sources
-from data_prep.build.prepare import block_checksum
+from data_prep.builder.prepare import block_checksum
 
 source = sources.parse("mediawiki:dump.xml")
 print([block_checksum(block) for part in source.inputs() for block in source.blocks(part, sources.InputRecord())])

@@ -11,8 +11,8 @@ import sys
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.build.engines.local import LocalEngine
-from data_prep.build.prepare import BlockPreparer
+from data_prep.builder.engines.local import LocalEngine
+from data_prep.builder.prepare import BlockPreparer
 from data_prep.cli.main import main
 from data_prep.options import BuildOptions, NearDuplicateOptions
 from tests.building import files, make_documents, make_tokenizer, normal, parse, run, texts
@@ -56,7 +56,7 @@ def test_no_byte_depends_on_ranges_and_workers(large_files):
 @pytest.mark.filterwarnings("default")
 def test_no_byte_depends_on_the_engine(large_files):
     pytest.importorskip("apache_beam", reason="needs the extra `beam`")
-    from data_prep.build.engines.beam import BeamEngine
+    from data_prep.builder.engines.beam import BeamEngine
 
     run("beam", SPECS, OPTIONS, BeamEngine(None), **RANGES)
     assert files("beam") == large_files
@@ -65,8 +65,8 @@ def test_no_byte_depends_on_the_engine(large_files):
 DRIVER = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from data_prep.build import prepare
-from data_prep.build.engines.local import LocalEngine
+from data_prep.builder import prepare
+from data_prep.builder.engines.local import LocalEngine
 from tests.building import run
 from tests.data_prep.test_build_ranges import OPTIONS, RANGES, SPECS
 
@@ -169,7 +169,7 @@ def test_strict_again(some_damaged, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.build.writer.finish_corpus", stop)
+        patch.setattr("data_prep.builder.writer.finish_corpus", stop)
         run("c", ["text:dump/*"], SKIP, **RANGES)
     with pytest.raises(UserError, match=r"dump/b\.bz2: damaged"):
         run("c", ["text:dump/*"], **RANGES)
@@ -183,7 +183,7 @@ def test_strict_again(some_damaged, monkeypatch):
 @pytest.mark.filterwarnings("default")
 def test_damaged_files_with_beam(some_damaged):
     pytest.importorskip("apache_beam", reason="needs the extra `beam`")
-    from data_prep.build.engines.beam import BeamEngine
+    from data_prep.builder.engines.beam import BeamEngine
 
     run("c", ["text:dump/*"], SKIP, **RANGES)
     run("beam", ["text:dump/*"], SKIP, BeamEngine(None), **RANGES)

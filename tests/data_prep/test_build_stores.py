@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bert_jax import directory_lock
 from bert_jax.data.corpus import INCOMPLETE
-from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
-from bert_jax.file_listing import file_version, find_files
-from data_prep.build import resume, scratch, writer
-from data_prep.build.engines.local import LocalEngine
+from bert_jax.storage import lock
+from bert_jax.storage.files import make_directory_if_local
+from bert_jax.storage.listing import file_version, find_files
+from bert_jax.storage.lock import LOCK_FILE, DirectoryLock
+from data_prep.builder import resume, scratch, writer
+from data_prep.builder.engines.local import LocalEngine
 from data_prep.cli import main as cli
 from tests.building import make_tokenizer, parse, run
 from tests.stores import MemoryStore, memory_store, tree, use_s3
@@ -31,10 +32,11 @@ SCRATCH = "c/" + INCOMPLETE
 DRIVER = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from data_prep.build import scratch
+from data_prep.builder import scratch
 from tests.building import run
 from bert_jax.errors import UserError
-from bert_jax.file_listing import file_version, find_files
+from bert_jax.storage.files import make_directory_if_local
+from bert_jax.storage.listing import file_version, find_files
 url, number, then = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 write_atomic, seen = scratch.write_atomic, []
 def write(path, content):
@@ -56,7 +58,7 @@ except UserError as error:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(directory_lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def prepared(text, monkeypatch):
     """A bucket with a build at "c" that was stopped before its decisions, and the number of its blocks."""
     bucket = memory_store()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.build.pipeline.decide", stop)
+        patch.setattr("data_prep.builder.pipeline.decide", stop)
         run(bucket / "c", SPECS, block_bytes=500)
     blocks = scratch.prepared_blocks(bucket / SCRATCH)
     assert len(blocks) > 50
@@ -84,7 +86,7 @@ def test_prepared_blocks_are_listed(tmp_path):
     for place in (memory_store(), epath.Path(tmp_path)):
         names = [scratch.block_file_name("a1", part, block) for part in range(3) for block in (0, 5, 1023, 1024)]
         for number, name in enumerate(names):
-            directory_lock.make_directory_if_local((place / name).parent)
+            make_directory_if_local((place / name).parent)
             scratch.write_arrays(place / name, {"x": np.zeros(number)}, {"number": number, "long": "x" * number * 900})
         sizes = scratch.prepared_blocks(place)
         assert sizes == {name: (place / name).stat().length for name in names}
@@ -143,7 +145,7 @@ def test_a_resumed_build_opens_no_block_before_it_decides(prepared, monkeypatch)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patch:
-        patch.setattr("data_prep.build.pipeline.decide", note_blocks)
+        patch.setattr("data_prep.builder.pipeline.decide", note_blocks)
         run(bucket / "c", SPECS, block_bytes=500)
     before_decisions = requests.pop("before decisions")
     assert 0 < sum(requests.values()) < 25 < blocks, requests
@@ -164,7 +166,7 @@ def test_sources_in_a_store_are_found_by_listing(text, monkeypatch):
     found = [path for part in source.inputs() for path in part.paths]
     assert sorted(found) == found and len(found) == len(text) > 4 * sum(requests.values())
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.build.pipeline.decide", stop)
+        patch.setattr("data_prep.builder.pipeline.decide", stop)
         run("c", [source.spec])
     changed = bucket / "texts/1/5.txt"
     changed.write_text(changed.read_text().replace("the", "our").replace(".", "!"))
@@ -315,7 +317,7 @@ def test_two_builds_at_once_on_s3(text, s3):
 
 def test_partial_files_of_a_killed_worker_are_removed(text, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.build.pipeline.decide", stop)
+        patch.setattr("data_prep.builder.pipeline.decide", stop)
         run("c", SPECS)
     left = next(pathlib.Path(SCRATCH, scratch.UNITS).iterdir()) / "unit-1.partial"
     left.write_bytes(b"")

@@ -18,8 +18,8 @@ import tensorflow_datasets as tfds
 from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from bert_jax.data.corpus import Corpus
-from data_prep.build import prepare, scratch
-from data_prep.build.engines import run_files
+from data_prep.builder import prepare, scratch
+from data_prep.builder.engines import run_files
 from data_prep.cli.main import main
 from tests.building import files, make_documents, normal, texts
 

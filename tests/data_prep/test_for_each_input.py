@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.build.engines.local import LocalEngine
+from data_prep.builder.engines.local import LocalEngine
 from data_prep.clean import CleaningOptions, clean
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.duplicates.ngram_index import NgramIndex

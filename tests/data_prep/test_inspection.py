@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.cli import main as bert_jax_main
+from bert_jax.command.flags import parse
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import open_corpora, parse_corpus_weight
 from bert_jax.errors import UserError
-from bert_jax.flags import parse
 from bert_jax.report import Bars, Bin, Histogram, Section, html, text
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
 from data_prep.cli.inspect_corpus import Inspect

@@ -8,7 +8,7 @@ import pytest
 import sentencex
 
 from data_prep import languages
-from data_prep.build import prepare
+from data_prep.builder import prepare
 from data_prep.cli.main import main
 from data_prep.options import BuildOptions
 from tests.building import files, make_tokenizer, run
@@ -194,7 +194,7 @@ def test_another_language_prepares_the_text_of_its_source_again(folder, monkeypa
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.build.pipeline._decide", interrupted)
+        patch.setattr("data_prep.builder.pipeline._decide", interrupted)
         assert build("c", *words, "en", "--scratch", "s") != 0
     prepared, real = [], prepare.BlockPreparer.__call__
     monkeypatch.setattr(

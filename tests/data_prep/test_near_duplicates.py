@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.build.engines import run_files
-from data_prep.build.engines.local import LocalEngine
+from data_prep.builder.engines import run_files
+from data_prep.builder.engines.local import LocalEngine
 from data_prep.duplicates import minhash, near_duplicates
 from data_prep.duplicates.repeated_keys import find_repeats
 from data_prep.duplicates.word_hashes import word_hashes

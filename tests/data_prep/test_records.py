@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_jax.data.corpus import MAX_RECORD_TOKENS
 from bert_jax.data.record import parse_record
-from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_lengths
+from data_prep.builder.records import DocumentRecordSplitter, serialize_example, split_long_lengths
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ import time
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.build import scratch, writer
-from data_prep.build.prepare import BlockPreparer
+from data_prep.builder import scratch, writer
+from data_prep.builder.prepare import BlockPreparer
 from data_prep.options import BuildOptions, NearDuplicateOptions
 from data_prep.verify import verify_corpus
 from tests.building import files, make_documents, run
@@ -27,8 +27,8 @@ SPECS = ["text:text.txt", "text-files:books/*.txt"]
 DRIVER = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from data_prep.build import scratch, writer
-from data_prep.build.engines.local import LocalEngine
+from data_prep.builder import scratch, writer
+from data_prep.builder.engines.local import LocalEngine
 from tests.building import run
 from tests.data_prep.test_resume import OPTIONS, SPECS
 
@@ -131,14 +131,14 @@ def test_killed_again_and_again_with_workers(expected):
 
 def test_scratch_files_of_a_killed_decision_are_removed(text, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.build.pipeline.decide", stop)
+        patch.setattr("data_prep.builder.pipeline.decide", stop)
         run("c", SPECS[:1], OPTIONS)
     scratch_dir = pathlib.Path("c/corpus.incomplete")
     (scratch_dir / "columns-x/near-duplicates-y/step-0").mkdir(parents=True)
     for name in ("columns-x/near-duplicates-y/step-0/1.run", "rows-00000007.safetensors", "found-0000000003.pickle"):
         (scratch_dir / name).write_bytes(b"")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.build.pipeline.decide", stop)
+        patch.setattr("data_prep.builder.pipeline.decide", stop)
         run("c", SPECS[:1], OPTIONS)
     left = {path.name.split("-")[0] for path in scratch_dir.iterdir()}
     assert left == {"build.json", "input", "units"}
@@ -188,7 +188,7 @@ def test_other_arguments(text, monkeypatch, capsys):
     run("fresh", specs, again)
     for options in (first, dataclasses.replace(first, drop_repeated_lines=True)):
         with monkeypatch.context() as patch, prepared(patch) as sources, pytest.raises(KeyboardInterrupt):
-            patch.setattr("data_prep.build.writer.finish_corpus", stop)
+            patch.setattr("data_prep.builder.writer.finish_corpus", stop)
             run("c", specs, options)
         assert len(sources) > 3
     assert "note: c/corpus.incomplete also keeps the work of an unfinished build" in capsys.readouterr().err
@@ -203,7 +203,7 @@ def test_what_changed_is_prepared_again(text, monkeypatch):
         pathlib.Path(f"books/{index}.txt").write_text(document)
     specs = ["text:text.txt", "text-files:books/*.txt"]
     with monkeypatch.context() as patch:
-        patch.setattr("data_prep.build.writer.finish_corpus", stop)
+        patch.setattr("data_prep.builder.writer.finish_corpus", stop)
         with pytest.raises(KeyboardInterrupt):
             run("c", specs)
     pathlib.Path("books/3.txt").write_text("Quite another mountain.")
@@ -261,7 +261,7 @@ def test_a_file_that_changes_while_it_is_read(text, monkeypatch, change):
 def test_the_work_of_an_older_version_is_not_used(text, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(scratch, "FORMAT_VERSION", 1)
-        patch.setattr("data_prep.build.pipeline.decide", stop)
+        patch.setattr("data_prep.builder.pipeline.decide", stop)
         run("c", SPECS[:1])
     (marker,) = pathlib.Path("c/corpus.incomplete").glob("input-*.json")
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"blocks": 3}))
@@ -289,7 +289,7 @@ def test_a_refused_build_leaves_nothing(text, monkeypatch):
 
 def test_a_directory_with_characters_of_globs(text, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.build.writer.finish_corpus", stop)
+        patch.setattr("data_prep.builder.writer.finish_corpus", stop)
         run("[c]", SPECS[:1], BuildOptions(validation_fraction=0.3))
     run("[c]", SPECS[:1], OPTIONS)
     run("fresh", SPECS[:1], OPTIONS)

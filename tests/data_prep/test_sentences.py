@@ -9,8 +9,8 @@ import sentencex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.build import sentences as sentences_module
-from data_prep.build.sentences import split_lines, split_paragraphs, split_sentences
+from data_prep.builder import sentences as sentences_module
+from data_prep.builder.sentences import split_lines, split_paragraphs, split_sentences
 
 
 def test_sentences_end_at_paragraphs_but_not_at_line_ends():

@@ -12,7 +12,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from data_prep import sources
-from data_prep.build.sentences import split_lines
+from data_prep.builder.sentences import split_lines
 from data_prep.clean import clean
 from data_prep.sources import InputRecord, files, parse
 from tests.data_prep.test_sources_reading import read

@@ -9,7 +9,7 @@ from array_record.python import array_record_module
 from bert_jax.data.record import parse_record
 from bert_jax.errors import UserError
 from data_prep import verify as verify_module
-from data_prep.build.records import serialize_example
+from data_prep.builder.records import serialize_example
 from data_prep.sources.files import file_entry
 from data_prep.verify import verify_corpus
 from tests.corpus_writer import write_sample

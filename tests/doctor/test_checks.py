@@ -10,18 +10,18 @@ import pytest
 from etils import epath
 
 from bert_jax import config as config_lib
-from bert_jax import directory_lock
 from bert_jax.chips import CHIPS
 from bert_jax.config import Config, ObjectiveConfig, StartConfig
 from bert_jax.config.presets import load_config, preset_files
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight, MixtureOrder
-from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.distributed import shared_directory
 from bert_jax.doctor import machine_checks, schedule_checks, storage_checks
 from bert_jax.doctor.check_context import CheckContext, Machine
 from bert_jax.doctor.doctor import CHECKS, RUN_CHECKS, DoctorOptions, check_run, run_checks
 from bert_jax.planning.roofline import predict
+from bert_jax.storage import lock
+from bert_jax.storage.lock import LOCK_FILE, DirectoryLock
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.workdir import CONFIG
 from tests.stores import memory_store
@@ -130,7 +130,7 @@ def locked(context: CheckContext) -> CheckContext:
     """By this process's parent, which is alive."""
     owner = DirectoryLock(context.workdir)._owner | {"process": os.getppid()}
     context.workdir.mkdir()
-    (context.workdir / LOCK_FILE).write_text(json.dumps(owner | {"started": directory_lock._start_time(os.getppid())}))
+    (context.workdir / LOCK_FILE).write_text(json.dumps(owner | {"started": lock._start_time(os.getppid())}))
     return context
 
 

@@ -14,7 +14,7 @@ from bert_jax.cli import main as cli
 from bert_jax.distributed import cluster_detection, jax_setup
 from bert_jax.distributed.monitor import ProcessFailure
 from bert_jax.errors import TRY_AGAIN
-from bert_jax.local_cache import LocalCache
+from bert_jax.storage.cache import LocalCache
 
 HERE = Path(__file__).parent
 SCHEMA = json.loads((HERE / "jobset_schema.json").read_text())

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
-from data_prep.build.engines.local import LocalEngine
-from data_prep.build.pipeline import BuildRequest, build
+from data_prep.builder.engines.local import LocalEngine
+from data_prep.builder.pipeline import BuildRequest, build
 from data_prep.options import BuildOptions
 from tests import building
 

@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from bert_jax import command_line
+from bert_jax.command import dispatch
 from bert_jax.config import CheckpointConfig, RecoveryConfig
 from bert_jax.distributed import device_errors
 from bert_jax.errors import TRY_AGAIN, DeviceError, OutageError, PeerError, UserError
@@ -122,5 +122,5 @@ def test_exit_codes(error, code, words, capsys):
     def fail():
         raise error
 
-    assert command_line.run_guarded(fail) == code
+    assert dispatch.run_guarded(fail) == code
     assert words in capsys.readouterr().err

@@ -6,7 +6,9 @@ from typing import TypedDict
 
 import pytest
 
-from bert_jax import storage
+from bert_jax.storage import files
+from bert_jax.storage.files import UPLOAD_INTERVAL_SECONDS
+from bert_jax.storage.paths import to_path
 from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 from tests.stores import MemoryStore, memory_store
 
@@ -92,7 +94,7 @@ def test_durable_lines_are_in_the_store_at_once():
 def test_other_lines_come_in_company(monkeypatch):
     """One write for many lines; a later one carries what the one before did not."""
     path, clock = memory_store() / "metrics", [0.0]
-    monkeypatch.setattr(storage.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(files.time, "monotonic", lambda: clock[0])
     lines = JsonLines(path, durable=False)
     for step in range(5):
         lines.write({"step": step})
@@ -101,7 +103,7 @@ def test_other_lines_come_in_company(monkeypatch):
     assert steps_of(read_lines(path, Line)) == [0, 1, 2, 3, 4] and len(MemoryStore.written) == 1
     lines.flush()
     assert len(MemoryStore.written) == 1, "nothing was added"
-    clock[0] += storage.UPLOAD_INTERVAL_SECONDS
+    clock[0] += UPLOAD_INTERVAL_SECONDS
     lines.write({"step": 5})
     lines.write({"step": 6})
     lines.close()
@@ -118,7 +120,7 @@ def test_adding_does_not_wait_for_the_network(monkeypatch):
         put(self, *arguments)
 
     monkeypatch.setattr(MemoryStore, "put_whole", slow)
-    monkeypatch.setattr(storage, "UPLOAD_INTERVAL_SECONDS", 0.0)
+    monkeypatch.setattr(files, "UPLOAD_INTERVAL_SECONDS", 0.0)
     lines = JsonLines(path, durable=False)
     lines.write({"step": 1})
     assert begun.wait(30)
@@ -141,4 +143,4 @@ def test_trouble_in_the_other_thread_is_raised(monkeypatch):
         with pytest.raises(OSError, match="the store is gone"):
             lines.flush()
     lines.flush()
-    assert steps_of(read_lines(storage.to_path("az://bucket/metrics"), Line)) == [1]
+    assert steps_of(read_lines(to_path("az://bucket/metrics"), Line)) == [1]

@@ -11,7 +11,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from bert_jax import directory_lock, storage
 from bert_jax.cli import main as cli
 from bert_jax.config import CheckpointConfig, LogConfig
 from bert_jax.config.presets import load_config
@@ -20,6 +19,8 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
+from bert_jax.storage import lock
+from bert_jax.storage.files import copy_tree
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
 from bert_jax.training.run_directory.ledger import Ledger
@@ -33,7 +34,7 @@ KILLED = Path(__file__).parent / "killed_config.py"
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    monkeypatch.setattr(directory_lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(lock, "SETTLE_SECONDS", 0.0)
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -42,7 +43,7 @@ def cache(tmp_path, monkeypatch):
 def bucket(tiny_corpus):
     """With `tiny_corpus` in it, under "corpus"."""
     bucket = memory_store()
-    storage.copy_tree(tiny_corpus, bucket / "corpus")
+    copy_tree(tiny_corpus, bucket / "corpus")
     MemoryStore.written.clear()
     return bucket
 
@@ -157,7 +158,7 @@ def test_nothing_is_left_on_this_host(bucket, run, tmp_path, monkeypatch):
             raise OSError("lost")
         put(self, path, content)
 
-    storage.copy_tree(bucket / "corpus", tmp_path / "corpus")
+    copy_tree(bucket / "corpus", tmp_path / "corpus")
     monkeypatch.setattr(MemoryStore, "put_whole", fail)
     with pytest.raises(OSError, match="lost"):
         run(bucket / "corpus", bucket / "other")
@@ -187,7 +188,7 @@ def test_shards_are_cached_and_checked(bucket, cache):
 @pytest.mark.slow
 def test_commands(bucket, tiny_run, tmp_path, capfd):
     """evaluate, fill-mask and convert, from a store and to one, say what they say of the same run on disk."""
-    storage.copy_tree(tiny_run, bucket / "run")
+    copy_tree(tiny_run, bucket / "run")
 
     def said(*words: str) -> str:
         assert cli.main(list(words)) == 0
@@ -221,7 +222,7 @@ def s3(s3_server, tiny_corpus, monkeypatch, request):
     """A bucket of its own with `tiny_corpus` in it, and what the server is asked."""
     address, requests = s3_server
     bucket = use_s3(monkeypatch, address, f"bucket-{zlib.crc32(request.node.name.encode())}")
-    storage.copy_tree(tiny_corpus, bucket / "corpus")
+    copy_tree(tiny_corpus, bucket / "corpus")
     requests.clear()
     return bucket, requests
 

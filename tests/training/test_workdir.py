@@ -12,8 +12,8 @@ from bert_jax import config as config_lib
 from bert_jax.config import Config, Phase
 from bert_jax.data.corpus import FORMAT_VERSION, identity_of
 from bert_jax.data.mixture import CorpusWeight
-from bert_jax.directory_lock import DirectoryLock
 from bert_jax.errors import UserError
+from bert_jax.storage.lock import DirectoryLock
 from bert_jax.training import continuation, job, pretraining
 from bert_jax.training.run_directory import checkpoint, workdir
 from tests.runs import assert_close, numbers

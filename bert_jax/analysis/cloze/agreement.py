@@ -21,10 +21,10 @@ from bert_jax.analysis.cloze.predictions import (
     token_of_word,
 )
 from bert_jax.analysis.rows import Row
+from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.progress import progress_bar
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 FILE_MASK = "***mask***"
 CHUNK = 512

@@ -8,7 +8,7 @@ from bert_jax.analysis.cloze.section import blocks, scalars
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.errors import require
 from bert_jax.field_validation import CountOrZero, check
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 FOLDERS = ("minimal_pairs", "agreement", "ettinger", "lama")
 

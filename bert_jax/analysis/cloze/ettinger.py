@@ -23,7 +23,7 @@ from bert_jax.analysis.cloze.predictions import (
 )
 from bert_jax.errors import UserError, require
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 THRESHOLD = 0.01
 """Difference of probabilities, section 5 of the paper."""

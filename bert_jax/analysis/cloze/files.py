@@ -5,7 +5,8 @@ from typing import Any
 
 from bert_jax.errors import require, short_repr
 from bert_jax.finetune.tables import check_unicode, read_text
-from bert_jax.storage import StoredPath, parse_json
+from bert_jax.storage.json_files import parse_json
+from bert_jax.storage.paths import StoredPath
 
 
 def read_json_lines(path: StoredPath) -> Iterator[tuple[str, dict[str, Any]]]:

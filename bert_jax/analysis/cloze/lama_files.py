@@ -23,7 +23,7 @@ from bert_jax.analysis.cloze.files import first_text, read_json_lines, text_of
 from bert_jax.analysis.cloze.predictions import MASK
 from bert_jax.errors import require
 from bert_jax.finetune.tables import read_text
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 TEMPLATES = "relations.jsonl"
 AUXILIARIES = ("is", "are", "was", "were", "can", "could", "will", "would", "may", "might", "must", "should")

@@ -17,7 +17,7 @@ from bert_jax.analysis.cloze.predictions import lone_mask_log_probabilities
 from bert_jax.analysis.rows import Row, encode_sentences
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 Scores = dict[str, np.ndarray]
 """By name of the score, float64 [rows], or [pairs, 2]: of the better sentence and of the worse one."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from bert_jax.analysis.cloze.predictions import pad_rows, plan_shapes, token_log_probabilities
 from bert_jax.analysis.rows import Row
+from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.progress import progress_bar
 
 Variant = Literal["original", "within_word_l2r", "whole_word"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)

@@ -17,7 +17,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.job import newest_params
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import make_mesh

@@ -21,12 +21,12 @@ from bert_jax.analysis.heads.section import blocks, scalars
 from bert_jax.analysis.heads.smaller_model import most_important, write_smaller
 from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.progress import progress_bar
-from bert_jax.storage import StoredPath, to_path
+from bert_jax.storage.paths import StoredPath, to_path
 
 
 @dataclass(frozen=True)

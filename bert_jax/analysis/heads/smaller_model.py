@@ -26,7 +26,7 @@ from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model import bert
 from bert_jax.model.activations import Edits
 from bert_jax.model.layer_plan import parameter_groups
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import map_with_paths
 from bert_jax.training.task import Params
 

@@ -17,7 +17,7 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 
 class HeadData(NamedTuple):

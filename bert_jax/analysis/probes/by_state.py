@@ -12,8 +12,8 @@ from bert_jax.analysis.probes.structural import Scores, Tree
 from bert_jax.analysis.probes.tasks import LabelTask, control_task, uniform_of_type
 from bert_jax.analysis.probes.trees import chain_distances, control_heads
 from bert_jax.analysis.probes.vectors import Sample, WordVectors
+from bert_jax.command.progress import progress_bar
 from bert_jax.finetune.metrics import span_f1
-from bert_jax.progress import progress_bar
 
 PUNCTUATION = "PUNCT"
 """UPOS of words that are left out of spanning trees."""

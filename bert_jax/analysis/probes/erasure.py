@@ -15,9 +15,9 @@ from bert_jax.analysis.probes.linear import fit_and_score
 from bert_jax.analysis.probes.vectors import Sample
 from bert_jax.analysis.rows import Batch, Row, batches, choose_masked, masked_positions
 from bert_jax.array_types import Float, Int
+from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model.activations import Edit
-from bert_jax.progress import progress_bar
 
 EPOCHS = 30
 """Of the probes: with few steps, the noise of the optimisation alone moves a probe of erased vectors off chance."""

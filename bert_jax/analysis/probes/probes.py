@@ -19,7 +19,7 @@ from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Rate, check
 from bert_jax.finetune.tagging import TaggedSentence, read_conll
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 Task = dict[str, Any]
 """Of one task: sizes and baselines, and the scores of each of ROWS."""

@@ -9,7 +9,8 @@ from bert_jax.analysis.viewer.svg import lines_svg
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.report.page_file import check_page_file, write_html
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import StoredPath
 
 PAGE = "attention.html"
 

@@ -26,7 +26,8 @@ from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import LazyStateDict, LazyTensor, lazy_from_array, lazy_row_slice
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.files import find_tokenizer_file
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu"}

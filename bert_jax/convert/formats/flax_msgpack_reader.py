@@ -18,7 +18,8 @@ from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import LazyStateDict, LazyTensor, lazy_from_array, lazy_transpose
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.files import find_tokenizer_file
 
 WEIGHTS, INDEX, CONFIG = "flax_model.msgpack", "flax_model.msgpack.index.json", "config.json"

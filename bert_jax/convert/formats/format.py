@@ -16,7 +16,7 @@ from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import BUFFERS, LazyStateDict, lazy_row_slice, lazy_transpose, to_lazy_tensors
 from bert_jax.convert.translate import NativeModel, find_family, from_huggingface, with_canonical_names
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 

@@ -11,7 +11,8 @@ from bert_jax.convert.families.family import SHARED_FIELDS
 from bert_jax.convert.formats.tensorflow1_names import FAMILIES
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.paths import StoredPath
 
 EPSILON = 1e-12
 """Of LayerNorm: fixed in tf.contrib.layers.layer_norm, and not in the config files."""

@@ -16,7 +16,8 @@ from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import BUFFERS
 from bert_jax.convert.translate import strip_base_prefix, to_huggingface
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.files import find_tokenizer_file
 
 CONFIG = "config.json"

@@ -20,7 +20,8 @@ from bert_jax.convert.formats import (
 from bert_jax.convert.formats.format import InputFormat, ReadOptions
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, check_reachable, download_if_needed, is_remote, to_path
+from bert_jax.storage.files import download_if_needed
+from bert_jax.storage.paths import StoredPath, check_reachable, is_remote, to_path
 
 DIRECTORY_FILES = (
     *(native.DESCRIPTION, native.PARAMS, huggingface.CONFIG, flax_msgpack_reader.WEIGHTS),

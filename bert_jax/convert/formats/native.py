@@ -32,7 +32,8 @@ from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model import bert, int8
 from bert_jax.model.heads import Heads
-from bert_jax.storage import StoredPath, read_json_as
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.files import find_tokenizer_file
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments

@@ -23,7 +23,8 @@ from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import LazyStateDict
 from bert_jax.errors import require
-from bert_jax.storage import StoredPath, read_json_object
+from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.files import find_tokenizer_file
 
 CONFIG = "bert_config.json"

@@ -22,7 +22,7 @@ from bert_jax.convert.parity.parity_report import relative_difference
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel, to_huggingface_config
 from bert_jax.errors import UserError, install_command, require
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 if TYPE_CHECKING:
     import onnx

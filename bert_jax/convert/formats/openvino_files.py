@@ -16,7 +16,7 @@ from bert_jax.convert.forward_types import ForwardInputs, ForwardOutputs
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 
 if TYPE_CHECKING:
     import openvino

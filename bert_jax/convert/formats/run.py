@@ -13,7 +13,7 @@ from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import UserError
 from bert_jax.model import bert
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.run_directory import checkpoint, workdir

@@ -20,7 +20,8 @@ from google.protobuf.message import DecodeError
 from bert_jax.convert.formats import leveldb_table
 from bert_jax.convert.tensors import LazyStateDict, LazyTensor
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import StoredPath
 
 VERSION = 1
 DTYPES: dict[int, np.dtype] = {

@@ -17,7 +17,8 @@ from bert_jax.convert.formats import torch_checkpoint
 from bert_jax.convert.tensors import BUFFERS, WEIGHT_TYPES, LazyStateDict, LazyTensor, weight_dtype_message
 from bert_jax.errors import UserError
 from bert_jax.field_validation import FileName
-from bert_jax.storage import StoredPath, read_json_as
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.paths import StoredPath
 
 SAFETENSORS, PICKLE = "model.safetensors", "pytorch_model.bin"
 TYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I8": "int8"}
@@ -31,7 +32,7 @@ def open_tensors(directory: StoredPath) -> LazyStateDict:
     """Every tensor of a model's directory by name, read on access.
 
     Args:
-      directory: on disk (storage.download_if_needed).
+      directory: on disk (`storage.files.download_if_needed`).
 
     Raises:
       UserError: the checkpoint or a shard is missing or damaged; a pickle would execute code, or torch is missing; on

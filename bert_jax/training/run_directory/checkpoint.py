@@ -33,20 +33,17 @@ from bert_jax.distributed.agreement import (
 )
 from bert_jax.distributed.shared_directory import becomes_visible
 from bert_jax.errors import UserError
-from bert_jax.storage import (
-    FULL_OR_READ_ONLY,
+from bert_jax.storage.failures import FULL_OR_READ_ONLY, describe_full_disk
+from bert_jax.storage.files import (
     StagedDirectory,
-    StoredPath,
-    check_reachable,
-    describe_full_disk,
     download_if_needed,
-    is_remote,
     make_directory_if_local,
     needs_staging,
-    read_json_as,
     walk_files,
     write_atomic,
 )
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.paths import StoredPath, check_reachable, is_remote
 from bert_jax.training.run_directory.orbax_errors import OrbaxErrors
 
 COMMIT_MARKER = "COMMIT.json"

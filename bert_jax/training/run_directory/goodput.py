@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import OutageError, UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.run_directory.environment import describe_environment
 from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 

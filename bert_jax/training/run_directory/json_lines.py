@@ -9,7 +9,8 @@ from typing import Any
 
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
-from bert_jax.storage import BackgroundUpload, StoredPath, is_remote, write_atomic
+from bert_jax.storage.files import BackgroundUpload, write_atomic
+from bert_jax.storage.paths import StoredPath, is_remote
 
 NO_FSYNC_OF_DIRECTORIES = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.ENOSYS, errno.EACCES)
 """Errors of file systems that cannot put a directory on the disk."""

@@ -13,7 +13,8 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from bert_jax.distributed.agreement import compute_and_broadcast
-from bert_jax.storage import StoredPath, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 
 

@@ -1,7 +1,7 @@
 """A run that had a checkpoint and has none, as when a volume is not mounted: it must not begin again unnoticed."""
 
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.run_directory.checkpoint import (
     HAS_CHECKPOINTS,
     checkpoint_directory,

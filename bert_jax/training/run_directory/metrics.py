@@ -18,7 +18,8 @@ from types import ModuleType
 from typing import Any, TypedDict
 
 from bert_jax.errors import UserError, install_command
-from bert_jax.storage import BackgroundUpload, StagedDirectory, StoredPath, is_remote
+from bert_jax.storage.files import BackgroundUpload, StagedDirectory
+from bert_jax.storage.paths import StoredPath, is_remote
 from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
 
 Line = dict[str, Any]

@@ -3,7 +3,7 @@
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath
+from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import read_metadata

@@ -10,9 +10,11 @@ from bert_jax.config import Config
 from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
-from bert_jax.directory_lock import LOCK_FILE
 from bert_jax.errors import UserError
-from bert_jax.storage import StoredPath, check_reachable, make_directory_if_local, read_json_as, write_atomic
+from bert_jax.storage.files import make_directory_if_local, write_atomic
+from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.lock import LOCK_FILE
+from bert_jax.storage.paths import StoredPath, check_reachable
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"

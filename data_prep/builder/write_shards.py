@@ -9,9 +9,9 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import shard_file
-from bert_jax.storage import is_remote
-from data_prep.build import scratch
-from data_prep.build.shards import DocumentPart, ShardWriter
+from bert_jax.storage.paths import is_remote
+from data_prep.builder import scratch
+from data_prep.builder.shards import DocumentPart, ShardWriter
 from data_prep.sources.files import file_entry
 
 _BLOCK_ARRAYS = (

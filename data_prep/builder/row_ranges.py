@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from etils import epath
 
-from data_prep.build import scratch
-from data_prep.build.tables import DocumentTables, combine_parts
+from data_prep.builder import scratch
+from data_prep.builder.tables import DocumentTables, combine_parts
 from data_prep.duplicates import text_keys
 
 

@@ -16,8 +16,8 @@ from etils import epath
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.build import scratch
-from data_prep.build.shards import LANGUAGE_COUNTS
+from data_prep.builder import scratch
+from data_prep.builder.shards import LANGUAGE_COUNTS
 from data_prep.sources.files import file_entry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")

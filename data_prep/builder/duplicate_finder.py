@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils import epath
 
-from data_prep.build.row_ranges import DocumentKeys, DocumentSignatures, ParagraphKeys, RowRanges, write_ranges
-from data_prep.build.tables import DocumentTables
+from data_prep.builder.row_ranges import DocumentKeys, DocumentSignatures, ParagraphKeys, RowRanges, write_ranges
+from data_prep.builder.tables import DocumentTables
 from data_prep.duplicates import near_duplicates
 from data_prep.duplicates.grouped_steps import RunSteps
 from data_prep.duplicates.repeated_keys import find_repeats

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from etils import epath
 
+from bert_jax.command.progress import progress_bar
 from bert_jax.errors import UserError
-from bert_jax.progress import progress_bar
-from data_prep.build import scratch
-from data_prep.build.duplicate_finder import DuplicateFinder
-from data_prep.build.prepare import FIRST_PLACES
-from data_prep.build.tables import BLOCK_ARRAYS, DocumentTables
+from data_prep.builder import scratch
+from data_prep.builder.duplicate_finder import DuplicateFinder
+from data_prep.builder.prepare import FIRST_PLACES
+from data_prep.builder.tables import BLOCK_ARRAYS, DocumentTables
 from data_prep.duplicates import text_keys
 from data_prep.options import BuildOptions
 

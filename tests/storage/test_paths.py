@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 from etils import epath
 
-from bert_jax import storage
 from bert_jax.cli import main as cli
 from bert_jax.errors import TRY_AGAIN, UserError, install_command
+from bert_jax.storage.failures import describe_error
+from bert_jax.storage.files import StagedDirectory, copy_tree, download_if_needed, make_directory_if_local, write_atomic
+from bert_jax.storage.paths import is_remote, to_path
 from tests.stores import MemoryStore, memory_store, tree
 
 
@@ -19,13 +21,13 @@ def bucket():
 
 
 def test_paths_keep_their_slashes():
-    assert storage.to_path("a//b") == Path("a/b") and isinstance(storage.to_path(Path("a")), Path)
+    assert to_path("a//b") == Path("a/b") and isinstance(to_path(Path("a")), Path)
     for text in ("gs://b/c", "s3://b/c"):
-        path = storage.to_path(text)
-        assert str(path) == text and str(path / "d") == f"{text}/d" and storage.to_path(path) == path
-        assert storage.is_remote(path) and not storage.is_remote(Path("a"))
+        path = to_path(text)
+        assert str(path) == text and str(path / "d") == f"{text}/d" and to_path(path) == path
+        assert is_remote(path) and not is_remote(Path("a"))
     with pytest.raises(UserError, match="http:// is not supported: write gs://BUCKET"):
-        storage.to_path("http://a/b")
+        to_path("http://a/b")
 
 
 def test_writes_are_atomic_with_many_writers(tmp_path):
@@ -34,7 +36,7 @@ def test_writes_are_atomic_with_many_writers(tmp_path):
 
     def write_often(content):
         for _ in range(50):
-            storage.write_atomic(path, content)
+            write_atomic(path, content)
             assert path.read_bytes() in contents
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -43,14 +45,14 @@ def test_writes_are_atomic_with_many_writers(tmp_path):
 
 
 def test_a_store_gets_one_write_per_file_and_no_directories(bucket, tmp_path):
-    storage.make_directory_if_local(bucket / "a" / "b")
+    make_directory_if_local(bucket / "a" / "b")
     assert tree(bucket) == {}
     for content in (b"1", b"23"):
-        storage.write_atomic(bucket / "a" / "file", content)
+        write_atomic(bucket / "a" / "file", content)
     assert (bucket / "a" / "file").read_bytes() == b"23"
     assert MemoryStore.written == ["bucket/a/file"] * 2
     for _ in range(2):
-        storage.make_directory_if_local(tmp_path / "a" / "b")
+        make_directory_if_local(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
 
 
@@ -58,8 +60,8 @@ def test_copy_tree_to_a_store_and_back(bucket, tmp_path):
     (tmp_path / "from" / "deep" / "er").mkdir(parents=True)
     for name in ("one", "deep/two", "deep/er/three", "deep/er/none"):
         (tmp_path / "from" / name).write_bytes(b"" if name.endswith("none") else os.urandom(3_000_000))
-    storage.copy_tree(tmp_path / "from", bucket / "x")
-    storage.copy_tree(bucket / "x", tmp_path / "to")
+    copy_tree(tmp_path / "from", bucket / "x")
+    copy_tree(bucket / "x", tmp_path / "to")
     assert tree(bucket / "x") == tree(tmp_path / "from") == tree(tmp_path / "to") and len(tree(tmp_path / "to")) == 4
 
 
@@ -68,11 +70,11 @@ def test_directories_for_libraries_that_need_a_disk(bucket, tmp_path, native):
     """On disk, and in a store that is native to the library, the directory itself; otherwise a temporary copy."""
     (bucket / "x" / "file").write_text("1")
     for place in (bucket / "x", tmp_path):
-        staged, is_itself = storage.StagedDirectory(place, native), place == tmp_path or bool(native)
+        staged, is_itself = StagedDirectory(place, native), place == tmp_path or bool(native)
         assert (str(staged.directory) == str(place)) == is_itself
-        with storage.download_if_needed(place, native) as local:
+        with download_if_needed(place, native) as local:
             assert (str(local) == str(place)) == is_itself
-            assert is_itself or (not storage.is_remote(local) and tree(local) == {"file": b"1"})
+            assert is_itself or (not is_remote(local) and tree(local) == {"file": b"1"})
         assert local.exists() == is_itself
         (staged.directory / "new").write_text("2")
         assert (place / "new").exists() == is_itself
@@ -159,8 +161,8 @@ def test_storage_errors_are_told_from_bugs(monkeypatch, capfd):
     error = OSError("translated")
     error.__cause__ = LostError("connection closed")
     for one in (LostError("connection closed"), error):
-        assert "the object store cannot be reached (" in storage.describe_error(one)
+        assert "the object store cannot be reached (" in describe_error(one)
         monkeypatch.setitem(cli.PARSED, "evaluate", lambda _, one=one: (_ for _ in ()).throw(one))
         assert cli.main(["evaluate"]) == TRY_AGAIN
         assert "the same command continues where this one stopped" in capfd.readouterr().err
-    assert storage.describe_error(OSError("a disk")) is None and storage.describe_error(ValueError()) is None
+    assert describe_error(OSError("a disk")) is None and describe_error(ValueError()) is None

@@ -11,15 +11,15 @@ import time
 
 import pytest
 
-from bert_jax import directory_lock
-from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
+from bert_jax.storage import lock as lock_lib
+from bert_jax.storage.lock import LOCK_FILE, DirectoryLock
 from tests.stores import MemoryStore, memory_store
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from bert_jax.directory_lock import DirectoryLock
+from bert_jax.storage.lock import DirectoryLock
 with DirectoryLock(Path(sys.argv[1])) as lock:
     lock.acquire()
     print("held", flush=True)
@@ -29,7 +29,7 @@ with DirectoryLock(Path(sys.argv[1])) as lock:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(directory_lock, "SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr(lock_lib, "SETTLE_SECONDS", 0.0)
 
 
 @pytest.fixture(params=["disk", "store"])
@@ -50,7 +50,7 @@ def test_one_at_a_time(place):
         first.check()
         second.check()  # process 0 of a run holds the lock; all processes call `check`
         assert names(place) == [LOCK_FILE]
-        directory_lock.release_all()  # before os._exit
+        lock_lib.release_all()  # before os._exit
         assert names(place) == []
     with DirectoryLock(place) as first:
         first.acquire()
@@ -75,7 +75,7 @@ def test_a_second_process(tmp_path, capfd):
 def leave_lock(place, **changes) -> dict:
     """A lock file of a process that did not release it."""
     owner = DirectoryLock(place)._owner | changes
-    directory_lock.make_directory_if_local(place)
+    lock_lib.make_directory_if_local(place)
     (place / LOCK_FILE).write_bytes(json.dumps(owner).encode())
     return owner
 
@@ -91,13 +91,13 @@ def test_two_processes_find_a_dead_lock(tmp_path, monkeypatch):
             if len(entered) == 1:
                 first.acquire()
 
-        monkeypatch.setattr(directory_lock, "print", acquire_first, raising=False)
+        monkeypatch.setattr(lock_lib, "print", acquire_first, raising=False)
         with pytest.raises(UserError, match="is in use by process"):
             late.acquire()
         first.check()
         assert json.loads((tmp_path / LOCK_FILE).read_text())["id"] == first._owner["id"]
         assert names(tmp_path) == [LOCK_FILE]
-        assert not directory_lock._take_away(tmp_path / "another", b"")
+        assert not lock_lib._take_away(tmp_path / "another", b"")
 
 
 class Clock:
@@ -120,7 +120,7 @@ def test_a_process_of_another_host(place, monkeypatch, capfd):
     owner = leave_lock(place, machine="elsewhere", host="node7", process=3, since="2001")
     changed = json.dumps(owner | {"beats": 1}).encode()
     changes = iter([lambda: (place / LOCK_FILE).write_bytes(changed)])
-    monkeypatch.setattr(directory_lock, "time", Clock(lambda: next(changes, lambda: None)()))
+    monkeypatch.setattr(lock_lib, "time", Clock(lambda: next(changes, lambda: None)()))
     with DirectoryLock(place) as lock:
         with pytest.raises(UserError, match=r"in use by process 3 on node7 \(since 2001\)"):
             lock.acquire()
@@ -133,7 +133,7 @@ def test_a_process_of_another_host(place, monkeypatch, capfd):
 
 def test_a_holder_notices_that_it_was_taken_over(place, monkeypatch):
     """As after a suspension. The file stays the other's."""
-    monkeypatch.setattr(directory_lock, "HEARTBEAT_SECONDS", 0.02)
+    monkeypatch.setattr(lock_lib, "HEARTBEAT_SECONDS", 0.02)
     with DirectoryLock(place) as lock:
         lock.acquire()
         end = time.monotonic() + 60
@@ -154,7 +154,7 @@ def test_an_error_of_the_store_does_not_hide_that_of_the_run(place, monkeypatch,
 
     with pytest.raises(ValueError, match="of the run"), DirectoryLock(place) as lock:
         lock.acquire()
-        monkeypatch.setattr(directory_lock, "_read", fail)
+        monkeypatch.setattr(lock_lib, "_read", fail)
         raise ValueError("of the run")
     assert f"warning: {place / LOCK_FILE} cannot be removed (no route): remove it" in capfd.readouterr().err
 
@@ -165,13 +165,13 @@ def test_after_a_suspension_the_file_is_read_at_once(place, monkeypatch):
         lock.acquire()
         leave_lock(place, host="node7", process=3)
         lock.check()
-        monkeypatch.setattr(directory_lock, "STALE_SECONDS", -1.0)
+        monkeypatch.setattr(lock_lib, "STALE_SECONDS", -1.0)
         with pytest.raises(UserError, match="was taken over by process 3 on node7"):
             lock.check()
 
 
 def test_a_damaged_file_or_a_process_id_that_was_reused_does_not_lock(place, monkeypatch):
-    monkeypatch.setattr(directory_lock, "time", Clock(lambda: None))
+    monkeypatch.setattr(lock_lib, "time", Clock(lambda: None))
     reused = json.dumps(leave_lock(place, process=os.getppid(), started="0")).encode()
     for content in (reused, b"", b"{", b"3", b"{}", b"[" * 100_000, reused.replace(b'"0"', b"0")):
         (place / LOCK_FILE).write_bytes(content)
@@ -186,7 +186,7 @@ def test_a_store_that_refuses_conditional_writes(monkeypatch, faster):
 
     def refuse(self, path, value, mode="overwrite", **_):
         if faster:
-            leave_lock(place, process=other, started=directory_lock._start_time(other))
+            leave_lock(place, process=other, started=lock_lib._start_time(other))
         raise OSError(errno.ENOSYS, "A header is not implemented")
 
     monkeypatch.setattr(MemoryStore, "pipe_file", refuse)

@@ -18,15 +18,10 @@ from typing import Any, TypedDict
 
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
-from bert_jax.storage import (
-    StoredPath,
-    describe_full_disk,
-    file_system,
-    is_remote,
-    make_directory_if_local,
-    parse_json,
-    write_atomic,
-)
+from bert_jax.storage.failures import describe_full_disk
+from bert_jax.storage.files import make_directory_if_local, write_atomic
+from bert_jax.storage.json_files import parse_json
+from bert_jax.storage.paths import StoredPath, file_system, is_remote
 
 LOCK_FILE = "run.lock"
 HEARTBEAT_SECONDS = 10.0

@@ -14,12 +14,12 @@ from etils import epath
 
 from bert_jax.data.corpus import token_dtype
 from bert_jax.errors import short_repr
-from bert_jax.file_listing import file_sizes
-from bert_jax.storage import make_directory_if_local
+from bert_jax.storage.files import make_directory_if_local
+from bert_jax.storage.listing import file_sizes
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import languages
-from data_prep.build import scratch
-from data_prep.build.sentences import split_lines, split_paragraphs, split_sentences
+from data_prep.builder import scratch
+from data_prep.builder.sentences import split_lines, split_paragraphs, split_sentences
 from data_prep.clean import CleaningCounts, clean
 from data_prep.duplicates import minhash, text_keys, word_hashes
 from data_prep.duplicates.ngram_index import count_hits

@@ -3,7 +3,7 @@
 Prepared blocks and inputs are named by a key: a hash of their source and of all settings that affect a prepared block.
 So a build with other arguments reuses the blocks of an earlier one that would be identical.
 
-Every file is written atomically (storage.write_atomic), so a build that was killed can continue from these files.
+Every file is written atomically (`files.write_atomic`), so a build that was killed can continue from these files.
 """
 
 import functools
@@ -19,9 +19,10 @@ import safetensors.numpy
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.file_listing import file_sizes, matching_entries
-from bert_jax.range_reads import ByteRange, read_ranges
-from bert_jax.storage import is_remote, write_atomic
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.listing import file_sizes, matching_entries
+from bert_jax.storage.paths import is_remote
+from bert_jax.storage.ranges import ByteRange, read_ranges
 
 FORMAT_VERSION = 4
 """Of these files; work of an unfinished build in another version is not used."""

@@ -5,11 +5,11 @@ import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from bert_jax.progress import progress_bar
-from data_prep.build.engines import Engine, IndexedInput
-from data_prep.build.engines.run_files import count_calls, run_in_files
-from data_prep.build.prepare import BlockPreparer, PrepareJob, prepare_input
-from data_prep.build.write_shards import Assembler
+from bert_jax.command.progress import progress_bar
+from data_prep.builder.engines import Engine, IndexedInput
+from data_prep.builder.engines.run_files import count_calls, run_in_files
+from data_prep.builder.prepare import BlockPreparer, PrepareJob, prepare_input
+from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps
 from data_prep.parallel import SharedProgress, WorkerPool
 

@@ -11,27 +11,27 @@ from pathlib import Path
 
 import pytest
 
-from bert_jax import local_cache
 from bert_jax.errors import UserError
-from bert_jax.local_cache import LocalCache
+from bert_jax.storage import cache as cache_lib
+from bert_jax.storage.cache import LocalCache
 from tests.stores import memory_store
 
 HOLD = """
 import sys, time
-from bert_jax.local_cache import LocalCache
+from bert_jax.storage.cache import LocalCache
 assert LocalCache(sys.argv[1]).use_existing(sys.argv[2])
 print("used", flush=True)
 time.sleep(600)
 """
 KILLED = """
 import os, signal, sys
-from bert_jax import local_cache
-from bert_jax.local_cache import LocalCache
-local_cache.is_remote = lambda path: True
+from bert_jax.storage import cache as cache_lib
+from bert_jax.storage.cache import LocalCache
+cache_lib.is_remote = lambda path: True
 def killed(path, size):
     yield b"ha"
     os.kill(os.getpid(), signal.SIGKILL)
-local_cache.read_blocks = killed
+cache_lib.read_blocks = killed
 LocalCache(sys.argv[1], 4e-9).local_path("az://bucket/x", sys.argv[2], 4)
 """
 
@@ -49,8 +49,8 @@ def directory(tmp_path):
 
 def release() -> None:
     """This process no longer uses any copy, as if it had ended."""
-    while local_cache._used:
-        os.close(local_cache._used.popitem()[1])
+    while cache_lib._used:
+        os.close(cache_lib._used.popitem()[1])
 
 
 def put(bucket, name: str, content: bytes) -> tuple:
@@ -71,7 +71,7 @@ def test_a_file_is_copied_once_per_host(bucket, directory):
     file[0].unlink()
     assert cache.local_path(bucket / "elsewhere", *file[1:]) == local
     assert cache.local_path(Path("here"), *file[1:]) == "here"
-    assert {path.name for path in directory.iterdir()} == {file[1], local_cache.DIRECTORY_LOCK}
+    assert {path.name for path in directory.iterdir()} == {file[1], cache_lib.DIRECTORY_LOCK}
 
 
 def test_a_damaged_copy_is_not_kept(bucket, directory):
@@ -139,7 +139,7 @@ def test_a_file_system_without_locks(bucket, directory, monkeypatch):
     def fail(*_) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(local_cache.fcntl, "flock", fail)
+    monkeypatch.setattr(cache_lib.fcntl, "flock", fail)
     with pytest.raises(UserError, match=r"has no file locks \(flock: No locks available\): set --data.cache-dir"):
         LocalCache(str(directory)).local_path(*put(bucket, "a", b"aaaa"))
     assert not list(directory.iterdir())
@@ -147,7 +147,7 @@ def test_a_file_system_without_locks(bucket, directory, monkeypatch):
 
 def test_a_tenth_of_the_disk_remains_free(bucket, directory, monkeypatch):
     file = put(bucket, "a", b"aaaa")
-    usage = local_cache.shutil.disk_usage("/")
+    usage = cache_lib.shutil.disk_usage("/")
     for free, fits in ((usage.total // 10 + 3, False), (usage.total // 10 + 5, True)):
-        monkeypatch.setattr(local_cache.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
+        monkeypatch.setattr(cache_lib.shutil, "disk_usage", lambda _, free=free: usage._replace(free=free))
         assert (LocalCache(str(directory)).path_if_room(*file) is not None) == fits

@@ -20,13 +20,14 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from etils import epath
 
-from bert_jax import storage
 from bert_jax.errors import UserError
-from bert_jax.file_listing import matching_entries
-from data_prep.build.engines import Engine, IndexedInput
-from data_prep.build.engines.beam_flags import check_flags
-from data_prep.build.prepare import BlockPreparer, PrepareJob, prepare_input
-from data_prep.build.write_shards import Assembler
+from bert_jax.storage.failures import describe_error
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.listing import matching_entries
+from data_prep.builder.engines import Engine, IndexedInput
+from data_prep.builder.engines.beam_flags import check_flags
+from data_prep.builder.prepare import BlockPreparer, PrepareJob, prepare_input
+from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps, Step
 
 _FAILURE = "failure-"
@@ -109,7 +110,7 @@ def _failures_in(scratch: str) -> Iterator[None]:
     try:
         yield
     except (UserError, OSError) as error:
-        message = error if isinstance(error, UserError) else storage.describe_error(error)
+        message = error if isinstance(error, UserError) else describe_error(error)
         if message is None:
             raise
         (epath.Path(scratch) / f"{_FAILURE}{uuid.uuid4().hex}").write_text(str(message))
@@ -167,4 +168,4 @@ class _LastStep(_NextStep):
         chunks = [data for _, (_, data) in super().process(group_and_chunks)]
         with _failures_in(self._scratch):
             if chunks:
-                storage.write_atomic(epath.Path(self._scratch) / f"{_FOUND}{key:010d}.pickle", b"".join(chunks))
+                write_atomic(epath.Path(self._scratch) / f"{_FOUND}{key:010d}.pickle", b"".join(chunks))

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bert_jax.errors import OutageError
-from bert_jax.storage import StoredPath, describe_unreachable, file_system
+from bert_jax.storage.failures import describe_unreachable
+from bert_jax.storage.paths import StoredPath, file_system
 
 ATTEMPTS = 3
 """Tries for a range, each of which the store's library repeats about five times within seconds."""

@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from etils import epath
 
 from bert_jax.data.corpus import INCOMPLETE, MANIFEST
-from bert_jax.directory_lock import LOCK_FILE, DirectoryLock
 from bert_jax.errors import UserError
-from bert_jax.file_listing import matching_entries
-from bert_jax.storage import check_reachable, is_remote, make_directory_if_local
-from data_prep.build import scratch, writer
+from bert_jax.storage.files import make_directory_if_local
+from bert_jax.storage.listing import matching_entries
+from bert_jax.storage.lock import LOCK_FILE, DirectoryLock
+from bert_jax.storage.paths import check_reachable, is_remote
+from data_prep.builder import scratch, writer
 
 _ARGUMENTS = "build.json"
 _LEFTOVERS = ("*.partial", "columns-*", "rows-*", "found-*", "writing-*")

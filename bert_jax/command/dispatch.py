@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bert_jax
-from bert_jax import storage
 from bert_jax.errors import (
     INTERRUPTED,
     TRY_AGAIN,
@@ -28,6 +27,7 @@ from bert_jax.errors import (
     did_you_mean,
     printable,
 )
+from bert_jax.storage.failures import describe_error, is_outage
 
 MAX_LINE_LENGTH = 2000
 """Characters of an error's line; a longer line, which repeats a long value, loses its middle."""
@@ -62,11 +62,11 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
         except KeyboardInterrupt as interrupt:
             line, code = str(interrupt) or interrupted, INTERRUPTED
         except Exception as error:
-            description = storage.describe_error(error)
+            description = describe_error(error)
             if error is not output.error and description is None:
                 raise
             line = "" if error is output.error else f"error: {description}"
-            code = TRY_AGAIN if storage.is_outage(error) else 2
+            code = TRY_AGAIN if is_outage(error) else 2
         with contextlib.suppress(OSError):
             output.flush()
     if output.error and not line:

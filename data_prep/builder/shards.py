@@ -15,8 +15,8 @@ from etils import epath
 from bert_jax.data.corpus import LanguageEntry, token_dtype
 from bert_jax.data.word_starts import pack_word_starts
 from bert_jax.errors import UserError
-from bert_jax.storage import describe_full_disk
-from data_prep.build.records import DocumentRecordSplitter, serialize_example, split_long_lengths
+from bert_jax.storage.failures import describe_full_disk
+from data_prep.builder.records import DocumentRecordSplitter, serialize_example, split_long_lengths
 
 LANGUAGE_COUNTS = tuple(LanguageEntry.__annotations__)
 """What is counted by language."""

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from etils import epath
 
 from bert_jax.errors import UserError, require
-from bert_jax.storage import StoredPath, describe_unreachable, file_system, is_remote, to_path
+from bert_jax.storage.failures import describe_unreachable
+from bert_jax.storage.paths import StoredPath, file_system, is_remote, to_path
 
 _WILDCARD = re.compile(r"[*?\[]")
 

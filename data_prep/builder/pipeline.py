@@ -17,15 +17,15 @@ from etils import epath
 
 from bert_jax.data.corpus import read_manifest, token_dtype
 from bert_jax.errors import UserError
-from bert_jax.file_listing import file_sizes
-from bert_jax.storage import is_remote
+from bert_jax.storage.listing import file_sizes
+from bert_jax.storage.paths import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep.build import resume, scratch, writer
-from data_prep.build.decide import PreparedBlock, decide, sum_counts, sum_skipped
-from data_prep.build.duplicate_finder import DuplicateFinder
-from data_prep.build.engines import Engine, IndexedInput
-from data_prep.build.prepare import FIRST_PLACES, PrepareJob
-from data_prep.build.write_shards import Assembler
+from data_prep.builder import resume, scratch, writer
+from data_prep.builder.decide import PreparedBlock, decide, sum_counts, sum_skipped
+from data_prep.builder.duplicate_finder import DuplicateFinder
+from data_prep.builder.engines import Engine, IndexedInput
+from data_prep.builder.prepare import FIRST_PLACES, PrepareJob
+from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.options import BuildOptions
 from data_prep.sources.base import Source

@@ -8,8 +8,8 @@ import contextlib
 import pathlib
 from collections.abc import Iterator, Sequence
 
-from data_prep.build.prepare import PrepareJob
-from data_prep.build.write_shards import Assembler
+from data_prep.builder.prepare import PrepareJob
+from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps
 from data_prep.sources.base import Input
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TextIO
 
 from bert_jax.errors import UserError
-from bert_jax.range_reads import read_blocks
-from bert_jax.storage import StoredPath, is_remote
+from bert_jax.storage.paths import StoredPath, is_remote
+from bert_jax.storage.ranges import read_blocks
 
 DIRECTORY_LOCK = "cache.lock"
 """Held while sizes are added up and copies are removed."""

@@ -15,19 +15,19 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
 import tyro
 from tyro import _errors  # tyro's only structured errors; not yet a public API, so setup.cfg fixes the version of tyro
 
-from bert_jax import storage
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.field_validation import check, describe
+from bert_jax.storage.paths import StoredPath, to_path
 
 T = TypeVar("T")
 
 DirectoryArg = Annotated[
-    storage.StoredPath,
+    StoredPath,
     tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="DIR",
-        instance_from_str=lambda words: storage.to_path(words[0]),
-        is_instance=lambda value: isinstance(value, storage.StoredPath),
+        instance_from_str=lambda words: to_path(words[0]),
+        is_instance=lambda value: isinstance(value, StoredPath),
         str_from_instance=lambda value: [str(value)],
     ),
 ]

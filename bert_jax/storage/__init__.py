@@ -1,0 +1,1 @@
+"""Files on disk and in object stores: paths, listing, reading, writing, local copies, locks."""
