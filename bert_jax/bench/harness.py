@@ -7,7 +7,6 @@ benchmark decides what must be installed.
 
 import argparse
 import contextlib
-import dataclasses
 import datetime
 import os
 import statistics
@@ -23,7 +22,7 @@ from bert_jax.errors import UserError
 from bert_jax.report import Section, Table, text
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "grain", "tokenizers", "torch", "transformers", "datasketch")
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "grain", "tokenizers", "torch", "transformers")
 PACKAGES += ("onnxruntime", "openvino")
 CLOCKS = {"seconds": time.perf_counter, "cpu": time.process_time, "main": time.thread_time}
 """Wall-clock time; CPU time of this process, which varies less on a busy machine; CPU time of this thread."""
@@ -47,8 +46,7 @@ def run(
     Args:
       about: docstring of the benchmark, its help.
       add_flags: called with `add_argument` of the parser.
-      measure: returns the results, ready for JSON. Words after `--` are in `options.rest`; `options.save(results)`
-        writes results that are not complete.
+      measure: returns the results, ready for JSON; `options.save(results)` writes results that are not complete.
       render: lines to print for the report, which has `options`, the results, `environment`, `date` and `command`.
       arguments: default: those of the process.
       prog: the command; default: the path of the benchmark's file.
@@ -62,10 +60,8 @@ def run(
     parser = _OneLineParser(prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_flags(parser.add_argument)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements there")
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    options = parser.parse_args(arguments[:end])
-    options.rest = arguments[end + 1 :]
-    shown = {name: value for name, value in vars(options).items() if value and name not in ("json", "rest")}
+    options = parser.parse_args(arguments)
+    shown = {name: value for name, value in vars(options).items() if value and name != "json"}
 
     def describe(results: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -259,54 +255,3 @@ def memory_megabytes(pid: str = "self", field: str = "VmHWM") -> int:
     """Peak (VmHWM) or current (VmRSS) resident memory of a process; OSError or 0 if it has ended."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next((int(line.split()[1]) // 1024 for line in lines if line.startswith(field)), 0)
-
-
-@dataclasses.dataclass
-class ProcessUse:
-    """What a process used in a phase of a command."""
-
-    phase: str
-    process: int
-    """0 is the command, the others are those that it started"""
-    peak_megabytes: int
-    """peak resident memory, since the start of the process"""
-    cpu_seconds: float
-
-
-def cpu_seconds(pid: str) -> float:
-    """CPU seconds of a process, without those of its children; OSError if it has ended."""
-    values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def run_command(
-    command: Sequence[str], phase: Callable[[], str] = lambda: "", poll_seconds: float = 0.25
-) -> list[ProcessUse]:
-    """Run a command; returns what it and each process that it started used, by phase.
-
-    Args:
-      command: to run.
-      phase: name of the current phase.
-      poll_seconds: CPU seconds before the end of a process are not counted, up to this time.
-
-    Raises:
-      UserError: it failed.
-    """
-    uses: dict[tuple[str, str], ProcessUse] = {}
-    numbers: dict[str, int] = {}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True) as process:
-        numbers[str(process.pid)] = 0
-        while process.poll() is None:
-            name = phase()
-            for path in Path("/proc").glob("[0-9]*"):
-                with contextlib.suppress(OSError):  # it has just ended
-                    if os.getsid(int(path.name)) == process.pid:
-                        number = numbers.setdefault(path.name, len(numbers))
-                        use = uses.setdefault((name, path.name), ProcessUse(name, number, 0, 0.0))
-                        before = sum(other.cpu_seconds for other in uses.values() if other.process == number)
-                        use.peak_megabytes = max(use.peak_megabytes, memory_megabytes(path.name))
-                        use.cpu_seconds += max(0.0, cpu_seconds(path.name) - before)
-            time.sleep(poll_seconds)
-    if process.returncode:
-        raise UserError(f"{' '.join(command)} failed, see above")
-    return list(uses.values())

@@ -30,7 +30,7 @@ class TransformersStep:
         self.autocast = torch.bfloat16 if case.dtype == "bfloat16" else None
         torch.manual_seed(0)
         self.model = _build(train_step.model_config(case)).to(self.device).train()
-        self.optimizer = _adamw(self.model)
+        self.optimizer = fused_adamw(self.model, OptimizerConfig(), 1e-5)
         masked = masked_rows(train_step.synthetic_rows(case.batch, case.seq_len), train_step.predictions(case.seq_len))
         self.batch = {name: torch.from_numpy(array.astype(np.int64)).to(self.device) for name, array in masked.items()}
         self.loss_of = self._gathered_loss if case.variant == "gathered" else self._stock_loss
@@ -103,10 +103,11 @@ def _build(model: ModelConfig) -> transformers.BertForMaskedLM:
     )
 
 
-def _adamw(model: torch.nn.Module) -> torch.optim.AdamW:
+def fused_adamw(model: torch.nn.Module, config: OptimizerConfig, learning_rate: float) -> torch.optim.AdamW:
     """Fused AdamW with bert_jax's settings; no decay of biases and LayerNorms, as in the library's Trainer."""
-    config, plain, decayed = OptimizerConfig(), [], []
+    plain, decayed = [], []
     for name, parameter in model.named_parameters():
         (plain if name.endswith("bias") or "LayerNorm" in name else decayed).append(parameter)
     groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-    return torch.optim.AdamW(groups, lr=1e-5, betas=(config.beta1, config.beta2), eps=config.epsilon, fused=True)
+    betas = config.beta1, config.beta2
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, eps=config.epsilon, fused=True)

@@ -2,11 +2,9 @@
 
     python scripts/benchmarks/bench_finetune.py speed --model MODEL --task sst2 --data SST-2 --json speed.json
     python scripts/benchmarks/bench_finetune.py losses --model MODEL --task sst2 --data SST-2 --steps 50
-    python scripts/benchmarks/bench_finetune.py scores --model MODEL --task sst2 --data SST-2 --epochs 1
 
 - speed: seconds per step, interleaved in rounds of --steps steps; packing and padding on the host are included.
 - losses: of a run of --steps steps without dropout, and their largest difference.
-- scores: of dev after training to the end, one side after the other; dropout draws other random numbers.
 
 MODEL is anything that `bert-jax finetune` takes, of a family that transformers has; the task must be one of classes.
 Needs the extra `parity`.
@@ -15,13 +13,11 @@ Needs the extra `parity`.
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 from transformers_finetune import TransformersRun
 
@@ -69,11 +65,6 @@ class BertJaxRun:
         inputs = put_step_scalars(rate, micro_batches, self.seed, mesh)
         self.state, metrics = train_step(self.state, put_rows(rows, mesh, row_count), inputs)
         return metrics["loss"]
-
-    def logits(self, split: str) -> np.ndarray:
-        """Of a held-out split, [E, C]."""
-        rows_of_split, _ = self.run.task.evaluated["" if split == "dev" else split]
-        return self.run.task.predict(rows_of_split, *self.run.programs.scorer(self.state.params, 0))
 
 
 def open_run(options: argparse.Namespace) -> FinetuneRun:
@@ -144,25 +135,9 @@ def losses(options: argparse.Namespace, bert_jax_run: BertJaxRun, peer_run: Tran
     }
 
 
-def scores(options: argparse.Namespace, bert_jax_run: BertJaxRun, peer_run: TransformersRun) -> dict[str, Any]:
-    """Metrics of dev after the last step, and seconds of training."""
-    run, rows = bert_jax_run.run, []
-    dev = run.data.splits["dev"].examples
-    logits_of = {"bert_jax": lambda: bert_jax_run.logits("dev"), "transformers": lambda: peer_run.logits(dev)}
-    for name, side in (("bert_jax", bert_jax_run), ("transformers", peer_run)):
-        start = time.perf_counter()
-        for _ in range(run.config.total_steps):
-            loss = side.step()
-        float(loss)
-        seconds = time.perf_counter() - start
-        rows.append({"side": name, **run.data.metrics("dev", logits_of[name]()), "minutes": seconds / 60})
-    return {"steps": run.config.total_steps, "seed": run.seed, "dev": rows}
-
-
 MODES: dict[str, Callable[[argparse.Namespace, BertJaxRun, Any], dict[str, Any]]] = {
     "speed": speed,
     "losses": losses,
-    "scores": scores,
 }
 
 

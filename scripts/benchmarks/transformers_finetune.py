@@ -10,13 +10,12 @@ import numpy as np
 import torch
 import transformers
 
+from bert_jax.bench.transformers_step import fused_adamw
 from bert_jax.errors import UserError
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.seed_run import FinetuneRun
 from bert_jax.training.state import InitialParams
 from bert_jax.training.time_budget import timed_learning_rate_at
-
-EVALUATION_BATCH = 64
 
 
 class TransformersRun:
@@ -51,14 +50,8 @@ class TransformersRun:
         with torch.no_grad():
             self.model.classifier.weight.copy_(torch.from_numpy(np.array(output["kernel"].T)))
             self.model.classifier.bias.copy_(torch.from_numpy(np.array(output["bias"])))
-        plain, decayed = [], []
-        for name, parameter in self.model.named_parameters():
-            (plain if name.endswith("bias") or "LayerNorm" in name else decayed).append(parameter)
         settings = config.optimizer
-        groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=0.0, betas=(settings.beta1, settings.beta2), eps=settings.epsilon, fused=True
-        )
+        self.optimizer = fused_adamw(self.model, settings, 0.0)
         self.clip_norm, self.steps = settings.clip_norm, 0
 
     def step(self) -> torch.Tensor:
@@ -76,15 +69,6 @@ class TransformersRun:
         self.optimizer.zero_grad(set_to_none=True)
         self.steps += 1
         return loss.detach()
-
-    def logits(self, examples: EncodedExamples) -> np.ndarray:
-        """Of all examples, [E, C], without dropout."""
-        self.model.eval()
-        groups = np.array_split(np.arange(len(examples.lengths)), -(-len(examples.lengths) // EVALUATION_BATCH))
-        with torch.no_grad():
-            found = [self.model(**_padded(examples, members)).logits.numpy() for members in groups]
-        self.model.train()
-        return np.concatenate(found)
 
 
 def _padded(examples: EncodedExamples, members: np.ndarray) -> dict[str, torch.Tensor]:
