@@ -53,17 +53,16 @@ class Efficiency(NamedTuple):
 # family, fitted by `scripts/benchmarks/calibrate_roofline.py --published` to the runs of planning/published_runs.py,
 # on V100 and A100 for GPUs, on v3 for TPUs. So they include the losses of these programs. The ratio of matmul to the
 # others is assumed: before the factors, 0.68 (GPUs: products of width 1,024 at 0.85 of the rate of large ones, 790 of
-# 989 TFLOP/s measured on an H200, 801 on another one), 0.75 and 0.55 (TPUs, v6e: after MaxText's 65 % and 50 % of all
-# FLOPs on v5p and v6e, docs/reference/models/tiering.md) to 0.9. In bert_large on an H200, products were at 0.95 of
-# that rate: with 0.77 instead of 0.68 the fit is 0.44 and 0.52 and no run is nearer (largest error 28 instead of 27 %),
-# so it was left. No published BERT run on v4, v5e, v5p or v6e is
-# known: they have the factor of v3.
+# 989 TFLOP/s measured on an H200, 801 on another one), 0.75 and 0.55 (TPUs, v6e: after the 65 % and 50 % of all
+# FLOPs on v5p and v6e in maxtext/docs/reference/models/tiering.md) to 0.9. In bert_large on an H200, products were at
+# 0.95 of that rate: with 0.77 instead of 0.68 the fit is 0.44 and 0.52 and no run is nearer (largest error 28 instead
+# of 27 %), so it was left. No published BERT run on v4, v5e, v5p or v6e is known: they have the factor of v3.
 GPU = Efficiency(0.42, 0.56, 0.56, 0.56, 0.56)
 TPU = Efficiency(0.44, 0.52, 0.52, 0.52, 0.52)
 TPU_V6 = Efficiency(0.32, 0.52, 0.52, 0.52, 0.52)
 CPU = Efficiency(1.0, 0.87, 1.27, 0.68, 1.6)
 """Shares of rates measured on the same machine. Fitted by scripts/benchmarks/calibrate_roofline.py on a machine with
-two cores (docs/LOG.md)."""
+two cores (docs/log/pods.md, 2026-11-21)."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """BERT-Tiny: 2 layers of width 128, with a recipe for a laptop.
 
 Paper: Turc et al. 2019, "Well-Read Students Learn Better" (size). The recipe is new, for minutes instead of
-days (docs/LOG.md): short rows, small batches, a high learning rate, no dropout, initial weights nearly as wide as
-1 / sqrt(128), and 30 % of the tokens masked (Wettig et al. 2023, "Should You Mask 15% in Masked Language Modeling?").
-Held-out metrics use 15 %, as always.
+days (docs/log/project.md, 2026-11-21): short rows, small batches, a high learning rate, no dropout, initial weights
+nearly as wide as 1 / sqrt(128), and 30 % of the tokens masked (Wettig et al. 2023, "Should You Mask 15% in Masked
+Language Modeling?"). Held-out metrics use 15 %, as always.
 Command: bash scripts/quickstart.sh, or bert-jax pretrain bert_tiny --corpus DIR --workdir DIR
 Expected: held-out MLM loss more than 1.0 nat under the unigram baseline, on the quickstart's corpus.
 Parameters: 4,385,920 with encoder and pooler, 4,433,468 with both heads (vocabulary of 30,522).

@@ -40,8 +40,9 @@ export JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax-cache}
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
-# Most of the tests' time is compilation, and these code generators take more than half of that (docs/LOG.md). jaxlib 0.11 does
-# not know the flag and aborts on it. In the quick set, LLVM does not optimise either.
+# Most of the tests' time is compilation, and these code generators take more than half of that
+# (docs/log/project.md, 2026-11-22). jaxlib 0.11 does not know the flag and aborts on it. In the quick set, LLVM does not
+# optimise either.
 fusion=--xla_cpu_use_fusion_emitters=false
 if XLA_FLAGS=$fusion python -c 'import jax; jax.devices()' 2>/dev/null; then export XLA_FLAGS="${XLA_FLAGS:-} $fusion"; fi
 if ! $all; then export XLA_FLAGS="${XLA_FLAGS:-} --xla_backend_optimization_level=0"; fi

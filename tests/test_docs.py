@@ -25,6 +25,9 @@ OTHER_FLAGS = """
 --wrap --wrong --xla_gpu_deterministic_ops
 """
 """Of scripts and of other programs."""
+FOLDERS = ("bert_jax", "configs", "data_prep", "docs", "scripts", "tests")
+ALL_PAGES = sorted(page.relative_to(ROOT) for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")))
+CODE = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.suffix in (".py", ".sh")]
 
 
 @pytest.mark.parametrize("page", ["docs/kubernetes.md"])
@@ -50,12 +53,46 @@ def test_every_page_is_linked_from_the_readme():
         assert f"docs/{page.name}" in readme, f"README.md does not link {page.name}"
 
 
-@pytest.mark.parametrize("page", sorted(page.relative_to(ROOT) for page in (ROOT / "docs").rglob("*.md")), ids=str)
-def test_links_lead_to_files(page):
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub and the documentation site name them."""
+    headings = re.findall(r"(?m)^#+ (.*)", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=str)
+def test_links_lead_to_files_and_headings(page):
     """A link to a directory works in a checkout, but not in the documentation site."""
     text = re.sub(r"(?ms)^```.*?^```|`[^`\n]*`", "", (ROOT / page).read_text())
-    targets = [target for target in re.findall(r"\]\(<?([^)#>\s]+)", text) if not re.match(r"[a-z]+:", target)]
-    assert [target for target in targets if not (ROOT / page.parent / target).is_file()] == []
+    for target in re.findall(r"\]\(<?([^)>\s]+)", text):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, anchor = target.partition("#")
+        linked = ROOT / page.parent / name if name else ROOT / page
+        assert linked.is_file(), target
+        assert not anchor or anchor in anchors_of(linked), target
+
+
+def test_pages_that_the_code_names_exist():
+    """Comments, docstrings and scripts cite pages, and entries of the log by their date."""
+    cited = 0
+    for file in [*CODE, *(ROOT / "constraints").iterdir(), ROOT / "setup.cfg"]:
+        text = re.sub(r"\n[# ]*", " ", file.read_text())
+        for page, date in re.findall(r"(?<!/)\b(docs/[\w/-]+\.(?:md|html|json|png|svg))(?:, (\d{4}-\d\d-\d\d))?", text):
+            assert (ROOT / page).is_file(), f"{file}: {page}"
+            assert not date or f"\n## {date}: " in (ROOT / page).read_text(), f"{file}: {page} has no entry of {date}"
+            cited += page.startswith("docs/log/")
+    assert cited > 25
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "log").glob("*.md")), ids=lambda page: page.stem)
+def test_the_log_marks_figures_whose_script_is_gone(page):
+    here = {path.name for path in CODE}
+    for entry in re.split(r"(?m)^## ", page.read_text())[1:]:
+        title, *paragraphs = re.split(r"\n\n|\n(?=- )", entry)
+        assert re.match(r"\d{4}-\d\d-\d\d: ", title), title
+        for paragraph in paragraphs if "† Whole entry." not in paragraphs else []:
+            gone = set(re.findall(r"\b[a-z_]+\.(?:py|sh)\b", paragraph)) - here
+            assert not gone or "†" in paragraph, f"{title}: {sorted(gone)}"
 
 
 def test_pages_name_only_flags_that_exist():

@@ -63,7 +63,7 @@ class EpochPlanner:
     """All windows of all epochs of one corpus, for rows of one length."""
 
     def __init__(self, corpus: Corpus, data: DataConfig, seq_len: int, seed: int):
-        """Reads every length twice and every offset: 0.5 s for 2 billion tokens (docs/LOG.md).
+        """Reads every length twice and every offset: 0.5 s for 2 billion tokens (docs/log/stream.md, 2026-11-26).
 
         Raises:
           UserError: an empty split, a pair format for fewer than two documents, or arrays that contradict each other.

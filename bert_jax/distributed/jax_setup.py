@@ -51,8 +51,8 @@ def keep_freed_memory() -> None:
 
     On a CPU, XLA allocates the temporary buffers of a step anew in every step. By default glibc maps and unmaps them,
     and the kernel fills every page with zeros: 98,000 page faults and 15 % of the time of a step with 23 million
-    parameters (docs/LOG.md). The process keeps its peak memory until it ends. Threads that exist already keep their
-    own arenas, so this comes before jax creates its threads. Other C libraries are left alone.
+    parameters (docs/log/finetuning.md, 2026-11-23). The process keeps its peak memory until it ends. Threads that exist
+    already keep their own arenas, so this comes before jax creates its threads. Other C libraries are left alone.
     """
     if not has_accelerator() and sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "gnu_get_libc_version"):
         for parameter, value in ((M_ARENA_MAX, 1), (M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, -1)):

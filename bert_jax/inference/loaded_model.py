@@ -322,7 +322,10 @@ def _chunks(texts: Any) -> Iterator[list[str]]:
 
 
 def _inference_config(config: ModelConfig) -> ModelConfig:
-    """The config without dropout, with the fastest attention for inference (docs/LOG.md), on any device."""
+    """The config without dropout, with the fastest attention for inference on any device.
+
+    Measured on a CPU: docs/log/conversion.md, 2026-11-22.
+    """
     attention = "deferred" if jax.default_backend() == "cpu" else config.attention
     dense = {"dense_dtype": config.inference_dense_dtype}
     return dataclasses.replace(config, attention=attention, **dense, attention_dropout=0.0, hidden_dropout=0.0)

@@ -151,7 +151,7 @@ def _deferred_softmax(
     """Attention with fewer passes over [B, N, Q, S]: it scales the queries instead of the scores.
 
     The division by the sums of the softmax is deferred to the contexts. On two CPU cores a whole encoder took 8 %
-    (S = 128) and 16 % (S = 256) less CPU time than with "xla" (docs/LOG.md).
+    (S = 128) and 16 % (S = 256) less CPU time than with "xla" (docs/log/conversion.md, 2026-11-22).
     """
     scaled = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
     scores_BNQS = jnp.einsum("bqnd,bsnd->bnqs", scaled, key, preferred_element_type=jnp.float32)

@@ -82,8 +82,8 @@ def decode(
     """hidden @ table.T + bias, float32, with factors in the type of `hidden`.
 
     The backward pass is written out. The gradient of the bias is a product with ones, because XLA for CPUs takes 150 ms
-    for the reduction of [1216, 30522] over its rows, and 6 ms for this product (docs/LOG.md). The other products have
-    factors in the type of `hidden`, where jax would multiply float32 by bfloat16.
+    for the reduction of [1216, 30522] over its rows, and 6 ms for this product (docs/log/model.md,
+    2026-11-23). The other products have factors in the type of `hidden`, where jax would multiply float32 by bfloat16.
     """
     products = jnp.einsum("...e,ve->...v", hidden, table.astype(hidden.dtype), preferred_element_type=jnp.float32)
     return products + jnp.broadcast_to(bias, products.shape)

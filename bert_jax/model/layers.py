@@ -26,7 +26,8 @@ def gelu(x: Array) -> Array:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016); on GPUs with an error of 1e-6.
 
     Its derivative is written out, so the backward pass stores one array of the feed-forward width instead of four.
-    GPUs are bound by the instructions of the error function, CPUs by those of an exponential (docs/LOG.md).
+    GPUs are bound by the instructions of the error function, CPUs by those of an exponential
+    (docs/log/model.md, 2026-11-26).
     """
 
     def short(x: Array) -> Array:
@@ -48,7 +49,7 @@ def normal_cdf(x: Float[Array, "..."]) -> Float[Array, "..."]:
     """Distribution function of the normal distribution, with an absolute error of 1e-7 (float32).
 
     Abramowitz and Stegun 1964, 7.1.26: one exponential, which the density shares, and a polynomial of degree 5, where
-    XLA's error function has two of degrees 6 and 4 (docs/LOG.md).
+    XLA's error function has two of degrees 6 and 4 (docs/log/model.md, 2026-11-26).
     """
     t = 1.0 / (1.0 + 0.3275911 * 0.5**0.5 * jnp.abs(x))
     polynomial = jnp.zeros_like(x)
@@ -281,7 +282,8 @@ class Dense(nnx.Module):
     def separate_products(self, inputs: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
         """As `__call__`, with one product for each index of the first output axis, each of its own input.
 
-        On a CPU this is cheaper than copying query, key and value out of one product (docs/LOG.md).
+        On a CPU this is cheaper than copying query, key and value out of one product
+        (docs/log/conversion.md, 2026-11-22).
         """
         kernel = jnp.moveaxis(self.kernel[...], self.num_inputs, 0)
         products = [self._product(x, part) for x, part in zip(inputs, kernel, strict=True)]

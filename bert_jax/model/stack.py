@@ -104,7 +104,7 @@ def split_layers(gradient_types: tuple[str, ...], stacked: Any) -> tuple[Any, ..
 
     The backward pass writes the gradient of each layer into the stack as soon as it is computed. The transpose of
     slicing would concatenate all of them inside the optimizer's kernels, which then read one element at a time
-    (docs/LOG.md). The barrier keeps the writes out of these kernels.
+    (docs/log/model.md, 2026-11-26). The barrier keeps the writes out of these kernels.
 
     Args:
       gradient_types: of the stored gradients, one for each leaf: smaller than that of the leaf only where it

@@ -120,7 +120,7 @@ def position_of_nth(marks: Bool[Array, "B S"], size: int) -> Int[Array, "B M"]:
     """Positions of the first `size` marks of each row, S where there are fewer.
 
     It compares all pairs. With a scatter that drops indices past the end of a row, masking chose other tokens on a GPU
-    with XLA's `--xla_gpu_deterministic_ops` (jax 0.11.2, docs/LOG.md).
+    with XLA's `--xla_gpu_deterministic_ops` (jax 0.11.2, docs/log/model.md, 2026-11-26).
     """
     marked_so_far = jnp.cumsum(marks, axis=1, dtype=jnp.int32)
     numbers = jnp.arange(size, dtype=jnp.int32)

@@ -20,7 +20,7 @@ from bert_jax.training.programs import Programs
 
 GPU_OPTIONS: dict[str, bool | int] = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 """Nothing can be timed, so XLA cannot choose among kernels of a product. Its own, untuned, are off: on an H200, four
-fifths of the time of products was in cuBLAS's (docs/LOG.md)."""
+fifths of the time of products was in cuBLAS's (docs/log/model.md, 2026-11-26)."""
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

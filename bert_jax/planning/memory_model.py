@@ -10,7 +10,7 @@
 | temporaries | `LAYER_WORKING_SHARE` times the activations of one layer without remat, and `LOGIT_BYTES` per logit |
 | batch | rows of a step, int32 |
 
-The activations of a layer were counted in the code of model/encoder.py and agree with compiled programs (docs/LOG.md).
+The activations of a layer were counted in the code of model/encoder.py and agree with compiled programs (docs/log/pods.md, 2026-11-21).
 The model ignores activations of adapters, fragmentation, padding to tiles and recomputation that the compiler decides.
 """  # noqa: E501
 
@@ -22,7 +22,8 @@ from bert_jax.planning.workload import Workload, entry_widths, even_shard_size, 
 from bert_jax.training.optimizers import describe
 
 LAYER_WORKING_SHARE = 0.75
-"""Share of the activations of one layer: its gradients during the backward pass. Fitted (docs/LOG.md)."""
+"""Share of the activations of one layer: its gradients during the backward pass. Fitted (docs/log/pods.md,
+2026-11-21)."""
 LOGIT_BYTES = 8
 """Per logit: value and gradient, float32."""
 BATCH_ARRAYS = 6

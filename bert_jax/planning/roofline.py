@@ -21,7 +21,7 @@ All assumptions of the model:
 - With `model.dense_dtype float8`, finding the largest values and rounding cost nothing, as if fused (not measured).
 - With `model.dense_dtype int8`, products take the time of those in the compute type (on accelerators not measured).
 - Recomputed layers (`model.remat`) cost their products again; the additional memory traffic is assumed to equal that
-  of storing them ("dots" was no slower than "none" on a CPU, see docs/LOG.md).
+  of storing them ("dots" was no slower than "none" on a CPU, see docs/log/pods.md, 2026-11-21).
 - Reading rows, dispatch, checkpoints, evaluation and failures cost nothing; all devices are equally fast.
 - Efficiencies are part of the chip (chips.py): fitted to published runs of other programs for accelerators, to own
   measurements on a CPU.

@@ -26,12 +26,12 @@ PREFERRED: dict[Platform, tuple[str, ...]] = {
     "unknown": ("xla", "reference"),
 }
 """What `model.attention auto` tries, in this order. For CPUs it was measured, in `encode` and in training; that
-`pallas_gpu` comes first on GPUs, on an H200, where only `cudnn` without dropout was up to 3 % faster (docs/LOG.md). For
-TPUs it is assumed: the implementations that write no scores to memory first."""
+`pallas_gpu` comes first on GPUs, on an H200, where only `cudnn` without dropout was up to 3 % faster
+(docs/log/model.md, 2026-11-26). For TPUs it is assumed: the implementations that write no scores to memory first."""
 MOST_UNROLLED: dict[Platform, int] = {"cpu": 12, "gpu": 24}
 """Layers of the deepest model whose scan over depth is unrolled: in a loop, slices of stacked parameters and residuals
 are copied in every iteration. Steps take 6 to 13 % less time on a CPU, 12 to 16 % less with `pallas_gpu` on an H200
-(docs/LOG.md). Deeper models compile too long; on GPUs they were not measured."""
+(docs/log/model.md, 2026-11-26). Deeper models compile too long; on GPUs they were not measured."""
 
 
 def choose_implementation(config: Config, device_kind: str) -> Config:

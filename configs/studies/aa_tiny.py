@@ -8,7 +8,7 @@ Size: 5,000 steps of 16 rows of 64 tokens, 5.1 million tokens in a run: 20 epoch
 or 10 of 0.5 million, with a vocabulary of about 4,000. Hold out at least 35,000 tokens, for 512 rows.
 Margin: 0.05 nats, stated before any run.
 Cost: 6 runs, 31 million tokens: 24 minutes in two parts with one core each, beside other work.
-Result: undecided, -0.040 (-0.155 to +0.075); docs/LOG.md, 2026-11-23; report: docs/studies/aa_tiny.html.
+Result: undecided, -0.040 (-0.155 to +0.075); docs/log/analysis.md, 2026-11-23; report: docs/studies/aa_tiny.html.
 """
 
 from bert_jax import config as config_lib

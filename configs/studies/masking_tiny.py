@@ -10,7 +10,7 @@ with a vocabulary of about 4,000. Hold out at least 35,000 tokens, for 512 rows.
 Margin: 0.05 nats, stated before any run.
 Cost: 9 runs, 92 million tokens; 11 minutes a run on one core, 57 minutes in two parts with one core each.
 Result: dynamic 4.100, static_1 8.189 (higher), static_10 4.143 (higher: +0.043, t interval +0.019 to +0.066), on 29
-books with 0.47 million tokens for training: docs/LOG.md, 2026-11-23, and docs/studies/masking_tiny.html.
+books with 0.47 million tokens for training: docs/log/analysis.md, 2026-11-23, and docs/studies/masking_tiny.html.
 Fair rows: with example_copies 1 the examples are the same in every epoch, so the levels read the same rows in the same
 order, and differ only in their masks.
 Format: with contiguous rows (full_sentences), as in the first version, a model of this size needs more than 4,000 steps

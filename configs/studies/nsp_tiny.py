@@ -12,7 +12,7 @@ Margin: 0.05 nats, stated before any run. The accuracies of the pair objectives 
 Cost: 9 runs, 92 million tokens; 11 to 15 minutes a run on one core, 65 minutes in two parts with one core each.
 Result: none 4.024, nsp 4.964 (undecided: +0.939, t interval +0.171 to +1.708, p 0.069 after Holm), sop 4.428
 (undecided: +0.404, t interval -0.005 to +0.813), on 29 books with 0.47 million tokens for training; the loss is higher
-in every seed of both: docs/LOG.md, 2026-11-23, and docs/studies/nsp_tiny.html.
+in every seed of both: docs/log/analysis.md, 2026-11-23, and docs/studies/nsp_tiny.html.
 Fair rows: the losses are of full_sentences, contiguous text of one segment, which no level trains on. In the training
 rows, none and nsp have the same text, with a random second segment in half of the examples; those of sop are
 contiguous, in half of the examples in the other order. So nsp against none is the effect of the objective alone, and

@@ -15,7 +15,7 @@ from data_prep.duplicates.word_hashes import hash64, ngram_hashes
 DEFAULT_SHINGLE_WORDS = 3
 """A copy with 5 % of its words changed keeps q = 0.95^3 of its shingles: J = q / (2 - q) = 0.75, far above passages
 that share 30 % of their text (0.18). With 5 words J is 0.63, and short copies fall below 0.5 by chance; with 1 word,
-different texts on one subject reach similar values (table in docs/LOG.md, by bench_duplicates.py)."""
+different texts on one subject reach similar values (table in docs/log/corpora.md, 2026-11-21)."""
 DEFAULT_PERMUTATIONS = 128
 EMPTY = np.uint32(0xFFFFFFFF)
 """All values of the signature of a document without words"""

@@ -20,8 +20,9 @@ thousands of documents share, and it depends on no earlier decision, so pairs ca
 disadvantage: a pair is missed if all bands on which it agrees are shared by more documents before it (a pair of
 similarity 0.75 agrees on 18 of 42 on average). Equal signatures are removed first, so that they do not fill a bucket.
 
-The best known library for near-duplicates is datasketch (comparison in docs/LOG.md): it hashes shingles one by one in
-Python, which takes 15 times as long, and its index of Python sets needs 8 kB of memory per document.
+The best known library for near-duplicates is datasketch (comparison in docs/log/corpora.md, 2026-11-21): it hashes
+shingles one by one in Python, which takes 15 times as long, and its index of Python sets needs 8 kB of memory per
+document.
 """
 
 import dataclasses

@@ -3,7 +3,7 @@
 `auto` identifies one encoding per file, from samples that depend on the file alone, so it is the same in every process
 and range. charset-normalizer decides between the encodings that are neither UTF-8 nor marked. Of 31 texts in
 19 legacy encodings it identified 28, chardet 7.7 all, but chardet was not among the packages of this project, and
-charset-normalizer is, by way of tensorflow-datasets (docs/LOG.md).
+charset-normalizer is, by way of tensorflow-datasets (docs/log/corpora.md, 2026-11-26).
 """
 
 import codecs

@@ -311,6 +311,6 @@ def test_in_shard_map_and_without_needless_loops(unit):
     jax.tree.map(np.testing.assert_array_equal, sharded, masked(batch, KEY, objective, PIECES))
     parts = primitives(mask, batch, KEY)
     assert parts["while"] == (unit != "token")
-    # With scatters of indices outside of rows, XLA's deterministic operations chose other tokens (docs/LOG.md, H200).
-    # Those of `scatter_max` are inside.
+    # With scatters of indices outside of rows, XLA's deterministic operations chose other tokens
+    # (docs/log/model.md, 2026-11-26, H200). Those of `scatter_max` are inside.
     assert parts["scatter"] == 0

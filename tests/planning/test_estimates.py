@@ -25,7 +25,7 @@ from tests.planning.machines import CHIP, chip_with, run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "estimates.txt"
 TOLERANCE = 0.15
-"""Largest relative error of the total estimate against a compiled program (figures in docs/LOG.md)."""
+"""Largest relative error of the total estimate against a compiled program (figures in docs/log/pods.md, 2026-11-21)."""
 ONE, DRY = Sizes(), {"hidden_dropout": 0.0, "attention_dropout": 0.0}
 CASES = {
     "bfloat16": (ONE, 1, {}),
@@ -208,7 +208,10 @@ def test_memory_is_near_compiled_programs(remat, seq_len, rows, accumulation):
     [("none", 128, 5_138_710_528), ("full", 8, 5_018_386_432)],
 )
 def test_memory_is_near_the_tpu_compilers_figure(remat, accumulation, temporary):
-    """bert_large_lamb's second phase on v5e:16x16, compiled ahead of time with libtpu 0.0.51 (docs/LOG.md)."""
+    """bert_large_lamb's second phase on v5e:16x16, compiled ahead of time with libtpu 0.0.51.
+
+    The figures are in docs/log/pods.md, 2026-11-21.
+    """
     config = load_config("bert_large_lamb")
     config = dataclasses.replace(config, model=dataclasses.replace(config.model, remat=remat))
     parts = estimate_memory(config, 1, Sizes(256), accumulation)

@@ -46,7 +46,7 @@ class HeadsSettings(FileOptions):
     """Share of a text's tokens that are masked, all by the mask token; at least one token is."""
     normalize_by_layer: bool = False
     """Divide importances by their L2 norm in the layer before heads are ordered for pruning, as Michel et al. did for
-    translation; on pretrained MLMs the plain ones keep the loss lower (docs/LOG.md)."""
+    translation; on pretrained MLMs the plain ones keep the loss lower (docs/log/analysis.md, 2026-11-25)."""
     step: Share = 0.1
     """Share of all heads that is removed at a time."""
     random_orders: Count = 2

@@ -27,7 +27,7 @@ _GROUP_SIZE_PATH = ["runtime_options", "DYNAMIC_QUANTIZATION_GROUP_SIZE"]
 """Where optimum-intel writes it, and the CPU plugin reads it."""
 INT8_GROUP = 128
 """Consecutive inputs of a product that share a scale. On the published MiniLM, groups of 32 gave 0.047 relative error
-and 118 ms, of 128 0.060 and 93 ms, of 384 (whole rows) 0.080 and 89 ms (docs/LOG.md)."""
+and 118 ms, of 128 0.060 and 93 ms, of 384 (whole rows) 0.080 and 89 ms (docs/log/conversion.md, 2026-11-25)."""
 
 
 def import_without_telemetry() -> ModuleType:

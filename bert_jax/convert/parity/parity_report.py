@@ -22,8 +22,8 @@ LIMIT = 1e-4
 two of them. For larger values, the limit is multiplied by their root mean square."""
 RELATIVE_LIMIT = 0.5
 """Root mean square of the difference of an int8 model, relative to that of the values. On the published MiniLM of 6
-layers it is 0.17 with inputs that are quantised per batch, and 0.06 per group (docs/LOG.md); logits near 0 have more,
-another model has about 1.4."""
+layers it is 0.17 with inputs that are quantised per batch, and 0.06 per group; logits near 0 have more,
+another model has about 1.4 (docs/log/conversion.md, 2026-11-25)."""
 ROUNDED_LIMITS = {"float16": 0.01, "bfloat16": 0.05}
 """The same for weights that were rounded to these dtypes, which have 11 and 8 bits; the computation is in float32."""
 MEASURES = {
