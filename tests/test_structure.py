@@ -41,7 +41,11 @@ def mentions(attribute: str) -> set[str]:
 @pytest.mark.parametrize(
     ("attribute", "files"),
     [
-        ("jit", "bench/floor bench/train_step convert/formats/stablehlo inference/loaded_model training/programs"),
+        (
+            "jit",
+            "bench/floor bench/train_step convert/formats/stablehlo inference/loaded_model interventions/capture "
+            "interventions/pruning_masks interventions/smaller_model training/programs",
+        ),
         ("pmap", ""),
         ("pjit", ""),
         ("PartitionSpec", "training/sharding"),

@@ -24,7 +24,7 @@ from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
 
 FORMAT_VERSION = 2
-SHARED_PACKAGES = ("finetune", "inference", "model", "objectives", "tokenizers")
+SHARED_PACKAGES = ("finetune", "inference", "interventions", "model", "objectives", "tokenizers")
 """Packages of bert_jax whose data, vectors and metrics suites use."""
 DIGITS = 6
 """Significant digits of numbers; the next ones differ between devices."""

@@ -11,10 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import tqdm
 
-from bert_jax.analysis.heads.losses import ACTIVATIONS, CONTEXT, Evaluation, Examples, evaluate, mask_derivatives
-from bert_jax.analysis.heads.measures import importance
-from bert_jax.analysis.heads.smaller_model import Kept, mask_of, most_important, sizes, write_smaller
-from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.command.progress import progress_bar
 from bert_jax.compress.prune_options import TEXT_LENGTH, PruneOptions
 from bert_jax.config import ModelConfig
@@ -22,6 +18,10 @@ from bert_jax.convert.conversion import check_destination
 from bert_jax.errors import require
 from bert_jax.inference import loaded_model
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.importance import importance, most_important
+from bert_jax.interventions.importance_data import HeadData, read_task, read_texts
+from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT, Evaluation, Examples, evaluate, mask_derivatives
+from bert_jax.interventions.smaller_model import Kept, mask_of, sizes, write_smaller
 from bert_jax.storage.paths import StoredPath
 
 

@@ -12,9 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from etils import epath
 
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import Row, batches, encode_sentences
-from bert_jax.analysis.task_evaluation import rows_of, task_score
 from bert_jax.convert.conversion import check_destination, convert
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.parity.sample_texts import TEXTS
@@ -27,6 +24,9 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import Row, batches, encode_sentences
+from bert_jax.interventions.task_evaluation import rows_of, task_score
 from bert_jax.model import bert
 from bert_jax.model.int8 import dequantise, quantise
 from bert_jax.storage.paths import StoredPath

@@ -13,8 +13,6 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.array_types import Int
 from bert_jax.command.progress import progress_bar
 from bert_jax.convert.conversion import check_destination, convert
@@ -23,6 +21,8 @@ from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError, require
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.storage import listing
 from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer

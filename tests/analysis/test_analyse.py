@@ -13,7 +13,7 @@ from bert_jax.errors import UserError
 from bert_jax.field_validation import Count
 from bert_jax.model.heads import Heads
 from bert_jax.report import Note
-from tests.analysis.models import small_model
+from tests.interventions.models import small_model
 
 CALLS = []
 

@@ -15,17 +15,17 @@ from scipy.spatial.distance import jensenshannon
 from bert_jax import report
 from bert_jax.analysis.attention import SUITE, attention_gradients, clusters, maps, patterns, statistics
 from bert_jax.analysis.attention.attention import AttentionSettings, measure_maps
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.interventions import Intervention
-from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.intervention import Intervention
+from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from tests.analysis import data_folder
-from tests.analysis.models import LAYERS, small_model
+from tests.interventions.models import LAYERS, small_model
 
 HEADS = 2
 SETTINGS = AttentionSettings(

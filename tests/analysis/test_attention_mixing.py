@@ -10,12 +10,12 @@ from scipy.stats import spearmanr
 from bert_jax.analysis.attention import flow, mixing
 from bert_jax.analysis.attention.maps import PROBABILITIES
 from bert_jax.analysis.attention.value_zeroing import value_zeroing
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.interventions import Intervention
-from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.intervention import Intervention
+from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.model import bert
-from tests.analysis.models import LAYERS, small_model
+from tests.interventions.models import LAYERS, small_model
 
 TEXTS = ("the river sings over the stone", "a quick light", "the mountain falls over a river. the light sings")
 

@@ -6,8 +6,8 @@ import pytest
 from bert_jax.analysis.attention import relations
 from bert_jax.analysis.attention.attention import selection_and_scoring
 from bert_jax.analysis.attention.maps import TextAttention
-from bert_jax.analysis.rows import Row
 from bert_jax.analysis.treebank import Sentence
+from bert_jax.interventions.rows import Row
 
 LABELS = ("nsubj", "obj", "det")
 SHAPE = 2, 3  # layers, heads

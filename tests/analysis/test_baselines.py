@@ -19,7 +19,7 @@ from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.analysis.suites import SUITES as ALL_SUITES
 from bert_jax.inference.loaded_model import LoadedModel
 from tests.analysis import data_folder
-from tests.analysis.models import small_model
+from tests.interventions.models import small_model
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "two_models"
 SUITES = {

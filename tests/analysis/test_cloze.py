@@ -15,8 +15,8 @@ from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads
 from tests.analysis import data_folder
-from tests.analysis.models import small_model
 from tests.analysis.test_cloze_pll import context_free
+from tests.interventions.models import small_model
 
 CPRAG = ["item", "context_s1", "context_s2", "expected", "within_category", "between_category", "constraint"]
 ROLE = ["item", "context", "expected", "exp_cloze", "target", "tgt_cloze", "tgt_cloze(strict)"]

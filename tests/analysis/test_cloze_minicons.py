@@ -5,7 +5,7 @@ import pytest
 
 import bert_jax
 from bert_jax.analysis.cloze.pll import token_scores
-from bert_jax.analysis.rows import encode_sentences
+from bert_jax.interventions.rows import encode_sentences
 from tests.live import small_models
 
 pytestmark = pytest.mark.slow

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bert_jax.analysis.capture import capture
 from bert_jax.analysis.cloze import minimal_pairs
 from bert_jax.analysis.cloze.pll import VARIANTS, pseudo_log_likelihoods, token_scores
 from bert_jax.analysis.cloze.predictions import Shape, plan_shapes
-from bert_jax.analysis.rows import batches, encode_sentences
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
-from tests.analysis.models import small_model
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import batches, encode_sentences
+from tests.interventions.models import small_model
 
 SENTENCES = ["The river sings.", "a crab falls over the dark stone .", "the cat don't sing", "Stone", "the the"]
 

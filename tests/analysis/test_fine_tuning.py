@@ -4,29 +4,24 @@ import dataclasses
 import json
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
 
 import bert_jax
 from bert_jax import report
-from bert_jax.analysis import task_evaluation
 from bert_jax.analysis.fine_tuning import SUITE, measures, weights
 from bert_jax.analysis.fine_tuning.fine_tuning import FineTuningSettings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
 from bert_jax.errors import UserError
 from bert_jax.finetune import finetune
-from bert_jax.finetune.encoding import EncodedExamples
-from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.training.param_paths import name_leaves
-from tests.analysis.models import LAYERS, small_model, small_tokenizer
-from tests.finetune import task_files, tiny_task
+from tests.finetune import task_files
+from tests.interventions.models import LAYERS, small_model, small_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 HEADS = Heads(pair=True, task=TaskHead("classification", ("no", "yes"), "pooled"))
@@ -142,41 +137,6 @@ def test_random_direction_is_as_long_as_the_change_and_filter_normalised(pair):
     for ratio in ratios:
         np.testing.assert_allclose(ratio, ratios[0].flat[0], rtol=1e-4)
     assert not found["encoder"]["layers"]["up"]["bias"].any()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["classification", "regression", "tagging", "span"])
-def test_losses_are_those_of_fine_tuning(kind):
-    """Which packs the examples; so packing, logits and losses are compared at once."""
-    labels = {"regression": ("score",), "span": ("start", "end")}.get(kind, ("a", "b", "c"))
-    reads = "tokens" if kind in ("tagging", "span") else "mean"
-    head = TaskHead("classification" if kind == "regression" else kind, labels, reads)
-    examples, rng = tiny_task.examples(20), np.random.default_rng(0)
-    count, tokens = len(examples.lengths), len(examples.input_ids)
-    made = {
-        "classification": rng.integers(0, 3, count).astype(np.int32),
-        "regression": rng.normal(size=count).astype(np.float32),
-        "tagging": rng.integers(-1, 3, tokens).astype(np.int32),
-        "span": rng.integers(0, examples.lengths[:, None], (count, 2)).astype(np.int32),
-    }
-    examples = examples._replace(labels=made[kind])
-    task = tiny_task.make_task(head)
-    rows = dataclasses.replace(task, train=type(task.train)(examples, 32, 4, task.train.special_ids, 1)).train
-    params = bert.init(task.config.model, jax.random.key(0), task.heads)
-    packed = [jax.tree.map(jnp.asarray, batch) for batch in rows.in_order(8)]
-    sums = [FineTuning.score(task, params, batch)[1]["task_loss"] for batch in packed]
-    expected = sum(one.sum for one in sums) / sum(one.weight for one in sums)
-    model = LoadedModel(task.config.model, task.heads, params, small_tokenizer())
-    order = list(range(count))[::-1]
-    logits = task_evaluation.task_logits(model, examples, order)
-    np.testing.assert_allclose(task_evaluation.task_loss(logits, examples, order, head.kind), expected, rtol=1e-5)
-
-
-def test_rows_of_pairs():
-    ids, types = np.arange(7, dtype=np.int32), np.array([0, 0, 0, 0, 0, 1, 1], np.int32)
-    examples = EncodedExamples(ids, types, np.array([0, 3, 7]), np.zeros(2, np.int32), 0)
-    (row,) = task_evaluation.rows_of(examples, [1])
-    assert row.input_ids.tolist() == [3, 4, 5, 6] and row.token_type_ids.tolist() == [0, 0, 1, 1]
 
 
 def settings(base, /, **changes) -> FineTuningSettings:

@@ -7,14 +7,14 @@ import pytest
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.capture import capture
 from bert_jax.analysis.geometry import SUITE, languages, measures, words
 from bert_jax.analysis.geometry.geometry import GeometrySettings
-from bert_jax.analysis.rows import batches, encode_texts, sample_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
-from tests.analysis.models import LAYERS, small_model
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import batches, encode_texts, sample_texts
 from tests.building import make_sentence
+from tests.interventions.models import LAYERS, small_model
 
 SETTINGS = GeometrySettings(texts=30, words=5, contexts=4, sentences=16)
 

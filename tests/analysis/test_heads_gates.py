@@ -22,8 +22,8 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import DropoutKey
 from bert_jax.training.param_paths import name_leaves
-from tests.analysis.models import small_model
 from tests.finetune import task_files, tiny_task
+from tests.interventions.models import small_model
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 HEADS = Heads(mlm=False, task=TaskHead("classification", ("0", "1"), "pooled"))

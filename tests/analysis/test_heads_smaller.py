@@ -1,6 +1,4 @@
-"""Models without heads and units: logits of the masked model, read again, refused by formats that cannot hold it."""
-
-import dataclasses
+"""The suite on heads writes a smaller checkpoint."""
 
 import jax
 import numpy as np
@@ -8,118 +6,23 @@ import pytest
 from etils import epath
 
 import bert_jax
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.heads import SUITE, smaller_model
-from bert_jax.analysis.heads.examples import masked_texts
+from bert_jax.analysis.heads import SUITE
 from bert_jax.analysis.heads.heads import HeadsSettings
-from bert_jax.analysis.heads.losses import ACTIVATIONS, CONTEXT, mask_edits
-from bert_jax.analysis.heads.smaller_model import mask_of
-from bert_jax.analysis.rows import batches, encode_texts
+from bert_jax.analysis.results import _plain
 from bert_jax.analysis.suite import SuiteInputs
-from bert_jax.config import ModelConfig
-from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import input_formats, native
-from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
-from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.model import bert
-from bert_jax.model.activations import Edit
-from bert_jax.model.heads import Heads
+from bert_jax.interventions import smaller_model
+from bert_jax.interventions.importance import most_important
+from bert_jax.interventions.pruning_masks import CONTEXT
 from tests.analysis import data_folder
-from tests.analysis.models import small_tokenizer
+from tests.interventions.models import four_layers, write_native
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
-HEADS = Heads(pair=True)
-IMPORTANCES = np.array([[1.0, 4, 3, 2], [9, 1, 8, 2], [1, 2, 3, 4], [5, 6, 1, 1]])
-KEPT = np.array([[1, 2], [0, 2], [2, 3], [0, 1]])
-CONFIGS = {
-    "bert": {},
-    "shared": {"parameter_groups": 2, "embedding_size": 12},
-    "bottleneck": {"bottleneck_size": 16, "head_size": 8, "feed_forward_networks": 2},
-    "rotary, no biases": {"positions": "rotary", "biases": "none", "norm_placement": "pre", "attention_window": 4},
-    "gated, adapters": {"feed_forward": "gated", "adapter_size": 4},
-}
 
 
-def model_of(changes) -> LoadedModel:
-    tokenizer = small_tokenizer()
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        num_layers=4,
-        num_heads=4,
-        intermediate_size=40,
-        max_positions=64,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        **changes,
-    )
-    params, rng = bert.init(config, jax.random.key(0), HEADS), np.random.default_rng(0)
-    params = jax.tree.map(lambda x: np.asarray(x + rng.normal(0, 0.15, x.shape), np.float32), params)
-    return LoadedModel(config, HEADS, params, tokenizer)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    """The directory of a model in the native format."""
-    directory, model = tmp_path_factory.mktemp("source"), model_of({})
-    model.tokenizer.save(directory / "tokenizer.json")
-    made = NativeModel("bert", model.config, HEADS, jax.tree.map(np.asarray, model.params))
-    (directory / "model").mkdir()
-    native.write(SourceModel("made", "made", made, directory / "tokenizer.json"), directory / "model")
-    return epath.Path(directory / "model")
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
-def test_logits_are_those_of_the_masked_model(kind):
-    model = model_of(CONFIGS[kind])
-    kept = smaller_model.most_important(IMPORTANCES, model.config, 2)
-    if kind == "shared":  # sums 10 5 11 4 and 6 8 4 5
-        assert kept.tolist() == [[0, 2], [0, 2], [0, 1], [0, 1]]
-    else:
-        assert kept.tolist() == KEPT.tolist()
-    units = smaller_model.most_important(np.random.default_rng(0).random((4, 40)), model.config, 15)
-    both = {CONTEXT: kept, ACTIVATIONS: units}
-    rows = encode_texts(["the river sings", "a dark mountain falls over the slow stone"], model.tokenizer, 32)
-    (batch,) = batches(rows, model.tokenizer.pad_id, 64)
-    several = model.config.feed_forward_networks > 1  # only heads are removed
-    for sites in ([CONTEXT],) if several else ([CONTEXT], [ACTIVATIONS], [CONTEXT, ACTIVATIONS]):
-        config, params = smaller_model.remove(model.config, model.params, {site: both[site] for site in sites})
-        assert jax.tree.map(np.shape, params) == jax.tree.map(lambda x: x.shape, bert.shapes(config, HEADS))
-        assert (config.num_heads, config.size_per_head) == (2 if CONTEXT in sites else 4, 8)
-        assert config.intermediate_size == (15 if ACTIVATIONS in sites else 40)
-    edits = {
-        CONTEXT: Edit(factor=np.float32(mask_of(kept, 4))[:, None, None, :, None]),
-        ACTIVATIONS: Edit(factor=np.float32(mask_of(units, 40))[:, None, None, :]),
-    }
-    edits = {site: edits[site] for site in sites}
-    names, smaller = ["mlm_logits", "pair_logits"], LoadedModel(config, HEADS, params, model.tokenizer)
-    found = capture(smaller, batch, names)
-    masked, whole = (capture(model, batch, names, edits=one) for one in (edits, None))
-    for name in names:
-        present = batch.attention_mask > 0 if name == "mlm_logits" else slice(None)
-        np.testing.assert_allclose(found[name][present], masked[name][present], rtol=0, atol=1e-5)
-        assert np.abs(whole[name] - masked[name]).max() > 0.1
-    for site in edits if len(edits) > 1 else ():  # each of the masks matters
-        one = capture(model, batch, names, edits={site: edits[site]})["mlm_logits"]
-        assert np.abs(one - masked["mlm_logits"]).max() > 0.1
-
-
-def test_a_wrong_removal_is_found(source):
-    """One kept head or unit is another one than that of the mask."""
-    model = bert_jax.load(source)
-    rows = encode_texts(["the river sings"], model.tokenizer, 32)
-    examples = masked_texts(rows, model.tokenizer, 0.3, seed=0)
-    for site, size in smaller_model.sizes(model.config).items():
-        kept = np.tile(np.arange(size // 2), (4, 1))
-        other = kept.copy()
-        other[3, -1] += 1
-        config, params = smaller_model.remove(model.config, model.params, {site: other})
-        smaller = LoadedModel(config, HEADS, params, model.tokenizer)
-        edits = mask_edits({site: mask_of(kept, size)})
-        with pytest.raises(AssertionError, match="from the masked model"):
-            smaller_model._compare(model, smaller, examples, edits)
+@pytest.fixture
+def source(tmp_path):
+    return write_native(four_layers(), tmp_path)
 
 
 def test_the_suite_writes_a_checkpoint_that_loads(source, tmp_path):
@@ -134,24 +37,16 @@ def test_the_suite_writes_a_checkpoint_that_loads(source, tmp_path):
     assert found["parameters"]["whole"] - found["parameters"]["smaller"] == 4 * 2 * 8 * (3 * 33 + 32)
     assert found["parameters"]["smaller"] == sum(leaf.size for leaf in jax.tree.leaves(loaded.params))
     assert found["largest_logit_difference"] < 1e-5 < 0.1 < found["largest_logit_change_by_mask"]
-    kept = smaller_model.most_important(result["importance"], model.config, 2)
+    kept = most_important(result["importance"], model.config, 2)
     np.testing.assert_array_equal(found["kept"], kept)
     expected = smaller_model.remove(model.config, model.params, {CONTEXT: kept})[1]
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, loaded.params), expected)
     assert loaded.fill_mask("the [MASK] sings", top=1) and loaded.encode(["a stone"]).shape == (1, 32)
     assert "heads of every layer were removed" in (tmp_path / "out" / "README.md").read_text()
-    assert len(SUITE.blocks(_plain(result))) == len(SUITE.blocks(_plain(result | {"smaller": None}))) + 2
+    blocks, without = (SUITE.blocks(_plain(one, "heads")) for one in (result, result | {"smaller": None}))
+    assert len(blocks) == len(without) + 2
     with pytest.raises(UserError, match="exists already"):
         SUITE.run(inputs, settings)
-
-
-def test_formats_without_a_width_of_heads_refuse_it(source, tmp_path):
-    with input_formats.open_model(source) as opened:
-        config, params = smaller_model.remove(opened.model.config, opened.model.params, {CONTEXT: KEPT})
-        smaller = dataclasses.replace(opened, model=opened.model._replace(config=config, params=params))
-        with pytest.raises(UserError, match=r"model.head_size 8 cannot be written as bert, .* = 16: use --to bert-jax"):
-            convert(smaller, tmp_path / "out", "huggingface")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_model_in_memory_has_no_source(source, tmp_path):
@@ -159,9 +54,3 @@ def test_a_model_in_memory_has_no_source(source, tmp_path):
     (tmp_path / "text").mkdir()
     with pytest.raises(UserError, match="was not read from a directory"):
         SUITE.run(inputs, HeadsSettings(prune_to=str(tmp_path / "x")))
-
-
-def _plain(result):
-    from bert_jax.analysis.results import _plain
-
-    return _plain(result, "heads")

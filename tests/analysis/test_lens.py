@@ -10,13 +10,13 @@ from etils import epath
 
 from bert_jax import report
 from bert_jax.analysis.lens import SUITE, lens, measures
-from bert_jax.analysis.rows import choose_masked, encode_texts, sample_texts
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.rows import choose_masked, encode_texts, sample_texts
 from bert_jax.model.heads import Heads
-from tests.analysis.models import LAYERS, small_model
 from tests.building import make_sentence
+from tests.interventions.models import LAYERS, small_model
 
 SETTINGS = lens.LensSettings(texts=20, mask_share=0.3, examples=2)
 

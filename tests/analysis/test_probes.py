@@ -13,13 +13,13 @@ from bert_jax import report
 from bert_jax.analysis.probes import SUITE, linear, mix, tasks, vectors
 from bert_jax.analysis.probes.probes import ProbesSettings
 from bert_jax.analysis.results import _plain
-from bert_jax.analysis.rows import encode_words
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.analysis.treebank import Sentence, read_splits
 from bert_jax.errors import UserError
 from bert_jax.finetune.tagging import TaggedSentence
+from bert_jax.interventions.rows import encode_words
 from tests.analysis import data_folder
-from tests.analysis.models import LAYERS, small_model, small_tokenizer
+from tests.interventions.models import LAYERS, small_model, small_tokenizer
 
 SETTINGS = ProbesSettings(
     train_sentences=30,

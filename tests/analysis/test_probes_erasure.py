@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bert_jax.analysis.capture import analysis_config, capture
 from bert_jax.analysis.probes import erasure
 from bert_jax.analysis.probes.leace import Eraser, control_eraser, fit_leace, random_eraser, whiten
 from bert_jax.analysis.probes.linear import fit_and_score
 from bert_jax.analysis.probes.vectors import draw_sentences
-from bert_jax.analysis.rows import batches
 from bert_jax.analysis.treebank import read_splits
+from bert_jax.interventions.capture import analysis_config, capture
+from bert_jax.interventions.rows import batches
 from bert_jax.model import bert
 from bert_jax.model.activations import Edit
 from bert_jax.model.heads import Heads
 from tests.analysis import data_folder
-from tests.analysis.models import LAYERS, small_model
+from tests.interventions.models import LAYERS, small_model
 
 CLASSES, WIDTH = 4, 12
 PROBE = {"epochs": 20, "penalty": 1.0, "seed": 0}

@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.analysis.capture import capture
 from bert_jax.analysis.probes import attention_trees, by_state, structural, trees, vectors
 from bert_jax.analysis.probes.structural import Tree
-from bert_jax.analysis.rows import batches, encode_words
 from bert_jax.analysis.treebank import Sentence
 from bert_jax.finetune.metrics import spearman
-from tests.analysis.models import small_model
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import batches, encode_words
+from tests.interventions.models import small_model
 
 WIDTH = 16
 

@@ -16,13 +16,13 @@ import pytest
 from etils import epath
 
 from bert_jax.analysis import viewer
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.analysis.viewer import attention_maps, svg
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
-from tests.analysis.models import LAYERS, small_model
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import batches, encode_texts
+from tests.interventions.models import LAYERS, small_model
 
 TEXTS = ("the river sings over a quick stone.", "a dark mountain falls")
 HOSTILE = ("</script><script>alert(1)</script>", "<b>&amp;\"'", "<!--", "\x00\x01\ufffe", "a" * 60)

@@ -8,11 +8,6 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.heads.losses import ACTIVATIONS, CONTEXT, Examples, mask_edits
-from bert_jax.analysis.heads.smaller_model import mask_of
-from bert_jax.analysis.rows import batches, encode_texts
-from bert_jax.analysis.task_evaluation import task_score
 from bert_jax.cli import main as cli
 from bert_jax.command.progress import progress_bar
 from bert_jax.compress import prune as prune_module
@@ -22,6 +17,11 @@ from bert_jax.convert.conversion import convert
 from bert_jax.errors import UserError
 from bert_jax.finetune.finetune import open_task_data, read_source
 from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT, Examples, mask_edits
+from bert_jax.interventions.rows import batches, encode_texts
+from bert_jax.interventions.smaller_model import mask_of
+from bert_jax.interventions.task_evaluation import task_score
 from bert_jax.model.heads import Heads
 from bert_jax.storage.paths import to_path
 from tests.building import make_documents

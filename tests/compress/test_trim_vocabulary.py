@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import bert_jax
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.cli import main as cli
 from bert_jax.compress import trim_vocabulary as module
 from bert_jax.compress.trim_vocabulary import find_files, trim_vocabulary
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.errors import UserError
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.model.heads import Heads
 from bert_jax.storage.paths import to_path
 from tests.building import make_tokenizer

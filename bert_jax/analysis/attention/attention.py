@@ -11,12 +11,12 @@ from bert_jax.analysis.attention import clusters, flow, patterns, relations, sta
 from bert_jax.analysis.attention.attention_gradients import gradients_by_kind, loss_name
 from bert_jax.analysis.attention.maps import attention_maps, halve, shorten, token_kinds
 from bert_jax.analysis.attention.section import blocks, scalars
-from bert_jax.analysis.rows import Row, choose_masked, encode_words, sample_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.analysis.treebank import SPLITS, Sentence, read_splits
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, Rate, check
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.rows import Row, choose_masked, encode_words, sample_texts
 
 
 @dataclass(frozen=True)

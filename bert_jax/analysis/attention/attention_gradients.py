@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.analysis.attention.maps import PROBABILITIES, PROBABILITIES_IN_MEMORY, TokenKinds, token_kinds
-from bert_jax.analysis.capture import gradients
-from bert_jax.analysis.rows import TOKENS_PER_BATCH, Batch, Row, batches
 from bert_jax.array_types import Array, Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.embedding import row_length
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import gradients
+from bert_jax.interventions.rows import TOKENS_PER_BATCH, Batch, Row, batches
 from bert_jax.model.heads import Heads
 
 KINDS = ("sep", "cls", "punctuation", "other")

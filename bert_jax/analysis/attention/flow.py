@@ -8,10 +8,10 @@ import numpy as np
 from bert_jax.analysis.attention import mixing
 from bert_jax.analysis.attention.maps import PROBABILITIES, token_kinds
 from bert_jax.analysis.attention.value_zeroing import value_zeroing
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import Row, batches
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import Row, batches
 from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups
 
 VALUE, OUTPUT = "layers.*.attention.value", "layers.*.attention.output"

@@ -9,12 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import TOKENS_PER_BATCH, Row, batches
 from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.embedding import row_length
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import TOKENS_PER_BATCH, Row, batches
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 PROBABILITIES = "layers.*.attention.probabilities"

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.analysis.attention.maps import TextAttention
-from bert_jax.analysis.rows import Row
 from bert_jax.analysis.treebank import Sentence
 from bert_jax.array_types import Bool, Float, Int
+from bert_jax.interventions.rows import Row
 
 OFFSETS = tuple(offset for offset in range(-5, 6) if offset)
 """Positions relative to a word, of which the best is the baseline."""

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from bert_jax.analysis.capture import analysis_config
-from bert_jax.analysis.rows import Batch
 from bert_jax.array_types import Array, Float
 from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import analysis_config
+from bert_jax.interventions.rows import Batch
 from bert_jax.model import bert
 from bert_jax.model.activations import Edit, LayerTap
 from bert_jax.model.layer_plan import layer_plans, parameter_groups

@@ -17,10 +17,10 @@ from bert_jax.analysis.cloze.predictions import (
     mask_log_probabilities,
     token_of_word,
 )
-from bert_jax.analysis.rows import Row
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.rows import Row
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 

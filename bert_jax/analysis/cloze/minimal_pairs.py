@@ -14,9 +14,9 @@ from bert_jax.analysis.cloze.files import read_json_lines, text_of
 from bert_jax.analysis.cloze.measures import mean, preference
 from bert_jax.analysis.cloze.pll import VARIANTS, pseudo_log_likelihoods
 from bert_jax.analysis.cloze.predictions import lone_mask_log_probabilities
-from bert_jax.analysis.rows import Row, encode_sentences
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.rows import Row, encode_sentences
 from bert_jax.storage.paths import StoredPath
 
 Scores = dict[str, np.ndarray]

@@ -11,9 +11,9 @@ from typing import Literal, get_args
 import numpy as np
 
 from bert_jax.analysis.cloze.predictions import pad_rows, plan_shapes, token_log_probabilities
-from bert_jax.analysis.rows import Row
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.rows import Row
 
 Variant = Literal["original", "within_word_l2r", "whole_word"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)

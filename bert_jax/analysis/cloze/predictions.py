@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.analysis.capture import analysis_config, compute
-from bert_jax.analysis.rows import Row, encode_texts, space_before_words
 from bert_jax.array_types import Float, Int
 from bert_jax.inference.embedding import row_length
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import analysis_config, compute
+from bert_jax.interventions.rows import Row, encode_texts, space_before_words
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 2048

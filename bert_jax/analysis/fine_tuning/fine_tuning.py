@@ -5,13 +5,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.capture import capture
 from bert_jax.analysis.fine_tuning import weights
 from bert_jax.analysis.fine_tuning.measures import attention_cosines, linear_cka, mean_cosines, parameter_distances
 from bert_jax.analysis.fine_tuning.section import blocks, scalars
-from bert_jax.analysis.rows import Row, batches
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
-from bert_jax.analysis.task_evaluation import rows_of, task_logits, task_loss, task_score, with_params
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, check
@@ -22,6 +19,9 @@ from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import Row, batches
+from bert_jax.interventions.task_evaluation import rows_of, task_logits, task_loss, task_score, with_params
 from bert_jax.storage.paths import to_path
 from bert_jax.training.task import Params
 

@@ -8,10 +8,10 @@ import numpy as np
 from bert_jax.analysis.geometry.languages import SPLITS, centroid_cosines, identify, sample_languages, sentence_vectors
 from bert_jax.analysis.geometry.section import blocks, scalars
 from bert_jax.analysis.geometry.words import choose_words, measure, split_words, word_vectors
-from bert_jax.analysis.rows import sample_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.field_validation import Count, check
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.rows import sample_texts
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.capture import capture
 from bert_jax.analysis.geometry.measures import class_means, nearest_centroid
-from bert_jax.analysis.rows import Row, batches, sample_texts
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import Row, batches, sample_texts
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from bert_jax.analysis.heads.losses import Evaluation, loss_difference
-from bert_jax.analysis.heads.measures import counts_to_remove, least_important
+from bert_jax.analysis.heads.measures import counts_to_remove
 from bert_jax.array_types import Bool, Float
+from bert_jax.interventions.importance import least_important
+from bert_jax.interventions.pruning_masks import Evaluation, loss_difference
 
 Evaluate = Callable[[Bool[np.ndarray, "L N"]], Evaluation]
 """The losses of the model with the heads of a mask."""

@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.analysis.heads import gates
-from bert_jax.analysis.heads.examples import scored_examples
-from bert_jax.analysis.heads.losses import CONTEXT, Evaluation, Examples, evaluate
-from bert_jax.analysis.heads.task_data import as_source, open_task
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.array_types import Array, Float
 from bert_jax.config import MeshConfig
 from bert_jax.errors import UserError
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.importance_data import as_source, open_task
+from bert_jax.interventions.loss_examples import scored_examples
+from bert_jax.interventions.pruning_masks import CONTEXT, Evaluation, Examples, evaluate
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.job import newest_params
 from bert_jax.training.programs import Programs

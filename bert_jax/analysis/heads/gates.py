@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.analysis.heads.losses import CONTEXT
 from bert_jax.array_types import Array, Float, Key
 from bert_jax.config import Config
 from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.finetune.seed_run import FinetuneRun
+from bert_jax.interventions.pruning_masks import CONTEXT
 from bert_jax.model.activations import Edit
 from bert_jax.model.layers import DropoutKey, hash_combine
 from bert_jax.objectives.losses import WeightedSum

@@ -8,24 +8,18 @@ import numpy as np
 
 from bert_jax.analysis.heads.ablation import leave_one_out, prune, without_layers
 from bert_jax.analysis.heads.gate_training import GateTraining, train_gates
-from bert_jax.analysis.heads.losses import CONTEXT, Evaluation, evaluate, mask_derivatives
-from bert_jax.analysis.heads.measures import (
-    counts_to_remove,
-    importance,
-    normalize_by_layer,
-    rank_correlation,
-    removable_share,
-    top_share,
-)
+from bert_jax.analysis.heads.measures import counts_to_remove, rank_correlation, removable_share, top_share
 from bert_jax.analysis.heads.section import blocks, scalars
-from bert_jax.analysis.heads.smaller_model import most_important, write_smaller
-from bert_jax.analysis.heads.task_data import HeadData, read_task, read_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.importance import importance, most_important, normalize_by_layer
+from bert_jax.interventions.importance_data import HeadData, read_task, read_texts
+from bert_jax.interventions.pruning_masks import CONTEXT, Evaluation, evaluate, mask_derivatives
+from bert_jax.interventions.smaller_model import write_smaller
 from bert_jax.storage.paths import StoredPath, to_path
 
 

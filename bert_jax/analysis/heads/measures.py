@@ -4,30 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Float
-
-
-def importance(derivatives: Float[np.ndarray, "E L N"]) -> Float[np.ndarray, "L N"]:
-    """Mean over examples of the absolute derivative of the loss by a head's factor (Michel et al. 2019, equation 2).
-
-    Args:
-      derivatives: of each example's loss.
-    """
-    return np.abs(derivatives.astype(np.float64)).mean(0)
-
-
-def normalize_by_layer(importances: Float[np.ndarray, "L N"]) -> Float[np.ndarray, "L N"]:
-    """Importances divided by their L2 norm in the layer (Michel et al. 2019, section 2.3); a layer of zeros stays."""
-    norms = np.sqrt(np.square(importances).sum(1, keepdims=True))
-    return importances / np.where(norms > 0, norms, 1)
-
-
-def least_important(importances: Float[np.ndarray, "L N"], mask: Bool[np.ndarray, "L N"], count: int) -> np.ndarray:
-    """The mask without the `count` least important of its heads; of equal ones, the lowest layer's first."""
-    order = np.argsort(np.where(mask, importances, np.inf), axis=None, kind="stable")[:count]
-    left = mask.copy()
-    left.flat[order] = False
-    return left
+from bert_jax.array_types import Float
 
 
 def counts_to_remove(heads: int, step: float) -> list[int]:

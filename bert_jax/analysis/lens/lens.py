@@ -5,16 +5,16 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.capture import capture
 from bert_jax.analysis.lens.measures import Readings, leads_since, read_logits, unigram_readings
 from bert_jax.analysis.lens.section import blocks, scalars
-from bert_jax.analysis.rows import TOKENS_PER_BATCH, Row, batches, choose_masked, masked_positions, sample_texts
 from bert_jax.analysis.suite import Result, Suite, SuiteInputs
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, Rate, check
 from bert_jax.inference.embedding import row_length
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import TOKENS_PER_BATCH, Row, batches, choose_masked, masked_positions, sample_texts
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 LOGITS_IN_MEMORY = 2**26

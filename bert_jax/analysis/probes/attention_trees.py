@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.capture import capture
 from bert_jax.analysis.probes.structural import Tree
 from bert_jax.analysis.probes.trees import chain_distances, correct_edges
-from bert_jax.analysis.rows import Row, batches, mean_of_words
 from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import Row, batches, mean_of_words
 
 PROBABILITIES = "layers.*.attention.probabilities"
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.capture import capture
 from bert_jax.analysis.probes.leace import Eraser, control_eraser, fit_leace, random_eraser, whiten
 from bert_jax.analysis.probes.linear import fit_and_score
 from bert_jax.analysis.probes.vectors import Sample
-from bert_jax.analysis.rows import Batch, Row, batches, choose_masked, masked_positions
 from bert_jax.array_types import Float, Int
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import Batch, Row, batches, choose_masked, masked_positions
 from bert_jax.model.activations import Edit
 
 EPOCHS = 30

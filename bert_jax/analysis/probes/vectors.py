@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import Row, batches, encode_words, mean_of_words
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import Row, batches, encode_words, mean_of_words
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 MIN_SENTENCES = 2

@@ -10,12 +10,12 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.analysis.attention.mixing import transformed_values
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import batches, encode_texts
 from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.translate import infer_model_type
 from bert_jax.errors import UserError, short_repr
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.model.layer_plan import parameter_groups
 
 MAX_TOKENS = 512

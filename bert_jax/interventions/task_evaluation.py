@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from bert_jax.analysis.capture import capture
-from bert_jax.analysis.rows import Row, batches
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.task_data import TaskData, score
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import capture
+from bert_jax.interventions.rows import Row, batches
 from bert_jax.training.task import Params
 
 

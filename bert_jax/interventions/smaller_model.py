@@ -14,15 +14,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from bert_jax.analysis.capture import analysis_config, capture
-from bert_jax.analysis.heads.losses import ACTIVATIONS, CONTEXT, Evaluation, Examples, evaluate, mask_edits
-from bert_jax.analysis.rows import Batch
-from bert_jax.array_types import Bool, Float, Int
+from bert_jax.array_types import Bool, Int
 from bert_jax.config import ModelConfig
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import analysis_config, capture
+from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT, Evaluation, Examples, evaluate, mask_edits
+from bert_jax.interventions.rows import Batch
 from bert_jax.model import bert
 from bert_jax.model.activations import Edits
 from bert_jax.model.layer_plan import parameter_groups
@@ -49,23 +49,6 @@ AXES = {
 def sizes(config: ModelConfig) -> dict[str, int]:
     """Heads and units of a layer, by site."""
     return {CONTEXT: config.num_heads, ACTIVATIONS: config.intermediate_size}
-
-
-def most_important(
-    importances: Float[np.ndarray, "L n"], config: ModelConfig, count: int, among: Bool[np.ndarray, "L n"] | None = None
-) -> Int[np.ndarray, "L K"]:
-    """The most important heads or units of every layer, ascending; layers with shared parameters keep the same ones.
-
-    Args:
-      importances: not normalised: those of layers that share parameters are added.
-      config: of the model.
-      count: how many a layer keeps, K.
-      among: which ones are chosen from, at least K in a layer; None: all.
-    """
-    groups = np.array(parameter_groups(config))
-    values = importances if among is None else np.where(among, importances, -np.inf)
-    totals = np.stack([values[groups == group].sum(0) for group in groups])
-    return np.sort(np.argsort(-totals, axis=1, kind="stable")[:, :count], axis=1)
 
 
 def mask_of(kept: Int[np.ndarray, "L K"], size: int) -> Bool[np.ndarray, "L n"]:

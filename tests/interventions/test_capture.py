@@ -8,15 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.analysis import capture as capture_lib
-from bert_jax.analysis import interventions as interventions_lib
-from bert_jax.analysis.capture import capture, gradients
-from bert_jax.analysis.interventions import Intervention
-from bert_jax.analysis.rows import batches, encode_texts, encode_words, mean_of_words
 from bert_jax.errors import UserError
+from bert_jax.interventions import capture as capture_lib
+from bert_jax.interventions import intervention as interventions_lib
+from bert_jax.interventions.capture import capture, gradients
+from bert_jax.interventions.intervention import Intervention
+from bert_jax.interventions.rows import batches, encode_texts, encode_words, mean_of_words
 from bert_jax.model import encoder
 from bert_jax.model.activations import Edit
-from tests.analysis.models import LAYERS, small_model
+from tests.interventions.models import LAYERS, small_model
 
 TEXTS = ("the river sings over the stone", "a light", "the mountain falls over a river. the quick light sings")
 

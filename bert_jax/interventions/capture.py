@@ -21,13 +21,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.analysis.interventions import Intervention, split_name, to_edits
-from bert_jax.analysis.rows import Batch
 from bert_jax.array_types import Array, Float
 from bert_jax.config import ModelConfig
 from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.intervention import Intervention, split_name, to_edits
+from bert_jax.interventions.rows import Batch
 from bert_jax.model import bert
 from bert_jax.model.activations import REFERENCE_SITES, Edit, Edits
 from bert_jax.model.heads import Heads

@@ -6,9 +6,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bert_jax.analysis.heads.examples import labelled_examples, masked_texts, scored_examples, shorten_held_out
-from bert_jax.analysis.heads.losses import Examples
-from bert_jax.analysis.rows import sample_texts
 from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import require
 from bert_jax.finetune.finetune import encode_splits, native_sha256, read_splits
@@ -17,6 +14,9 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.loss_examples import labelled_examples, masked_texts, scored_examples, shorten_held_out
+from bert_jax.interventions.pruning_masks import Examples
+from bert_jax.interventions.rows import sample_texts
 from bert_jax.storage.paths import StoredPath
 
 

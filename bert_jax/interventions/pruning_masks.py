@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.analysis.capture import analysis_config, compute
 from bert_jax.array_types import Array, Bool, Float
 from bert_jax.finetune.finetuning_task import span_log_likelihoods
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.interventions.capture import analysis_config, compute
 from bert_jax.model.activations import SITES, Edit
 from bert_jax.model.heads import label_log_likelihoods
 

@@ -1,0 +1,1 @@
+"""Parts of a loaded model: activations read by name, changed, weighed and removed."""
