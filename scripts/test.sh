@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Set up the environment, then check style, imports and behaviour.
 #
-#   bash scripts/test.sh             the quick set, without torch: about 6 minutes on 2 cores, 10 the first time
+#   bash scripts/test.sh             the quick set, without torch
 #   bash scripts/test.sh --all       everything: live parity with torch + transformers, published weights, Beam, S3, compilation
-#                                    for TPUs and GPUs: about an hour on 2 cores
+#                                    for TPUs and GPUs
 #   bash scripts/test.sh -k masking  further arguments go to pytest
+#
+# CONTRIBUTING.md has the minutes of both sets.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

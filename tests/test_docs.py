@@ -112,6 +112,8 @@ def test_the_files_of_the_architecture_exist():
     text = (ROOT / "docs" / "architecture.md").read_text()
     files = re.findall(r"`((?:bert_jax|data_prep)/[\w/]+\.py)`", text)
     assert len(files) > 15 and [file for file in files if not (ROOT / file).is_file()] == []
+    packages = set(re.findall(r"(?m)^\| `(\w+)/` \|", text))
+    assert packages == {path.parent.name for path in (ROOT / "bert_jax").glob("*/__init__.py")}
 
 
 @pytest.mark.slow

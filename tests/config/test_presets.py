@@ -1,4 +1,4 @@
-"""The presets: published sizes, golden files, what their docstrings promise, and that each of them can be trained."""
+"""The presets: published sizes, golden files, what their docstrings state, and that each of them can be trained."""
 
 import ast
 import difflib

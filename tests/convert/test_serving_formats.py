@@ -62,7 +62,7 @@ def in_onnxruntime(model: NativeModel, inputs: ForwardInputs, graph: type = onnx
     session = onnxruntime.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
     outputs = session.run(None, onnx_files.feeds([x.name for x in session.get_inputs()], inputs))
     names = [x.name for x in session.get_outputs()]
-    for port, value in zip(session.get_outputs(), outputs, strict=True):  # the shapes that the file promises
+    for port, value in zip(session.get_outputs(), outputs, strict=True):  # the shapes that the file declares
         assert all(isinstance(a, str) or a == b for a, b in zip(port.shape, value.shape, strict=True))
     return onnx_model.name_outputs(model, dict(zip(names, outputs, strict=True)))
 

@@ -1,4 +1,4 @@
-"""What repeats from epoch to epoch: examples, masks, or both, as docs/ablation.md promises."""
+"""What repeats from epoch to epoch: examples, masks, or both, as docs/ablation.md states."""
 
 import itertools
 

@@ -1,5 +1,5 @@
-"""Training on one device and on eight, with and without accumulation, gives the same losses (promise 1); and the
-collectives of the compiled programs (promise 2). All tests share one training run per mesh.
+"""Training on one device and on eight, with and without accumulation, gives the same losses (guarantee 1); and the
+collectives of the compiled programs (guarantee 2). All tests share one training run per mesh.
 """
 
 import numpy as np

@@ -124,7 +124,7 @@ def run(
 
 
 def naive(data: int, fsdp: int, accumulation: int) -> str:
-    """HLO of accumulation under automatic sharding: the mistake that the training step avoids (promise 2)."""
+    """HLO of accumulation under automatic sharding: the mistake that the training step avoids (guarantee 2)."""
     task = make_task(MeshConfig(data, fsdp, 1))
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp])
     params, rows = Programs(task, mesh).init_state().params, put_rows(rows_of_step(0), mesh, ROWS)

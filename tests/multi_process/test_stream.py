@@ -1,6 +1,6 @@
 """The training stream of 1 and 4 real processes: one set of global batches and masks, divided among them.
 
-This is a part of promise 1. Processes differ in prefetch, and in whether threads or reader processes read. The same
+This is a part of guarantee 1. Processes differ in prefetch, and in whether threads or reader processes read. The same
 processes also broadcast, gather, save and verify checkpoints, and refuse together.
 """
 
