@@ -1,7 +1,7 @@
 """The number of micro-batches per step: from the config, from the command line, or the fewest that fit into memory.
 
-It changes results by rounding only (guarantee 1), so it is not part of a run's identity. Numbers that were found for the
-available memory are in the ledger.
+It changes results by rounding only (guarantee 1), so it is not part of a run's identity. Numbers that were found for
+the available memory are in the ledger.
 """
 
 import contextlib
