@@ -25,7 +25,8 @@ from bert_jax.data.integrity import (
     check_file_sizes,
     require_all_files,
 )
-from bert_jax.data.record import Record, StoredFile, open_shard, parse_record
+from bert_jax.data.record import Record, parse_record
+from bert_jax.data.shards import StoredFile, open_shard
 from bert_jax.data.word_starts import pack_word_starts
 from bert_jax.errors import UserError
 from bert_jax.storage.cache import LocalCache

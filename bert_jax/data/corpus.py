@@ -16,7 +16,8 @@ from typing import Annotated, TypedDict
 import numpy as np
 from etils import epath
 
-from bert_jax.data.record import REMEDY, DamagedRecordError, Record, RecordReader, StoredFile
+from bert_jax.data.record import Record
+from bert_jax.data.shards import REMEDY, DamagedRecordError, RecordReader, StoredFile
 from bert_jax.errors import UserError
 from bert_jax.field_validation import FileName, Interval, Sha256
 from bert_jax.storage.cache import LocalCache

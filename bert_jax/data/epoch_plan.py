@@ -22,7 +22,7 @@ from bert_jax.data.corpus import Corpus, array_file
 from bert_jax.data.examples import CorpusLayout, make_examples
 from bert_jax.data.hash_random import make_key, permute, permute_evenly
 from bert_jax.data.packing import pack
-from bert_jax.data.record import REMEDY
+from bert_jax.data.shards import REMEDY
 from bert_jax.data.word_starts import WordStarts, word_start_offsets
 from bert_jax.errors import UserError
 

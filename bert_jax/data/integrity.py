@@ -23,7 +23,7 @@ from bert_jax.data.corpus import (
     read_manifest,
     stored_files,
 )
-from bert_jax.data.record import REMEDY, StoredFile, open_shard
+from bert_jax.data.shards import REMEDY, StoredFile, open_shard
 from bert_jax.errors import UserError
 from bert_jax.storage.cache import LocalCache
 from bert_jax.storage.files import COPY_THREADS

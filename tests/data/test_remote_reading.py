@@ -3,8 +3,11 @@
 import dataclasses
 import hashlib
 import json
+import mmap
+import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import zlib
@@ -15,13 +18,13 @@ from array_record.python import array_record_module
 
 from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
-from bert_jax.data import epoch_plan, record
+from bert_jax.data import epoch_plan, shards
 from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CorpusWeight, check_cache_limit, open_corpora
-from bert_jax.data.shard_parts import ShardParts
+from bert_jax.data.shards import ShardParts
 from bert_jax.errors import TRY_AGAIN, OutageError, UserError
 from bert_jax.storage import ranges
 from bert_jax.storage.cache import LocalCache
@@ -36,7 +39,7 @@ from tests.stores import MemoryStore, memory_store, use_s3
 @pytest.fixture(autouse=True)
 def read_in_parts(monkeypatch, tmp_path):
     """Shards are read in parts whatever their size, and nothing waits for long."""
-    monkeypatch.setattr(record, "COPIED_BYTES", 0)
+    monkeypatch.setattr(shards, "COPIED_BYTES", 0)
     monkeypatch.setattr(ranges, "FIRST_PAUSE_SECONDS", 0.01)
     monkeypatch.setenv("BERT_JAX_CACHE", str(tmp_path / "cache"))
     yield
@@ -75,7 +78,7 @@ def link(s3_server, tiny_corpus, second_corpus, monkeypatch, request):
         s3fs.S3FileSystem.clear_instance_cache()
 
 
-def shard_of(corpus: Corpus) -> record.StoredFile:
+def shard_of(corpus: Corpus) -> shards.StoredFile:
     return corpus._records._shards[0]
 
 
@@ -90,7 +93,7 @@ def test_parts_of_a_shard_are_its_records(tmp_path):
     (bucket / "shard").write_bytes((tmp_path / "shard").read_bytes())
     size = (tmp_path / "shard").stat().st_size
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bert_jax.data.shard_parts.TAIL_BYTES", 1 << 17)
+        patch.setattr(shards, "TAIL_BYTES", 1 << 17)
         parts = ShardParts(bucket / "shard", size)
     assert parts.num_records() == len(records)
     for _ in range(50):
@@ -113,6 +116,21 @@ def flipped(content: bytes, at: int) -> bytes:
     changed = bytearray(content)
     changed[at] ^= 1
     return bytes(changed)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("MAGIC", 1, "its postscript is damaged"),
+        ("LAYOUT_VERSION", 2, "its layout has version 1 instead of 2"),
+        ("FIRST_CHUNK", 65, "its index has gaps"),
+    ],
+)
+def test_a_layout_that_is_not_the_stated_one(bucket, name, value, words, monkeypatch):
+    corpus = Corpus.open(bucket / "corpus")
+    monkeypatch.setattr(shards, name, value)
+    with pytest.raises(UserError, match=f"cannot be read as ArrayRecord .*{words}"):
+        shards.open_shard(shard_of(corpus), corpus.cache)
 
 
 @pytest.mark.parametrize("damage", ["cut", "index", "postscript", "groups", "gone"])
@@ -138,7 +156,7 @@ def test_a_shard_without_a_usable_index(bucket, tmp_path, damage):
     other = {"gone": "this shard is missing", "cut": "cannot be reached"}
     expected = other.get(damage, "cannot be read as ArrayRecord")
     with pytest.raises(UserError, match=f"^az://bucket/corpus/{shard.path.name}.*{expected}"):
-        record.open_shard(shard, corpus.cache)
+        shards.open_shard(shard, corpus.cache)
 
 
 def batches_of(corpora, special_ids, config, start=Cursor(), **data):  # noqa: B008 (frozen)
@@ -166,6 +184,21 @@ def test_the_batches_of_a_disk(bucket, tiny_corpus, special_ids, two_phases, sma
     middle = local[len(local) // 2]
     resumed = batches_of([Corpus.open(bucket / "corpus")], special_ids, config, middle.next_cursor, format=form)
     assert_same_batches(local[len(local) // 2 + 1 :], resumed)
+
+
+def test_parts_without_files_in_memory(bucket, tiny_corpus, tmp_path, monkeypatch):
+    """As on macOS, which has neither `memfd_create` nor /proc: a temporary file without a name, emptied after use."""
+    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.delattr(mmap, "MADV_REMOVE")
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    corpus, local = Corpus.open(bucket / "corpus"), Corpus.open(tiny_corpus)
+    parts = corpus._records._reader(0)
+    assert isinstance(parts, ShardParts)
+    everything = range(len(local.record_offsets) - 1)
+    for one, two in zip(corpus.records(everything), local.records(everything), strict=True):
+        np.testing.assert_array_equal(one.tokens, two.tokens)
+    assert os.fstat(parts._file).st_blocks == 0 and not [*(tmp_path / "temporary").iterdir()]
 
 
 def test_a_shard_that_was_read_in_parts_often_is_copied(bucket, tiny_corpus, tmp_path):
