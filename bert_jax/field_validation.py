@@ -152,7 +152,9 @@ def _convert(value: Any, kind: Any, path: str) -> Any:
         is_fixed = origin is tuple and arguments[-1] is not ...
         kinds = arguments if is_fixed else arguments[:1] * len(value)
         if len(kinds) == len(value):
-            return origin(_convert(*pair, f"{path}.{i}") for i, pair in enumerate(zip(value, kinds, strict=True)))
+            # The items of a flag are given by the flag itself, again and again.
+            paths = [path if path.startswith("--") else f"{path}.{i}" for i in range(len(value))]
+            return origin(map(_convert, value, kinds, paths))
     if not _fits(value, kind):
         raise _mismatch(value, kind, path)
     return value

@@ -10,21 +10,36 @@ import jinja2
 import tyro
 
 from bert_jax.errors import UserError, require
-from bert_jax.field_validation import Count, CountOrZero
+from bert_jax.field_validation import Count, CountOrZero, Form
 
 PORT = 8476
-NAME_LENGTH = 40
-"""Keeps NAME-hosts-0-INDEX with the five characters that a Job adds below 63 characters."""
 NEEDED = {"gpu": ("hosts", "gpus"), "tpu": ("accelerator", "topology")}
 """Fields that one platform needs and the other does not have."""
 THREE_DIMENSIONAL = ("tpu-v4-podslice", "tpu-v5p-slice", "tpu7x")
 """Accelerators whose slices have topologies of three dimensions; the others have two."""
-CHIPS_PER_HOST = 4
-"""In slices of all these accelerators, if the topology has at least 4 chips."""
 SYSTEM_DIRECTORIES = ((), ("dev",), ("proc",), ("sys",))
 """First parts of paths that hold no cache."""
+CHIPS_PER_HOST = 4
+"""In slices of all these accelerators, if the topology has at least 4 chips."""
 Accelerator = Literal["tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice", "tpu7x"]
-Repeated = tyro.conf.UseAppendAction[tuple[str, ...]]
+Size = Annotated[str, Form("a size, as in 400Gi", r"[1-9]\d*[MGT]i?")]
+# With 40 characters, NAME-hosts-0-INDEX and the five characters that a Job adds stay below 63.
+Name = Annotated[
+    str,
+    Form(
+        "made of lower-case letters, digits and hyphens, a letter first, 40 at most",
+        "[a-z](?:[-a-z0-9]{0,38}[a-z0-9])?",
+    ),
+]
+Claim = Annotated[str, Form("CLAIM:PATH, as in corpora:/data", "[^:]+:/.*[^/].*")]
+Card = Annotated[
+    str,
+    Form(
+        "RESOURCE=COUNT, as in rdma/rdma_shared_device_a=1 (GPUs are --gpus)",
+        r"(?!nvidia\.com/gpu=)[^=/]+/[^=/]+=[1-9]\d*",
+    ),
+]
+Label = Annotated[str, Form("KEY=VALUE", "[^=]+=[^=]*")]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +53,13 @@ class Kubernetes:
 
     platform: Annotated[Literal["gpu", "tpu"], tyro.conf.Positional, tyro.conf.arg(metavar="gpu|tpu")]
     """gpu needs --hosts and --gpus; tpu needs --accelerator and --topology, a slice of GKE."""
-    name: str
+    name: Name
     """Name of the JobSet."""
     image: str
     """Image built with the Dockerfile and --build-arg PLATFORM=cuda or tpu."""
     cpus: Count
     """CPUs of a pod, as request and limit."""
-    memory: str
+    memory: Size
     """Memory of a pod, as request and limit: 400Gi. What is in /dev/shm counts."""
     hosts: Count | None = None
     """Number of hosts."""
@@ -56,24 +71,24 @@ class Kubernetes:
     """Topology of the slice, in chips: 4x4, or 2x2x4. It determines the number of hosts."""
     chips_per_host: Count | None = None
     """Chips per host of a slice. Default: 4; a slice of one host can have 8."""
-    claim: Annotated[Repeated, tyro.conf.arg(metavar="CLAIM:PATH")] = ()
+    claim: Annotated[tuple[Claim, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="CLAIM:PATH")] = ()
     """Mount a PersistentVolumeClaim at PATH."""
     cache: str | None = None
     """Directory that keeps copies of corpora and compiled programs for the next start: in the mount of a claim, or else
     on the disk of each node, where it is created if it does not exist."""
     host_network: bool = False
     """Use the network of the nodes, which can be faster than that of the pods."""
-    rdma: Annotated[Repeated, tyro.conf.arg(metavar="RESOURCE=COUNT")] = ()
+    rdma: Annotated[tuple[Card, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RESOURCE=COUNT")] = ()
     """RDMA cards of a pod, by the resource of the cluster's device plugin, as in rdma/rdma_shared_device_a=1."""
     namespace: str | None = None
     """Namespace of the JobSet. Default: kubectl's."""
     service_account: str | None = None
     """Service account of the pods, for access to buckets."""
-    node_selector: Annotated[Repeated, tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    node_selector: Annotated[tuple[Label, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")] = ()
     """Label that nodes must have."""
-    toleration: Annotated[Repeated, tyro.conf.arg(metavar="KEY")] = ()
+    toleration: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY")] = ()
     """Taint that the pods tolerate."""
-    shared_memory: str = "16Gi"
+    shared_memory: Size = "16Gi"
     """Size of /dev/shm in a pod."""
     grace: Count = 300
     """Seconds to save before a pod is killed."""
@@ -88,29 +103,10 @@ class Kubernetes:
         require(self.platform == "tpu" or self.chips_per_host is None, "--chips-per-host: gpu has no such flag")
         require(self.platform == "gpu" or not self.rdma, "--rdma: tpu has no such flag")
         require(
-            len(self.name) <= NAME_LENGTH and re.fullmatch(r"[a-z]([-a-z0-9]*[a-z0-9])?", self.name) is not None,
-            f"--name {self.name}: use lower-case letters, digits and hyphens, a letter first, {NAME_LENGTH} at most",
-        )
-        for flag, size in (("--memory", self.memory), ("--shared-memory", self.shared_memory)):
-            require(re.fullmatch(r"[1-9]\d*[MGT]i?", size) is not None, f"{flag} {size}: write a size, as in 400Gi")
-        for text in self.rdma:
-            require(
-                re.fullmatch(r"[^=/]+/[^=/]+=[1-9]\d*", text) is not None,
-                f"--rdma {text}: write RESOURCE=COUNT, as in rdma/rdma_shared_device_a=1",
-            )
-            require(not text.startswith("nvidia.com/gpu="), f"--rdma {text}: the number of GPUs is --gpus")
-        require(
             self.cache is None
             or (is_mounted(self.cache, ["/"]) and PurePosixPath(self.cache).parts[1:2] not in SYSTEM_DIRECTORIES),
             f"--cache {self.cache}: give an absolute path on a disk, as in /mnt/disks/ssd0/cache",
         )
-        for text in self.node_selector:
-            require(re.fullmatch(r"[^=]+=[^=]*", text) is not None, f"--node-selector {text}: write KEY=VALUE")
-        for text in self.claim:
-            require(
-                re.fullmatch(r"[^:]+:/.*[^/].*", text) is not None,
-                f"--claim {text}: write the claim and where it is mounted, as in corpora:/data",
-            )
 
     @property
     def claims(self) -> list[tuple[str, str]]:
