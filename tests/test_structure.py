@@ -55,6 +55,14 @@ def test_few_files_compile_and_one_shards(attribute, files):
     assert mentions(attribute) == {f"bert_jax/{file}.py" for file in files.split()}
 
 
+def test_private_modules_of_libraries_are_in_few_files():
+    """Each says why there is no other way."""
+    private = re.compile(r"^ *(?:from|import) (?!bert_jax|data_prep)[\w.]+(?:\._\w| import _\w)", re.M)
+    found = {name(path) for path in SOURCES if private.search(path.read_text())}
+    files = {"bert_jax/command/flags.py", "bert_jax/distributed/jax_internals.py"}
+    assert found == files | {"scripts/benchmarks/gpu_session.py"}
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=name)
 def test_lengths(path):
     text = path.read_text()

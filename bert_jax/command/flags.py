@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union
 
 import tyro
-from tyro import _errors  # tyro's only structured errors; not yet a public API, so setup.cfg fixes the version of tyro
+from tyro import _errors  # only they say which flag is wrong, else tyro prints and exits; setup.cfg fixes its version
 
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.field_validation import check, describe

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-from jax._src import distributed  # the store has no public API; tested with the range of jax in setup.cfg
 
+from bert_jax.distributed import jax_internals
 from bert_jax.errors import OutageError, PeerError, UserError
 
 T = TypeVar("T")
@@ -84,7 +84,7 @@ def _exchange(name: str, value: Any, read: Callable[[Any, str], T]) -> T:
     Each process makes three calls to the store, whatever the number of processes, and process 0 one more: it deletes
     the values of the previous call of this name, which all have read.
     """
-    index, count, client = jax.process_index(), jax.process_count(), distributed.global_state.client
+    index, count, client = jax.process_index(), jax.process_count(), jax_internals.key_value_store()
     _call_counts[name] += 1
     call = f"bert_jax/{name}/{_call_counts[name]}"
     try:

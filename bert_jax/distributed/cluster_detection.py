@@ -90,10 +90,9 @@ def _detect(config: ClusterConfig) -> ProcessInfo | None:
         return None
     if (count or 1) > 1 and "OMPI_MCA_orte_hnp_uri" not in os.environ:
         raise UserError(f"this is one of {count} processes of Open MPI 5: add --cluster.coordinator HOST:PORT")
-    from jax._src import clusters  # has no public API; tested with the range of jax in setup.cfg
+    from bert_jax.distributed import jax_internals
 
-    auto_detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
-    address, count, index, device_ids = auto_detect(None, None, None, None, None, config.timeout)
+    address, count, index, device_ids = jax_internals.detect_cluster(config.timeout)
     if address is None or count == 1:
         return None
     host, _, port = address.rpartition(":")

@@ -1,15 +1,11 @@
 """Connect a training process to its supervisor and to the other processes of its run."""
 
-import copy
 import json
 import os
-from types import SimpleNamespace
-from typing import Any
 
 import jax
-from jax._src import compiler, distributed  # the cache has no such setting; tested with the range of jax in setup.cfg
 
-from bert_jax.distributed import agreement, supervised
+from bert_jax.distributed import agreement, jax_internals, supervised
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo
 from bert_jax.distributed.process_report import code_report
 from bert_jax.errors import PeerError, require
@@ -53,22 +49,4 @@ def connect_worker(config: ClusterConfig) -> None:
             f"process {info.process_index} of {info.process_count} cannot connect to the others ({reason})"
         ) from error
     if settings["is_first_on_host"] and not is_remote(jax.config.jax_compilation_cache_dir or ""):
-        _keep_compiled_programs()
-
-
-def _keep_compiled_programs() -> None:
-    """Let this process write compiled programs into the cache.
-
-    jax does so in process 0 only, so hosts without a common disk would compile again at every start.
-    """
-    write, state = compiler._cache_write, copy.copy(distributed.global_state)
-    state.process_id = 0
-
-    def write_as_process_0(*arguments: Any) -> None:
-        compiler.distributed = SimpleNamespace(global_state=state)
-        try:
-            write(*arguments)
-        finally:
-            compiler.distributed = distributed
-
-    compiler._cache_write = write_as_process_0
+        jax_internals.keep_compiled_programs()
