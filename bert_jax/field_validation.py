@@ -1,7 +1,8 @@
 """Types, ranges and forms of fields: an annotation for each field, one checker, and one reader of JSON.
 
 The reader is our own: msgspec ignores unknown keys of dataclasses and does not name the keys of a dict in its messages;
-cattrs turns 1 into True and "3" into 3 unless each type gets a hook.
+cattrs turns 1 into True and "3" into 3 unless each type gets a hook; pydantic's messages lack the range and the
+suggestion, and its schemas add 0.15 s to each start.
 """
 
 import dataclasses
