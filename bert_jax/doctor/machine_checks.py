@@ -99,7 +99,7 @@ def resolve_devices(
             count, slices = hosts * first["count"], 1
             planned = f", {first['count']} on each of {hosts} planned hosts"
         memory = min(report["memory"] for report in reports)
-        text = f"{count:,} device(s) of kind {' and '.join(kinds)}{planned}"
+        text = f"{count:,} {'device' if count == 1 else 'devices'} of kind {' and '.join(kinds)}{planned}"
         most = min((report["most_memory"] for report in reports if report["most_memory"] is not None), default=None)
         machine = Machine(count, hosts or len(reports), slices, memory, text, kinds[0], first["reports_memory"], most)
     require(
@@ -141,10 +141,12 @@ def on_mesh(context: CheckContext) -> Iterator[Finding]:
     axes = programs.mesh.shape
     sizes = Sizes(**axes, slices=machine.slices)
     shown = ", ".join(f"{axis} {size}" for axis, size in axes.items())
-    text = (
-        f"{machine.text}, in {machine.hosts} process(es): {shown}; batches of all phases and of evaluation divide into "
-        f"{sizes.row_shards} row shard(s), {config.model.num_heads} heads over tensor"
-    )
+    text = machine.text
+    if machine.devices > 1:
+        text += (
+            f", in {machine.hosts} process(es): {shown}; batches of all phases and of evaluation divide into "
+            f"{sizes.row_shards} row shard(s), {config.model.num_heads} heads over tensor"
+        )
     yield finding("mesh", text, {"devices": machine.devices, "hosts": machine.hosts, **axes})
     yield _split(config, programs)
     if machine.memory is None:

@@ -323,6 +323,12 @@ def test_a_cpu_computes_bfloat16_in_float32(context):
     assert round(accelerator.values["needed"] / 2**30, 1) == 16.9 and round(cpu.values["needed"] / 2**30, 1) == 27.0
 
 
+def test_one_device_is_described_without_a_mesh(context):
+    """It is what a newcomer has."""
+    (one,), (two, *_) = (findings_of(machine(context, devices=devices), "mesh") for devices in (1, 2))
+    assert "fsdp" not in one.text and "fsdp 1" in two.text and one.values["fsdp"] == 1
+
+
 def test_hours_are_those_of_the_roofline(context):
     """For the chosen micro-batches; None for an unknown device."""
     (unknown,) = findings_of(machine(context, kind="cpu"), "time")
