@@ -60,9 +60,6 @@ class Efficiency(NamedTuple):
 GPU = Efficiency(0.42, 0.56, 0.56, 0.56, 0.56)
 TPU = Efficiency(0.44, 0.52, 0.52, 0.52, 0.52)
 TPU_V6 = Efficiency(0.32, 0.52, 0.52, 0.52, 0.52)
-CPU = Efficiency(1.0, 0.87, 1.27, 0.68, 1.6)
-"""Shares of rates measured on the same machine. Fitted by scripts/benchmarks/calibrate_roofline.py on a machine with
-two cores (docs/log/pods.md, 2026-11-21)."""
 
 
 @dataclass(frozen=True)

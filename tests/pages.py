@@ -47,7 +47,6 @@ SMALLER = {
     "scripts/benchmarks/trace_step.py": "--presets bert_tiny --seq-len 16",
     "scripts/benchmarks/gpu_program.py": "--steps bert_tiny:128:8 --layers 2",
     "scripts/benchmarks/gpu_session.py": "--dry --stages device",
-    "scripts/benchmarks/calibrate_roofline.py": "--presets bert_tiny --rounds 1 --seconds 0.01",
 }
 """Flags that replace those of a command, by its second word, or its second and third."""
 
