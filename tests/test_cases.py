@@ -12,6 +12,7 @@ import tokenizers
 
 from bert_jax.errors import UserError
 from bert_jax.finetune import squad, tagging
+from bert_jax.finetune.options import FileOptions
 from bert_jax.finetune.sentence_data import read_glue
 from bert_jax.finetune.squad_data import read_squad_splits
 from bert_jax.finetune.tagging import TaggedSentence
@@ -32,7 +33,7 @@ SENTENCE = (("Anna", "Berg", "works", "in", "Oslo", "."), ("B-PER", "I-PER", "O"
 
 
 def tagged(case: str) -> TaggingData:
-    return TaggingData(read_tagging(CASES / case, -1, None), TOKENIZER, 64)
+    return TaggingData(read_tagging(CASES / case, FileOptions()), TOKENIZER, 64)
 
 
 # Sources
@@ -147,7 +148,7 @@ def test_answers_keep_their_first_letter():
 def test_questions_in_pieces_of_sentencepiece():
     """The pinned sentencepiece 0.2.2 refuses the call that gave offsets before."""
     loaded = sentencepiece(small_model(), "the test's model")
-    for questions in read_squad_splits(CASES / "e02_squad_sentencepiece").values():
+    for questions in read_squad_splits(CASES / "e02_squad_sentencepiece", FileOptions()).values():
         assert len(questions) == 12
         context = questions[0].context
         ids, offsets = loaded.encode_with_offsets(context)
@@ -175,19 +176,19 @@ def test_labels_of_mnli_in_another_order():
 )
 def test_questions_that_are_refused(case, message):
     with pytest.raises(UserError, match=message) as error:
-        read_squad_splits(CASES / case)
+        read_squad_splits(CASES / case, FileOptions())
     assert "\n" not in str(error.value)
 
 
 def test_squad_2_with_plausible_answers():
-    for questions in read_squad_splits(CASES / "e19_squad_v2").values():
+    for questions in read_squad_splits(CASES / "e19_squad_v2", FileOptions()).values():
         assert len(questions) == 12 and {len(question.answers) for question in questions} == {0, 1}
 
 
 def test_the_index_of_a_word_is_not_the_word():
     """Universal NER."""
     with pytest.raises(UserError, match="--word-column"):
-        read_tagging(CASES / "e04_index_word_tag", 2, None)
+        read_tagging(CASES / "e04_index_word_tag", FileOptions(tag_column=2))
     found = tagging.read_conll(CASES / "e04_index_word_tag" / "train.conll", 2, 1)
     assert found[0] == TaggedSentence(*SENTENCE)
 
@@ -198,12 +199,12 @@ def test_tags_without_types_are_spans():
 
 
 def test_columns_are_separated_by_spaces_and_tabs_alone():
-    found = read_tagging(CASES / "e08_nbsp_word", -1, None)["train"]
+    found = read_tagging(CASES / "e08_nbsp_word", FileOptions())["train"]
     assert any("\xa0" in word for sentence in found for word in sentence.words)
 
 
 def test_columns_with_a_byte_order_mark_and_crlf():
-    assert read_tagging(CASES / "e10_bom_crlf", -1, None)["train"][0] == TaggedSentence(*SENTENCE)
+    assert read_tagging(CASES / "e10_bom_crlf", FileOptions())["train"][0] == TaggedSentence(*SENTENCE)
 
 
 def test_words_without_tokens_keep_their_place(tmp_path):

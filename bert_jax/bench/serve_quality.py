@@ -10,10 +10,11 @@ from bert_jax.bench.serve_models import TOKENS, ServedModel
 from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.errors import UserError, require
 from bert_jax.finetune.encoding import EncodedExamples
-from bert_jax.finetune.finetune import encode_splits, read_source, read_splits
+from bert_jax.finetune.finetune import read_source
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import score
+from bert_jax.finetune.tasks import encode_splits, read_splits
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -42,8 +43,7 @@ def measure_quality(
         )
     splits = read_splits(task, directory, FinetuneOptions())
     encoder = _read_first(first, task)
-    options = FinetuneOptions().with_length(encoder.model.config, 384 if task == "squad" else 128)
-    data = encode_splits(task, splits, options, encoder)
+    data, _ = encode_splits(task, splits, FinetuneOptions(), encoder)
     for one in models:
         _check_model(one, task, data.kind, data.labels)
         check_tokenizer(one, encoder.tokenizer, encoder.path)

@@ -13,9 +13,7 @@ from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import require
 from bert_jax.finetune.finetune import (
     FinetuneResult,
-    check_task,
     describe,
-    open_task_data,
     read_source,
     summary_lines,
     train_runs,
@@ -25,6 +23,7 @@ from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions, changed_flags
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import baseline_score
+from bert_jax.finetune.tasks import check_task, open_task
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.storage.paths import StoredPath, to_path
@@ -102,10 +101,10 @@ def compress(
     teacher = read_source(source)
     check_task_teacher(teacher.model.config, teacher.model.heads, teacher.path)
     student = read_student(compression, teacher)
-    options = options.with_length(teacher.model.config, 384 if task == "squad" else 128)
     plan = compression.plan(teacher.model.config, student and student.model.config)
-    data = open_task_data(task, data_directory, options, teacher)
-    teacher = in_order_of_task(teacher, data, "give a teacher that was fine-tuned on this task", announce)
+    data, options = open_task(task, data_directory, options, teacher)
+    advice = "give a teacher that was fine-tuned on this task"
+    teacher = teacher._replace(model=in_order_of_task(teacher.model, data, teacher.path, advice, announce))
     options = dataclasses.replace(options.with_recipe(len(data.train.lengths)), keep_head=True)
     for line in (*describe(options, data), describe_student(plan, student and student.path)):
         announce(line)

@@ -18,11 +18,11 @@ from bert_jax.convert.parity.sample_texts import TEXTS
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import require
-from bert_jax.finetune.finetune import open_task_data
-from bert_jax.finetune.label_order import is_of_task
+from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData
+from bert_jax.finetune.tasks import open_task
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.rows import Row, batches, encode_sentences
@@ -103,7 +103,11 @@ def quantise_model(
         require(tokenizer is not None, f"{source} has no tokenizer: put its tokenizer.json in its directory")
         task_data = None if task is None or data is None else _open_data(source_model, task, data, options)
         rounded = round_model(source_model)
-        models = [_load(one.model, tokenizer) for one in (source_model, rounded)]
+        natives = [source_model.model, rounded.model]
+        if task_data is not None:
+            advice = "give the data that it was fine-tuned on"
+            natives = [in_order_of_task(one, task_data, source, advice, announce) for one in natives]
+        models = [_load(one, tokenizer) for one in natives]
         rows, scores = _sample_rows(tokenizer, models[0].config.max_positions), None
         if task_data is not None:
             announce(f"scoring {task} with both models")
@@ -145,16 +149,9 @@ def round_model(source_model: SourceModel) -> SourceModel:
 def _open_data(source: SourceModel, task: str, directory: StoredPath, options: FinetuneOptions) -> TaskData:
     head = source.model.heads.task
     require(head is not None, f"{source} has no head of a task: fine-tune it first, or leave --task and --data out")
-    options = options.with_length(source.model.config, 384 if task == "squad" else 128)
     assert source.loaded_tokenizer is not None
     encoder = SourceEncoder(source.model, source.loaded_tokenizer, str(source), sha256="")
-    data = open_task_data(task, directory, options, encoder)
-    require(
-        is_of_task(head, data),
-        f"the head of {source} has the labels {', '.join(head.labels)} ({head.kind}), --task {task} has "
-        f"{', '.join(data.labels)} ({data.kind}): give the data that it was fine-tuned on",
-    )
-    return data
+    return open_task(task, directory, options, encoder)[0]
 
 
 def _load(model: NativeModel, tokenizer: Tokenizer) -> LoadedModel:

@@ -2,8 +2,6 @@
 
 import dataclasses
 import hashlib
-import json
-import math
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -14,9 +12,9 @@ from bert_jax.errors import UserError, require
 from bert_jax.experiments.budget import Cell
 from bert_jax.experiments.cell_records import Run, TaskScores
 from bert_jax.experiments.study import Study
-from bert_jax.finetune import finetune, glue
-from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
-from bert_jax.finetune.seed_run import PREDICTIONS
+from bert_jax.finetune import finetune
+from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.tasks import check_task, read_splits
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.shared_programs import MakePrograms
 
@@ -28,7 +26,7 @@ def data_identities(study: Study, task_data: StoredPath | None) -> dict[str, str
       UserError: an unknown task, or no directory with its data.
     """
     for task in study.tasks:
-        finetune.check_task(task)
+        check_task(task)
     if not study.tasks:
         return {}
     if task_data is None:
@@ -46,10 +44,10 @@ def check_data(cells: Sequence[Cell], task_data: StoredPath | None) -> None:
     for cell in cells:
         for task, options in cell.tasks.items():
             assert task_data is not None
-            values = (task, *(getattr(options, name) for name in FILE_OPTIONS))
+            values = (task, *options.file_options().values())
             if values not in read:
                 read.add(values)
-                finetune.read_splits(task, task_data / task, options)
+                read_splits(task, task_data / task, options)
 
 
 def _hash_files(directory: StoredPath) -> str:
@@ -87,18 +85,7 @@ def score_task(
     )
     if result is None:
         return None
-    directories = {one.seed: directory if options.seeds == 1 else directory / f"seed{one.seed}" for one in result.seeds}
-    is_accuracy = task == "classification" or (task in glue.GLUE and glue.GLUE[task].metrics == ("accuracy",))
-    scored = [one for one in result.seeds if math.isfinite(one.score)]
-    correct = [_correct_examples(directories[one.seed] / PREDICTIONS) for one in scored if is_accuracy]
+    correct = [one.correct for one in result.seeds if not one.diverged]
     examples = np.mean(correct, axis=0).round(6).tolist() if correct else []
-    scores = [one.score if math.isfinite(one.score) else None for one in result.seeds]
+    scores = [None if one.diverged else one.score for one in result.seeds]
     return {"scores": scores, "failed": sum(one.failed for one in result.seeds), "examples": examples}
-
-
-def _correct_examples(predictions: StoredPath) -> list[bool]:
-    """Whether the prediction of each example of all dev splits is right."""
-    files = sorted(predictions.glob("dev*.jsonl"), key=lambda one: one.name)
-    texts = [file.read_text(encoding="utf-8") for file in files]
-    lines = [json.loads(line) for text in texts for line in text.split("\n") if line]  # no splitlines(): U+2028
-    return [line["label"] == line["prediction"] for line in lines]

@@ -13,22 +13,16 @@ import jax
 import numpy as np
 
 from bert_jax.config import MeshConfig
-from bert_jax.convert.families import FAMILIES
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.translate import NativeModel
 from bert_jax.distributed.agreement import is_first
 from bert_jax.distributed.stop_request import stop_request
-from bert_jax.errors import UserError, did_you_mean, require
-from bert_jax.finetune import glue
+from bert_jax.errors import require
 from bert_jax.finetune.label_order import in_order_of_task
-from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
+from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
-from bert_jax.finetune.sentence_data import SentenceData, SentenceTask, read_glue, read_own
-from bert_jax.finetune.squad import Question
-from bert_jax.finetune.squad_data import SquadData, read_squad_splits
-from bert_jax.finetune.tagging import TaggedSentence
-from bert_jax.finetune.tagging_data import TaggingData, read_tagging
 from bert_jax.finetune.task_data import TaskData, baseline_score
+from bert_jax.finetune.tasks import check_task, open_task
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
@@ -36,9 +30,6 @@ from bert_jax.training.run_directory.workdir import CONFIG, read_config
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.shared_programs import MakePrograms, share_programs
 
-Splits = dict[str, list[TaggedSentence]] | dict[str, list[Question]] | SentenceTask
-"""The examples of a task: of tagging, squad, and all others."""
-OWN_TASKS = ("classification", "regression", "tagging", "squad")
 RESULTS = "results.json"
 _SEED = re.compile(r"seed(0|[1-9][0-9]{0,9})")
 
@@ -89,7 +80,7 @@ def finetune(
 
     Args:
       source: any model that `bert-jax convert` reads.
-      task: one of GLUE's names, or of `OWN_TASKS`.
+      task: a key of `tasks.TASKS`.
       data_directory: with the files of its splits.
       workdir: created if it does not exist.
       options: columns of the data, and the recipe.
@@ -106,8 +97,7 @@ def finetune(
     """
     check_task(task)
     encoder = read_source(source)
-    options = options.with_length(encoder.model.config, 384 if task == "squad" else 128)
-    data = open_task_data(task, data_directory, options, encoder)
+    data, options = open_task(task, data_directory, options, encoder)
     options = options.with_recipe(len(data.train.lengths))
     for line in describe(options, data):
         announce(line)
@@ -115,7 +105,8 @@ def finetune(
         require(
             encoder.model.heads.task is not None, f"--keep-head: {source} has no head of a task: leave the flag out"
         )
-        encoder = in_order_of_task(encoder, data, "leave --keep-head out", announce)
+        model = in_order_of_task(encoder.model, data, str(source), "leave --keep-head out", announce)
+        encoder = encoder._replace(model=model)
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
     make_run = functools.partial(FinetuneRun, encoder, task, data, str(data_directory), options, **programs)
     results = train_runs(make_run, workdir, data, options, announce)
@@ -215,14 +206,6 @@ def _check_directory_of_seeds(workdir: StoredPath, names: Sequence[str]) -> None
     require(not others, f"work directory {workdir} holds {', '.join(others[:3])}: choose another --workdir for --seeds")
 
 
-def check_task(task: str) -> None:
-    """Raise UserError for an unknown task."""
-    known = (*glue.GLUE, *OWN_TASKS)
-    require(
-        task in known, f"--task {task} is unknown: use one of {', '.join(known)}. {did_you_mean(task, known)}".rstrip()
-    )
-
-
 def read_source(source: StoredPath) -> SourceEncoder:
     """Read a model with its tokenizer.
 
@@ -243,70 +226,6 @@ def native_sha256(model: NativeModel) -> str:
     for name, array in name_leaves(model.params).items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).data)
     return digest.hexdigest()
-
-
-def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> Splits:
-    """Read the examples of a task, which need no model yet.
-
-    Raises:
-      UserError: an unknown task, columns for a task that has its own, or a split is missing or does not have the form
-        of the task.
-    """
-    check_task(task)
-    _check_flags(task, options)
-    require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
-    if task == "tagging":
-        return read_tagging(directory, options.tag_column, options.word_column)
-    if task == "squad":
-        return read_squad_splits(directory, skip_damaged=options.skip_damaged)
-    return read_glue(task, directory) if task in glue.GLUE else read_own(task, directory, options)
-
-
-def _check_flags(task: str, options: FinetuneOptions) -> None:
-    """Raise UserError for a flag about files that the task does not read."""
-    defaults = FinetuneOptions()
-    for name, tasks in FILE_OPTIONS.items():
-        if task not in tasks and getattr(options, name) != getattr(defaults, name):
-            flag = f"--{name.replace('_', '-')}"
-            raise UserError(
-                f"{flag} is for --task {' and '.join(tasks)}; the files of {task} do not need it: leave it out"
-            )
-
-
-def open_task_data(task: str, directory: StoredPath, options: FinetuneOptions, encoder: SourceEncoder) -> TaskData:
-    """Read and encode the splits of a task.
-
-    Raises:
-      UserError: as `read_splits`; or a constant prediction has the best score of dev.
-    """
-    data = encode_splits(task, read_splits(task, directory, options), options, encoder)
-    best = 100.0 if task == "squad" else 1.0
-    require(
-        baseline_score(data) < best,
-        f"--data {directory}: all examples of dev have the same label, so no model is better than a constant "
-        "prediction: give a dev split with several labels",
-    )
-    return data
-
-
-def encode_splits(task: str, splits: Splits, options: FinetuneOptions, encoder: SourceEncoder) -> TaskData:
-    """Encode the splits of a task, which `read_splits` read, with the tokenizer of a model.
-
-    Raises:
-      UserError: an option that the head of the task does not read.
-    """
-    if task in ("tagging", "squad"):
-        advice = f"which the head of --task {task} does not read: leave the flag out"
-        require(options.cls_norm == "none", f"--cls-norm normalises [CLS], {advice}")
-        require(options.pooling is None, f"--pooling is the vector of an example, {advice}")
-    config, tokenizer = encoder.model.config, encoder.tokenizer
-    separators = FAMILIES[encoder.model.family].pair_separators
-    assert options.max_length is not None
-    if task == "tagging":
-        return TaggingData(splits, tokenizer, options.max_length)
-    if task == "squad":
-        return SquadData(splits, tokenizer, options, config.type_vocab_size, separators)
-    return SentenceData(splits, tokenizer, options.max_length, config.type_vocab_size, separators)
 
 
 def summary_lines(result: FinetuneResult) -> list[str]:

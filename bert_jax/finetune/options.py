@@ -13,14 +13,6 @@ from bert_jax.field_validation import Count, CountOrZero, Interval, NonNegative,
 
 SMALL_TASK = 10_000
 """Training sets with fewer examples have the recipe of Mosbach et al. (2021)."""
-FILE_OPTIONS = {
-    "text_columns": ("classification", "regression"),
-    "label_column": ("classification", "regression"),
-    "tag_column": ("tagging",),
-    "word_column": ("tagging",),
-    "skip_damaged": ("squad",),
-}
-"""Options about the files of tasks, and the tasks that have them."""
 TRIANGLE_RATIO = 32
 """Peak divided by the first and last rate of the triangular schedule (Howard and Ruder 2018, section 3.2)."""
 
@@ -63,7 +55,7 @@ class FileOptions:
 
     def file_options(self) -> dict[str, Any]:
         """By name, the fields of this class."""
-        return {name: getattr(self, name) for name in FILE_OPTIONS}
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(FileOptions)}
 
 
 @dataclass(frozen=True, kw_only=True)

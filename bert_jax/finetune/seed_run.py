@@ -66,6 +66,8 @@ class SeedResult(NamedTuple):
     failed: bool
     """Whether the score is not above that of the best constant prediction, or the run diverged."""
     metrics: Metrics
+    correct: np.ndarray = np.zeros(0, bool)
+    """`TaskData.correct` of all dev splits; empty if the run diverged."""
 
     @property
     def diverged(self) -> bool:
@@ -73,8 +75,9 @@ class SeedResult(NamedTuple):
         return bool(np.isnan(self.score))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; the score of a run that diverged is None."""
-        return self._asdict() | {"score": None if self.diverged else self.score, "diverged": self.diverged}
+        """Plain values without `correct`; the score of a run that diverged is None."""
+        values = self._asdict() | {"score": None if self.diverged else self.score, "diverged": self.diverged}
+        return {name: value for name, value in values.items() if name != "correct"}
 
 
 class SourceEncoder(NamedTuple):
@@ -249,7 +252,8 @@ class FinetuneRun:
         metrics = {name: self.data.metrics(name, logits[name]) for name in splits if splits[name].is_scored}
         total = score(self.data, metrics.__getitem__)
         named = {f"{metric_prefix(split)}{key}": value for split, one in metrics.items() for key, value in one.items()}
-        return SeedResult(self.seed, total, not total > baseline_score(self.data), named), logits
+        correct = np.concatenate([self.data.correct(name, logits[name]) for name in metrics])
+        return SeedResult(self.seed, total, not total > baseline_score(self.data), named, correct), logits
 
     def _rows(self, examples: EncodedExamples) -> ExampleRows:
         seq_len = max(self._seq_len, self._row_length(examples))

@@ -11,7 +11,7 @@ from bert_jax.errors import UserError, require
 from bert_jax.finetune import glue
 from bert_jax.finetune.encoding import encode_examples
 from bert_jax.finetune.metrics import METRICS
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.options import FileOptions
 from bert_jax.finetune.tables import Columns, Example, Row, class_names, read_rows, to_examples, to_row
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
 from bert_jax.storage.paths import StoredPath
@@ -76,6 +76,12 @@ class SentenceData:
         scores = [{name: METRICS[name](labels, one) for name in self.main_metrics} for one in constants]
         return max(scores, key=lambda metrics: sum(metrics.values()))
 
+    def correct(self, split: str, logits: np.ndarray) -> np.ndarray:
+        """Whether each example has the right class, bool [E]; [0] if the score is not the accuracy."""
+        if self.main_metrics != ("accuracy",):
+            return np.zeros(0, bool)
+        return self.splits[split].examples.labels == self._predictions(logits)
+
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.jsonl`` with the logits of each example; of a test split also GLUE's submission."""
         for split, rows in logits.items():
@@ -116,7 +122,7 @@ def read_glue(name: str, directory: StoredPath) -> SentenceTask:
     return SentenceTask(task.labels, task.metrics, splits, name)
 
 
-def read_own(task: str, directory: StoredPath, options: FinetuneOptions) -> SentenceTask:
+def read_own(task: str, directory: StoredPath, options: FileOptions) -> SentenceTask:
     """A classification or regression on the user's tables, or on a TFDS dataset.
 
     Raises:

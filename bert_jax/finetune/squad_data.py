@@ -12,7 +12,7 @@ from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import require
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.metrics import answer_f1, exact_match, squad_scores
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.sentence_data import find_split
 from bert_jax.finetune.squad import (
     Answer,
@@ -108,6 +108,10 @@ class SquadData:
         questions = self._windowed[split].questions
         return {"f1": squad_scores([question.answers for question in questions], [""] * len(questions))["f1"]}
 
+    def correct(self, split: str, logits: np.ndarray) -> np.ndarray:
+        """bool [0]: an answer can be partly right."""
+        return np.zeros(0, bool)
+
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.json`` in the form of SQuAD's script, ``SPLIT_nbest.json``, and ``SPLIT_null_odds.json``."""
         answers = {split: self._answers(split, of_tokens) for split, of_tokens in logits.items()}
@@ -159,12 +163,12 @@ class SquadData:
         return best_threshold(differences, answered, unanswered)[0]
 
 
-def read_squad_splits(directory: StoredPath, *, skip_damaged: bool = False) -> dict[str, list[Question]]:
+def read_squad_splits(directory: StoredPath, options: FileOptions) -> dict[str, list[Question]]:
     """The questions of train, dev and, if there is one, test.
 
     Args:
       directory: of the files.
-      skip_damaged: of `read_squad`; what is left out is counted in a warning.
+      options: with `skip_damaged`, what is left out is counted in a warning.
 
     Raises:
       UserError: a missing split, a file that is not in SQuAD's form, or a training split without answers.
@@ -173,7 +177,7 @@ def read_squad_splits(directory: StoredPath, *, skip_damaged: bool = False) -> d
     for split in ("train", "dev", "test"):
         path = find_split(directory, split, (".json",), required=split != "test")
         if path is not None:
-            splits[split], damaged = read_squad(path, skip_damaged=skip_damaged)
+            splits[split], damaged = read_squad(path, skip_damaged=options.skip_damaged)
             if damaged and is_first():
                 total = len(splits[split]) + len(damaged)
                 print(

@@ -8,6 +8,7 @@ import numpy as np
 from bert_jax.errors import require
 from bert_jax.finetune.encoding import encode_sentences
 from bert_jax.finetune.metrics import are_span_tags, span_f1
+from bert_jax.finetune.options import FileOptions
 from bert_jax.finetune.sentence_data import find_split
 from bert_jax.finetune.tagging import TaggedSentence, read_conll, tag_names
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
@@ -69,6 +70,10 @@ class TaggingData:
         scores = [self._scores(split, [(tag,) * len(s.words) for s in self._sentences[split]]) for tag in constants]
         return max(scores, key=lambda metrics: metrics[self.main_metrics[0]])
 
+    def correct(self, split: str, logits: np.ndarray) -> np.ndarray:
+        """bool [0]: the score is not a mean over sentences."""
+        return np.zeros(0, bool)
+
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.jsonl``: words, tags and predicted tags of each sentence."""
         for split, of_tokens in logits.items():
@@ -92,7 +97,7 @@ class TaggingData:
             start += len(sentence.words)
 
 
-def read_tagging(directory: StoredPath, tag_column: int, word_column: int | None) -> dict[str, list[TaggedSentence]]:
+def read_tagging(directory: StoredPath, options: FileOptions) -> dict[str, list[TaggedSentence]]:
     """The sentences of train, dev and, if there is one, test.
 
     Raises:
@@ -102,5 +107,5 @@ def read_tagging(directory: StoredPath, tag_column: int, word_column: int | None
     for split in ("train", "dev", "test"):
         path = find_split(directory, split, ENDINGS, required=split != "test")
         if path is not None:
-            sentences[split] = read_conll(path, tag_column, word_column)
+            sentences[split] = read_conll(path, options.tag_column, options.word_column)
     return sentences

@@ -42,6 +42,10 @@ class TaskData(Protocol):
         """The main metrics of the best constant prediction; what is not better, has failed."""
         ...
 
+    def correct(self, split: str, logits: np.ndarray) -> np.ndarray:
+        """Whether each example of a split with labels is right, bool [E], if the score is their mean; else bool [0]."""
+        ...
+
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write predictions, if possible in the form that the task's benchmark takes, from the logits of all splits."""
         ...

@@ -8,11 +8,12 @@ import numpy as np
 
 from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import require
-from bert_jax.finetune.finetune import encode_splits, native_sha256, read_splits
-from bert_jax.finetune.label_order import is_of_task
+from bert_jax.finetune.finetune import native_sha256
+from bert_jax.finetune.label_order import check_head
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
+from bert_jax.finetune.tasks import encode_splits, read_splits
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.loss_examples import labelled_examples, masked_texts, scored_examples, shorten_held_out
 from bert_jax.interventions.pruning_masks import Examples
@@ -90,12 +91,8 @@ def read_task(
       UserError: task data that do not have the form or the labels of the model's head.
     """
     head = model.heads.task
-    data = open_task(model, directory, task, options, seed, held_out)
-    require(
-        is_of_task(head, data),
-        f"the model's head has the labels {', '.join(head.labels)} ({head.kind}), {directory} has "
-        f"{', '.join(data.labels)} ({data.kind}): give the data that it was fine-tuned on",
-    )
+    data, _ = open_task(model, directory, task, options, seed, held_out)
+    check_head(head, data, "the model", "give the data that it was fine-tuned on")
     order = np.random.default_rng(seed).permutation(len(data.train.lengths))[:count]
     pad_id = model.tokenizer.pad_id
     about = {
@@ -113,9 +110,8 @@ def read_task(
 
 def open_task(
     model: LoadedModel, directory: StoredPath, task: str, options: FinetuneOptions, seed: int, held_out: int | None
-) -> TaskData:
-    """The encoded train and dev splits of a task, with at most `held_out` examples of each dev split."""
-    options = options.with_length(model.config, 384 if task == "squad" else 128)
+) -> tuple[TaskData, FinetuneOptions]:
+    """`tasks.open_task` for a loaded model, without test splits and with at most `held_out` examples per dev split."""
     splits = shorten_held_out(read_splits(task, directory, options), held_out, seed)
     return encode_splits(task, splits, options, as_source(model))
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from bert_jax.finetune.encoding import EncodedExamples
-from bert_jax.finetune.finetune import Splits
 from bert_jax.finetune.sentence_data import SentenceTask
 from bert_jax.finetune.task_data import TaskData, score
 from bert_jax.interventions.pruning_masks import ExampleBatch, Examples
 from bert_jax.interventions.rows import Row, batches, choose_masked, masked_positions
 from bert_jax.interventions.task_evaluation import rows_of
+from bert_jax.finetune.tasks import Splits
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 256
@@ -104,7 +104,7 @@ def shorten_held_out(splits: Splits, count: int | None, seed: int) -> Splits:
     """The splits of a task with at most `count` examples of each dev split, drawn at random, and without test splits.
 
     Args:
-      splits: of `finetune.read_splits`; of squad, examples are questions.
+      splits: of `tasks.read_splits`; of squad, examples are questions.
       count: examples to keep; None: all.
       seed: of the draw.
     """

@@ -29,6 +29,7 @@ from bert_jax.distributed import jax_setup
 from bert_jax.finetune import finetune
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun
+from bert_jax.finetune.tasks import open_task
 from bert_jax.training.micro_batch import TrainSteps, check_run
 from bert_jax.training.programs import put_seed, put_step_scalars
 from bert_jax.training.run_directory.ledger import Ledger
@@ -74,9 +75,9 @@ def open_run(options: argparse.Namespace) -> FinetuneRun:
     if options.mode == "losses":
         given |= {"dropout": 0.0, "steps": options.steps, "epochs": None}
     given = {name: value for name, value in given.items() if value is not None}
-    settings = FinetuneOptions(**given).with_length(encoder.model.config, 128)
+    settings = FinetuneOptions(**given)
     path = epath.Path(options.data)
-    data = finetune.open_task_data(options.task, path, settings, encoder)
+    data, settings = open_task(options.task, path, settings, encoder)
     settings = settings.with_recipe(len(data.train.lengths))
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     return FinetuneRun(encoder, options.task, data, str(path), settings, settings.seed, mesh, share_programs())

@@ -211,7 +211,10 @@ def test_models_that_do_not_fit(task_run, tiny_run):
         (LoadedModel(model.config, Heads(), model.params, model.tokenizer), "has no task head"),
         (LoadedModel(wider, model.heads, model.params, model.tokenizer), "has num_heads 2, the model 1"),
         (LoadedModel(model.config, model.heads, model.params, small_tokenizer()), "has another vocabulary"),
-        (LoadedModel(model.config, other_labels, model.params, model.tokenizer), "head has the labels x, y"),
+        (
+            LoadedModel(model.config, other_labels, model.params, model.tokenizer),
+            "head of the model has the labels x, y",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             SUITE.run(fitting.__class__(changed, data, 0, False), settings(tiny_run))

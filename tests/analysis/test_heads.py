@@ -169,7 +169,7 @@ def test_suite_on_a_task(data):
         (
             dataclasses.replace(TASK_HEADS, task=dataclasses.replace(TASK_HEADS.task, labels=("a", "b"))),
             {"task": "sst2"},
-            "the model's head has the labels a, b",
+            "the head of the model has the labels a, b",
         ),
     ],
 )

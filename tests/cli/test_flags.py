@@ -14,7 +14,8 @@ from bert_jax.cli import main as cli
 from bert_jax.command.flags import COMMON_FIELDS, SYNONYMS, list_flags, parse
 from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.config import Config, flatten, presets, to_dict
-from bert_jax.finetune.options import FILE_OPTIONS, FinetuneOptions
+from bert_jax.finetune.options import FileOptions, FinetuneOptions
+from bert_jax.finetune.tasks import TASKS
 from data_prep.cli import main as data_cli
 
 PROGRAMS = {"bert-jax": cli.main, "bert-data": data_cli.main}
@@ -248,10 +249,11 @@ def test_commands_that_read_task_files_have_their_flags():
     commands = {command: flags_of(command) for command in ARGUMENTS if command.split()[0] in ("finetune", "compress")}
     commands |= {"analyse": list(list_flags(analyse.command_type()))}
     values = {"text_columns": ("a", "b"), "label_column": "c", "tag_column": 1, "word_column": 2, "skip_damaged": True}
-    given = {name: values[name] for name in FILE_OPTIONS}
+    given = {name: values[name] for name in FileOptions().file_options()}
+    assert set(given) == {name for spec in TASKS.values() for name in spec.file_options}
     for command, sections in READ_TASK_FILES.items():
         names = {name for flag in commands[command] for name in flag.names}
-        assert names >= {f"--{prefix}{one.replace('_', '-')}" for prefix in sections for one in FILE_OPTIONS}, command
+        assert names >= {f"--{prefix}{one.replace('_', '-')}" for prefix in sections for one in given}, command
     assert PruneOptions(**given).finetune_options() == FinetuneOptions(**given)
     assert HeadsSettings(**given).finetune_options(64) == FinetuneOptions(**given, max_length=64)
 

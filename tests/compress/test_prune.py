@@ -15,13 +15,14 @@ from bert_jax.compress.prune import choose_kept, prune
 from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.convert.conversion import convert
 from bert_jax.errors import UserError
-from bert_jax.finetune.finetune import open_task_data, read_source
+from bert_jax.finetune.finetune import read_source
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT, Examples, mask_edits
 from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.interventions.smaller_model import mask_of
 from bert_jax.interventions.task_evaluation import task_score
+from bert_jax.finetune.tasks import open_task
 from bert_jax.model.heads import Heads
 from bert_jax.storage.paths import to_path
 from tests.building import make_documents
@@ -102,7 +103,7 @@ def test_results(folder, pruned):
     assert values["sizes"] == {"heads": [4, 2], "units": [40, 20]} and values["importance_examples"] == 8
     assert values["examples"] == values["labels"] == 24 and values["kept_heads"] == result.kept[CONTEXT].tolist()
     source = read_source(to_path(folder / "model"))
-    data = open_task_data("sst2", to_path(folder / "sst2"), FinetuneOptions(max_length=64), source)
+    data, _ = open_task("sst2", to_path(folder / "sst2"), FinetuneOptions(max_length=64), source)
     for directory, score in ((folder / "model", values["whole"]["score"]), (out, values["pruned"]["score"])):
         assert task_score(bert_jax.load(directory), data) == pytest.approx(score)
     sizes = values["pruned"]["parameters"]

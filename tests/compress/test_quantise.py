@@ -126,7 +126,7 @@ def test_models_without_a_head_of_a_task(tiny_export, tmp_path, capsys):
         ("{run} --out there", "--out .*there exists already: choose another destination"),
         ("{run} --out new --task sst2", "--task is given alone: give --task and --data, or neither"),
         ("{run} --out new --data sst2", "--data is given alone"),
-        ("{run} --out new --task rte --data rte", "has the labels 0, 1 .*, --task rte has .*entailment"),
+        ("{run} --out new --task rte --data rte", "has the labels 0, 1 .*, the task has .*entailment"),
         ("{source} --out new --task sst2 --data sst2", "has no head of a task: fine-tune it first"),
         ("{run} --out new --task sst2 --data sst2 --max-length 4", "--max-length is 4: it must be"),
         ("nowhere --out new", "nowhere does not exist"),

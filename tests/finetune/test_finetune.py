@@ -20,6 +20,7 @@ from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.task_data import score
 from bert_jax.interventions import task_evaluation
+from bert_jax.finetune.tasks import open_task
 from bert_jax.run_report import run_files, sections
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.workdir import read_config
@@ -268,11 +269,11 @@ def test_a_tfds_dataset(tiny_run, tmp_path):
     task_files.write_tfds(tmp_path)
     encoder = finetune.read_source(tiny_run)
     options = FinetuneOptions().with_length(encoder.model.config, 64)
-    data = finetune.open_task_data("sst2", tmp_path, options, encoder)
+    data, _ = open_task("sst2", tmp_path, options, encoder)
     assert data.splits["dev"].examples.labels.tolist() == [0, 1, 0, 1] and len(data.train.lengths) == 6
     assert data.splits["test"].examples.lengths.tolist() == sorted(data.splits["test"].examples.lengths)
     with pytest.raises(UserError, match="has no feature 'sentence1': it has"):
-        finetune.open_task_data("rte", tmp_path, options, encoder)
+        open_task("rte", tmp_path, options, encoder)
 
 
 def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
@@ -298,8 +299,8 @@ def test_a_head_with_the_labels_in_another_order(folder, sst2_run, tmp_path):
     )
     encoder, lines = encoder._replace(model=model), []
     options = FinetuneOptions().with_length(encoder.model.config, 64)
-    data = finetune.open_task_data("mnli", tmp_path / "mnli", options, encoder)
-    matched = in_order_of_task(encoder, data, "advice", lines.append).model
+    data, _ = open_task("mnli", tmp_path / "mnli", options, encoder)
+    matched = in_order_of_task(encoder.model, data, "it", "advice", lines.append)
     assert matched.heads.task.labels == data.labels == ("entailment", "neutral", "contradiction")
     assert matched.params["task"]["output"]["bias"].tolist() == [2, 1, 0]
     assert matched.params["task"]["output"]["kernel"].tolist() == [[2, 1, 0], [5, 4, 3]]
@@ -307,8 +308,10 @@ def test_a_head_with_the_labels_in_another_order(folder, sst2_run, tmp_path):
     assert "has the labels CONTRADICTION, NEUTRAL, Entailment: matched by their names with entailment, neutral" in line
     for others in (("LABEL_0", "LABEL_1", "LABEL_2"), ("neutral", "Neutral", "entailment")):
         heads = dataclasses.replace(encoder.model.heads, task=dataclasses.replace(head, labels=others))
-        with pytest.raises(UserError, match="the task has entailment, neutral, contradiction: advice"):
-            in_order_of_task(encoder._replace(model=model._replace(heads=heads)), data, "advice", lines.append)
+        with pytest.raises(
+            UserError, match=r"the task has entailment, neutral, contradiction \(classification\): advice"
+        ):
+            in_order_of_task(model._replace(heads=heads), data, "it", "advice", lines.append)
 
 
 @pytest.mark.slow
@@ -337,7 +340,7 @@ def test_training_in_int8(sst2_run, folder, tmp_path):
 
 def _dev(folder, source):
     options = FinetuneOptions().with_length(bert_jax.load(source).config, 64)
-    data = finetune.open_task_data("sst2", folder / "sst2", options, finetune.read_source(source))
+    data, _ = open_task("sst2", folder / "sst2", options, finetune.read_source(source))
     examples = data.splits["dev"].examples
     return examples, range(len(examples.lengths))
 
@@ -348,7 +351,7 @@ def test_files_of_glue(name, tiny_run, tmp_path):
     directory = task_files.write_glue(tmp_path / name, name)
     encoder = finetune.read_source(tiny_run)
     options = FinetuneOptions().with_length(encoder.model.config, 64)
-    data = finetune.open_task_data(name, directory, options, encoder)
+    data, _ = open_task(name, directory, options, encoder)
     perfect = {}
     for split, (examples, _) in data.splits.items():
         labels = np.zeros(len(examples.lengths), int) if split.startswith("test") else examples.labels

@@ -8,7 +8,6 @@ from bert_jax.convert.families.family import HuggingFaceConfig, describe_labels,
 from bert_jax.convert.tensors import lazy_from_array
 from bert_jax.convert.translate import NativeModel
 from bert_jax.finetune.label_order import in_order_of_task
-from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.sentence_data import SentenceData, SentenceTask
 from bert_jax.finetune.tables import Example
 from bert_jax.model.heads import Heads
@@ -33,8 +32,8 @@ def test_order(head, task, order):
     count = len(head)
     output = {"kernel": np.arange(2.0 * count).reshape(2, count), "bias": np.arange(float(count))}
     heads = Heads(mlm=False, task=TaskHead("classification", head, "pooled"))
-    encoder = SourceEncoder(NativeModel("bert", BERT, heads, {"task": {"output": output}}), letters, "MODEL", "")
-    found = in_order_of_task(encoder, data, "advice", lambda line: None).model
+    model = NativeModel("bert", BERT, heads, {"task": {"output": output}})
+    found = in_order_of_task(model, data, "it", "advice", lambda line: None)
     assert found.heads.task.labels == data.labels
     np.testing.assert_array_equal(found.params["task"]["output"]["kernel"], output["kernel"][:, order])
     np.testing.assert_array_equal(found.params["task"]["output"]["bias"], order)

@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.finetune import squad
-from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.squad import Window
 from bert_jax.finetune.squad_data import SquadData, read_squad_splits
 from bert_jax.tokenizers.tokenizer import wordpiece
@@ -50,7 +50,7 @@ def test_no_answer_as_an_empty_text(tmp_path, letters):
     assert (second.answers, second.starts) == ((), ())
     (tmp_path / "train.json").write_bytes(path.read_bytes())
     options = FinetuneOptions(max_length=64)
-    data = SquadData(read_squad_splits(tmp_path), letters, options, token_types=2, separators=1)
+    data = SquadData(read_squad_splits(tmp_path, FileOptions()), letters, options, token_types=2, separators=1)
     tokens = len(data.splits["dev"].examples.input_ids)
     assert data.metrics("dev", np.zeros((tokens, 2), np.float32)).keys() >= {"null_threshold", "unanswerable_f1"}
 
@@ -61,8 +61,8 @@ def test_skip_damaged(tmp_path, capsys):
     for name, questions in (("train", [question()]), ("dev", [*bad, question(), question(id="s", question="\ud800")])):
         squad_file(tmp_path / f"{name}.json", questions)
     with pytest.raises(UserError, match=r"dev.json: the answer 'breeze' of question bad0 .* out with --skip-damaged"):
-        read_squad_splits(tmp_path)
-    splits = read_squad_splits(tmp_path, skip_damaged=True)
+        read_squad_splits(tmp_path, FileOptions())
+    splits = read_squad_splits(tmp_path, FileOptions(skip_damaged=True))
     assert [len(one) for one in splits.values()] == [1, 1]
     (line,) = capsys.readouterr().err.splitlines()
     assert line.endswith(
@@ -71,7 +71,7 @@ def test_skip_damaged(tmp_path, capsys):
     )
     squad_file(tmp_path / "dev.json", bad)
     with pytest.raises(UserError, match="has no questions that are not damaged"):
-        read_squad_splits(tmp_path, skip_damaged=True)
+        read_squad_splits(tmp_path, FileOptions(skip_damaged=True))
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, check
 from bert_jax.finetune.encoding import EncodedExamples
-from bert_jax.finetune.finetune import open_task_data, read_source
-from bert_jax.finetune.label_order import is_of_task
+from bert_jax.finetune.finetune import read_source
+from bert_jax.finetune.label_order import check_head
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
+from bert_jax.finetune.tasks import open_task
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.rows import Row, batches
@@ -110,13 +111,8 @@ def _read(inputs: SuiteInputs, settings: FineTuningSettings) -> Setup:
         require(same, f"{named} has another vocabulary than the model: give the model that it was fine-tuned from")
     length = min(settings.max_length, model.config.max_positions)
     options = FinetuneOptions(**settings.file_options(), max_length=length)
-    data = open_task_data(settings.task, inputs.data / "task", options, sources[0])
-    head = model.heads.task
-    require(
-        is_of_task(head, data),
-        f"fine-tuning: the model's head has the labels {', '.join(head.labels)} ({head.kind}), task/ has "
-        f"{', '.join(data.labels)} ({data.kind}): give the data that it was fine-tuned on",
-    )
+    data, _ = open_task(settings.task, inputs.data / "task", options, sources[0])
+    check_head(model.heads.task, data, "the model", "give the data in task/ that it was fine-tuned on")
     params = weights.with_body_of(model.params, model.params)
     return Setup(model, sources[0], sources[1] if len(sources) > 1 else None, data, params)
 

@@ -58,8 +58,7 @@ def train_gates(inputs: SuiteInputs, training: GateTraining, workdir: StoredPath
     train_weights = options.learning_rate != 0
     if not train_weights:
         options = dataclasses.replace(options, learning_rate=training.rate)
-    data = open_task(model, inputs.data / "task", training.task, options, inputs.seed, training.examples)
-    options = options.with_length(model.config, 384 if training.task == "squad" else 128)
+    data, options = open_task(model, inputs.data / "task", training.task, options, inputs.seed, training.examples)
     options = options.with_recipe(len(data.train.lengths))
     run = gates.GateRun(
         as_source(model),

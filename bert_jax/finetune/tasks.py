@@ -1,0 +1,152 @@
+"""The tasks of fine-tuning: a new one is a row of `TASKS`, a function that reads its files, and a `TaskData`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.convert.families import FAMILIES
+from bert_jax.errors import UserError, did_you_mean, require
+from bert_jax.finetune import glue
+from bert_jax.finetune.options import FileOptions, FinetuneOptions
+from bert_jax.finetune.seed_run import SourceEncoder
+from bert_jax.finetune.sentence_data import SentenceData, SentenceTask, read_glue, read_own
+from bert_jax.finetune.squad import Question
+from bert_jax.finetune.squad_data import SquadData, read_squad_splits
+from bert_jax.finetune.tagging import TaggedSentence
+from bert_jax.finetune.tagging_data import TaggingData, read_tagging
+from bert_jax.finetune.task_data import TaskData, baseline_score
+from bert_jax.storage.paths import StoredPath
+
+Splits = dict[str, list[TaggedSentence]] | dict[str, list[Question]] | SentenceTask
+"""The examples of a task: of tagging, squad, and all others."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """How a task is read and encoded. Its labels and metrics are those of the `TaskData`."""
+
+    read: Callable[[StoredPath, FinetuneOptions], Any]
+    """The `Splits` of a directory."""
+    encode: Callable[[Any, SourceEncoder, FinetuneOptions], TaskData]
+    """The data of these splits for a model; `max_length` is given."""
+    file_options: tuple[str, ...] = ()
+    """Fields of `FileOptions` that `read` uses."""
+    default_length: int = 128
+    """Of `max_length`, in tokens."""
+    best_score: float = 1.0
+    reads_tokens: bool = False
+    """Whether the head reads each token, and not a vector of the example."""
+
+
+def _encode_texts(splits: SentenceTask, encoder: SourceEncoder, options: FinetuneOptions) -> SentenceData:
+    assert options.max_length is not None
+    config, separators = encoder.model.config, FAMILIES[encoder.model.family].pair_separators
+    return SentenceData(splits, encoder.tokenizer, options.max_length, config.type_vocab_size, separators)
+
+
+def _encode_words(
+    splits: dict[str, list[TaggedSentence]], encoder: SourceEncoder, options: FinetuneOptions
+) -> TaggingData:
+    assert options.max_length is not None
+    return TaggingData(splits, encoder.tokenizer, options.max_length)
+
+
+def _encode_questions(splits: dict[str, list[Question]], encoder: SourceEncoder, options: FinetuneOptions) -> SquadData:
+    config, separators = encoder.model.config, FAMILIES[encoder.model.family].pair_separators
+    return SquadData(splits, encoder.tokenizer, options, config.type_vocab_size, separators)
+
+
+def _glue(name: str) -> TaskSpec:
+    return TaskSpec(lambda directory, options: read_glue(name, directory), _encode_texts)
+
+
+def _own(name: str) -> TaskSpec:
+    read = functools.partial(read_own, name)
+    return TaskSpec(read, _encode_texts, ("text_columns", "label_column"))
+
+
+TASKS = {
+    **{name: _glue(name) for name in glue.GLUE},
+    "classification": _own("classification"),
+    "regression": _own("regression"),
+    "tagging": TaskSpec(read_tagging, _encode_words, ("tag_column", "word_column"), reads_tokens=True),
+    "squad": TaskSpec(
+        read_squad_splits,
+        _encode_questions,
+        ("skip_damaged",),
+        default_length=384,
+        best_score=100.0,
+        reads_tokens=True,
+    ),
+}
+
+
+def check_task(task: str) -> None:
+    """Raise UserError for an unknown task."""
+    require(
+        task in TASKS,
+        f"--task {task} is unknown: use one of {', '.join(TASKS)}. {did_you_mean(task, TASKS)}".rstrip(),
+    )
+
+
+def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> Splits:
+    """Read the examples of a task, which need no model yet.
+
+    Raises:
+      UserError: an unknown task, an option about files that the task does not read, or a split is missing or does not
+        have the form of the task.
+    """
+    check_task(task)
+    for field in dataclasses.fields(FileOptions):
+        if field.name not in TASKS[task].file_options and getattr(options, field.name) != field.default:
+            readers = [name for name, spec in TASKS.items() if field.name in spec.file_options]
+            raise UserError(
+                f"--{field.name.replace('_', '-')} is for --task {' and '.join(readers)}; the files of {task} do not "
+                "need it: leave it out"
+            )
+    require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
+    return TASKS[task].read(directory, options)
+
+
+def encode_splits(
+    task: str, splits: Splits, options: FinetuneOptions, encoder: SourceEncoder
+) -> tuple[TaskData, FinetuneOptions]:
+    """Encode the splits of a task, which `read_splits` read, with the tokenizer of a model.
+
+    Returns:
+      the data, and
+      the options with `max_length`.
+
+    Raises:
+      UserError: an option that the head of the task does not read, or `max_length` exceeds the model's positions.
+    """
+    spec = TASKS[task]
+    if spec.reads_tokens:
+        advice = f"which the head of --task {task} does not read: leave the flag out"
+        require(options.cls_norm == "none", f"--cls-norm normalises [CLS], {advice}")
+        require(options.pooling is None, f"--pooling is the vector of an example, {advice}")
+    options = options.with_length(encoder.model.config, spec.default_length)
+    return spec.encode(splits, encoder, options), options
+
+
+def open_task(
+    task: str, directory: StoredPath, options: FinetuneOptions, encoder: SourceEncoder
+) -> tuple[TaskData, FinetuneOptions]:
+    """Read and encode the splits of a task.
+
+    Returns:
+      the data, and
+      the options with `max_length`.
+
+    Raises:
+      UserError: as `read_splits` and `encode_splits`; or a constant prediction has the best score of dev.
+    """
+    data, options = encode_splits(task, read_splits(task, directory, options), options, encoder)
+    require(
+        baseline_score(data) < TASKS[task].best_score,
+        f"--data {directory}: all examples of dev have the same label, so no model is better than a constant "
+        "prediction: give a dev split with several labels",
+    )
+    return data, options
