@@ -214,6 +214,17 @@ def test_rows_are_counted_as_the_stream_counts_them(two_phases, tiny_corpus):
         assert rows_before_step(two_phases, start, step) == task.train.cursor_at(start, step).rows
 
 
+@pytest.mark.parametrize("bad", [(0, 0), (2, 3), (2, 10**6)])
+def test_skipped_rows_are_those_of_the_phase_of_the_first_bad_step(bad, two_phases, tmp_path):
+    """Also if bad steps begin within `stable_steps` of the phase's first step, or end after its last one."""
+    start = two_phases.phases[0].steps
+    first, last = (start + 1 + step for step in bad)
+    entry = recovery._rollback_entry(DivergenceError(first, last, ""), two_phases, None, Ledger(tmp_path / "ledger"))
+    assert two_phases.recovery.stable_steps > bad[0]
+    ends = min(last, two_phases.total_steps)
+    assert entry["skipped_rows"] == [rows_before_step(two_phases, Cursor(), step) for step in (start, ends)]
+
+
 def measure(losses, span: int = 50, skipped=()) -> tuple[list[DivergenceState], list[StepMeasures]]:
     """The states and measures of steps with these losses."""
 
