@@ -93,9 +93,11 @@ class _Upload(io.BytesIO):
         self._store, self._path = store, path
 
     def close(self) -> None:
-        if not self.closed:
-            self._store.put_whole(self._path, self.getvalue())
-        super().close()
+        try:
+            if not self.closed:
+                self._store.put_whole(self._path, self.getvalue())
+        finally:  # or the garbage collector closes it again
+            super().close()
 
 
 def memory_store() -> epath.Path:

@@ -99,8 +99,13 @@ def _glob_disk(pattern: pathlib.Path) -> list[pathlib.Path]:
     wild = next((i for i, part in enumerate(pattern.parts) if _WILDCARD.search(part)), None)
     if wild is None:
         return []
-    root = pathlib.Path(*pattern.parts[:wild])
-    return [path for path in root.glob("/".join(pattern.parts[wild:])) if path.is_file()]
+    root, parts = pathlib.Path(*pattern.parts[:wild]), [*pattern.parts[wild:]]
+    # Python 3.13 takes "**" inside of a name for "*", and finds files with "**" at the end, others directories only.
+    if any("**" in part and part != "**" for part in parts):
+        raise ValueError("'**' can only be a whole part of a path")
+    if parts[-1] == "**":
+        parts.append("*")
+    return [path for path in root.glob("/".join(parts)) if path.is_file()]
 
 
 def _find_in_store(pattern: str) -> dict[str, FileVersion]:

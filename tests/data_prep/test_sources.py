@@ -33,6 +33,7 @@ def test_kinds(tmp_path, monkeypatch):
     assert all(document.sentence_per_line for document in lines)
     assert not any(document.sentence_per_line for document in reading.documents)
     whole = read(f"text-files:{tmp_path}/**/*.txt").documents
+    assert read(f"text-files:{tmp_path}/**").documents == whole
     assert [(d.origin, d.text) for d in whole] == [(str(a), "zero\r\n"), (str(b), "\n\none\ntwo\n \n\nthree")]
     monkeypatch.chdir(tmp_path.parent)
     for name in (f"{tmp_path.name}/a.txt", f"{tmp_path.name}/a.*"):
