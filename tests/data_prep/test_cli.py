@@ -349,7 +349,7 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
 
 
 @pytest.mark.parametrize(
-    ("place", "codes"), [("inspection.statistics.measure_lengths", [0, 2]), ("build.resume.remove_scratch", [130, 0])]
+    ("place", "codes"), [("inspection.statistics.measure_lengths", [0, 2]), ("builder.resume.remove_scratch", [130, 0])]
 )
 def test_stopped_after_the_last_write(workspace, monkeypatch, capsys, place, codes):
     """Not as a build that the same command continues, unless it does."""
