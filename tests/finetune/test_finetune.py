@@ -281,7 +281,7 @@ def test_a_finished_task_hands_over(sst2_run, folder, tmp_path):
     options = dataclasses.replace(OPTIONS, steps=1, learning_rate=0.0, keep_head=True)
     result = finetune.finetune(sst2_run, "sst2", folder / "sst2", tmp_path / "kept", options)
     assert result.seeds[0].score == json.loads((sst2_run / "results.json").read_text())["mean"]
-    with pytest.raises(UserError, match=r"with the labels 0, 1, the task has O, .*: leave --keep-head out"):
+    with pytest.raises(UserError, match=r"has the labels 0, 1 .*, the task has O, .*: leave --keep-head out"):
         finetune.finetune(sst2_run, "tagging", folder / "tagging", tmp_path / "other", options)
     assert not (tmp_path / "other").exists()
 
