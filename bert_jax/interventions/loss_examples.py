@@ -8,10 +8,10 @@ import numpy as np
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.sentence_data import SentenceTask
 from bert_jax.finetune.task_data import TaskData, score
+from bert_jax.finetune.tasks import Splits
 from bert_jax.interventions.pruning_masks import ExampleBatch, Examples
 from bert_jax.interventions.rows import Row, batches, choose_masked, masked_positions
 from bert_jax.interventions.task_evaluation import rows_of
-from bert_jax.finetune.tasks import Splits
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 256

@@ -17,12 +17,12 @@ from bert_jax.convert.conversion import convert
 from bert_jax.errors import UserError
 from bert_jax.finetune.finetune import read_source
 from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.tasks import open_task
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT, Examples, mask_edits
 from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.interventions.smaller_model import mask_of
 from bert_jax.interventions.task_evaluation import task_score
-from bert_jax.finetune.tasks import open_task
 from bert_jax.model.heads import Heads
 from bert_jax.storage.paths import to_path
 from tests.building import make_documents

@@ -19,8 +19,8 @@ from bert_jax.finetune import finetune, glue
 from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.task_data import score
-from bert_jax.interventions import task_evaluation
 from bert_jax.finetune.tasks import open_task
+from bert_jax.interventions import task_evaluation
 from bert_jax.run_report import run_files, sections
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.workdir import read_config
