@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import jax
 import pytest
 
 from bert_jax.distributed.stop_request import stop_request
@@ -64,6 +65,18 @@ def test_an_ignored_signal_stays_ignored(number):
         assert signal.getsignal(number) == signal.SIG_IGN
     finally:
         signal.signal(number, before)
+
+
+def test_in_several_processes_sighup_becomes_the_sigterm_that_jax_handles(monkeypatch):
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
+    received = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        with stop_request():
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert received == [signal.SIGTERM]
 
 
 HANGUP = """
