@@ -70,12 +70,14 @@ def test_an_ignored_signal_stays_ignored(number):
 def test_in_several_processes_sighup_becomes_the_sigterm_that_jax_handles(monkeypatch):
     monkeypatch.setattr(jax.distributed, "is_initialized", lambda: True)
     received = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(one, lambda number, frame: received.append(number)) for one in numbers]
     try:
         with stop_request():
             signal.raise_signal(signal.SIGHUP)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
     assert received == [signal.SIGTERM]
 
 
