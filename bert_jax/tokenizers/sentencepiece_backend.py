@@ -134,9 +134,13 @@ class SentencePieceBackend(TokenizerModel):
         return [(ends[span[0]] - len(parts[span[0]]), ends[span[-1]]) if span else (0, 0) for span in spans]
 
     def encode_with_word_ids(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        """A word begins at each mark for a space, at an added token and after it, and at the first piece of a text."""
+        """A word begins at each mark for a space, at an added token and after it, and at the first piece of a text.
+
+        The unknown token is a piece of its word.
+        """
         begins = np.array([piece.startswith(WORD_START) for piece in self.pieces])
         added = np.isin(np.arange(len(begins)), [self._ids[token] for token in self.added_tokens])
+        added[self.roles["unk"]] = False
         begins |= added
         encoded = self.encode(texts)
         return [

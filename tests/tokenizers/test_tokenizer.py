@@ -463,6 +463,8 @@ def test_words_of_running_text(model):
     found = words(sentencepiece_tokenizer, "the river sings")
     assert len(found) == 3 and all(word.startswith("▁") for word in found)
     assert words(sentencepiece_tokenizer, "the[MASK][SEP] river")[1:3] == ["[MASK]", "[SEP]"]
+    unknown = words(sentencepiece_tokenizer, "theჰriver river")
+    assert len(unknown) == 2 and sentencepiece_tokenizer.id_to_token(sentencepiece_tokenizer.unk_id) in unknown[0]
     for one in (wordpiece_tokenizer, small_byte_bpe(), sentencepiece_tokenizer):
         assert one.encode_with_word_ids(["", "low"])[0] == ([], [])
 
