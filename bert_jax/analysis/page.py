@@ -8,6 +8,7 @@ from bert_jax.analysis.results import ResultFile
 from bert_jax.analysis.suite import Suite
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.report import Block, Command, Curves, Note, Section, Series, Table
+from bert_jax.report.cells import make_table
 
 
 class Point(NamedTuple):
@@ -119,9 +120,6 @@ def _model_table(model: LoadedModel, point: Point) -> Table:
 
 def _cost_table(suites: Sequence[Suite], point: Point) -> Table:
     """Time and memory of each suite."""
-    rows = [
-        (suite.name, f"{file['seconds']:.1f}", f"{file['peak_memory_mb']:,}", str(file["request"]["seed"]))
-        for suite in suites
-        for file in [point.files[suite.name]]
-    ]
-    return Table(("suite", "seconds", "peak memory (MB)", "seed"), tuple(rows))
+    columns = {"suite": "{suite}", "seconds": "{seconds:.1f}", "peak memory (MB)": "{peak_memory_mb:,}"}
+    rows = [{"suite": suite.name, **point.files[suite.name]} for suite in suites]
+    return make_table(rows, columns | {"seed": "{request[seed]}"})

@@ -12,7 +12,8 @@ from bert_jax.experiments.cell_records import Record, Run, read_record, runs_of_
 from bert_jax.experiments.runner import OpenStudy, is_done
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
-from bert_jax.report import Note, Section, Table
+from bert_jax.report import Note, Section
+from bert_jax.report.cells import make_table
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.sharding import make_mesh
 
@@ -95,18 +96,9 @@ def to_sections(values: dict[str, Any]) -> list[Section]:
     """The grid for a terminal or a page."""
     left = values["seconds_left"]
     time = f"about {_duration(left)} ({values['time_source']})" if left is not None else values["time_source"]
-    rows = tuple(
-        (
-            cell["name"],
-            f"{cell['finished']} of {cell['runs']}",
-            f"{cell['failed']}",
-            *(f"{cell[name]:,}" for name in ("steps", "tokens", "parameters")),
-            f"{cell['flops']:.3g}",
-            _duration(cell["seconds"]),
-        )
-        for cell in values["cells"]
-    )
-    header = ("cell", "finished", "failed", "steps", "tokens", "parameters", "FLOPs", "time per run")
+    columns = {"cell": "{name}", "finished": "{finished} of {runs}", "failed": "{failed}"}
+    columns |= {name: f"{{{name}:,}}" for name in ("steps", "tokens", "parameters")}
+    columns |= {"FLOPs": "{flops:.3g}", "time per run": lambda cell: _duration(cell["seconds"])}
     tuned = (
         f" FLOPs and planned times are without fine-tuning on {', '.join(values['tasks'])}." if values["tasks"] else ""
     )
@@ -114,7 +106,7 @@ def to_sections(values: dict[str, Any]) -> list[Section]:
         f"{values['runs']} runs: {len(values['cells'])} cells with {values['seeds']} seeds, equal {values['equal']}. "
         f"Part {values['part']} has {values['left']} runs left; time: {time}.{tuned}"
     )
-    return [Section(f"study {values['study']}", (Table(header, rows), note), level=1)]
+    return [Section(f"study {values['study']}", (make_table(values["cells"], columns), note), level=1)]
 
 
 def _duration(seconds: float | None) -> str:

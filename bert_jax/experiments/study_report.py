@@ -1,13 +1,14 @@
 """The report of a study: verdicts, comparisons, runs, budgets and times, as sections of `bert_jax.report`."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, STUDY, StudyFile, StudyValues
 from bert_jax.experiments.failure_rates import FailureRate
 from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS, Comparison, Results, RunResult
 from bert_jax.experiments.study import study_files
 from bert_jax.report import Command, Interval, Intervals, Note, Section, Table
+from bert_jax.report.cells import cell, make_table
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
 
@@ -86,19 +87,15 @@ def _failed_finetuning(runs: Sequence[RunResult]) -> str:
 
 
 def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
-    header = ("factor", "level against baseline", "metric", "verdict", "difference", "interval (t)")
-    rows = tuple(
-        (
-            row["factor"],
-            f"{row['level']} against {row['baseline']}",
-            row["metric"],
-            VERDICTS[row["verdict"]] + _unscored_runs(row),
-            _signed(row["difference"]),
-            _interval(row["low"], row["high"]),
-        )
-        for row in comparisons
-    )
-    return Table(header, rows, words=True)
+    columns = {
+        "factor": "{factor}",
+        "level against baseline": "{level} against {baseline}",
+        "metric": "{metric}",
+        "verdict": lambda row: VERDICTS[row["verdict"]] + _unscored_runs(row),
+        "difference": "{difference:+.4f}",
+        "interval (t)": lambda row: _interval(row["low"], row["high"]),
+    }
+    return make_table(comparisons, columns, words=True)
 
 
 def _unscored_runs(row: Comparison) -> str:
@@ -110,20 +107,21 @@ def _unscored_runs(row: Comparison) -> str:
 def _failure_blocks(rates: Sequence[FailureRate], alpha: float) -> list[Note | Table]:
     """Failure rates of all levels, with tests of their own."""
 
-    def counts(failed: int, runs: int, diverged: int) -> str:
-        return f"{failed} of {runs}" + (f" ({diverged} diverged)" if diverged else "")
+    def counts(side: str) -> Callable[[FailureRate], str]:
+        def write(row: FailureRate) -> str:
+            failed, runs, diverged = (row[f"{name}{side}"] for name in ("failed", "runs", "diverged"))
+            return f"{failed} of {runs}" + (f" ({diverged} diverged)" if diverged else "")
 
-    rows = tuple(
-        (
-            row["factor"],
-            f"{row['level']} against {row['baseline']}",
-            row["runs_of"],
-            counts(row["failed"], row["runs"], row["diverged"]),
-            counts(row["failed_baseline"], row["runs_baseline"], row["diverged_baseline"]),
-            _number(row["p_value_holm"]),
-        )
-        for row in rates
-    )
+        return write
+
+    columns = {
+        "factor": "{factor}",
+        "level against baseline": "{level} against {baseline}",
+        "runs of": "{runs_of}",
+        "level failed": counts(""),
+        "baseline failed": counts("_baseline"),
+        "p (Holm)": "{p_value_holm:.4f}",
+    }
     return [
         Note(
             "A fine-tuning run fails if its score is not above that of the best constant prediction or if it diverges, "
@@ -131,29 +129,23 @@ def _failure_blocks(rates: Sequence[FailureRate], alpha: float) -> list[Note | T
             "adjusted for the number of rows (Holm); n pairs of seeds have at least 2 / 2^n, so 6 can show a "
             "difference."
         ),
-        Table(("factor", "level against baseline", "runs of", "level failed", "baseline failed", "p (Holm)"), rows),
+        make_table(rates, columns),
     ]
 
 
 def _details(rows: Sequence[Comparison], results: Results) -> list[Note | Table | Intervals]:
-    header = ("comparison", "seeds", "without score", "level", "baseline", "BCa", "seeds and examples")
-    header += ("p (Holm)", "p of equivalence (Holm)")
-    table = Table(
-        header,
-        tuple(
-            (
-                _name(row),
-                f"{row['seeds']}",
-                f"{row['unscored']} and {row['unscored_baseline']}",
-                *(_mean(row[f"{side}_mean"], row[f"{side}_deviation"]) for side in ("level", "baseline")),
-                _interval(row["bca_low"], row["bca_high"]),
-                _interval(row["bootstrap_low"], row["bootstrap_high"]),
-                _number(row["p_value_holm"]),
-                _number(row["equivalence_holm"]),
-            )
-            for row in rows
-        ),
-    )
+    columns = {
+        "comparison": _name,
+        "seeds": "{seeds}",
+        "without score": "{unscored} and {unscored_baseline}",
+        "level": lambda row: _mean(row["level_mean"], row["level_deviation"]),
+        "baseline": lambda row: _mean(row["baseline_mean"], row["baseline_deviation"]),
+        "BCa": lambda row: _interval(row["bca_low"], row["bca_high"]),
+        "seeds and examples": lambda row: _interval(row["bootstrap_low"], row["bootstrap_high"]),
+        "p (Holm)": "{p_value_holm:.4f}",
+        "p of equivalence (Holm)": "{equivalence_holm:.4f}",
+    }
+    table = make_table(rows, columns)
     powered = [row for row in rows if {str(row["seeds"]), *map(str, POWER_SEEDS)} <= {*(row["detectable"] or ())}]
     return [*_figures(rows, results["margins"]), table, *_power(powered, results["alpha"])]
 
@@ -185,11 +177,14 @@ def _power(rows: Sequence[Comparison], alpha: float) -> list[Note | Table]:
         f" can show a difference of {row['detectable'][str(row['seeds'])]:.2g} with 80 % power."
         for row in rows
     ]
-    counts = [str(count) for count in POWER_SEEDS]
-    cells = tuple((_name(row), *(f"{row['detectable'][count]:.2g}" for count in counts)) for row in rows)
+
+    def detectable(count: int) -> Callable[[Comparison], str]:
+        return lambda row: cell(row["detectable"][str(count)], ".2g")
+
+    columns = {f"{count} seeds": detectable(count) for count in POWER_SEEDS}
     return [
         *map(Note, lines),
-        Table(("difference shown with 80 % power", *(f"{count} seeds" for count in counts)), cells),
+        make_table(rows, {"difference shown with 80 % power": _name} | columns),
         Note(
             f"Power is at the level {alpha:g}, before adjustment. With few seeds, the spread itself is uncertain, t "
             "intervals rest on the normal distribution, and BCa intervals are too narrow."
@@ -198,18 +193,12 @@ def _power(rows: Sequence[Comparison], alpha: float) -> list[Note | Table]:
 
 
 def _run_table(results: Results) -> Table:
-    metrics = list(results["margins"])
-    rows = tuple(
-        (
-            run["cell"],
-            f"{run['seed']}",
-            *(_number(run["metrics"].get(name)) for name in metrics),
-            f"{run['tokens']:,}",
-            _failures(run),
-        )
-        for run in results["runs"]
-    )
-    return Table(("cell", "seed", *metrics, "tokens without padding", "failure"), rows)
+    def score(metric: str) -> Callable[[RunResult], str]:
+        return lambda run: cell(run["metrics"].get(metric), ".4f")
+
+    metrics = {metric: score(metric) for metric in results["margins"]}
+    first, last = {"cell": "{cell}", "seed": "{seed}"}, {"tokens without padding": "{tokens:,}", "failure": _failures}
+    return make_table(results["runs"], first | metrics | last)
 
 
 def _failures(run: RunResult) -> str:
@@ -224,35 +213,16 @@ def _failures(run: RunResult) -> str:
 
 
 def _budget_table(results: Results) -> Table:
-    return Table(
-        ("cell", "steps", "tokens", "parameters", "FLOPs"),
-        tuple(
-            (
-                cell["name"],
-                f"{cell['steps']:,}",
-                f"{cell['tokens']:,}",
-                f"{cell['parameters']:,}",
-                f"{cell['flops']:.3g}",
-            )
-            for cell in results["cells"]
-        ),
-    )
+    columns = {"cell": "{name}"} | {name: f"{{{name}:,}}" for name in ("steps", "tokens", "parameters")}
+    return make_table(results["cells"], columns | {"FLOPs": "{flops:.3g}"})
 
 
 def _time_table(timing: dict[str, float]) -> Table:
-    return Table(("run", "seconds"), tuple((name, f"{seconds:,.0f}") for name, seconds in timing.items()))
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.4f}"
-
-
-def _signed(value: float | None) -> str:
-    return "-" if value is None else f"{value:+.4f}"
+    return Table(("run", "seconds"), tuple((name, cell(seconds, ",.0f")) for name, seconds in timing.items()))
 
 
 def _mean(mean: float | None, deviation: float | None) -> str:
-    return _number(mean) if deviation is None else f"{_number(mean)} (sd {deviation:.4f})"
+    return cell(mean, ".4f") if deviation is None else f"{cell(mean, '.4f')} (sd {deviation:.4f})"
 
 
 def _interval(low: float | None, high: float | None) -> str:

@@ -18,6 +18,7 @@ from bert_jax.planning.roofline import ERROR, predict
 from bert_jax.planning.schedule import phase_table
 from bert_jax.planning.topologies import Topology
 from bert_jax.report import Note, Section, Table
+from bert_jax.report.cells import make_table
 from bert_jax.training.implementation import check_devices, choose_implementation
 from bert_jax.training.micro_batch import check_run, requested_accumulation
 from bert_jax.training.optimizers import describe
@@ -257,16 +258,13 @@ def _search_section(search: Values) -> Section:
         )
     )
     blocks += [Note(f"left out: {one}") for one in search["left_out"]]
-    header = ("data", "fsdp", "tensor", "accumulation", "remat", "s/step", "estimated", "compiled", "")
+    columns = {axis: f"{{sizes[{axis}]}}" for axis in ("data", "fsdp", "tensor")}
+    columns |= {"accumulation": "{accumulation}", "remat": "{remat}", "s/step": "{step_seconds:.4g}"}
+    columns |= {"estimated": lambda one: _size(one["memory"])}
+    columns |= {"compiled": lambda one: "" if one["needed"] is None else _size(one["needed"]), "": "{outcome}"}
     for phase, found in search["phases"].items():
         blocks.append(Note(f"phase {phase}: {found['rated']:,} settings rated by the model"))
-        cells = []
-        for one in found["shown"]:
-            mesh = [str(one["sizes"][axis]) for axis in ("data", "fsdp", "tensor")]
-            needed = "" if one["needed"] is None else _size(one["needed"])
-            figures = f"{one['step_seconds']:.4g}", _size(one["memory"]), needed, one["outcome"]
-            cells.append((*mesh, str(one["accumulation"]), one["remat"], *figures))
-        blocks.append(Table(header, tuple(cells)))
+        blocks.append(make_table(found["shown"], columns))
     return Section("search", tuple(blocks))
 
 

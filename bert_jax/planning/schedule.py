@@ -11,6 +11,7 @@ from typing import Any
 from bert_jax.config import Config
 from bert_jax.errors import UserError, install_command
 from bert_jax.report import Note, Section, Table
+from bert_jax.report.cells import cell, make_table
 from bert_jax.training.optimizers.schedules import learning_rate_at
 
 TABLE_ROWS = 16
@@ -53,23 +54,21 @@ def to_sections(schedule: dict[str, Any]) -> list[Section]:
     blocks: list[Note | Table] = [phase_table(schedule["phases"])]
     if schedule["phases"][-1]["hours"] is not None:
         blocks.append(Note("hours: time decides the number of steps, at most `steps`; the schedule is scaled to it"))
-    rows = tuple(
-        (*(f"{row[name]:,}" for name in STEP_COUNTS), f"{row['learning_rate']:.3g}") for row in schedule["table"]
-    )
+    columns = {name: f"{{{name}:,}}" for name in STEP_COUNTS} | {"learning_rate": "{learning_rate:.3g}"}
     title = f"{schedule['name']}: {schedule['steps']:,} steps, {schedule['tokens']:,} tokens"
-    return [Section(title, (*blocks, Table((*STEP_COUNTS, "learning_rate"), rows)), level=1)]
+    return [Section(title, (*blocks, make_table(schedule["table"], columns)), level=1)]
 
 
 def phase_table(phases: Iterable[dict[str, Any]]) -> Table:
     """A column for each phase, a row for each name; values that are None or missing are empty."""
     columns = list(phases)
     names = dict.fromkeys(name for column in columns for name in column)
-    rows = tuple((name, *(_cell(column.get(name)) for column in columns)) for name in names)
+    rows = tuple((name, *(_value(column.get(name)) for column in columns)) for name in names)
     return Table(("", *(f"phase {i}" for i in range(len(columns)))), rows)
 
 
-def _cell(value: Any) -> str:
-    return "" if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+def _value(value: Any) -> str:
+    return cell(value, "," if isinstance(value, int) else "", missing="")
 
 
 def plot(config: Config, path: Path) -> None:

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 
 from bert_jax.report import Bars, Curves, Note, Series, Table
+from bert_jax.report.cells import cell
 from bert_jax.run_report.run_files import Run
 from bert_jax.run_report.settings import MISSING
 from bert_jax.training.eval_metrics import BASELINES
@@ -101,9 +102,8 @@ def compared_metrics(runs: Sequence[Run], split: str) -> Table | None:
 
 
 def _number(value: float | None) -> str:
-    if value is None:
-        return MISSING
-    return f"{value:,}" if float(value).is_integer() and abs(value) < 1e15 else f"{value:.5g}"
+    is_whole = value is not None and float(value).is_integer() and abs(value) < 1e15
+    return cell(value, "," if is_whole else ".5g", MISSING)
 
 
 def throughput_table(runs: Sequence[Run]) -> Table | None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from bert_jax.data.corpus import SPLITS
 from bert_jax.data.epoch_counts import LOW_COVERAGE
 from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
+from bert_jax.report.cells import cell, make_table
 from data_prep import languages
 from data_prep.inspection.statistics import ROW_LENGTHS, split_counts
 
@@ -106,7 +107,7 @@ def coverage_warning(measured_rows: Sequence[Mapping]) -> str | None:
 def _corpus(corpus: Mapping) -> list[Section]:
     specs = [source["spec"] for source in corpus["sources"]]
     about = Note(
-        f"{corpus['directory']}: {_size(corpus['disk_bytes'])} on disk,"
+        f"{corpus['directory']}: {cell(corpus['disk_bytes'], 'bytes')} on disk,"
         f" {corpus['disk_bytes_per_token']:.2f} bytes a token; {corpus['vocab_size']:,} pieces,"
         f" tokenizer {corpus['tokenizer_fingerprint'][:12]}"
     )
@@ -125,10 +126,13 @@ def _corpus(corpus: Mapping) -> list[Section]:
 def _mixture(mixture: Mapping) -> Section:
     """Weights for training on several corpora."""
     corpora = mixture["corpora"]
-    rows = [
-        (one["directory"], f"{one['tokens']:,}", f"{one['share']:.2%}", f"{one['weight']:.4g}", f"{one['repeats']:.2f}")
-        for one in corpora
-    ]
+    columns = {
+        "corpus": "{directory}",
+        "tokens of train": "{tokens:,}",
+        "share": "{share:.2%}",
+        "weight": "{weight:.4g}",
+        "epochs of it in one of all": "{repeats:.2f}",
+    }
     exponent = mixture["sampling_exponent"]
     weights = (shlex.quote(f"{one['directory']}={one['weight']:.4g}") for one in corpora)
     command = Command(
@@ -142,7 +146,7 @@ def _mixture(mixture: Mapping) -> Section:
         "Training on these corpora together",
         (
             Note(f"Weights are the shares of tokens to the power {exponent:g}, normalised to sum to 1."),
-            Table(("corpus", "tokens of train", "share", "weight", "epochs of it in one of all"), tuple(rows)),
+            make_table(corpora, columns),
             command,
         ),
         level=1,
@@ -151,20 +155,18 @@ def _mixture(mixture: Mapping) -> Section:
 
 def _counts(splits: Mapping[str, Mapping]) -> Table:
     forms = {
-        "documents": ("documents", "{:,}"),
-        "sentences": ("sentences", "{:,}"),
-        "tokens": ("tokens", "{:,}"),
-        "text": ("text_bytes", None),
-        "bytes of text per token": ("text_bytes_per_token", "{:.2f}"),
-        "unknown tokens": ("unknown_tokens", "{:,}"),
-        "text that is unknown": ("unknown_rate", "{:.4%}"),
-        "records": ("records", "{:,}"),
-        "shards": ("shards", "{:,}"),
+        "documents": "{documents:,}",
+        "sentences": "{sentences:,}",
+        "tokens": "{tokens:,}",
+        "text": "{text_bytes:bytes}",
+        "bytes of text per token": "{text_bytes_per_token:.2f}",
+        "unknown tokens": "{unknown_tokens:,}",
+        "text that is unknown": "{unknown_rate:.4%}",
+        "records": "{records:,}",
+        "shards": "{shards:,}",
     }
-    rows = []
-    for label, (key, form) in forms.items():
-        rows.append((label, *(form.format(splits[s][key]) if form else _size(splits[s][key]) for s in SPLITS)))
-    return Table(("", *SPLITS), tuple(rows))
+    table = make_table([splits[split] for split in SPLITS], forms)
+    return Table(("", *SPLITS), tuple(zip(table.header, *table.rows, strict=True)))
 
 
 def _language_counts(splits: Mapping[str, Mapping]) -> dict[str, collections.Counter[str]]:
@@ -182,24 +184,23 @@ def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
     if len(counts) < 2:
         return []
     total = max(1, sum(count["tokens"] for count in counts.values()))
-    rows = [
-        (
-            code,
-            *(f"{count[what]:,}" for what in ("documents", "sentences", "tokens")),
-            f"{count['tokens'] / total:.2%}",
-            _size(count["text_bytes"]),
-            f"{count['text_bytes'] / max(1, count['tokens']):.2f}",
-            f"{count['unknown_bytes'] / max(1, count['text_bytes']):.4%}",
-            "its own" if languages.has_rules(code) else "others'",
-        )
-        for code, count in sorted(counts.items(), key=lambda item: (-item[1]["tokens"], item[0]))
-    ]
-    header = ("language", "documents", "sentences", "tokens", "share", "text", "bytes per token", "unknown", "rules")
+    columns = {
+        "language": "{code}",
+        "documents": "{documents:,}",
+        "sentences": "{sentences:,}",
+        "tokens": "{tokens:,}",
+        "share": lambda row: f"{row['tokens'] / total:.2%}",
+        "text": "{text_bytes:bytes}",
+        "bytes per token": lambda row: f"{row['text_bytes'] / max(1, row['tokens']):.2f}",
+        "unknown": lambda row: f"{row['unknown_bytes'] / max(1, row['text_bytes']):.4%}",
+        "rules": lambda row: "its own" if languages.has_rules(row["code"]) else "others'",
+    }
+    rows = sorted(({"code": code, **count} for code, count in counts.items()), key=lambda r: (-r["tokens"], r["code"]))
     about = (
         "Both splits. und: not determined. Rules: of sentence splitting; languages without their own have those of a"
         " related language, or of English. Unknown: share of the bytes of text."
     )
-    return [Section("Languages", (Note(about), Table(header, tuple(rows))))]
+    return [Section("Languages", (Note(about), make_table(rows, columns)))]
 
 
 def _removed_and_skipped(corpus: Mapping) -> Section:
@@ -210,7 +211,7 @@ def _removed_and_skipped(corpus: Mapping) -> Section:
     for name, removed in corpus["dropped"].items():
         what = ", ".join(f"{count:,} {unit}" for unit, count in removed.items() if unit != "text_bytes")
         size = removed.get("text_bytes")
-        sizes = ("", "") if size is None else (_size(size), f"{size / text_bytes:.2%}")
+        sizes = ("", "") if size is None else (cell(size, "bytes"), f"{size / text_bytes:.2%}")
         rows.append((_words(name), what, *sizes))
     blocks = [Table(("removed by filters", "how many", "text", "of all text"), tuple(rows))] if rows else []
     cleaned = tuple((_words(name), f"{count:,}") for name, count in corpus["cleaned"].items())
@@ -221,13 +222,15 @@ def _removed_and_skipped(corpus: Mapping) -> Section:
     if skipped := corpus["skipped"]:
         read = sum(source["text_bytes"] for source in corpus["sources"])
         every = read + sum(about["bytes"] for about in skipped.values())
-        reasons = tuple(
-            (_words(reason), f"{about['count']:,}", _size(about["bytes"]), f"{about['bytes'] / max(1, every):.2%}")
-            for reason, about in skipped.items()
-        )
+        reasons = [{"reason": _words(reason), **about} for reason, about in skipped.items()]
         places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
-        header = ("skipped because it could not be read", "how many", "text", "of all text")
-        blocks.append(Table(header, reasons))
+        columns = {
+            "skipped because it could not be read": "{reason}",
+            "how many": "{count:,}",
+            "text": "{bytes:bytes}",
+            "of all text": lambda about: f"{about['bytes'] / max(1, every):.2%}",
+        }
+        blocks.append(make_table(reasons, columns))
         blocks.append(Table(("skipped", "first places"), places, words=True))
     else:
         blocks.append(Note("Nothing was skipped while reading."))
@@ -261,13 +264,19 @@ def _rows(measured_rows: Sequence[Mapping]) -> Section:
     title = "Rows of sentence pairs"
     if not measured_rows:
         return Section(title, (Note("No pairs can be made of one document: random segments come from another one."),))
-    rows, bars = [], {}
+    bars = {}
     for one in measured_rows:
-        seq_len, examples, number = (f"{one[key]:,}" for key in ("seq_len", "examples", "rows"))
-        keys = ("coverage", "unpacked_efficiency", "packing_efficiency", "random_pairs")
-        covered, unpacked, packed, random = (f"{one[key]:.1%}" for key in keys)
-        rows.append((seq_len, covered, examples, unpacked, number, packed, random))
+        seq_len = f"{one['seq_len']:,}"
         bars |= {f"{seq_len}, one example": one["unpacked_efficiency"], f"{seq_len}, packed": one["packing_efficiency"]}
+    columns = {
+        "seq_len": "{seq_len:,}",
+        "coverage": "{coverage:.1%}",
+        "examples": "{examples:,}",
+        "one per row: full": "{unpacked_efficiency:.1%}",
+        "packed rows": "{rows:,}",
+        "full": "{packing_efficiency:.1%}",
+        "random pairs": "{random_pairs:.1%}",
+    }
     warning = coverage_warning(measured_rows)
     return Section(
         title,
@@ -280,10 +289,7 @@ def _rows(measured_rows: Sequence[Mapping]) -> Section:
                 " several. Random pairs: the expected share of pairs whose second segment comes from another document;"
                 " about 50% for long documents, more for short ones."
             ),
-            Table(
-                ("seq_len", "coverage", "examples", "one per row: full", "packed rows", "full", "random pairs"),
-                tuple(rows),
-            ),
+            make_table(measured_rows, columns),
             Bars(tuple(bars), tuple(bars.values()), whole=True),
         ),
     )
@@ -320,21 +326,18 @@ def _excerpt(sample: Mapping) -> Excerpt:
 
 
 def _sources(corpus: Mapping) -> Section:
-    rows = [
-        (
-            one["spec"],
-            one.get("language", ""),
-            ", ".join(f"{name} ({count:,})" for name, count in one["encodings"].items()),
-            f"{one['documents']:,}",
-            _size(one["text_bytes"]),
-            f"{one['files']:,}",
-        )
-        for one in corpus["sources"]
-    ]
+    columns = {
+        "source": "{spec}",
+        "language": lambda one: one.get("language", ""),
+        "encodings": lambda one: ", ".join(f"{name} ({count:,})" for name, count in one["encodings"].items()),
+        "documents": "{documents:,}",
+        "text": "{text_bytes:bytes}",
+        "files": "{files:,}",
+    }
     return Section(
         "Where it came from",
         (
-            Table(("source", "language", "encodings", "documents", "text", "files"), tuple(rows)),
+            make_table(corpus["sources"], columns),
             Table(("setting of the build", "value"), tuple(_settings(corpus["settings"], "")), words=True),
         ),
     )
@@ -347,13 +350,6 @@ def _settings(settings: Mapping, inside: str) -> Iterator[tuple[str, str]]:
         else:
             plain = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
             yield inside + _words(name), {"null": "none", "true": "yes", "false": "no"}.get(plain, plain)
-
-
-def _size(count: int) -> str:
-    for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
-        if count >= 10**power:
-            return f"{count / 10**power:,.2f} {unit}"
-    return f"{count:,} B"
 
 
 def _words(key: str) -> str:

@@ -7,6 +7,7 @@ import sys
 from html.parser import HTMLParser
 
 import matplotlib
+import numpy as np
 import pytest
 
 from bert_jax.errors import UserError, install_command
@@ -29,6 +30,7 @@ from bert_jax.report import (
     html,
     text,
 )
+from bert_jax.report.cells import cell, make_table
 
 HOSTILE = """<script>alert('x')</script> & $\\frac{1}$ --> "]]>"""
 CURVES = Curves(
@@ -282,3 +284,16 @@ def test_without_matplotlib(monkeypatch):
     with pytest.raises(UserError, match="matplotlib, which is missing") as error:
         page(CURVES)
     assert install_command("plot") in str(error.value)
+
+
+def test_cells_of_numbers_and_of_what_is_missing():
+    assert [cell(one, ".2f") for one in (1, None, math.nan, np.float32("inf"))] == ["1.00", "-", "-", "-"]
+    assert [cell(size, "bytes") for size in (999, 1000, 2_500_000, 3 * 10**12)] == [
+        "999 B",
+        "1.00 kB",
+        "2.50 MB",
+        "3,000.00 GB",
+    ]
+    rows = [{"name": "a", "size": 1234, "inner": {"x": None}}]
+    table = make_table(rows, {"name": "{name}", "x of y": "{inner[x]:.1%} of {size:,}", "f": lambda row: row["name"]})
+    assert table == Table(("name", "x of y", "f"), (("a", "- of 1,234", "a"),))
