@@ -44,7 +44,7 @@ bert_jax/convert/families/albert.py: convert/test_nothing_is_lost.py convert/tes
 bert_jax/convert/tensors.py: convert/test_conversion.py convert/test_vocabulary.py convert/test_bad_conversions.py
     rows = len(range(tensor.shape[0])[start:stop]) => rows = stop - start
 bert_jax/data/cursor.py: data/test_batches.py data/test_epoch_plan.py training/test_recovery.py
-    if first <= rows < last: => if first <= rows <= last:
+    if first <= rows < last: => if first < rows < last:
 bert_jax/data/packing.py: data/test_packing.py
     if taken[row] < slots and room > length: => if room > length:
 bert_jax/data/word_starts.py: data/test_examples.py data/test_corpus.py

@@ -8,6 +8,7 @@ import jaxtyping
 import pytest
 
 from tests import typecheck
+from tests.cpu_time import CpuTime
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -27,6 +28,11 @@ import jax  # noqa: E402
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 pytest_plugins = ["tests.fixtures"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the CPU seconds of packages."""
+    config.pluginmanager.register(CpuTime())
 
 
 @pytest.fixture(autouse=True, scope="module")

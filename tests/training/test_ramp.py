@@ -15,8 +15,6 @@ from bert_jax.training.programs import put_step_scalars
 from bert_jax.training.sharding import make_mesh, put_rows
 from tests.runs import arrays, numbers
 
-pytestmark = pytest.mark.slow
-
 SIZES = [4, 4, 8, 8, 12, 12, 16, 16]
 EXACT = {4: 1, 12: 3}
 """Batch sizes of which a program of their own is made, and into how many micro-batches it cuts them."""
@@ -42,6 +40,7 @@ def one_step(task: Pretraining, make_programs, rows: dict[str, np.ndarray], micr
     return {name: float(value) for name, value in metrics.items()}, moments
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", EXACT)
 def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, tiny_programs, size):
     """Against a program for exactly so many rows; the first moment is the gradient but for a factor."""
@@ -64,6 +63,7 @@ def test_a_partial_batch_is_a_batch_of_its_size(config, tiny_corpus, tiny_progra
         assert np.linalg.norm(moments[name] - moment) <= 1e-5 * np.linalg.norm(moment), name
 
 
+@pytest.mark.slow
 def test_the_inputs_say_how_many_micro_batches_are_computed(config, tiny_corpus, tiny_programs):
     """Else padding would cost as much as rows: of twelve rows, one micro-batch is the first four."""
     task = pretraining.open_task(config, [CorpusWeight(tiny_corpus)])
@@ -83,6 +83,7 @@ def test_padding_is_neither_text_nor_example(config, tiny_corpus):
     assert (batch["example_id"][4:] == -1).all() and (batch["pair_labels"][4:] == -1).all()
 
 
+@pytest.mark.slow
 def test_a_ramp_is_one_program(config, tiny_corpus, tiny_programs, tmp_path):
     """What the loop calls is compiled ahead for one shape: it could take no other."""
     made, counts = [], []

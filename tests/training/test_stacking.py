@@ -19,8 +19,6 @@ from bert_jax.training.sharding import make_mesh
 from bert_jax.training.state import TrainState
 from tests.runs import arrays, assert_same_arrays, assert_same_run
 
-pytestmark = pytest.mark.slow
-
 DEPTHS = (1, 2, 4)
 STEPS = 2
 """Of each phase."""
@@ -134,6 +132,7 @@ def cut_at(workdir, step: int, directory):
     return copy
 
 
+@pytest.mark.slow
 def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path):
     """That of the switch still has the old one."""
     for step in range(1, 3 * STEPS + 1):
@@ -148,6 +147,7 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
             assert np.isfinite(model.encode(["the river sings"])).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS])
 def test_stopped_right_before_or_after_a_switch(whole, config, train, tmp_path, step):
     cut = cut_at(whole, step, tmp_path)

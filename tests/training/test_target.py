@@ -10,8 +10,6 @@ from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.run_directory import checkpoint
 from tests.runs import numbers
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def config(plain_config) -> Config:
@@ -62,6 +60,7 @@ def scored_run(train, evaluations):
     return lambda config, workdir: train(config, workdir, change_task=change_task)
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_it_reaches_its_target(config, scored_run, evaluations, tmp_path):
     """Evaluations are where 20, 40, 60 ... rows are reached: with 8 rows a step, then with 4."""
     workdir = tmp_path / "run"
@@ -85,6 +84,7 @@ def test_a_run_ends_where_it_reaches_its_target(config, scored_run, evaluations,
     assert [line["step"] for line in numbers(workdir, "train")] == list(range(1, 23))
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_lengthened(config, train, tmp_path):
     """By two steps and a second phase: bit-identical to the longer run at once. With another schedule it is refused."""
     first = dataclasses.replace(config.phases[0], decay="constant")
@@ -105,6 +105,7 @@ def test_a_finished_run_is_lengthened(config, train, tmp_path):
     assert files(tmp_path / "run") == before
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_while_the_first_goes_on(config, train, tmp_path):
     workdir, refused = tmp_path / "run", []
 
@@ -119,6 +120,7 @@ def test_a_second_run_is_refused_while_the_first_goes_on(config, train, tmp_path
     assert not (workdir / "run.lock").exists()
 
 
+@pytest.mark.slow
 def test_evaluations_change_nothing_of_the_run(config, train, tmp_path):
     often = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=1))
     never = dataclasses.replace(config, evaluation=dataclasses.replace(config.evaluation, every=0))
@@ -151,6 +153,7 @@ def test_mlperf_says_how_often(batch_size, rows):
     assert TargetConfig(0.72, every=1000).rows_between_evaluations(batch_size) == 1000
 
 
+@pytest.mark.slow
 def test_an_mlperf_run_evaluates_by_its_formula(config, scored_run, tmp_path, monkeypatch):
     """The loop asks for the batch size of the phase that it is in."""
     asked = []

@@ -12,8 +12,6 @@ from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.time_budget import FIRST_ESTIMATE, WallClockSchedule
 
-pytestmark = pytest.mark.slow
-
 HOUR = 3600.0
 
 
@@ -42,7 +40,7 @@ class Machine:
         return step, rates
 
 
-@pytest.mark.parametrize("speed", [0.5, 2.0, 7.0])
+@pytest.mark.parametrize("speed", [*(pytest.param(one, marks=pytest.mark.slow) for one in (0.5, 2.0)), 7.0])
 def test_the_time_is_used_whatever_the_speed(tmp_path, speed):
     machine = Machine(timed(), tmp_path / "ledger")
     steps, rates = machine.run(0, np.inf, speed)
@@ -53,6 +51,7 @@ def test_the_time_is_used_whatever_the_speed(tmp_path, speed):
     assert rates[-1] < 0.01 and np.abs(np.diff(rates[FIRST_ESTIMATE + 2 :])).max() < 0.02
 
 
+@pytest.mark.slow
 def test_a_machine_that_slows_down(tmp_path):
     machine = Machine(timed(), tmp_path / "ledger")
     step, fast = machine.run(0, HOUR / 2, 1.0)
@@ -63,6 +62,7 @@ def test_a_machine_that_slows_down(tmp_path):
     assert slow[-1] < 0.02
 
 
+@pytest.mark.slow
 def test_compiling_is_no_speed(tmp_path):
     """The first step takes ten minutes; the first estimate knows better."""
     machine = Machine(timed(), tmp_path / "ledger")
@@ -72,6 +72,7 @@ def test_compiling_is_no_speed(tmp_path):
     assert first["step"] <= FIRST_ESTIMATE and first["end"] == pytest.approx(HOUR - 600, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_same_rates_and_less_time(tmp_path):
     """What was done again costs time, but the rates of those steps are what they were."""
     config = timed(before=50)
@@ -88,6 +89,7 @@ def test_a_resumed_run_has_the_same_rates_and_less_time(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_the_clock_ended_gets_more_hours(tmp_path):
     """With a constant rate; its steps so far keep their rates."""
     config = dataclasses.replace(timed(), phases=(dataclasses.replace(timed().phases[0], decay="constant"),))
@@ -107,6 +109,7 @@ def test_phases_without_hours_have_no_decisions(tmp_path):
     assert steps == 12 and not (tmp_path / "ledger").exists() and rates[5] == 2.0
 
 
+@pytest.mark.slow
 def test_a_run_that_the_clock_ends(tiny_config, train, tmp_path, monkeypatch):
     """Every reading of the clock takes a minute: an hour has 60 steps. A finished run does nothing more."""
     phase = dataclasses.replace(tiny_config.phases[0], steps=1000, warmup_steps=100, hours=0.5)

@@ -8,12 +8,11 @@ import numpy as np
 
 from bert_jax.analysis.attention.patterns import PATTERNS
 from bert_jax.analysis.attention.relations import ALL
+from bert_jax.analysis.figures import LAYER, RANDOM, Quantity, by_head, cell, compared, floats
 from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Curves, Heatmap, Note, Point, Scatter, Series, Table
 
-LAYER = "layer (from 0)"
 ROWS = ("model", "random_weights")
-RANDOM = "random weights"
 MEASURES = {
     "attention": "attention weights",
     "norms": "norms",
@@ -30,31 +29,27 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
         of_model, of_random, uniform = *(text["statistics"][name] for name in ROWS), text["uniform"]
 
         def mean_of(names: Sequence[str], factor: float) -> Scalar:
-            values = [
-                factor * sum(float(np.mean(one[name])) for name in names) for one in (of_model, of_random, uniform)
-            ]
-            return Scalar(values[0], {RANDOM: values[1], "uniform attention": values[2]})
+            values = [sum(float(np.mean(one[name])) for name in names) for one in (of_model, of_random, uniform)]
+            return compared(values[0], {RANDOM: values[1], "uniform attention": values[2]}, factor)
 
-        shares = [100 * pattern_shares(one)["heterogeneous"] for one in (of_model, of_random)]
-        agreement = [
-            float(np.mean(_floats(text["flow"][name]["agreement_with_value_zeroing"]["attention"]))) for name in ROWS
-        ]
+        shares = [pattern_shares(one)["heterogeneous"] for one in (of_model, of_random)]
+        flows = [text["flow"][name]["agreement_with_value_zeroing"]["attention"] for name in ROWS]
+        agreement = [float(np.mean(floats(by_layer))) for by_layer in flows]
         found |= {
             "attention to [SEP], mean of heads (%)": mean_of(["sep"], 100),
             "attention to the token and its neighbours, mean of heads (%)": mean_of(["self", "previous", "next"], 100),
             "entropy of attention, mean of heads (nats)": mean_of(["entropy_nats"], 1),
-            "heterogeneous maps (%)": Scalar(shares[0], {RANDOM: shares[1]}),
-            "rank agreement of attention with value zeroing, mean of layers": Scalar(
+            "heterogeneous maps (%)": compared(shares[0], {RANDOM: shares[1]}, 100),
+            "rank agreement of attention with value zeroing, mean of layers": compared(
                 agreement[0], {RANDOM: agreement[1]}
             ),
         }
     if treebank is not None:
         (overall, gain), (random, random_gain) = (_summary(treebank[name]) for name in ("relations", "random_weights"))
-        found["best head less best offset, mean of relations (points)"] = Scalar(
-            100 * gain, {RANDOM: 100 * random_gain, "best offset": 0.0}
-        )
-        baselines = {RANDOM: 100 * random["accuracy"], "best offset": 100 * overall["offset_accuracy"]}
-        found["UAS, best head (%)"] = Scalar(100 * overall["accuracy"], baselines)
+        baselines = {RANDOM: random_gain, "best offset": 0.0}
+        found["best head less best offset, mean of relations (points)"] = compared(gain, baselines, 100)
+        baselines = {RANDOM: random["accuracy"], "best offset": overall["offset_accuracy"]}
+        found["UAS, best head (%)"] = compared(overall["accuracy"], baselines, 100)
     return found
 
 
@@ -88,6 +83,7 @@ def blocks(result: Result) -> tuple[Block, ...]:
 
 def _text_blocks(text: dict[str, Any]) -> list[Block]:
     of_model = text["statistics"]["model"]
+    near = np.sum([of_model[name] for name in ("self", "previous", "next")], axis=0)
     return [
         Note(
             f"{text['texts']:,} texts, each as [CLS] first half [SEP] second half [SEP], {text['tokens']:,} tokens in "
@@ -95,9 +91,9 @@ def _text_blocks(text: dict[str, Any]) -> list[Block]:
             "single one."
         ),
         _statistics_table(text),
-        _heatmap("Attention to [SEP]", of_model["sep"], "share"),
-        _heatmap("Attention to the token and its neighbours", _near(of_model), "share"),
-        _heatmap("Entropy of attention", of_model["entropy_nats"], "nats"),
+        by_head("Attention to [SEP], by layer and head", of_model["sep"], "share"),
+        by_head("Attention to the token and its neighbours, by layer and head", near, "share"),
+        by_head("Entropy of attention, by layer and head", of_model["entropy_nats"], "nats"),
         Note(
             "Means over queries, then over texts. A head that attends to all tokens equally has the row of uniform "
             "attention. Much attention to [SEP] is read as a head that does nothing there, if the gradient by that "
@@ -108,16 +104,6 @@ def _text_blocks(text: dict[str, Any]) -> list[Block]:
         *_cluster_blocks(text["statistics"]),
         *_flow_blocks(text),
     ]
-
-
-def _near(statistics: Mapping[str, Any]) -> np.ndarray:
-    return np.sum([statistics[name] for name in ("self", "previous", "next")], axis=0)
-
-
-def _heatmap(title: str, values: Any, unit: str) -> Heatmap:
-    rows = tuple(tuple(map(float, row)) for row in values)
-    layers, heads = (tuple(map(str, range(size))) for size in (len(rows), len(rows[0])))
-    return Heatmap(f"{title}, by layer and head", rows, layers, heads, "layer", "head", unit)
 
 
 def _statistics_table(text: dict[str, Any]) -> Table:
@@ -148,17 +134,15 @@ def _gradient_blocks(gradients: dict[str, Any] | None) -> list[Block]:
     if gradients is None:
         return [Note("Gradients by attention are left out: the model has no MLM head, and no labelling task head.")]
     by_kind = gradients["by_attention_to"]
-    series = []
-    for kind, label in (("sep", "[SEP]"), ("cls", "[CLS]"), ("punctuation", "punctuation"), ("other", "other tokens")):
-        means = [float(np.mean(_floats(row))) for row in by_kind[kind]]
-        series.append(Series(label, tuple(range(len(means))), tuple(means)))
+    kinds = {"sep": "[SEP]", "cls": "[CLS]", "punctuation": "punctuation", "other": "other tokens"}
+    means = {label: [np.mean(floats(row)) for row in by_kind[kind]] for kind, label in kinds.items()}
     loss = {
         "masked tokens": "masked tokens' loss",
         "prediction": "loss of the predicted label (of a regression: the predicted value)",
     }[gradients["loss"]]
-    title = "Gradient by attention, mean of heads"
+    title, unit = "Gradient by attention, mean of heads", "nats per unit of attention"
     return [
-        Curves(title, tuple(series), LAYER, "nats per unit of attention", log_y=True),
+        Quantity(title, unit, means, axis=LAYER, log=True).curves(),
         Note(
             f"Mean absolute derivative of the {loss}, by the attention to one key of a kind, in {gradients['texts']:,} "
             "texts. A small value says that a little more or less attention to such a key does not change the loss."
@@ -175,13 +159,10 @@ def _pattern_blocks(statistics: dict[str, Any]) -> list[Block]:
         for i, name in enumerate(PATTERNS)
     )
     per_layer = {name: number.mean(1) for name, number in numbers.items()}
-    total = sum(per_layer.values())
-    series = tuple(
-        Series(name, tuple(range(len(number))), tuple((number / total).tolist())) for name, number in per_layer.items()
-    )
+    shares = {name: number / sum(per_layer.values()) for name, number in per_layer.items()}
     return [
         Table(("pattern of attention maps", "share of maps", "random weights", "heads with mostly this"), rows),
-        Curves("Patterns of attention maps", series, LAYER, "share of maps"),
+        Quantity("Patterns of attention maps", "share of maps", shares, axis=LAYER).curves(),
         Note(
             "A map is one head's attention in one text. Patterns after Kovaleva et al. (2019), by a rule: vertical, "
             "attention to [CLS] and [SEP]; diagonal, to the token and its neighbours; block, within the half of the "
@@ -203,7 +184,7 @@ def _cluster_blocks(statistics: dict[str, Any]) -> list[Block]:
         for i, (x, y) in enumerate(model["head_points"])
     )
     rows = tuple(
-        (label, *(_number(found[name]) for name in ("head_distance_in_layer", "head_distance_between_layers")))
+        (label, *(cell(found[name]) or "none" for name in ("head_distance_in_layer", "head_distance_between_layers")))
         for label, found in (("model", model), ("random weights", random))
     )
     return [
@@ -224,13 +205,13 @@ def _flow_blocks(text: dict[str, Any]) -> list[Block]:
         series = []
         for color, (name, values) in enumerate(model[key].items()):
             x = tuple(range(len(values)))
-            series.append(Series(MEASURES[name], x, tuple(_floats(values)), color=color))
-            of_random = tuple(_floats(random[key][name]))
-            series.append(Series(f"{MEASURES[name]}, random weights", x, of_random, dashed=True, color=color))
+            series.append(Series(MEASURES[name], x, floats(values), color=color))
+            of_random = floats(random[key][name])
+            series.append(Series(f"{MEASURES[name]}, {RANDOM}", x, of_random, dashed=True, color=color))
         return Curves(title, tuple(series), LAYER, y_label)
 
     names = tuple(model["rollouts"])
-    matrix = tuple(tuple(_floats(row)) for row in model["rollout_agreement"])
+    matrix = tuple(map(floats, model["rollout_agreement"]))
     return [
         curves("Agreement with value zeroing", "agreement_with_value_zeroing", "Spearman correlation"),
         curves("Contribution of [CLS] and [SEP]", "share_on_special", "share"),
@@ -277,12 +258,3 @@ def _treebank_blocks(treebank: dict[str, Any]) -> list[Block]:
             "uses the relation there."
         ),
     ]
-
-
-def _floats(values: list) -> list[float]:
-    """null of a saved result as NaN."""
-    return [math.nan if value is None else float(value) for value in values]
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.3f}"

@@ -1,10 +1,10 @@
 """The section of the page about cloze tests, and their numbers over checkpoints."""
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.analysis.cloze.pll import VARIANTS
+from bert_jax.analysis.figures import RANDOM, cell, compared
 from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Note, Table
 
@@ -30,15 +30,9 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     if "minimal_pairs" in result:
         means = result["minimal_pairs"]["mean_of_uids"]
         score = "within_word_l2r"
-        found["minimal pairs, left-to-right PLL, mean of UIDs (%)"] = _compared(
-            means[score],
-            {
-                "random weights": means[f"random_weights_{score}"],
-                "lone mask": means["lone_mask"],
-                "fewer tokens": means["fewer_tokens"],
-                "chance": 0.5,
-            },
-        )
+        baselines = {RANDOM: means[f"random_weights_{score}"], "lone mask": means["lone_mask"]}
+        baselines |= {"fewer tokens": means["fewer_tokens"], "chance": 0.5}
+        found["minimal pairs, left-to-right PLL, mean of UIDs (%)"] = compared(means[score], baselines, 100)
     if "agreement" in result:
         accuracies = {name: one["accuracy"] for name, one in result["agreement"]["all_sentences"].items()}
         found["agreement, all sentences (%)"] = _percent_of_rows(accuracies, chance=0.5)
@@ -59,14 +53,8 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
 
 def _percent_of_rows(values: Mapping[str, float | None], **more: float) -> Scalar:
     """Of the rows of the model, of random weights and of a lone mask."""
-    rows = {"random weights": values.get("random_weights"), "lone mask": values.get("lone_mask")}
-    return _compared(values["model"], {**rows, **more})
-
-
-def _compared(value: float | None, baselines: Mapping[str, float | None]) -> Scalar:
-    """In percent; baselines that are undefined are left out."""
-    shown = {name: 100 * one for name, one in baselines.items() if one is not None}
-    return Scalar(math.nan if value is None else 100 * value, shown)
+    rows = {RANDOM: values.get("random_weights"), "lone mask": values.get("lone_mask")}
+    return compared(values["model"], rows | more, 100)
 
 
 def blocks(result: Result) -> tuple[Block, ...]:
@@ -200,7 +188,7 @@ def _lama(found: dict[str, Any]) -> Iterator[Block]:
         (
             NAMES.get(name, name),
             *(_percent(means[name].get(key)) for key in ("precision_at_1", "precision_at_10")),
-            _number(means[name].get("mean_reciprocal_rank")),
+            cell(means[name].get("mean_reciprocal_rank")),
         )
         for name in ("model", "random_weights", "lone_mask", "most_frequent_object")
     ]
@@ -210,7 +198,7 @@ def _lama(found: dict[str, Any]) -> Iterator[Block]:
         (
             name,
             *(_percent(one["model"][key]) for key in ("precision_at_1", "precision_at_10")),
-            _number(one["model"]["mean_reciprocal_rank"]),
+            cell(one["model"]["mean_reciprocal_rank"]),
             *(_percent(one[part]["precision_at_1"]) for part in ("random_weights", "most_frequent_object")),
             f"{one['model']['facts']:,}",
             f"{one['model']['ties']:,}",
@@ -225,7 +213,7 @@ def _variants(found: dict[str, Any]) -> Table:
     """What negation and mispriming change."""
     means = found["mean_of_relations"]
     negated, primed = means["negated"], means["misprimed"]
-    correlation = _number(negated["rank_correlation"])
+    correlation = cell(negated["rank_correlation"])
     facts = {part: sum(one[part]["facts"] for one in found["by_relation"].values()) for part in means}
     rows = (
         (
@@ -253,8 +241,4 @@ def _reasons(skipped: Mapping[str, int]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+    return cell(value, ".1f", 100)

@@ -1,14 +1,14 @@
 """The section of the page about fine-tuning, and its numbers over checkpoints."""
 
+import itertools
 from collections.abc import Mapping
 
 import numpy as np
 
+from bert_jax.analysis.figures import RANDOM, Quantity, by_head, by_index, cells, compared, paired
 from bert_jax.analysis.suite import Result, Scalar
 from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
 from bert_jax.training.param_paths import LAYERS
-
-STATE = "hidden state (0: embeddings)"
 
 
 def scalars(result: Result) -> Mapping[str, Scalar]:
@@ -16,17 +16,16 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     similarity = result["similarity"]
 
     def with_random(key: str) -> Scalar:
-        base, random = (similarity[name][key] for name in ("base", "random_weights"))
-        return Scalar(base[-1], {"random weights": random[-1]})
+        return compared(similarity["base"][key][-1], {RANDOM: similarity["random_weights"][key][-1]})
 
     attention = [float(np.mean(similarity[name]["attention_cosine"])) for name in ("base", "random_weights")]
     scores = {"random body": result["random_body_score"], "best constant": result["best_constant_score"]}
     return {
         "CKA with the base, last state": with_random("cka_of_tokens"),
         "cosine of tokens with the base, last state": with_random("cosine_of_tokens"),
-        "attention cosine with the base, mean of heads": Scalar(attention[0], {"random weights": attention[1]}),
-        "score": Scalar(result["restored_score"][0], scores),
-        "score with the base's body": Scalar(result["restored_score"][-1], scores),
+        "attention cosine with the base, mean of heads": compared(attention[0], {RANDOM: attention[1]}),
+        "score": compared(result["restored_score"][0], scores),
+        "score with the base's body": compared(result["restored_score"][-1], scores),
     }
 
 
@@ -55,33 +54,16 @@ def blocks(result: Result) -> tuple[Block, ...]:
 
 
 def _similarities(result: Result) -> list[Block]:
-    similarity, x = result["similarity"], tuple(range(result["layers"] + 1))
+    base, random = (result["similarity"][row] for row in ("base", "random_weights"))
     names = {"cosine_of_tokens": "cosine, tokens", "cosine_of_cls": "cosine, [CLS]", "cka_of_tokens": "CKA, tokens"}
-    series = []
-    for which, label in (("base", ""), ("random_weights", ", random weights")):
-        for color, (key, name) in enumerate(names.items()):
-            values = tuple(similarity[which][key])
-            series.append(Series(f"{name}{label}", x, values, dashed=which != "base", color=color))
-    attention = similarity["base"]["attention_cosine"]
-    layers, heads = (tuple(map(str, range(size))) for size in np.shape(attention))
-    rows = [
-        (
-            str(state),
-            *(
-                f"{similarity['base'][key][state]:.3f} ({similarity['random_weights'][key][state]:.3f})"
-                for key in names
-            ),
-            ""
-            if state == 0
-            else f"{np.mean(attention[state - 1]):.3f} "
-            f"({np.mean(similarity['random_weights']['attention_cosine'][state - 1]):.3f})",
-        )
-        for state in x
-    ]
+    lines = {name: base[key] for key, name in names.items()}
+    baselines = {f"{name}, {RANDOM}": random[key] for key, name in names.items()}
+    means = (np.mean(one["attention_cosine"], axis=1) for one in (base, random))
+    columns = [*(paired(base[key], random[key]) for key in names), ["", *paired(*means)]]
     return [
-        Curves("Similarity to the pretrained model", tuple(series), STATE, "similarity"),
-        Heatmap("Cosine of attention maps", tuple(map(tuple, attention)), layers, heads, "layer", "head", "cosine"),
-        Table(("state (random weights)", *names.values(), "attention of the layer below"), tuple(rows)),
+        Quantity("Similarity to the pretrained model", "similarity", lines, baselines, same_colors=True).curves(),
+        by_head("Cosine of attention maps", base["attention_cosine"], "cosine"),
+        by_index(("state (random weights)", *names.values(), "attention of the layer below"), columns),
     ]
 
 
@@ -109,26 +91,22 @@ def _distances(result: Result) -> list[Block]:
 
 def _restored(result: Result) -> list[Block]:
     scores, losses = result["restored_score"], result["restored_loss"]
-    x = tuple(range(len(scores)))
-    series = (
-        Series("early parts restored", x, tuple(scores)),
-        Series("body of random weights", x, (result["random_body_score"],) * len(x), dashed=True),
-        Series("best constant", x, (result["best_constant_score"],) * len(x), dashed=True),
+    constants = {"body of random weights": result["random_body_score"], "best constant": result["best_constant_score"]}
+    restored = Quantity(
+        "Score with early parts set back to the pretrained ones",
+        result["metric"],
+        {"early parts restored": scores},
+        constants,
+        "restored parts (1: embeddings, then layers from below)",
     )
-    names = ["nothing", "embeddings", *(f"embeddings and {k} of {len(x) - 2} layers" for k in range(1, len(x) - 1))]
-    rows = [
-        (name, f"{value:.4f}", f"{loss['train']:.4f}", f"{loss['dev']:.4f}")
-        for name, value, loss in zip(names, scores, losses, strict=True)
-    ]
-    random = result["random_body_loss"]
-    rows.append(
-        ("random weights", f"{result['random_body_score']:.4f}", f"{random['train']:.4f}", f"{random['dev']:.4f}")
-    )
-    rows.append(("best constant prediction", f"{result['best_constant_score']:.4f}", "", ""))
-    label = "restored parts (1: embeddings, then layers from below)"
+    total = result["layers"]
+    names = ["nothing", "embeddings", *(f"embeddings and {k} of {total} layers" for k in range(1, total + 1))]
+    values = [*scores, *constants.values()]
+    by_split = [[*(one[split] for one in losses), result["random_body_loss"][split]] for split in ("train", "dev")]
+    columns = [[*names, RANDOM, "best constant prediction"], *(cells(one, ".4f") for one in (values, *by_split))]
     return [
-        Curves("Score with early parts set back to the pretrained ones", series, label, result["metric"]),
-        Table(("restored", "score", "loss, train", "loss, dev"), tuple(rows)),
+        restored.curves(),
+        Table(("restored", "score", "loss, train", "loss, dev"), tuple(itertools.zip_longest(*columns, fillvalue=""))),
     ]
 
 

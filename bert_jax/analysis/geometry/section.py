@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bert_jax.analysis.figures import RANDOM, Quantity, by_index, compared, paired
 from bert_jax.analysis.suite import Result, Scalar
-from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
+from bert_jax.report import Block, Heatmap, Note, Table
 
-STATE = "hidden state (0: embeddings)"
 MEASURES = {
     "self_similarity": "Self-similarity of words",
     "intra_sentence_similarity": "Similarity of words to their sentence",
@@ -20,24 +20,22 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     if (words := result["words"]) is not None:
         titles = {f"{name}_adjusted": f"{title}, last state, adjusted" for name, title in MEASURES.items()}
         for key, title in {"anisotropy": "anisotropy, last state (cosine)", **titles}.items():
-            found[title] = Scalar(words["model"][key][-1], {"random weights": words["random_weights"][key][-1]})
+            found[title] = _of_words(title, key, words).at(-1)
     if (languages := result["languages"]) is not None:
         titles = {"accuracy": "language identified, last state (%)"}
         titles |= {"accuracy_centred": "language identified after centring, last state (%)"}
         for key, title in titles.items():
-            model, random = (100 * languages[row][key][-1] for row in ("model", "random_weights"))
-            largest = 100 * languages["majority_accuracy"]
-            found[title] = Scalar(model, {"random weights": random, "largest language": largest})
+            model, random = (languages[row][key][-1] for row in ("model", "random_weights"))
+            found[title] = compared(model, {RANDOM: random, "largest language": languages["majority_accuracy"]}, 100)
     return found
 
 
 def blocks(result: Result) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
-    x = tuple(range(result["layers"] + 1))
     parts = ((result["words"], _word_blocks, "text/"), (result["languages"], _language_blocks, "languages/"))
     found: list[Block] = []
     for part, shown, folder in parts:
-        found += [Note(f"The data have no folder {folder}.")] if part is None else shown(part, x)
+        found += [Note(f"The data have no folder {folder}.")] if part is None else shown(part)
     question = Note(
         "How much does a word's vector depend on its context, and do all vectors share a direction? Do sentence "
         "vectors show their language?"
@@ -45,18 +43,16 @@ def blocks(result: Result) -> tuple[Block, ...]:
     return (question, *found, Note(f"Seed {result['seed']}."))
 
 
-def _word_blocks(words: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
-    figures = [
-        _curves(f"{title}, less that of random words", f"{name}_adjusted", words, x) for name, title in MEASURES.items()
-    ]
+def _word_blocks(words: dict[str, Any]) -> list[Block]:
+    titles = {f"{name}_adjusted": f"{title}, less that of random words" for name, title in MEASURES.items()}
     return [
         Note(
             f"{words['words']:,} of {words['words_with_enough_contexts']:,} words that occur in {words['contexts']} or "
             f"more of {words['texts']:,} texts, {words['contexts']} occurrences each; {words['skipped_lines']:,} lines "
             "had too many tokens or none."
         ),
-        _curves("Anisotropy: mean cosine of random words", "anisotropy", words, x),
-        *figures,
+        _of_words("Anisotropy: mean cosine of random words", "anisotropy", words).curves(),
+        *(_of_words(title, key, words).curves() for key, title in titles.items()),
         _table(words),
         Note(
             "Self-similarity near 1: the vectors of a word hardly depend on context. A high mean cosine of random "
@@ -67,34 +63,22 @@ def _word_blocks(words: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
     ]
 
 
-def _curves(title: str, key: str, found: dict[str, Any], x: tuple[int, ...]) -> Curves:
-    series = (
-        Series("model", x, tuple(found["model"][key])),
-        Series("random weights", x, tuple(found["random_weights"][key]), dashed=True),
-    )
-    return Curves(title, series, STATE)
+def _of_words(title: str, key: str, words: dict[str, Any]) -> Quantity:
+    return Quantity(title, "", {"model": words["model"][key]}, {RANDOM: words["random_weights"][key]})
 
 
 def _table(words: dict[str, Any]) -> Table:
     found, random = words["model"], words["random_weights"]
     names = ("anisotropy", *MEASURES, "explainable_variance_of_random_words")
-    rows = [
-        (str(state), *(f"{found[name][state]:.3f} ({random[name][state]:.3f})" for name in names))
-        for state in range(len(found["anisotropy"]))
-    ]
-    header = ("state", "random words", "self-similarity", "in the sentence", "variance", "variance, random words")
-    return Table((f"{header[0]} (random weights)", *header[1:]), tuple(rows))
+    header = ("random words", "self-similarity", "in the sentence", "variance", "variance, random words")
+    return by_index(("state (random weights)", *header), [paired(found[name], random[name]) for name in names])
 
 
-def _language_blocks(found: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
-    count = len(found["codes"])
-    series = [
-        Series("model", x, tuple(found["model"]["accuracy"])),
-        Series("model, centred", x, tuple(found["model"]["accuracy_centred"])),
-        Series("random weights", x, tuple(found["random_weights"]["accuracy"]), dashed=True),
-        Series("random weights, centred", x, tuple(found["random_weights"]["accuracy_centred"]), dashed=True),
-        Series("most frequent", x, (found["majority_accuracy"],) * len(x), dashed=True),
-    ]
+def _language_blocks(found: dict[str, Any]) -> list[Block]:
+    model, random, count = found["model"], found["random_weights"], len(found["codes"])
+    baselines = {RANDOM: random["accuracy"], f"{RANDOM}, centred": random["accuracy_centred"]}
+    baselines["most frequent"] = found["majority_accuracy"]
+    lines = {"model": model["accuracy"], "model, centred": model["accuracy_centred"]}
     unknown = [f"{code} {share:.0%}" for code, share in found["unknown_share"].items() if share >= 0.1]
     codes = tuple(found["codes"])
     skipped = [f"{code} ({number})" for code, number in found["skipped_languages"].items()]
@@ -107,7 +91,7 @@ def _language_blocks(found: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
             + (f"; tokens unknown to the vocabulary: {', '.join(unknown)}" if unknown else "")
             + "."
         ),
-        Curves("Language identified by the nearest centroid", tuple(series), STATE, "accuracy"),
+        Quantity("Language identified by the nearest centroid", "accuracy", lines, baselines).curves(),
         Heatmap(
             "Cosines of language centroids, last state, around their mean",
             tuple(map(tuple, found["centroid_cosines_last"])),

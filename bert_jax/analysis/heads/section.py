@@ -1,12 +1,12 @@
 """The section of the page about heads, and its numbers over checkpoints."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
+from bert_jax.analysis.figures import RANDOM, by_head, by_index, cells, compared
 from bert_jax.analysis.suite import Result, Scalar
-from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
+from bert_jax.report import Block, Curves, Note, Series, Table
 
 SHOWN = 10
 """Heads in the table of those that matter most."""
@@ -16,13 +16,13 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
     losses, rise, loss = np.array(result["leave_one_out"]["loss"]), result["rise"], result["loss"]
     whole = {"no head removed": loss}
-    random_order = {"random order": 100 * result["removable_share_random_order"]}
-    equal = {"random weights": 100 * result["random_weights_top_tenth_share"], "all heads equal": 10.0}
+    random_order = {"random order": result["removable_share_random_order"]}
+    equal = {RANDOM: result["random_weights_top_tenth_share"], "all heads equal": 0.1}
     return {
-        f"heads that can be removed until the loss rises by {rise:.0%} (%)": Scalar(
-            100 * result["removable_share"], random_order
+        f"heads that can be removed until the loss rises by {rise:.0%} (%)": compared(
+            result["removable_share"], random_order, 100
         ),
-        "share of the importance in the top tenth of the heads (%)": Scalar(100 * result["top_tenth_share"], equal),
+        "share of the importance in the top tenth of the heads (%)": compared(result["top_tenth_share"], equal, 100),
         "loss": Scalar(loss, {"no head": result["pruning"]["iterative"]["loss"][-1]}),
         "loss without the head that matters most": Scalar(float(losses.max()), whole),
         "loss without any head": Scalar(result["pruning"]["iterative"]["loss"][-1], whole),
@@ -32,16 +32,14 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
 
 def blocks(result: Result) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
-    layers, heads = (tuple(map(str, range(result[name]))) for name in ("layers", "heads"))
-    axes = (layers, heads, "layer", "head")
     by_layer = ", divided by its norm in the layer" if result["normalize_by_layer"] else ""
     importances = result["importance_normalized" if by_layer else "importance"]
     differences = result["leave_one_out"]["loss_difference"]
     return (
         Note("Which heads does the loss depend on, and how many can be removed?"),
         Note(_about(result)),
-        Heatmap(f"Importance: mean of |d loss / d factor|{by_layer}", _rows(importances), *axes, "importance"),
-        Heatmap("Loss without one head, less the loss", _rows(differences), *axes, "difference", center=0.0),
+        by_head(f"Importance: mean of |d loss / d factor|{by_layer}", importances, "importance"),
+        by_head("Loss without one head, less the loss", differences, "difference", center=0.0),
         _most(result),
         _pruning(result, "loss"),
         _pruning(result, "score"),
@@ -77,10 +75,6 @@ def _about(result: Result) -> str:
             f"{result['best_constant_score']:.4f}"
         )
     return f"{what}. Loss {result['loss']:.4f}, score {result['score']:.4f} with all heads; seed {result['seed']}."
-
-
-def _rows(values: Any) -> tuple[tuple[float, ...], ...]:
-    return tuple(map(tuple, np.asarray(values).tolist()))
 
 
 def _most(result: Result) -> Table:
@@ -126,19 +120,14 @@ def _pruning(result: Result, name: str) -> Curves:
 
 
 def _layers(result: Result) -> Table:
-    removed, normal = result["layers_removed"], (result["loss"], result["score"])
-    rows = [
-        (
-            str(layer),
-            *(f"{removed['no_head'][name][layer] - value:+.4f}" for name, value in zip(names, normal, strict=True)),
-            str(removed["one_head"]["head"][layer]),
-            *(f"{removed['one_head'][name][layer] - value:+.4f}" for name, value in zip(names, normal, strict=True)),
-        )
-        for names in (("loss", "score"),)
-        for layer in range(result["layers"])
-    ]
+    removed = result["layers_removed"]
+
+    def less(row: str) -> list[list[str]]:
+        return [cells([value - result[name] for value in removed[row][name]], "+.4f") for name in ("loss", "score")]
+
+    kept = list(map(str, removed["one_head"]["head"]))
     header = ("layer", "no head: loss", "score", "head kept", "only this head: loss", "score")
-    return Table(header, tuple(rows))
+    return by_index(header, [*less("no_head"), kept, *less("one_head")])
 
 
 def _smaller(result: Result) -> list[Block]:
@@ -173,8 +162,7 @@ def _smaller(result: Result) -> list[Block]:
 
 def _gates(result: Result) -> list[Block]:
     """Trained gates, and the model under them."""
-    found, shape = result["gates"], (result["layers"], result["heads"])
-    layers, heads = (tuple(map(str, range(size))) for size in shape)
+    found = result["gates"]
     names = {
         "all_open": "all heads",
         "under_gates": "factors of the gates",
@@ -184,12 +172,12 @@ def _gates(result: Result) -> list[Block]:
     rows = [(name, f"{found[key]['loss']:.4f}", f"{found[key]['score']:.4f}") for key, name in names.items()]
     weights = "with the weights of the model" if found["weights_trained"] else "with frozen weights"
     return [
-        Heatmap("Gates after training (0: closed)", _rows(found["gates"]), layers, heads, "layer", "head", "gate"),
+        by_head("Gates after training (0: closed)", found["gates"], "gate"),
         Table(("after the training of gates", "loss", "score"), tuple(rows)),
         Note(
             f"Hard-concrete gates, {found['steps']:,} steps {weights}, penalty {found['penalty']:g} per open gate: "
-            f"{found['closed']} of {shape[0] * shape[1]} gates are closed; expected number of open gates "
-            f"{np.sum(found['open_probability']):.1f}. How many close depends on the penalty and on the number of "
-            "steps: compare several penalties."
+            f"{found['closed']} of {result['layers'] * result['heads']} gates are closed; expected number of open "
+            f"gates {np.sum(found['open_probability']):.1f}. How many close depends on the penalty and on the number "
+            "of steps: compare several penalties."
         ),
     ]

@@ -1,17 +1,15 @@
 """The section of the page about probes, and its numbers over checkpoints."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from bert_jax.analysis.figures import RANDOM, Quantity, by_index, cell, cells, compared, is_number
 from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
 from bert_jax.analysis.suite import Result, Scalar
-from bert_jax.report import Block, Curves, Note, Series, Table
+from bert_jax.report import Block, Note, Table
 
-STATE = "hidden state (0: embeddings)"
-RANDOM = "random weights"
 TITLES = {"pos": "Parts of speech", "relations": "Dependency relations", "entities": "Entities"}
-Values = Sequence[float | None]
 
 
 def scalars(result: Result) -> Mapping[str, Scalar]:
@@ -26,34 +24,28 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
             ("selectivity of that state (points)", "selectivity", {}),
         ):
             baselines = {RANDOM: random[key][best_random], **more}
-            found[f"{title}: {what}"] = _percent(of_model[key][best], baselines)
+            found[f"{title}: {what}"] = compared(of_model[key][best], baselines, 100)
         if "span_f1" in of_model:
-            scores = (max(one["span_f1"]) for one in (of_model, random))
-            found[f"{title}: span F1, best state (%)"] = _percent(next(scores), {RANDOM: next(scores)})
+            scores = [max(one["span_f1"]) for one in (of_model, random)]
+            found[f"{title}: span F1, best state (%)"] = compared(scores[0], {RANDOM: scores[1]}, 100)
         centres = [one["mix"]["centre_of_gravity"] for one in (of_model, random)]
-        equal = {"equal weights": result["layers"] / 2}
-        found[f"{title}: centre of gravity (state)"] = Scalar(centres[0], {RANDOM: centres[1], **equal})
+        baselines = {RANDOM: centres[1], "equal weights": result["layers"] / 2}
+        found[f"{title}: centre of gravity (state)"] = compared(centres[0], baselines)
     if result["treebank"] is not None:
         structure, attention = result["treebank"]["structure"], result["treebank"]["attention_trees"]
         probes = [
-            max(filter(_is_number, structure[name]["uuas"]), default=math.nan) for name in ("model", "random_weights")
+            max(filter(is_number, structure[name]["uuas"]), default=math.nan) for name in ("model", "random_weights")
         ]
         heads = [max(map(max, attention[name])) for name in ("model", "random_weights")]
-        chain = {"chain": structure["chain"]["uuas"]}
-        found["UUAS of the structural probe, best state (%)"] = _percent(probes[0], {RANDOM: probes[1], **chain})
+        baselines = {RANDOM: probes[1], "chain": structure["chain"]["uuas"]}
+        found["UUAS of the structural probe, best state (%)"] = compared(probes[0], baselines, 100)
         trees = {RANDOM: heads[1], "chain": attention["chain_uuas"], "random trees": attention["random_uuas"]}
-        found["UUAS of trees from attention, best head (%)"] = _percent(heads[0], trees)
+        found["UUAS of trees from attention, best head (%)"] = compared(heads[0], trees, 100)
     return found
-
-
-def _percent(value: float, baselines: Mapping[str, float | None]) -> Scalar:
-    """In percent; baselines that are undefined are left out."""
-    return Scalar(100 * value, {name: 100 * one for name, one in baselines.items() if _is_number(one)})
 
 
 def blocks(result: Result) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
-    x = tuple(range(result["layers"] + 1))
     found: list[Block] = [
         Note(
             "From which hidden state can a linear probe read parts of speech, dependency relations, entities and "
@@ -63,10 +55,10 @@ def blocks(result: Result) -> tuple[Block, ...]:
         _sizes("entities", result["entities"]),
     ]
     for name, task in result["tasks"].items():
-        found += _task_blocks(TITLES[name], task, x)
-    found += _mix_blocks(result["tasks"], x)
+        found += _task_blocks(TITLES[name], task)
+    found += _mix_blocks(result["tasks"])
     if result["treebank"] is not None:
-        found += tree_blocks(result["treebank"]["structure"], result["treebank"]["attention_trees"], x)
+        found += tree_blocks(result["treebank"]["structure"], result["treebank"]["attention_trees"])
         found += erasure_blocks(result["treebank"]["erasure"])
     found.append(
         Note(
@@ -76,10 +68,6 @@ def blocks(result: Result) -> tuple[Block, ...]:
         )
     )
     return tuple(found)
-
-
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _sizes(folder: str, sizes: dict[str, Any] | None) -> Note:
@@ -92,23 +80,11 @@ def _sizes(folder: str, sizes: dict[str, Any] | None) -> Note:
     )
 
 
-def _task_blocks(title: str, task: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+def _task_blocks(title: str, task: dict[str, Any]) -> list[Block]:
     of_model, random = task["model"], task["random_weights"]
-
-    def constant(name: str, key: str) -> Series:
-        return Series(name, x, (task[key],) * len(x), dashed=True)
-
-    scores = (
-        Series("model", x, tuple(of_model["score"])),
-        Series("control task", x, tuple(of_model["control_score"])),
-        Series("random weights", x, tuple(random["score"]), dashed=True),
-        constant("most frequent label", "majority"),
-        constant("word's most frequent label", "word_type"),
-    )
-    compression = (
-        Series("model", x, tuple(of_model["compression"])),
-        Series("random weights", x, tuple(random["compression"]), dashed=True),
-    )
+    lines = {"model": of_model["score"], "control task": of_model["control_score"]}
+    constants = {"most frequent label": task["majority"], "word's most frequent label": task["word_type"]}
+    compression = {"model": of_model["compression"]}, {RANDOM: random["compression"]}
     header = ("state", task["metric"], "control", "selectivity", "code (kbit)", "random weights", "random, selectivity")
     keys = ("score", "control_score", "selectivity", "code_kilobits")
     columns = [of_model[key] for key in keys] + [random["score"], random["selectivity"]]
@@ -123,35 +99,32 @@ def _task_blocks(title: str, task: dict[str, Any], x: tuple[int, ...]) -> list[B
             f"{task['dev_share_with_seen_type']:.1%} of the dev examples have a word of the training sentences; in "
             "the control task, the others can be right by chance only."
         ),
-        Curves(f"{title}: linear probes", scores, STATE, task["metric"]),
-        Curves(f"{title}: description length", compression, STATE, "uniform code / online code"),
-        Table(header, tuple((str(state), *(f"{column[state]:.3f}" for column in columns)) for state in x)),
+        Quantity(f"{title}: linear probes", task["metric"], lines, {RANDOM: random["score"], **constants}).curves(),
+        Quantity(f"{title}: description length", "uniform code / online code", *compression).curves(),
+        by_index(header, list(map(cells, columns))),
     ]
 
 
-def _mix_blocks(tasks: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+def _mix_blocks(tasks: dict[str, Any]) -> list[Block]:
     if not tasks:
         return []
     mixes = {TITLES[name]: (task["model"]["mix"], task["random_weights"]["mix"]) for name, task in tasks.items()}
-    gains = [Series(title, x, tuple(model["score"])) for title, (model, _) in mixes.items()]
-    gains += [
-        Series(f"{title}, random weights", x, tuple(random["score"]), dashed=True, color=i)
-        for i, (title, (_, random)) in enumerate(mixes.items())
-    ]
+    gains = {title: model["score"] for title, (model, _) in mixes.items()}
+    random_gains = {f"{title}, {RANDOM}": random["score"] for title, (_, random) in mixes.items()}
     keys = ("centre_of_gravity", "weights_divergence_bits", "expected_layer", "gain_concentration_bits")
     rows = [
-        (f"{title}{suffix}", *(f"{one[key]:.2f}" if _is_number(one[key]) else "" for key in keys))
+        (f"{title}{suffix}", *(cell(one[key], ".2f") for key in keys))
         for title, pair in mixes.items()
         for one, suffix in zip(pair, ("", ", random weights"), strict=True)
     ]
-    weights = tuple(Series(title, x, tuple(model["weights"])) for title, (model, _) in mixes.items())
+    metric, weights = "accuracy or label F1", {title: model["weights"] for title, (model, _) in mixes.items()}
     return [
         Note(
             "A scalar mix is a weighted mean of hidden states whose weights are learnt with the probe. The gain from "
             "the mix of states 0 to l - 1 to that of 0 to l shows what state l adds; the expected layer is the mean "
             "of l by gain. K is the divergence from equal weights (K(s)) or equal gains (K(Delta))."
         ),
-        Curves("Mixes of the states 0 to l", tuple(gains), "l", "accuracy or label F1"),
-        Curves("Weights of the mix of all states", weights, STATE, "softmax weight"),
+        Quantity("Mixes of the states 0 to l", metric, gains, random_gains, "l", same_colors=True).curves(),
+        Quantity("Weights of the mix of all states", "softmax weight", weights).curves(),
         Table(("task", "centre of gravity", "K(s) (bits)", "expected layer", "K(Delta) (bits)"), tuple(rows)),
     ]

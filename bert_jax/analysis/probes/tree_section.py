@@ -1,13 +1,12 @@
 """The parts of the page about trees and about erasure."""
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
+from bert_jax.analysis.figures import RANDOM, Quantity, by_head, by_index, cell, cells
+from bert_jax.report import Block, Curves, Note, Table
 
-STATE = "hidden state (0: embeddings)"
 SCORES = {
     "uuas": "UUAS",
     "distance_spearman": "distances, Spearman",
@@ -19,41 +18,36 @@ ERASED = {"none": "nothing erased", "leace": "parts of speech erased", **BASELIN
 """Titles by `erasure.ROWS`."""
 
 
-def tree_blocks(structure: dict[str, Any], attention: dict[str, Any], x: tuple[int, ...]) -> list[Block]:
+def tree_blocks(structure: dict[str, Any], attention: dict[str, Any]) -> list[Block]:
     """Structural probes and trees from attention.
 
     Args:
       structure: by row, and of the chain.
       attention: UUAS of every head by row, and the baselines.
-      x: hidden states.
     """
-    model, random, chain, control = (
-        structure["model"],
-        structure["random_weights"],
-        structure["chain"],
-        structure["model"]["control"],
-    )
-    figures = []
-    for key in ("uuas", "depth_spearman"):
-        series = (
-            Series("model", x, _floats(model[key])),
-            Series("random weights", x, _floats(random[key]), dashed=True),
-            Series("chain", x, _floats([chain[key]]) * len(x), dashed=True),
-        )
-        figures.append(Curves(f"Structural probe: {SCORES[key]}", series, STATE, SCORES[key]))
-    rows = [(str(state), *(_number(one[key][state]) for one in (model, random) for key in SCORES)) for state in x]
-    rows.append(("chain", *(_number(chain[key]) for key in SCORES), *[""] * len(SCORES)))
-    titles = (*SCORES.values(), *(f"random weights, {title}" for title in SCORES.values()))
+    model, random, chain = (structure[name] for name in ("model", "random_weights", "chain"))
+    control = model["control"]
+    figures = [
+        Quantity(
+            f"Structural probe: {SCORES[key]}",
+            SCORES[key],
+            {"model": model[key]},
+            {RANDOM: random[key], "chain": chain[key]},
+        ).curves()
+        for key in ("uuas", "depth_spearman")
+    ]
+    columns = [cells([*model[key], chain[key]]) for key in SCORES] + [cells(random[key]) for key in SCORES]
+    titles = (*SCORES.values(), *(f"{RANDOM}, {title}" for title in SCORES.values()))
     return [
         Note(
             "The structural probe maps vectors so that squared distances fit distances in the dependency tree, and "
             "squared norms the depths. UUAS is the share of the gold edges in the minimum spanning tree, without "
             "punctuation; the chain joins every word to its right neighbour. Control: in trees whose arcs depend on "
-            f"word types only, state {control['state']} has UUAS {_number(control['uuas'])}, the chain "
-            f"{_number(control['chain_uuas'])}."
+            f"word types only, state {control['state']} has UUAS {cell(control['uuas'])}, the chain "
+            f"{cell(control['chain_uuas'])}."
         ),
         *figures,
-        Table(("state", *titles), tuple(rows)),
+        by_index(("state", *titles), columns, ["chain"]),
         *_attention_blocks(attention),
     ]
 
@@ -62,15 +56,7 @@ def _attention_blocks(attention: dict[str, Any]) -> list[Block]:
     model, random = attention["model"], attention["random_weights"]
     best, layer, head = max((value, i, j) for i, heads in enumerate(model) for j, value in enumerate(heads))
     return [
-        Heatmap(
-            "Trees from attention: UUAS of every head",
-            tuple(map(tuple, model)),
-            tuple(str(i) for i in range(len(model))),
-            tuple(str(j) for j in range(len(model[0]))),
-            "layer",
-            "head",
-            "UUAS",
-        ),
+        by_head("Trees from attention: UUAS of every head", model, "UUAS"),
         Table(
             ("trees from attention", "UUAS"),
             (
@@ -94,9 +80,9 @@ def erasure_blocks(erasure: dict[str, Any]) -> list[Block]:
     Args:
       erasure: from `erasure.measure`.
     """
-    x, draws = tuple(range(len(erasure["ranks"]))), len(erasure["probe_accuracy"]["random"][0])
+    draws = len(erasure["probe_accuracy"]["random"][0])
     ranks, mlm = sorted(set(erasure["ranks"])), erasure["mlm"]
-    majority = Series("most frequent label", x, (erasure["majority_accuracy"],) * len(x), dashed=True)
+    majority = {"most frequent label": erasure["majority_accuracy"]}
     found: list[Block] = [
         Note(
             "Erasure (LEACE) removes from the output of one layer the subspace that a linear probe can use, of rank "
@@ -120,13 +106,13 @@ def erasure_blocks(erasure: dict[str, Any]) -> list[Block]:
     ]
 
 
-def _erasure_curves(what: str, unit: str, by_row: dict[str, list[list[float]]], *more: Series) -> Curves:
+def _erasure_curves(
+    what: str, unit: str, by_row: dict[str, list[list[float]]], constants: Mapping[str, float] = {}
+) -> Curves:
     """Means over draws, by layer."""
-    series = [
-        Series(title, tuple(range(len(by_row[name]))), tuple(map(fmean, by_row[name])), dashed=name in BASELINES)
-        for name, title in ERASED.items()
-    ]
-    return Curves(f"Erasure: {what}", (*series, *more), "layer", unit)
+    means = {title: list(map(fmean, by_row[name])) for name, title in ERASED.items()}
+    baselines = {title: means.pop(title) for title in BASELINES.values()}
+    return Quantity(f"Erasure: {what}", unit, means, baselines | constants, axis="layer").curves()
 
 
 def _erasure_table(
@@ -134,18 +120,9 @@ def _erasure_table(
 ) -> Table:
     """Mean over draws, and their standard deviation if there are several, by layer."""
 
-    def cell(draws: list[float]) -> str:
+    def text(draws: list[float]) -> str:
         mean = f"{scale * fmean(draws):.3f}"
         return f"{mean} ± {scale * stdev(draws):.3f}" if len(draws) > 1 else mean
 
-    layers = range(len(by_row["leace"]))
-    rows = tuple((str(layer), *(cell(by_row[name][layer]) for name in names)) for layer in layers)
-    return Table((f"{what}, layer", *(ERASED[name] for name in names)), rows)
-
-
-def _floats(values: Sequence[float | None]) -> tuple[float, ...]:
-    return tuple(math.nan if value is None else value for value in values)
-
-
-def _number(value: float | None) -> str:
-    return f"{value:.3f}" if value is not None and math.isfinite(value) else ""
+    header = (f"{what}, layer", *(ERASED[name] for name in names))
+    return by_index(header, [list(map(text, by_row[name])) for name in names])
