@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.storage.varints import decode_varint
+
 
 class Record(NamedTuple):
     """A part of one document."""
@@ -42,8 +44,8 @@ def parse_record(raw: bytes, dtype: np.dtype) -> Record:
             value_list, _ = _field(feature, 0)
             values[name], _ = _field(value_list, 0)
         return Record(
-            document=varint(values[b"document"], 0)[0],
-            part=varint(values[b"part"], 0)[0],
+            document=decode_varint(values[b"document"], 0)[0],
+            part=decode_varint(values[b"part"], 0)[0],
             tokens=np.frombuffer(values[b"tokens"], dtype),
             sentence_ends=np.frombuffer(values[b"sentence_ends"], "<u2"),
         )
@@ -55,17 +57,5 @@ def _field(data: bytes, position: int) -> tuple[bytes, int]:
     """The length-delimited field at a position, and the position of the next one."""
     if data[position] & 7 != 2:
         raise ValueError("not a record of a bert_jax corpus")
-    length, begin = varint(data, position + 1)
+    length, begin = decode_varint(data, position + 1)
     return data[begin : begin + length], begin + length
-
-
-def varint(data: bytes, position: int) -> tuple[int, int]:
-    """The integer at a position, and the position of what follows."""
-    value = shift = 0
-    while True:
-        byte = data[position]
-        value |= (byte & 127) << shift
-        position += 1
-        if byte < 128:
-            return value, position
-        shift += 7

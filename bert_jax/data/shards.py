@@ -28,11 +28,12 @@ import numpy as np
 from array_record.python import array_record_module
 from etils import epath
 
-from bert_jax.data.record import Record, parse_record, varint
+from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError, install_command
 from bert_jax.storage.cache import LocalCache
 from bert_jax.storage.paths import is_remote
 from bert_jax.storage.ranges import ByteRange, read_ranges
+from bert_jax.storage.varints import decode_varint
 
 try:
     from compression import zstd  # Python 3.14
@@ -180,8 +181,8 @@ def _fields(message: bytes) -> dict[int, Any]:
     values: dict[int, Any] = {}
     at = 0
     while at < len(message):
-        tag, at = varint(message, at)
-        value, at = varint(message, at)
+        tag, at = decode_varint(message, at)
+        value, at = decode_varint(message, at)
         if tag & 7 == 2:
             value, at = message[at : at + value], at + value
         values[tag >> 3] = value
@@ -201,12 +202,12 @@ def _chunk_records(data: bytes, origin: int, start: int, end: int) -> list[bytes
     content = chunk[CHUNK_HEADER : CHUNK_HEADER + int.from_bytes(chunk[8:16], "little")]
     if chunk[24:25] != b"r" or not content:
         raise ValueError("its index is damaged")
-    sizes_length, after = varint(content, 1)
+    sizes_length, after = decode_varint(content, 1)
     sizes = _decompress(content[0], content[after : after + sizes_length])
     values = _decompress(content[0], content[after + sizes_length :])
     records, at, value = [], 0, 0
     for _ in range(int.from_bytes(chunk[25:32], "little")):
-        size, at = varint(sizes, at)
+        size, at = decode_varint(sizes, at)
         records.append(values[value : value + size])
         value += size
     return records
@@ -217,7 +218,7 @@ def _decompress(kind: int, data: bytes) -> bytes:
         return data
     if kind != ord("z"):
         raise ValueError("its index is not compressed with zstd")
-    _, start = varint(data, 0)
+    _, start = decode_varint(data, 0)
     try:
         return zstd.decompress(data[start:])
     except zstd.ZstdError as error:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from bert_jax.data.corpus import MAX_RECORD_TOKENS
+from bert_jax.storage.varints import encode_varint
 
 
 def serialize_example(document: int, part: int, tokens: np.ndarray, sentence_ends: np.ndarray) -> bytes:
@@ -20,8 +21,8 @@ def serialize_example(document: int, part: int, tokens: np.ndarray, sentence_end
       sentence_ends: tokens up to and including each sentence [num_sentences], little-endian uint16.
     """
     entries = (
-        _entry(b"document", _field(3, _field(1, _varint(document)))),
-        _entry(b"part", _field(3, _field(1, _varint(part)))),
+        _entry(b"document", _field(3, _field(1, encode_varint(document)))),
+        _entry(b"part", _field(3, _field(1, encode_varint(part)))),
         _entry(b"sentence_ends", _field(1, _field(1, sentence_ends.tobytes()))),
         _entry(b"tokens", _field(1, _field(1, tokens.tobytes()))),
     )
@@ -33,16 +34,7 @@ def _entry(key: bytes, feature: bytes) -> bytes:
 
 
 def _field(number: int, content: bytes) -> bytes:
-    return bytes([number << 3 | 2]) + _varint(len(content)) + content
-
-
-def _varint(value: int) -> bytes:
-    encoded = bytearray()
-    while value > 127:
-        encoded.append(value & 127 | 128)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
+    return bytes([number << 3 | 2]) + encode_varint(len(content)) + content
 
 
 def split_long_lengths(lengths: np.ndarray) -> np.ndarray:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 import google_crc32c
 
 from bert_jax.errors import UserError
+from bert_jax.storage.varints import decode_varint, encode_varint
 
 MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 FOOTER_BYTES = 48
@@ -52,20 +53,8 @@ def read_table(content: bytes, source: str) -> Iterator[tuple[bytes, bytes]]:
 
 def _handle(content: bytes, position: int) -> tuple[int, int, int]:
     """Offset and size of a block, and the position after the handle."""
-    offset, position = _varint(content, position)
-    return offset, *_varint(content, position)
-
-
-def _varint(content: bytes, position: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, the lowest first, and the position after it."""
-    value = 0
-    for shift in range(0, 64, 7):
-        byte = content[position]
-        position += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, position
-    raise ValueError("a number has no end")
+    offset, position = decode_varint(content, position)
+    return offset, *decode_varint(content, position)
 
 
 def _block(content: bytes, handle: bytes, position: int) -> bytes:
@@ -85,9 +74,9 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     end = len(block) - 4 * (restarts + 1)
     key, position = b"", 0
     while position < end:
-        shared, position = _varint(block, position)
-        unshared, position = _varint(block, position)
-        size, position = _varint(block, position)
+        shared, position = decode_varint(block, position)
+        unshared, position = decode_varint(block, position)
+        size, position = decode_varint(block, position)
         key = key[:shared] + block[position : position + unshared]
         position += unshared
         yield key, block[position : position + size]
@@ -104,7 +93,7 @@ def make_table(items: list[tuple[bytes, bytes]]) -> bytes:
 
     def append(block: bytes) -> bytes:
         """Write a block and its trailer; returns its handle."""
-        handle = _number(len(file)) + _number(len(block))
+        handle = encode_varint(len(file)) + encode_varint(len(block))
         checked = block + b"\0"
         file.extend(checked + struct.pack("<I", mask(google_crc32c.value(checked))))
         return handle
@@ -124,17 +113,9 @@ def _encode(items: Iterable[tuple[bytes, bytes]], interval: int) -> bytes:
         else:
             while shared < len(previous) and key.startswith(previous[: shared + 1]):
                 shared += 1
-        content += _number(shared) + _number(len(key) - shared) + _number(len(value)) + key[shared:] + value
+        content += (
+            encode_varint(shared) + encode_varint(len(key) - shared) + encode_varint(len(value)) + key[shared:] + value
+        )
         previous = key
     restarts = restarts or [0]
     return bytes(content) + struct.pack(f"<{len(restarts) + 1}I", *restarts, len(restarts))
-
-
-def _number(value: int) -> bytes:
-    """The inverse of `_varint`."""
-    groups = bytearray()
-    while value > 127:
-        groups.append(value & 127 | 128)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)
