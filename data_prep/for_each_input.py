@@ -129,7 +129,7 @@ class _Reader:
     def _texts(self, index: int, part: Input, totals: Totals) -> Iterator[list[str]]:
         """The sampled texts of each block; adds to the totals."""
         source, rate, record = self.sources[index], self.rates[index], InputRecord()
-        for block in source.blocks(part, record):
+        for block in source.read_blocks(part, record):
             kept = []
             for document in source.documents(block):
                 if isinstance(document, Skipped):

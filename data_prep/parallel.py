@@ -18,8 +18,8 @@ from typing import TypeVar
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import UserError
 
-Task = TypeVar("Task")
-Result = TypeVar("Result")
+Argument = TypeVar("Argument")
+Returned = TypeVar("Returned")
 
 _IN_FLIGHT_PER_WORKER = 3
 _SECONDS_BETWEEN_UPDATES = 0.2
@@ -106,12 +106,12 @@ class WorkerPool(contextlib.AbstractContextManager):
             self._pool.shutdown(cancel_futures=True)
             self._submitter.shutdown()
 
-    def _submit(self, function: Callable[[Task], Result], task: Task) -> Future[Result]:
+    def _submit(self, function: Callable[[Argument], Returned], task: Argument) -> Future[Returned]:
         return self._submitter.submit(self._pool.submit, _run, function, task).result()
 
     def map(
-        self, function: Callable[[Task], Result], tasks: Iterable[Task], name: Callable[[Task], str]
-    ) -> Iterator[Result]:
+        self, function: Callable[[Argument], Returned], tasks: Iterable[Argument], name: Callable[[Argument], str]
+    ) -> Iterator[Returned]:
         """Results in the order of the tasks.
 
         At most three tasks per worker are in flight, which bounds the memory.
@@ -142,13 +142,13 @@ class WorkerPool(contextlib.AbstractContextManager):
                 pending.popleft()
 
     def map_unordered(
-        self, function: Callable[[Task], Result], tasks: Iterable[Task], name: Callable[[Task], str]
-    ) -> Iterator[Result]:
+        self, function: Callable[[Argument], Returned], tasks: Iterable[Argument], name: Callable[[Argument], str]
+    ) -> Iterator[Returned]:
         """`map`, but each result as soon as it is there: a long task delays no other."""
         if self._pool is None:
             yield from self.map(function, tasks, name)
             return
-        pending: dict[Future[Result], Task] = {}
+        pending: dict[Future[Returned], Argument] = {}
         waiting = iter(tasks)
         with _explained(lambda: name(next(iter(pending.values())))):
             while True:
@@ -175,13 +175,13 @@ def _explained(where: Callable[[], str]) -> Iterator[None]:
 
 
 def ordered_map(
-    function: Callable[[Task], Result],
-    tasks: Iterable[Task],
+    function: Callable[[Argument], Returned],
+    tasks: Iterable[Argument],
     workers: int,
-    name: Callable[[Task], str],
+    name: Callable[[Argument], str],
     initializer: Callable[..., None],
     initargs: tuple = (),
-) -> Iterator[Result]:
+) -> Iterator[Returned]:
     """`WorkerPool.map` with a pool for this call only."""
     with WorkerPool(workers, initializer, initargs) as processes:
         yield from processes.map(function, tasks, name)
@@ -196,7 +196,7 @@ def _init_worker(stop_requested: ctypes.c_bool, initializer: Callable[..., None]
     initializer(*initargs)
 
 
-def _run(function: Callable[[Task], Result], task: Task) -> Result:
+def _run(function: Callable[[Argument], Returned], task: Argument) -> Returned:
     _end_if_requested()  # a task that the pool had queued
     return function(task)
 

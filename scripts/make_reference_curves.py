@@ -22,7 +22,7 @@ from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfi
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.doctor import reference_curve
-from bert_jax.doctor.reference_curve import Curve, Precision, Values
+from bert_jax.doctor.reference_curve import Curve, CurveValues, Precision
 from bert_jax.training.run_directory.metrics import read_metrics
 
 METRICS = ("mlm_loss", "pair_loss", "gradient_norm", "parameter_norm", "learning_rate")
@@ -105,7 +105,7 @@ def train(config: Config, corpus: Path, workdir: Path) -> None:
     (workdir / "done").touch()
 
 
-def trained(arguments: argparse.Namespace, variant: str, flags: str = "", **changes: Any) -> Values:
+def trained(arguments: argparse.Namespace, variant: str, flags: str = "", **changes: Any) -> CurveValues:
     """Metrics of one run, trained in its own process unless it is finished."""
     workdir = arguments.scratch / arguments.preset / "".join(c if c.isalnum() else "_" for c in variant)
     if not (workdir / "done").exists():
@@ -117,7 +117,7 @@ def trained(arguments: argparse.Namespace, variant: str, flags: str = "", **chan
     return {metric: [float(f"{value:.{DIGITS}g}") for value in row] for metric, row in values.items()}
 
 
-def spread(runs: Sequence[Values], reference: Values) -> Values:
+def spread(runs: Sequence[CurveValues], reference: CurveValues) -> CurveValues:
     """Largest deviation of each window's mean among runs."""
     off = {
         metric: [reference_curve.window_deviations(run[metric], reference[metric]) for run in runs]
@@ -126,7 +126,7 @@ def spread(runs: Sequence[Values], reference: Values) -> Values:
     return {metric: [float(f"{max(column):.2g}") for column in zip(*rows, strict=True)] for metric, rows in off.items()}
 
 
-def table(runs: dict[str, tuple[Precision, Values]], curve: Curve) -> str:
+def table(runs: dict[str, tuple[Precision, CurveValues]], curve: Curve) -> str:
     """Table of all runs: largest deviation relative to the tolerance, in bold if above it."""
     lines = [f"| run | {' | '.join(('first', *METRICS))} |", f"|---|{'---|' * (len(METRICS) + 1)}"]
     for name, (precision, values) in runs.items():

@@ -9,9 +9,9 @@ import numpy as np
 from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
 from data_prep import sources
+from data_prep.build_options import BuildOptions
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.builder.pipeline import BuildRequest, build
-from data_prep.options import BuildOptions
 
 WORDS = ["the", "a", "river", "mountain", "sings", "falls", "over", "quick", "slow", "light", "dark", "stone"]
 

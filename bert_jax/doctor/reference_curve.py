@@ -26,7 +26,7 @@ from bert_jax.training import pretraining
 from bert_jax.training.run_directory.metrics import read_metrics
 
 Precision = Literal["float32", "bfloat16"]
-Values = dict[str, list[float]]
+CurveValues = dict[str, list[float]]
 """Metrics by name, with a value for each step or each window."""
 
 CURVES_DIRECTORY = Path(__file__).parent / "curves"
@@ -53,9 +53,9 @@ class Curve:
     """config of the run, as in `config.to_dict`"""
     corpus: str
     """`Corpus.identity`"""
-    metrics: Values
+    metrics: CurveValues
     """a value for each step"""
-    spread: dict[Precision, Values]
+    spread: dict[Precision, CurveValues]
     """for each window, the largest relative deviation of its mean among correct runs"""
 
     def tolerances(self, metric: str, precision: Precision) -> list[float]:
@@ -158,13 +158,13 @@ def _setup(config: Config, precision: Precision) -> Finding:
     return finding("set-up", f"{text}, compared as {precision}", values, remedy)
 
 
-def metric_values(lines: Sequence[dict[str, Any]], metrics: Sequence[str]) -> Values:
+def metric_values(lines: Sequence[dict[str, Any]], metrics: Sequence[str]) -> CurveValues:
     """Metrics of every step, from the lines of metrics.jsonl; non-finite values become nan."""
     train = [line for line in lines if line["split"] == "train"]
     return {name: [math.nan if line[name] is None else line[name] for line in train] for name in metrics}
 
 
-def compare(values: Values, curve: Curve, precision: Precision) -> Iterator[Finding]:
+def compare(values: CurveValues, curve: Curve, precision: Precision) -> Iterator[Finding]:
     """A finding for the first step, and one for the windows of each metric."""
     yield _first(values, curve, FIRST_STEP_TOLERANCE[precision])
     for name, reference in curve.metrics.items():
@@ -182,7 +182,7 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values)
 
 
-def _first(values: Values, curve: Curve, bound: float) -> Finding:
+def _first(values: CurveValues, curve: Curve, bound: float) -> Finding:
     relative = {
         name: abs(values[name][0] - expected[0]) / max(abs(expected[0]), 1e-12)
         for name, expected in curve.metrics.items()

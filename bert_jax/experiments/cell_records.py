@@ -22,7 +22,7 @@ STUDY, CELLS, RESULTS, REPORT = "study.json", "cells", "results.json", "report.h
 FORMAT_VERSION = 2
 
 
-class Run(NamedTuple):
+class CellRun(NamedTuple):
     """One run of a study."""
 
     cell: Cell
@@ -65,7 +65,7 @@ class TaskScores(TypedDict):
     """If the score is the accuracy: that of each example of dev, over the runs with a score; else empty."""
 
 
-class Record(TypedDict):
+class RunRecord(TypedDict):
     """The result of a run."""
 
     format_version: int
@@ -81,7 +81,7 @@ class Record(TypedDict):
     timing: Timing
 
 
-Records = dict[str, Sequence[Record | None]]
+Records = dict[str, Sequence[RunRecord | None]]
 """Records of each cell, by seed."""
 
 
@@ -115,12 +115,12 @@ class StudyFile(TypedDict):
     """SHA-256 of the files of each task."""
 
 
-def runs_of(study: Study, cells: list[Cell], workdir: StoredPath) -> list[Run]:
+def runs_of(study: Study, cells: list[Cell], workdir: StoredPath) -> list[CellRun]:
     """All runs of a study, by seed first: an unfinished study has fewer seeds, and not fewer levels."""
-    return [Run(cell, index, workdir) for index in range(study.seeds) for cell in cells]
+    return [CellRun(cell, index, workdir) for index in range(study.seeds) for cell in cells]
 
 
-def runs_of_part(runs: list[Run], part: tuple[int, int]) -> list[Run]:
+def runs_of_part(runs: list[CellRun], part: tuple[int, int]) -> list[CellRun]:
     """The runs of a part, (index, number of parts); those that share a pretraining run are in the same part."""
     directories = list(dict.fromkeys(run.directory for run in runs))
     mine = set(directories[part[0] :: part[1]])
@@ -169,7 +169,7 @@ def _is_partial(path: PurePath) -> bool:
     return path.name.startswith(f"{STUDY}.") and path.name.endswith(".partial")
 
 
-def read_record(run: Run) -> Record | None:
+def read_record(run: CellRun) -> RunRecord | None:
     """The record of a run; None if it has neither succeeded nor failed yet.
 
     Raises:
@@ -178,7 +178,7 @@ def read_record(run: Run) -> Record | None:
     if not run.record_path.exists():
         return None
     advice = "remove it, so that the run is measured again"
-    record: Record = read_json_as(run.record_path, Record, advice, FORMAT_VERSION)
+    record: RunRecord = read_json_as(run.record_path, RunRecord, advice, FORMAT_VERSION)
     metrics, tasks = record["metrics"], record["finetuned"]
     for name in run.cell.metrics if not record["error"] else ():
         diverged = name in tasks and not finite_scores(tasks[name])
@@ -189,7 +189,7 @@ def read_record(run: Run) -> Record | None:
     return record
 
 
-def write_record(run: Run, record: Record) -> None:
+def write_record(run: CellRun, record: RunRecord) -> None:
     """Write the record of a run."""
     make_directory_if_local(run.record_path.parent)
     write_atomic(run.record_path, json.dumps(record, indent=1).encode())

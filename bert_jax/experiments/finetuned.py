@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.errors import UserError, require
 from bert_jax.experiments.budget import Cell
-from bert_jax.experiments.cell_records import Run, TaskScores
+from bert_jax.experiments.cell_records import CellRun, TaskScores
 from bert_jax.experiments.study import Study
 from bert_jax.finetune import finetune
 from bert_jax.finetune.options import FinetuneOptions
@@ -59,7 +59,7 @@ def _hash_files(directory: StoredPath) -> str:
 
 
 def score_task(
-    run: Run, task: str, data: StoredPath, options: FinetuneOptions, make_programs: MakePrograms
+    run: CellRun, task: str, data: StoredPath, options: FinetuneOptions, make_programs: MakePrograms
 ) -> TaskScores | None:
     """Fine-tune a pretraining run with all seeds of the options, and score it; None: SIGTERM has stopped and saved it.
 

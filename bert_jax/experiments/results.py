@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.experiments import statistics
 from bert_jax.experiments.budget import Cell
-from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, Record, Records, read_record, runs_of
+from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, Records, RunRecord, read_record, runs_of
 from bert_jax.experiments.failure_rates import FailureRate, compare_failures
 from bert_jax.experiments.level_pairs import LevelPair, level_pairs
 from bert_jax.experiments.study import Levels, Study
@@ -257,7 +257,7 @@ def _compare(study: Study, metric: str, pair: LevelPair, records: Records) -> di
 
 
 def _multibootstrap(
-    metric: str, sides: Sequence[Sequence[Record | None]], indices: Sequence[int], alpha: float
+    metric: str, sides: Sequence[Sequence[RunRecord | None]], indices: Sequence[int], alpha: float
 ) -> dict[str, float]:
     """The interval over seeds and examples, where both sides have scores of examples for these seeds; else nothing."""
     matrices = []

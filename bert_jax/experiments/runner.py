@@ -19,8 +19,8 @@ from bert_jax.experiments.budget import Cell, make_cells
 from bert_jax.experiments.cell_records import (
     FORMAT_VERSION,
     REPORT,
-    Record,
-    Run,
+    CellRun,
+    RunRecord,
     StudyFile,
     TaskScores,
     check_identity,
@@ -55,7 +55,7 @@ class OpenStudy:
     """Directory with a directory of data for each task."""
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[CellRun]:
         """All runs."""
         return runs_of(self.study, self.cells, self.workdir)
 
@@ -127,7 +127,7 @@ def run_study(
 
 
 def _do_runs(
-    opened: OpenStudy, make_programs: MakePrograms, mine: Sequence[Run], retries: int, stop_requested: StopRequest
+    opened: OpenStudy, make_programs: MakePrograms, mine: Sequence[CellRun], retries: int, stop_requested: StopRequest
 ) -> str:
     """Do the runs that are missing; returns where a signal stopped them, or nothing.
 
@@ -150,12 +150,12 @@ def _do_runs(
     return ""
 
 
-def is_done(record: Record | None, retries: int) -> bool:
+def is_done(record: RunRecord | None, retries: int) -> bool:
     """Whether a run needs no further attempt."""
     return record is not None and (not record["error"] or record["attempts"] > retries)
 
 
-def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: MakePrograms) -> bool:
+def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_programs: MakePrograms) -> bool:
     """Train and measure a run and write its record; False: it was stopped and saved."""
     start, error = time.monotonic(), ""
     metrics: dict[str, float] = {}
@@ -194,7 +194,7 @@ def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: 
         error = error.removeprefix("UserError: ")
         metrics, tasks = {}, {}
     seconds = time.monotonic() - start + (before["timing"]["seconds"] if before else 0.0)
-    record: Record = {
+    record: RunRecord = {
         "format_version": FORMAT_VERSION,
         "attempts": 1 + (before["attempts"] if before else 0),
         "error": error,
@@ -209,7 +209,7 @@ def _attempt(opened: OpenStudy, run: Run, before: Record | None, make_programs: 
     return True
 
 
-def measure(opened: OpenStudy, run: Run, make_programs: MakePrograms) -> dict[str, float]:
+def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> dict[str, float]:
     """The metrics of a finished run, on the held-out rows that all runs of its study are scored on."""
     rows, objective = opened.study.rows, run.cell.config.objective
     measured: dict[str, float] = {}

@@ -8,7 +8,7 @@ import jax
 from bert_jax.chips import Sizes, chip_of
 from bert_jax.config import Config
 from bert_jax.experiments.budget import Cell
-from bert_jax.experiments.cell_records import Record, Run, read_record, runs_of_part
+from bert_jax.experiments.cell_records import CellRun, RunRecord, read_record, runs_of_part
 from bert_jax.experiments.runner import OpenStudy, is_done
 from bert_jax.planning.roofline import predict
 from bert_jax.planning.run_plan import hours_of
@@ -54,7 +54,7 @@ def plan_study(opened: OpenStudy, part: tuple[int, int], retries: int) -> dict[s
     }
 
 
-def _measured_rate(finished: Sequence[tuple[Run, Record]]) -> float | None:
+def _measured_rate(finished: Sequence[tuple[CellRun, RunRecord]]) -> float | None:
     """Model FLOP/s over finished runs."""
     seconds = sum(record["timing"]["seconds"] for _, record in finished)
     return sum(run.cell.cost.flops for run, _ in finished) / seconds if seconds else None
@@ -75,7 +75,7 @@ def _planned_seconds(config: Config) -> float | None:
 
 
 def _cell_values(
-    cell: Cell, records: Sequence[tuple[Run, Record | None]], seconds: float | None, retries: int
+    cell: Cell, records: Sequence[tuple[CellRun, RunRecord | None]], seconds: float | None, retries: int
 ) -> dict[str, Any]:
     own = [record for run, record in records if run.cell is cell]
     return {

@@ -18,7 +18,7 @@ from bert_jax.chips import MEMORY_SHARE, Sizes
 from bert_jax.config import Config
 from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.model.flops import layer_weights
-from bert_jax.planning.workload import Workload, entry_widths, even_shard_size, norm_widths, workload
+from bert_jax.planning.workload import Workload, bottleneck_input_widths, even_shard_size, norm_widths, workload
 from bert_jax.training.optimizers import describe
 
 LAYER_WORKING_SHARE = 0.75
@@ -48,7 +48,7 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
         "full": work.tokens * width * work.bytes_per_activation,
     }[model.remat]
     # The last layer saves its input everywhere, and computes keys and values from it.
-    entries = 2 * sum(entry_widths(model))
+    entries = 2 * sum(bottleneck_input_widths(model))
     kept = width if model.remat == "full" else width + entries + 2 * work.inner
     everywhere = (1 - work.last_layer_share) * work.tokens * kept * work.bytes_per_activation
     # A scan over the other layers copies their kernels; in bfloat16, that copy is the cast.
@@ -89,7 +89,7 @@ def _layer_bytes(work: Workload) -> int:
     """
     model, size, width = work.model, work.bytes_per_activation, work.model.hidden_size
     networks = model.feed_forward_networks
-    read = width + networks * model.layer_width + sum(entry_widths(model))
+    read = width + networks * model.layer_width + sum(bottleneck_input_widths(model))
     dropped = 2 * width
     if model.bottleneck_size is not None:
         read, dropped = read + model.layer_width, width

@@ -1,7 +1,7 @@
 """`bert-jax plan --search`: mesh, remat policy and micro-batches. All candidates are rated by arithmetic, few compiled.
 
 The predictions have an error, so the fastest candidate by prediction need not be the fastest. Of those within this
-error of it, the simplest is chosen (`Candidate.complexity`).
+error of it, the simplest is chosen (`MeshCandidate.complexity`).
 
 A run has one mesh and one remat policy: both are chosen for the phase with the most tokens; the other phases only
 choose their micro-batches.
@@ -42,7 +42,7 @@ PlanPhase = Callable[[Config, int, Topology, int, bool], Values]
 (`run_plan.plan_phase`)."""
 
 
-class Candidate(NamedTuple):
+class MeshCandidate(NamedTuple):
     """One way to train a phase, with its estimates. Smaller is faster, then needs less memory."""
 
     step_seconds: float
@@ -64,7 +64,7 @@ class Candidate(NamedTuple):
         recomputation = REMATS.index(self.remat)
         return self.memory * (1 + MARGIN) > available, sum(axes), axes, recomputation, self.accumulation, self
 
-    def to_dict(self, row: Values | None, chosen: "Candidate") -> Values:
+    def to_dict(self, row: Values | None, chosen: "MeshCandidate") -> Values:
         """Plain values, with the outcome of the compilation if there was one."""
         if row is None:
             is_tied = self.step_seconds * (1 + ERROR) >= chosen.step_seconds
@@ -112,7 +112,7 @@ def search_mesh(
         )
     # Without a compiler, the estimate itself decides whether a candidate fits.
     limits = [topology.chip.memory * (1 if topology.devices is None else 1 + MARGIN)] * len(rated)
-    tried: list[dict[Candidate, Values]] = [{} for _ in rated]
+    tried: list[dict[MeshCandidate, Values]] = [{} for _ in rated]
     started, longest = clock(), 0.0
     chosen = choose(config, topology, rated, limits)
     while waiting := [i for i, one in enumerate(chosen) if one not in tried[i]]:
@@ -130,8 +130,8 @@ def search_mesh(
 
 
 def choose(
-    config: Config, topology: Topology, rated: Sequence[list[Candidate]], limits: Sequence[float]
-) -> list[Candidate]:
+    config: Config, topology: Topology, rated: Sequence[list[MeshCandidate]], limits: Sequence[float]
+) -> list[MeshCandidate]:
     """The candidate of each phase: one mesh and remat policy, chosen for the phase with the most tokens.
 
     Args:
@@ -153,7 +153,7 @@ def choose(
             f"{topology.chip.memory / GIB:.1f} GiB by estimate): use more chips, or smaller batches"
         )
 
-    def simplest(i: int) -> Candidate:
+    def simplest(i: int) -> MeshCandidate:
         ones = [one for one in fitting[i] if (one.sizes, one.remat) in shared]
         slowest = min(ones).step_seconds * (1 + ERROR)
         as_fast = (one for one in ones if one.step_seconds <= slowest)
@@ -165,7 +165,7 @@ def choose(
     return [simplest(i) for i in range(len(rated))]
 
 
-def _with_settings(config: Config, chosen: Sequence[Candidate]) -> Config:
+def _with_settings(config: Config, chosen: Sequence[MeshCandidate]) -> Config:
     """The config with the mesh, remat policy and micro-batches of the chosen candidates."""
     counts = (one.accumulation for one in chosen)
     phases = tuple(dataclasses.replace(one, accumulation=n) for one, n in zip(config.phases, counts, strict=True))
@@ -175,10 +175,10 @@ def _with_settings(config: Config, chosen: Sequence[Candidate]) -> Config:
 def _to_dict(
     config: Config,
     topology: Topology,
-    rated: Sequence[list[Candidate]],
+    rated: Sequence[list[MeshCandidate]],
     limits: Sequence[float],
-    tried: Sequence[dict[Candidate, Values]],
-    chosen: Sequence[Candidate],
+    tried: Sequence[dict[MeshCandidate, Values]],
+    chosen: Sequence[MeshCandidate],
 ) -> Values:
     """The search as plain values."""
     found = _with_settings(config, chosen)
@@ -198,7 +198,7 @@ def _to_dict(
     return {"flags": flags, "phases": phases, "left_out": left_out}
 
 
-def candidates(config: Config, phase: int, topology: Topology) -> Iterator[Candidate]:
+def candidates(config: Config, phase: int, topology: Topology) -> Iterator[MeshCandidate]:
     """All meshes whose sizes are powers of two and divide what they split, with all micro-batches and policies.
 
     Args:
@@ -220,4 +220,4 @@ def candidates(config: Config, phase: int, topology: Topology) -> Iterator[Candi
         for n, remat in itertools.product(config.phases[phase].valid_accumulations(sizes.row_shards), REMATS):
             setting = config_on(config, sizes, remat), phase, sizes, n
             memory = sum(estimate_memory(*setting).values())
-            yield Candidate(predict(*setting, topology.chip).step_seconds, memory, sizes, n, remat)
+            yield MeshCandidate(predict(*setting, topology.chip).step_seconds, memory, sizes, n, remat)

@@ -75,7 +75,7 @@ def even_shard_size(size: int, devices: int) -> int:
     return size // devices if size % devices == 0 else size
 
 
-def entry_widths(model: ModelConfig) -> list[int]:
+def bottleneck_input_widths(model: ModelConfig) -> list[int]:
     """Widths of the projections of a layer's input into its bottleneck."""
     if model.bottleneck_size is None:
         return []
@@ -85,7 +85,7 @@ def entry_widths(model: ModelConfig) -> list[int]:
 def norm_widths(model: ModelConfig) -> list[int]:
     """Widths of the norms of a layer."""
     inside = [model.layer_width] * (1 + model.feed_forward_networks)
-    return inside if model.bottleneck_size is None else [*entry_widths(model), *inside, model.hidden_size]
+    return inside if model.bottleneck_size is None else [*bottleneck_input_widths(model), *inside, model.hidden_size]
 
 
 def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Workload:

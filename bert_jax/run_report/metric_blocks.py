@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bert_jax.report import Bars, Curves, Note, Series, Table
 from bert_jax.report.cells import cell
-from bert_jax.run_report.run_files import Run
+from bert_jax.run_report.run_files import RunFiles
 from bert_jax.run_report.settings import MISSING
 from bert_jax.training.eval_metrics import BASELINES
 from bert_jax.training.run_directory import goodput
@@ -26,24 +26,24 @@ MAX_POINTS = 1000
 """Points of a curve; longer curves are drawn with every n-th point."""
 
 
-def held_out_curves(runs: Sequence[Run]) -> list[Curves]:
+def held_out_curves(runs: Sequence[RunFiles]) -> list[Curves]:
     """A figure for each held-out metric, with its baseline; perplexities are left out, the losses show the same."""
     names = [name for name in _names(runs, HELD_OUT) if not name.endswith("_perplexity")]
     return [_curves(runs, HELD_OUT, name) for name in names]
 
 
-def training_curves(runs: Sequence[Run]) -> list[Curves]:
+def training_curves(runs: Sequence[RunFiles]) -> list[Curves]:
     """A figure for each metric of training steps, and for the speed; values of single layers are left out."""
     names = [name for name in _names(runs, TRAINING) if "/" not in name and name not in NOT_DRAWN]
     speed = [name for name in ("tokens_per_second",) if any(run.curve(TRAINING, name)[0] for run in runs)]
     return [_curves(runs, TRAINING, name) for name in (*names, *speed)]
 
 
-def _names(runs: Sequence[Run], *splits: str) -> list[str]:
+def _names(runs: Sequence[RunFiles], *splits: str) -> list[str]:
     return list(dict.fromkeys(name for split in splits for run in runs for name in run.metric_names(split)))
 
 
-def _curves(runs: Sequence[Run], split: str, name: str) -> Curves:
+def _curves(runs: Sequence[RunFiles], split: str, name: str) -> Curves:
     several, series = len(runs) > 1, []
     baseline, label = BASELINES.get(name, ("", ""))
     drawn: set[tuple[float, ...]] = set()
@@ -67,7 +67,7 @@ def _thinned(steps: list[int], values: list[float]) -> tuple[tuple[int, ...], tu
     return tuple(steps[i] for i in kept), tuple(values[i] for i in kept)
 
 
-def final_metrics(run: Run) -> tuple[Note, Table]:
+def final_metrics(run: RunFiles) -> tuple[Note, Table]:
     """The last held-out and training value of each metric, beside the baseline of the held-out one."""
     last = {title: run.last(split) for split, title in SPLITS.items()}
     last = {title: values for title, values in last.items() if values}
@@ -82,7 +82,7 @@ def final_metrics(run: Run) -> tuple[Note, Table]:
     return Note(f"Last values, {steps}."), Table(("metric", *last, "baseline, held out"), tuple(rows))
 
 
-def compared_metrics(runs: Sequence[Run], split: str) -> Table | None:
+def compared_metrics(runs: Sequence[RunFiles], split: str) -> Table | None:
     """The last value of each metric of a split, with differences to the first run; None without such metrics."""
     names = [name for name in _names(runs, split) if "/" not in name]
     last = [run.last(split) for run in runs]
@@ -106,7 +106,7 @@ def _number(value: float | None) -> str:
     return cell(value, "," if is_whole else ".5g", MISSING)
 
 
-def throughput_table(runs: Sequence[Run]) -> Table | None:
+def throughput_table(runs: Sequence[RunFiles]) -> Table | None:
     """Medians of the speeds in the lines of metrics, and totals; None if nothing was timed."""
     rows = []
     for name, title in TIMING.items():
@@ -120,7 +120,7 @@ def throughput_table(runs: Sequence[Run]) -> Table | None:
     return Table(header, tuple(rows)) if rows else None
 
 
-def goodput_blocks(runs: Sequence[Run]) -> list[Bars | Note | Table]:
+def goodput_blocks(runs: Sequence[RunFiles]) -> list[Bars | Note | Table]:
     """The shares of each run's time by kind."""
     kinds = {"step": "steps of the result"} | {
         kind: kind.replace("_", " ") for kind in (*goodput.KINDS, "lost", "down")

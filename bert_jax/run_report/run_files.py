@@ -48,7 +48,7 @@ class TaskScore(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class RunFiles:
     """What a work directory holds."""
 
     name: str
@@ -124,7 +124,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def read_runs(directories: Sequence[StoredPath]) -> list[Run]:
+def read_runs(directories: Sequence[StoredPath]) -> list[RunFiles]:
     """Read runs.
 
     Args:
@@ -152,7 +152,7 @@ def _short_names(paths: Sequence[str]) -> list[str]:
     return list(paths)
 
 
-def _read_run(directory: StoredPath, name: str) -> Run:
+def _read_run(directory: StoredPath, name: str) -> RunFiles:
     file = workdir.read_run(directory)
     lines = metrics.read_metrics(directory / "metrics.jsonl")
     if not lines:
@@ -161,7 +161,7 @@ def _read_run(directory: StoredPath, name: str) -> Run:
             f"(log.every {file['config'].log.every})"
         )
     newest = next(committed_checkpoint_paths(checkpoint_directory(directory)), None)
-    return Run(
+    return RunFiles(
         name=name,
         directory=directory,
         file=file,

@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.report import Block, Note, Section, Table
 from bert_jax.run_report import metric_blocks, settings
-from bert_jax.run_report.run_files import Run
+from bert_jax.run_report.run_files import RunFiles
 from bert_jax.run_report.settings import MISSING
 
 TEXTS = (
@@ -18,7 +18,7 @@ TEXTS = (
 CANDIDATES = 5
 
 
-def run_sections(runs: Sequence[Run], texts: Sequence[str]) -> list[Section]:
+def run_sections(runs: Sequence[RunFiles], texts: Sequence[str]) -> list[Section]:
     """All sections of a report.
 
     Args:
@@ -46,7 +46,7 @@ def run_sections(runs: Sequence[Run], texts: Sequence[str]) -> list[Section]:
     return [section for section in sections if section.blocks]
 
 
-def _summary(runs: Sequence[Run]) -> tuple[Block, ...]:
+def _summary(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     if len(runs) == 1:
         (run,) = runs
         about = [f"Config {run.config.name}, seed {run.config.seed}: {run.state}."]
@@ -65,7 +65,7 @@ def _summary(runs: Sequence[Run]) -> tuple[Block, ...]:
     )
 
 
-def _score(run: Run) -> Note | None:
+def _score(run: RunFiles) -> Note | None:
     """The score of a fine-tuning run beside that of the best constant prediction; None: it has none yet."""
     if run.task_score is None:
         return None
@@ -78,7 +78,7 @@ def _score(run: Run) -> Note | None:
     return Note(f"{run.name} has the score {one['score']:.4f}; {constant}.")
 
 
-def _final_metrics(runs: Sequence[Run]) -> tuple[Block, ...]:
+def _final_metrics(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     if len(runs) == 1:
         return metric_blocks.final_metrics(runs[0])
     tables = [metric_blocks.compared_metrics(runs, split) for split in metric_blocks.SPLITS]
@@ -86,13 +86,13 @@ def _final_metrics(runs: Sequence[Run]) -> tuple[Block, ...]:
     return (*filter(None, tables), note)
 
 
-def _settings(run: Run) -> tuple[Block, ...]:
+def _settings(run: RunFiles) -> tuple[Block, ...]:
     table = settings.settings_table(run.config)
     base = f"preset {run.config.name}" if table.header[2] == "preset" else "defaults"
     return Note(f"Marked: settings that differ from the {base} ({len(table.marked)})."), table
 
 
-def _environment(runs: Sequence[Run]) -> Table | None:
+def _environment(runs: Sequence[RunFiles]) -> Table | None:
     """Of the last attempt of each run; None if it was not recorded."""
     last = [run.environments[-1] if run.environments else {} for run in runs]
     names = dict.fromkeys(name for one in last for name in one)
@@ -102,7 +102,7 @@ def _environment(runs: Sequence[Run]) -> Table | None:
     return Table(header, (*rows, attempts), words=True) if rows else None
 
 
-def _decisions(run: Run, several: bool) -> list[Block]:
+def _decisions(run: RunFiles, several: bool) -> list[Block]:
     """The ledger in words; of the estimates of a time limit, the last one."""
     last_time = next((entry for entry in reversed(run.decisions) if entry["event"] == "time"), None)
     kept = [entry for entry in run.decisions if entry["event"] != "time" or entry is last_time]
@@ -127,7 +127,7 @@ def _in_words(entry: dict[str, Any]) -> str:
     return f"{entry['event']}: {values}."
 
 
-def filled_masks(runs: Sequence[Run], texts: Sequence[str]) -> Table | None:
+def filled_masks(runs: Sequence[RunFiles], texts: Sequence[str]) -> Table | None:
     """The most probable tokens for the masks in some texts; None if no run has a checkpoint and an MLM head."""
     from bert_jax.inference import loaded_model
 

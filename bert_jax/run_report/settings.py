@@ -8,7 +8,7 @@ from typing import Any
 from bert_jax.command import flags
 from bert_jax.config import Config, Phase, flatten, presets, to_dict
 from bert_jax.report import Command, Note, Table
-from bert_jax.run_report.run_files import Run
+from bert_jax.run_report.run_files import RunFiles
 from bert_jax.training.run_directory.workdir import paths_by_identity
 
 MISSING = "—"
@@ -29,7 +29,7 @@ def settings_table(config: Config) -> Table:
     return Table(("setting", "value", title), tuple(rows), words=True, marked=marked)
 
 
-def differences_table(runs: Sequence[Run]) -> Table | None:
+def differences_table(runs: Sequence[RunFiles]) -> Table | None:
     """The settings that differ between runs; None if there are none."""
     settings = [flatten(to_dict(run.config)) for run in runs]
     names = dict.fromkeys(name for one in settings for name in one)
@@ -38,7 +38,7 @@ def differences_table(runs: Sequence[Run]) -> Table | None:
     return Table(("setting", *(run.name for run in runs)), differing, words=True) if differing else None
 
 
-def comparison_warnings(runs: Sequence[Run]) -> list[Note]:
+def comparison_warnings(runs: Sequence[RunFiles]) -> list[Note]:
     """Why the metrics of runs cannot be compared with those of the first one; none if they can."""
     first, notes = runs[0], []
     for run in runs[1:]:
@@ -61,12 +61,12 @@ def comparison_warnings(runs: Sequence[Run]) -> list[Note]:
     return notes
 
 
-def _task(run: Run) -> Any:
+def _task(run: RunFiles) -> Any:
     task = run.config.finetune
     return None if task is None else (task.task, task.head.labels, task.data_sha256)
 
 
-def _held_out_rows(run: Run) -> Any:
+def _held_out_rows(run: RunFiles) -> Any:
     config = run.config
     if config.finetune is not None:
         return None
@@ -74,7 +74,7 @@ def _held_out_rows(run: Run) -> Any:
     return *rows, config.phases[-1].seq_len, config.evaluation.rows
 
 
-def repeat_command(run: Run) -> list[Command | Note]:
+def repeat_command(run: RunFiles) -> list[Command | Note]:
     """The command that repeats a run in another directory, reconstructed from its config."""
     config = run.config
     if config.finetune is not None:
@@ -104,14 +104,14 @@ def _without_teacher(config: Config, preset: Config) -> Config:
     return dataclasses.replace(config, model=model, phases=tuple(phases), start=preset.start)
 
 
-def _finetune_command(run: Run) -> list[Command | Note]:
+def _finetune_command(run: RunFiles) -> list[Command | Note]:
     task = run.config.finetune
     options = [["--task", task.task], *(["--data", path] for path in run.file["corpus_paths"])]
     options += [*map(shlex.split, task.flags), ["--seed", str(run.config.seed)], ["--workdir", _other_directory(run)]]
     return [Command(_joined(["bert-jax", *task.command.split(), str(run.config.start.source)], options))]
 
 
-def _other_directory(run: Run) -> str:
+def _other_directory(run: RunFiles) -> str:
     """A directory beside that of the run."""
     return f"{run.directory if run.directory.name not in ('', '..') else run.name}-again"
 
@@ -147,7 +147,7 @@ def _words(value: Any) -> list[str]:
     return [word for one in value for word in _words(one)] if isinstance(value, tuple) else [str(value)]
 
 
-def _corpora(run: Run) -> list[str]:
+def _corpora(run: RunFiles) -> list[str]:
     """The corpora as in the command, with their shares if there are several and their directories still exist."""
     shares, paths = run.file["corpora"], run.file["corpus_paths"]
     if len(shares) == 1:

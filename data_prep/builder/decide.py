@@ -15,12 +15,12 @@ from etils import epath
 
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import UserError
+from data_prep.build_options import BuildOptions
 from data_prep.builder import scratch
 from data_prep.builder.duplicate_finder import DuplicateFinder
 from data_prep.builder.prepare import FIRST_PLACES
 from data_prep.builder.tables import BLOCK_ARRAYS, DocumentTables
 from data_prep.duplicates import text_keys
-from data_prep.options import BuildOptions
 
 SPLIT_DECISIONS = {"train": 0, "validation": 1}
 # Reasons to remove a document, in the order in which the filters are applied.

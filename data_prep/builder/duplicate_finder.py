@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from etils import epath
 
+from data_prep.build_options import NearDuplicateOptions
 from data_prep.builder.row_ranges import DocumentKeys, DocumentSignatures, ParagraphKeys, RowRanges, write_ranges
 from data_prep.builder.tables import DocumentTables
 from data_prep.duplicates import near_duplicates
 from data_prep.duplicates.grouped_steps import RunSteps
 from data_prep.duplicates.repeated_keys import find_repeats
-from data_prep.options import NearDuplicateOptions
 
 _KEY_BYTES = 64
 """Memory for the key of a document or paragraph while a range of them is read and sent"""

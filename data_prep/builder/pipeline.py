@@ -20,6 +20,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage.listing import file_sizes
 from bert_jax.storage.paths import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from data_prep.build_options import BuildOptions
 from data_prep.builder import resume, scratch, writer
 from data_prep.builder.decide import PreparedBlock, decide, sum_counts, sum_skipped
 from data_prep.builder.duplicate_finder import DuplicateFinder
@@ -27,9 +28,8 @@ from data_prep.builder.engines import Engine, IndexedInput
 from data_prep.builder.prepare import FIRST_PLACES, PrepareJob
 from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
-from data_prep.options import BuildOptions
 from data_prep.sources.base import Source
-from data_prep.sources.text_chunks import file_places
+from data_prep.sources.text_chunks import places_in_file
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,7 +204,7 @@ def _prepared_blocks(
             lines = text_bytes = 0
         for name, metadata in zip(_block_names(job, source, number, note), note["blocks"], strict=True):
             for entry in metadata["skipped"].values() if part.start else ():
-                entry["first"] = [file_places(place, part.start, lines, text_bytes) for place in entry["first"]]
+                entry["first"] = [places_in_file(place, part.start, lines, text_bytes) for place in entry["first"]]
             blocks.append(PreparedBlock(name, source, metadata))
         lines, text_bytes = lines + note["lines"], text_bytes + note["text_bytes"]
         # Each range finds that a file is not text, and two may read the same damaged block.

@@ -18,13 +18,13 @@ from bert_jax.storage.files import make_directory_if_local
 from bert_jax.storage.listing import file_sizes
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import languages
+from data_prep.build_options import BuildOptions
 from data_prep.builder import scratch
 from data_prep.builder.sentences import split_lines, split_paragraphs, split_sentences
 from data_prep.clean import CleaningCounts, clean
 from data_prep.duplicates import minhash, text_keys, word_hashes
 from data_prep.duplicates.ngram_index import count_hits
-from data_prep.options import BuildOptions
-from data_prep.sources.base import Block, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.base import Document, Input, InputRecord, Skipped, Source, SourceBlock
 from data_prep.sources.files import check_unchanged
 
 PART_CHARACTERS = 1 << 21
@@ -48,13 +48,13 @@ class PrepareJob:
 
 
 @dataclasses.dataclass(frozen=True)
-class Task:
+class BlockToPrepare:
     """A block to prepare."""
 
     source: int
     target: str
     """file name of the prepared block"""
-    block: Block
+    block: SourceBlock
 
 
 def prepare_input(preparer: "BlockPreparer", source: int, part: int, source_input: Input) -> Iterator[int]:
@@ -70,8 +70,8 @@ def prepare_input(preparer: "BlockPreparer", source: int, part: int, source_inpu
     record = InputRecord()
     blocks: list[dict] = []
     existing: dict[str, int] = {}
-    for block in job.sources[source].blocks(source_input, record):
-        task = Task(source, scratch.block_file_name(key, part, len(blocks)), block)
+    for block in job.sources[source].read_blocks(source_input, record):
+        task = BlockToPrepare(source, scratch.block_file_name(key, part, len(blocks)), block)
         path = directory / task.target
         if len(blocks) % scratch.BLOCKS_TOGETHER == 0:
             make_directory_if_local(path.parent)
@@ -96,7 +96,7 @@ class _Checksum:
         self.value = zlib.crc32(data, self.value)
 
 
-def block_checksum(block: Block) -> int:
+def block_checksum(block: SourceBlock) -> int:
     """CRC-32 of the payload of a block."""
     file = _Checksum()
     pickle.dump(block.payload, file, 5)
@@ -110,7 +110,7 @@ class BlockPreparer:
         self.job = job
         self._tokenizer = Tokenizer.from_json(job.tokenizer_json, "the tokenizer")
 
-    def __call__(self, task: Task) -> dict:
+    def __call__(self, task: BlockToPrepare) -> dict:
         """Writes the prepared block of a task; returns its metadata."""
         name = self.job.evaluation_ngrams
         evaluation_ngrams = scratch.open_array(epath.Path(self.job.scratch) / name) if name else None

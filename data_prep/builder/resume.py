@@ -126,7 +126,7 @@ def resume_or_start(scratch_dir: epath.Path, directory: epath.Path, arguments: d
     if recorded.exists():
         if scratch.read_json(recorded) == current:
             return
-        if any(scratch.key_of_block(name) not in keys for name in scratch.prepared_blocks(scratch_dir)):
+        if any(scratch.source_key(name) not in keys for name in scratch.prepared_blocks(scratch_dir)):
             print(
                 f"note: {scratch_dir} also keeps the work of an unfinished build with other arguments, until this build"
                 " is finished",

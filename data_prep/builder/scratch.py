@@ -47,7 +47,7 @@ def prepared_blocks(directory: epath.Path) -> dict[str, int]:
     return {f"{UNITS}/{name}": size for name, size in names.items() if name.endswith(".safetensors")}
 
 
-def key_of_block(name: str) -> str:
+def source_key(name: str) -> str:
     """The key in a `block_file_name`."""
     return name.split("-")[1]
 
@@ -59,7 +59,7 @@ def input_marker_name(key: str, part: int) -> str:
 
 def files_of_source(directory: epath.Path, key: str) -> list[epath.Path]:
     """Files of the inputs and prepared blocks with a key."""
-    blocks = [directory / name for name in prepared_blocks(directory) if key_of_block(name) == key]
+    blocks = [directory / name for name in prepared_blocks(directory) if source_key(name) == key]
     return [*matching_entries(directory, f"input-{key}-*"), *blocks]
 
 

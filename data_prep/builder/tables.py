@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from data_prep.build_options import BuildOptions
 from data_prep.duplicates import text_keys
-from data_prep.options import BuildOptions
 
 BLOCK_ARRAYS = (
     "sentence_lengths",

@@ -20,6 +20,7 @@ from bert_jax.report import text
 from bert_jax.storage.paths import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import sources
+from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
 from data_prep.cli.arguments import (
     Encodings,
@@ -33,7 +34,6 @@ from data_prep.cli.arguments import (
     lost_text,
     parse_sources,
 )
-from data_prep.options import BuildOptions, NearDuplicateOptions
 
 _MANY_UNKNOWN = 0.01
 """Share of the bytes of the text."""
@@ -180,7 +180,7 @@ class Build:
 
     def _summarize(self, out: epath.Path, manifest: Mapping[str, Any]) -> None:
         """Print what was built, and notes on what may be unwanted."""
-        from data_prep.inspection import report, statistics
+        from data_prep.inspection import corpus_statistics, report
 
         print(text.render(report.summary_sections(manifest)))
         if note := report.sentence_rules_note(manifest["splits"]):
@@ -194,7 +194,7 @@ class Build:
                 file=sys.stderr,
             )
         corpus = Corpus.open(out)
-        lengths, rows = statistics.measure_lengths(corpus), statistics.measure_rows(corpus)
+        lengths, rows = corpus_statistics.measure_lengths(corpus), corpus_statistics.measure_rows(corpus)
         if rows:
             print(report.coverage_line(rows))
         few = report.few_documents_warning(manifest["splits"])

@@ -12,7 +12,7 @@ from bert_jax.report import text
 from bert_jax.report.page_file import check_page_file, write_page
 from data_prep.cli.arguments import File, Switch
 from data_prep.inspection import report
-from data_prep.inspection.statistics import measure_corpus, weight_corpora
+from data_prep.inspection.corpus_statistics import measure_corpus, weight_corpora
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from data_prep.cli.arguments import Encodings, Sources, Switch, Workers, damage_
 from data_prep.for_each_input import Totals, report_skipped
 from data_prep.sources import Source
 from data_prep.vocabularies.merges import SCORES
-from data_prep.vocabularies.train import KINDS, Recipe, train
+from data_prep.vocabularies.train import KINDS, VocabularySettings, train
 
 _KINDS_WITH_FLAG = {
     "score": ("wordpiece",),
@@ -148,7 +148,7 @@ class TrainTokenizer:
             if not lowercase:
                 raise UserError("--keep-accents has no effect with --no-lowercase, which keeps them; remove it")
             flags["strip_accents"] = False
-        recipe = Recipe(**{"vocab_size": 30522} | flags, lowercase=lowercase)
+        recipe = VocabularySettings(**{"vocab_size": 30522} | flags, lowercase=lowercase)
         parsed = parse_sources(self.source, self.workers, encoding=self.encoding)
         parsed = [dataclasses.replace(one, skip_damaged=self.skip_damaged) for one in parsed]
         with damage_explained():

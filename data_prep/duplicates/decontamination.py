@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from bert_jax.errors import UserError
+from data_prep.build_options import BuildOptions
 from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.for_each_input import for_each_input
-from data_prep.options import BuildOptions
 from data_prep.sources.base import DamagedFileError, Source
 
 

@@ -10,7 +10,7 @@ from bert_jax.data.epoch_counts import LOW_COVERAGE
 from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
 from bert_jax.report.cells import cell, make_table
 from data_prep import languages
-from data_prep.inspection.statistics import ROW_LENGTHS, split_counts
+from data_prep.inspection.corpus_statistics import ROW_LENGTHS, split_counts
 
 _PIECE_COLUMNS = 4
 _PRESET = "bert_base"

@@ -12,19 +12,19 @@ import re
 from bert_jax.errors import UserError
 from data_prep import languages
 from data_prep.sources import encodings
-from data_prep.sources.base import BLOCK_BYTES, RANGE_BYTES, Block, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.base import BLOCK_BYTES, RANGE_BYTES, Document, Input, InputRecord, Skipped, Source, SourceBlock
 
 __all__ = [
     "BLOCK_BYTES",
     "KINDS",
     "KINDS_HELP",
     "RANGE_BYTES",
-    "Block",
     "Document",
     "Input",
     "InputRecord",
     "Skipped",
     "Source",
+    "SourceBlock",
     "parse",
 ]
 

@@ -1,7 +1,7 @@
 """The interface of sources of text: inputs are read sequentially and split into blocks; blocks give documents.
 
 An input, a few small files or a range of a large one, can be read by any process, without the others; the inputs depend
-on the files alone. Its blocks (`Source.blocks`) bound the memory of that process.
+on the files alone. Its blocks (`Source.read_blocks`) bound the memory of that process.
 """
 
 import abc
@@ -89,7 +89,7 @@ class Input:
 
 @dataclasses.dataclass
 class InputRecord:
-    """What `Source.blocks` finds in an input besides its blocks."""
+    """What `Source.read_blocks` finds in an input besides its blocks."""
 
     files: list[dict] = dataclasses.field(default_factory=list)
     """an entry for each file: {"path", "sha256" of the file on disk, "bytes"}, or for a package {"name", "version"}"""
@@ -106,7 +106,7 @@ class InputRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
+class SourceBlock:
     """The unit of work of a worker."""
 
     origin: str
@@ -151,7 +151,7 @@ class Source(abc.ABC):
         Args:
           spec: as the user wrote it.
           argument: what follows the kind and its colon.
-          workers: processes that `blocks` may use, for a class with `workers`.
+          workers: processes that `read_blocks` may use, for a class with `workers`.
 
         Raises:
           UserError: a part of the SPEC is missing or wrong.
@@ -180,7 +180,7 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
-    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+    def read_blocks(self, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         """Splits an input into blocks, at least one unless it is `hash_only`.
 
         Args:
@@ -192,7 +192,7 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
-    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+    def documents(self, block: SourceBlock) -> Iterator[Document | Skipped]:
         """The documents of a block, in order, and what was skipped.
 
         If the first one does not begin its document, the previous block ends with the part before it; if the last one

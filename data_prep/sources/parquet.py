@@ -14,13 +14,13 @@ from etils import epath
 from bert_jax.errors import UserError
 from data_prep.sources import files
 from data_prep.sources.base import (
-    Block,
     DamagedFileError,
     Document,
     Input,
     InputRecord,
     Skipped,
     Source,
+    SourceBlock,
     import_optional,
 )
 from data_prep.sources.field_validation import document_or_skipped, missing_field_message
@@ -53,7 +53,7 @@ class ParquetSource(Source):
             except DamagedFileError:
                 if not self.skip_damaged:
                     raise
-                sizes = []  # `blocks` records why
+                sizes = []  # `read_blocks` records why
             ranges, start = [], 0
             for stop in range(1, len(sizes) + 1):
                 if stop == len(sizes) or sum(sizes[start:stop]) >= _BLOCKS_PER_INPUT * self.block_bytes:
@@ -64,7 +64,7 @@ class ParquetSource(Source):
             inputs += ranges or [Input((path,), 0, versions)]
         return inputs
 
-    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+    def read_blocks(self, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         """Reads the column; a file with one range is hashed after its last row."""
         (path,) = part.paths
         reported = 0
@@ -80,9 +80,9 @@ class ParquetSource(Source):
                 raise
             record.damaged.append(str(error))
             if not part.hash_only:
-                yield Block(path, (path, 0, b""), part.size - reported)
+                yield SourceBlock(path, (path, 0, b""), part.size - reported)
 
-    def _read(self, path: str, part: Input, record: InputRecord) -> Iterator[Block]:
+    def _read(self, path: str, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         with _open_parquet(path) as parquet:
             groups = [parquet.metadata.row_group(group) for group in range(part.start, part.stop)]
             columns = self._names(path, parquet.schema_arrow)
@@ -94,11 +94,11 @@ class ParquetSource(Source):
                     # In integers, so that the sizes sum to that of the input.
                     done = [part.size * (row - first) // rows for row in (begin, begin + stop - start)]
                     payload = path, begin, _serialized([one[start:stop] for one in (column, *language)])
-                    yield Block(f"{path}:row {begin}", payload, done[1] - done[0])
+                    yield SourceBlock(f"{path}:row {begin}", payload, done[1] - done[0])
                     begin += stop - start
             is_whole = part.start == 0 and part.stop == parquet.num_row_groups
         if not rows:
-            yield Block(path, (path, 0, None), part.size)
+            yield SourceBlock(path, (path, 0, None), part.size)
         if is_whole:
             record.files.append({"path": path, **files.file_entry(path)})
 
@@ -108,7 +108,7 @@ class ParquetSource(Source):
             self._names(path, parquet.schema_arrow)
             return [self._sizes(parquet.metadata.row_group(group))[0] for group in range(parquet.num_row_groups)]
 
-    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+    def documents(self, block: SourceBlock) -> Iterator[Document | Skipped]:
         """A document for each row."""
         path, begin, data = block.payload
         if data is None:

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Iterator
 
 from data_prep.parallel import ordered_map
-from data_prep.sources.base import Block, Document, Input, InputRecord, Source
+from data_prep.sources.base import Document, Input, InputRecord, Source, SourceBlock
 
 MAX_BYTES = 24_000_000
 """Maximum size of the corpus in UTF-8 bytes; with many installed packages it would be much larger."""
@@ -43,7 +43,7 @@ _ITEM = re.compile(r"\s*([-*+•]\s|\d+[.)]\s|\*{0,2}[\w.]+( ?\([^)]*\))? ?:\s|:
 
 @dataclasses.dataclass(frozen=True)
 class PythonDocsSource(Source):
-    """`python-docs`: `blocks` reads the modules, because each document depends on those before it."""
+    """`python-docs`: `read_blocks` reads the modules, because each document depends on those before it."""
 
     workers: int = 1
     """processes that read modules; the result does not depend on it"""
@@ -52,21 +52,21 @@ class PythonDocsSource(Source):
         """All of it at once."""
         return [Input((), MAX_BYTES)]
 
-    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+    def read_blocks(self, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         """Names and texts of documents."""
         gathered: list[tuple[str, str]] = []
         size = reported = 0
         for name, text in all_documents(self.workers):
             length = len(text.encode())
             if gathered and size + length > self.block_bytes:
-                yield Block(_origin(gathered[0][0]), tuple(gathered), size)
+                yield SourceBlock(_origin(gathered[0][0]), tuple(gathered), size)
                 gathered, size, reported = [], 0, reported + size
             gathered.append((name, text))
             size += length
         record.files.extend(versions())
-        yield Block("python-docs", tuple(gathered), part.size - reported)
+        yield SourceBlock("python-docs", tuple(gathered), part.size - reported)
 
-    def documents(self, block: Block) -> Iterator[Document]:
+    def documents(self, block: SourceBlock) -> Iterator[Document]:
         """The documents of a block, in order."""
         for name, text in block.payload:
             yield Document(_origin(name), text)

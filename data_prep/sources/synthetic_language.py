@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from data_prep.sources.base import Block, Document, Input, InputRecord, Source
+from data_prep.sources.base import Document, Input, InputRecord, Source, SourceBlock
 
 VERSION = "1"
 """Of the text. A new version gives another corpus and requires new reference curves."""
@@ -51,15 +51,15 @@ class SyntheticSource(Source):
             for start, stop in itertools.pairwise(bounds)
         ]
 
-    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+    def read_blocks(self, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         """Ranges of documents."""
         for start in range(part.start, part.stop, self.block_documents):
             stop = min(start + self.block_documents, part.stop)
-            yield Block(_origin(start), range(start, stop), (stop - start) * _DOCUMENT_BYTES)
+            yield SourceBlock(_origin(start), range(start, stop), (stop - start) * _DOCUMENT_BYTES)
         if part.stop == NUM_DOCUMENTS:
             record.files.append({"name": "reference", "version": VERSION})
 
-    def documents(self, block: Block) -> Iterator[Document]:
+    def documents(self, block: SourceBlock) -> Iterator[Document]:
         """Generates the documents, one sentence per line."""
         for index in block.payload:
             yield Document(_origin(index), "\n".join(document(index)), sentence_per_line=True)

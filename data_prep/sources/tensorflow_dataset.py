@@ -15,7 +15,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from bert_jax.errors import UserError
 from data_prep.sources import tfrecord
-from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.base import DamagedFileError, Document, Input, InputRecord, Skipped, Source, SourceBlock
 from data_prep.sources.field_validation import document_or_skipped, missing_field_message
 
 # A slice of a split may contain a colon: train[:10%].
@@ -78,7 +78,7 @@ class TfdsSource(Source):
             size = size * shard.take // max(1, shard.examples_in_shard)
             yield Input((directory, os.fspath(path)), size, start=shard.skip, stop=shard.skip + shard.take)
 
-    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+    def read_blocks(self, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         """Ranges of examples, which the workers read, or the examples of a shard."""
         directory, *shard = part.paths
         info = _builder(directory).info
@@ -90,7 +90,7 @@ class TfdsSource(Source):
             before, after = (part.size * (row - part.start) // total for row in (start, stop))
             origin = shard[0] if shard else f"{directory}:{self.split}"
             examples = tuple(itertools.islice(records, stop - start)) if shard else None
-            yield Block(f"{origin} {start}", (origin, directory, start, stop, examples), after - before)
+            yield SourceBlock(f"{origin} {start}", (origin, directory, start, stop, examples), after - before)
         split = info.splits[self.split]
         if (part.paths[-1] == split.file_instructions[-1].filename) if shard else (part.stop == split.num_examples):
             record.files.append(
@@ -106,7 +106,7 @@ class TfdsSource(Source):
                 raise
             record.damaged.append(str(error))
 
-    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+    def documents(self, block: SourceBlock) -> Iterator[Document | Skipped]:
         """A document for each example."""
         place, directory, start, stop, examples = block.payload
         key = self.field.replace(".", "/")

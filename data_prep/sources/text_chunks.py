@@ -52,7 +52,7 @@ class TextChunk:
         """A line for messages: "path:line", or "path@byte:line" in a later range, which begins at that byte on disk.
 
         There, lines are counted from the first document of the range, because those before it are in other ranges;
-        `file_places` converts such places.
+        `places_in_file` converts such places.
         """
         return f"{self.path}@{self.range_start}:{line}" if self.range_start else f"{self.path}:{line}"
 
@@ -62,7 +62,7 @@ class TextChunk:
         return f"@{self.range_start}+{byte}" if self.range_start else f"{byte}"
 
 
-def file_places(message: str, range_start: int, lines: int, text_bytes: int) -> str:
+def places_in_file(message: str, range_start: int, lines: int, text_bytes: int) -> str:
     """A message with places of a range as places of the file.
 
     Args:

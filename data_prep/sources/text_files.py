@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from bert_jax.storage.listing import file_version
 from data_prep.sources import encodings, files
-from data_prep.sources.base import Block, DamagedFileError, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.base import DamagedFileError, Document, Input, InputRecord, Skipped, Source, SourceBlock
 from data_prep.sources.file_ranges import BlankLineSeparator, RangeReader, Separator
 from data_prep.sources.text_chunks import (
     BlankLineRule,
@@ -43,7 +43,7 @@ class FileSource(Source):
         found = files.find_files(self.spec, self.pattern)
         return files.divide_files(found, self.block_bytes, self.range_bytes if self.separator else None, self.encoding)
 
-    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+    def read_blocks(self, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         """Chunks of files; those of small files are one block."""
 
         def on_damage(error: DamagedFileError) -> None:
@@ -67,7 +67,7 @@ class FileSource(Source):
                         size = len(chunk.data) if isinstance(chunk, TextChunk) else 0
                         if chunks and gathered + size > self.block_bytes:
                             read = min(part.size, read_before + file.raw_bytes)
-                            yield Block(chunks[0].origin, tuple(chunks), read - reported)
+                            yield SourceBlock(chunks[0].origin, tuple(chunks), read - reported)
                             chunks, gathered, reported = [], 0, read
                         chunks.append(chunk)
                         gathered += size
@@ -83,7 +83,7 @@ class FileSource(Source):
             if file is None or file.is_damaged:
                 size = part.size if part.stop else _size_on_disk(path)
                 record.damaged_bytes += max(0, size - (file.used_bytes if file else 0))
-        yield Block(chunks[0].origin if chunks else part.origin, tuple(chunks), part.size - reported)
+        yield SourceBlock(chunks[0].origin if chunks else part.origin, tuple(chunks), part.size - reported)
 
     def _open(self, path: str, part: Input, on_damage: files.OnDamage) -> files.DecompressingReader | RangeReader:
         if part.stop:
@@ -97,7 +97,7 @@ class FileSource(Source):
             if not is_empty or not (file.is_damaged or isinstance(file, RangeReader)):
                 yield chunk
 
-    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+    def documents(self, block: SourceBlock) -> Iterator[Document | Skipped]:
         """The documents of the chunks."""
         for chunk in block.payload:
             if isinstance(chunk, Skipped):

@@ -35,7 +35,7 @@ KINDS = ("wordpiece", "bpe", "byte-bpe", "sentencepiece-unigram", "sentencepiece
 
 
 @dataclasses.dataclass(frozen=True)
-class Recipe:
+class VocabularySettings:
     """Kind and size of a vocabulary, and the text to train it on."""
 
     kind: str
@@ -60,11 +60,13 @@ Report = Callable[[Sequence[Source], Sequence[Totals]], None]
 """Called with the totals of the sources when all of their text has been read."""
 
 
-def train(recipe: Recipe, sources: Sequence[Source], workers: int, report: Report = report_skipped) -> Tokenizer:
+def train(
+    settings: VocabularySettings, sources: Sequence[Source], workers: int, report: Report = report_skipped
+) -> Tokenizer:
     """Trains a tokenizer; the result is deterministic and does not depend on `workers`.
 
     Args:
-      recipe: kind, size and sampling.
+      settings: kind, size and sampling.
       sources: of the text; one per language, if a sampling exponent is given.
       workers: processes that read.
       report: on what was skipped.
@@ -72,24 +74,26 @@ def train(recipe: Recipe, sources: Sequence[Source], workers: int, report: Repor
     Raises:
       UserError: a source cannot be read or gives no text, or vocab_size is too small for the characters.
     """
-    if recipe.kind.startswith("sentencepiece"):
-        return _train_on_text(recipe, sources, workers, report)
-    return _train_on_counts(recipe, sources, workers, report)
+    if settings.kind.startswith("sentencepiece"):
+        return _train_on_text(settings, sources, workers, report)
+    return _train_on_counts(settings, sources, workers, report)
 
 
-def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int, report: Report) -> Tokenizer:
+def _train_on_counts(
+    settings: VocabularySettings, sources: Sequence[Source], workers: int, report: Report
+) -> Tokenizer:
     rates = None
     sizes = None
-    if recipe.sample_bytes is not None:
+    if settings.sample_bytes is not None:
         sizes = _measure(sources, workers, report)
-        rates = sampling_rates(sizes, smoothed_shares(sizes, recipe.sampling_exponent), recipe.sample_bytes)
-    is_mixture = recipe.sampling_exponent != 1 and len(sources) > 1
+        rates = sampling_rates(sizes, smoothed_shares(sizes, settings.sampling_exponent), settings.sample_bytes)
+    is_mixture = settings.sampling_exponent != 1 and len(sources) > 1
     limit = MAX_WORDS // len(sources) if is_mixture else MAX_WORDS
     tables = [BoundedWordCounts(limit) for _ in sources] if is_mixture else [BoundedWordCounts(limit)]
-    strips, marks = recipe.lowercase if recipe.strip_accents is None else recipe.strip_accents, MarkCounts()
-    words = ByteWordCounter(recipe.lowercase)
-    if recipe.kind != "byte-bpe":
-        words = BertWordCounter(recipe.lowercase, strips)
+    strips, marks = settings.lowercase if settings.strip_accents is None else settings.strip_accents, MarkCounts()
+    words = ByteWordCounter(settings.lowercase)
+    if settings.kind != "byte-bpe":
+        words = BertWordCounter(settings.lowercase, strips)
 
     def add(source: int, result: tuple[dict[str, int], MarkCounts]) -> None:
         tables[source if is_mixture else 0].add(result[0])
@@ -105,36 +109,42 @@ def _train_on_counts(recipe: Recipe, sources: Sequence[Source], workers: int, re
             file=sys.stderr,
         )
     if not is_mixture:
-        return _from_counts(recipe, tables[0].counts, MIN_COUNT)
+        return _from_counts(settings, tables[0].counts, MIN_COUNT)
     sizes = _sizes(sources, totals) if sizes is None else sizes
     kept = np.maximum([total.kept_bytes for total in totals], 1)
-    shares = smoothed_shares(sizes, recipe.sampling_exponent)
+    shares = smoothed_shares(sizes, settings.sampling_exponent)
     _print_shares(sources, shares)
     weights = shares / kept
     weights /= weights.min()
-    return _from_counts(recipe, weighted_counts([table.counts for table in tables], weights), MIN_COUNT * WEIGHT_SCALE)
+    return _from_counts(
+        settings, weighted_counts([table.counts for table in tables], weights), MIN_COUNT * WEIGHT_SCALE
+    )
 
 
-def _from_counts(recipe: Recipe, counts: dict[str, int], min_count: int) -> Tokenizer:
-    size, lowercase = recipe.vocab_size, recipe.lowercase
-    if recipe.kind == "byte-bpe":
+def _from_counts(settings: VocabularySettings, counts: dict[str, int], min_count: int) -> Tokenizer:
+    size, lowercase = settings.vocab_size, settings.lowercase
+    if settings.kind == "byte-bpe":
         return wordpiece_bpe.train_byte_bpe(counts, size, lowercase, min_count=min_count)
-    options = {"max_characters": recipe.max_characters, "min_count": min_count, "strip_accents": recipe.strip_accents}
-    if recipe.kind == "bpe":
+    options = {
+        "max_characters": settings.max_characters,
+        "min_count": min_count,
+        "strip_accents": settings.strip_accents,
+    }
+    if settings.kind == "bpe":
         return wordpiece_bpe.train_char_bpe(counts, size, lowercase, **options)
-    return wordpiece_bpe.train_wordpiece(counts, size, lowercase, score=recipe.score, **options)
+    return wordpiece_bpe.train_wordpiece(counts, size, lowercase, score=settings.score, **options)
 
 
-def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int, report: Report) -> Tokenizer:
+def _train_on_text(settings: VocabularySettings, sources: Sequence[Source], workers: int, report: Report) -> Tokenizer:
     # Imported here because no other kind needs the library.
     from data_prep.vocabularies.sentencepiece_training import split_lines, train_sentencepiece
 
     sizes = _measure(sources, workers, report)
-    shares = smoothed_shares(sizes, recipe.sampling_exponent)
-    if recipe.sampling_exponent != 1 and len(sources) > 1:
+    shares = smoothed_shares(sizes, settings.sampling_exponent)
+    if settings.sampling_exponent != 1 and len(sources) > 1:
         _print_shares(sources, shares)
     largest = float((sizes / shares).min())  # with these shares and without repeating text
-    limit = min(recipe.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest)
+    limit = min(settings.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest)
     lines: list[str] = []
     for_each_input(
         sources,
@@ -144,8 +154,8 @@ def _train_on_text(recipe: Recipe, sources: Sequence[Source], workers: int, repo
         "sampling text",
         rates=sampling_rates(sizes, shares, limit),
     )
-    model_type = recipe.kind.removeprefix("sentencepiece-")
-    return train_sentencepiece(lines, model_type, recipe.vocab_size, recipe.lowercase)
+    model_type = settings.kind.removeprefix("sentencepiece-")
+    return train_sentencepiece(lines, model_type, settings.vocab_size, settings.lowercase)
 
 
 def _print_shares(sources: Sequence[Source], shares: np.ndarray) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from data_prep.sources.base import Block, Document, Input, InputRecord, Skipped, Source
+from data_prep.sources.base import Document, Input, InputRecord, Skipped, Source, SourceBlock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,11 +15,11 @@ class FakeSource(Source):
     def inputs(self) -> list[Input]:
         return [Input((), len(self.contents))]
 
-    def blocks(self, part: Input, record: InputRecord) -> Iterator[Block]:
+    def read_blocks(self, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         for index, texts in enumerate(self.contents):
-            yield Block(f"{self.spec}#{index}", texts, 1)
+            yield SourceBlock(f"{self.spec}#{index}", texts, 1)
 
-    def documents(self, block: Block) -> Iterator[Document | Skipped]:
+    def documents(self, block: SourceBlock) -> Iterator[Document | Skipped]:
         for text in block.payload:
             if text is None:
                 yield Skipped("malformed_json", block.origin, "no brace")

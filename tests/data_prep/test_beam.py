@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("apache_beam", reason="needs the extra `beam`")
 
 from bert_jax.errors import UserError
+from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.builder.engines.beam import BeamEngine
 from data_prep.cli.main import main
-from data_prep.options import BuildOptions, NearDuplicateOptions
 from tests.building import files, make_documents, make_tokenizer, run
 from tests.data_prep.grouped import clusters, decide, expected_of_clusters
 

@@ -20,12 +20,12 @@ from etils import epath
 from bert_jax.data.corpus import Corpus
 from bert_jax.errors import UserError
 from data_prep import sources
+from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.builder import prepare, resume, writer
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.builder.pipeline import BuildRequest, build
 from data_prep.clean import CleaningOptions
 from data_prep.duplicates import near_duplicates
-from data_prep.options import BuildOptions, NearDuplicateOptions
 from data_prep.sources.files import file_entry
 from data_prep.verify import verify_corpus
 from tests.building import WORDS, files, make_documents, make_tokenizer, normal, parse, run, texts
@@ -390,7 +390,7 @@ from data_prep import sources
 from data_prep.builder.prepare import block_checksum
 
 source = sources.parse("mediawiki:dump.xml")
-print([block_checksum(block) for part in source.inputs() for block in source.blocks(part, sources.InputRecord())])
+print([block_checksum(block) for part in source.inputs() for block in source.read_blocks(part, sources.InputRecord())])
 """
 
 

@@ -11,10 +11,10 @@ import sys
 import pytest
 
 from bert_jax.errors import UserError
+from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.builder.prepare import BlockPreparer
 from data_prep.cli.main import main
-from data_prep.options import BuildOptions, NearDuplicateOptions
 from tests.building import files, make_documents, make_tokenizer, normal, parse, run, texts
 from tests.data_prep.test_file_ranges import FORMS
 

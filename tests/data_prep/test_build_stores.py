@@ -90,7 +90,7 @@ def test_prepared_blocks_are_listed(tmp_path):
             scratch.write_arrays(place / name, {"x": np.zeros(number)}, {"number": number, "long": "x" * number * 900})
         sizes = scratch.prepared_blocks(place)
         assert sizes == {name: (place / name).stat().length for name in names}
-        assert {scratch.key_of_block(name) for name in sizes} == {"a1"}
+        assert {scratch.source_key(name) for name in sizes} == {"a1"}
         assert [scratch.read_metadata(place / name)["number"] for name in names] == list(range(len(names)))
         assert len({name.rpartition("/")[0] for name in names}) == 4, "parts, and runs of 1,024 blocks"
         (place / names[0]).write_bytes((10).to_bytes(8, "little") + b"not JSON..")

@@ -19,7 +19,7 @@ from tensorflow_datasets.core.registered import DatasetNotFoundError
 
 from bert_jax.data.corpus import Corpus
 from data_prep.builder import prepare, scratch
-from data_prep.builder.engines import run_files
+from data_prep.builder.engines import sorted_runs
 from data_prep.cli.main import main
 from tests.building import files, make_documents, normal, texts
 
@@ -316,7 +316,7 @@ def test_a_full_disk_while_duplicates_are_found(workspace, capsys, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_files._RunWriter, "flush", fail)
+        patch.setattr(sorted_runs._RunWriter, "flush", fail)
         expect_error(capsys, arguments, "No space left on device; free some space and run the same command again")
     left = {path.name.split("-")[0] for path in pathlib.Path("c/corpus.incomplete").iterdir()}
     assert left == {"build.json", "input", "units"}
@@ -349,7 +349,8 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
 
 
 @pytest.mark.parametrize(
-    ("place", "codes"), [("inspection.statistics.measure_lengths", [0, 2]), ("builder.resume.remove_scratch", [130, 0])]
+    ("place", "codes"),
+    [("inspection.corpus_statistics.measure_lengths", [0, 2]), ("builder.resume.remove_scratch", [130, 0])],
 )
 def test_stopped_after_the_last_write(workspace, monkeypatch, capsys, place, codes):
     """Not as a build that the same command continues, unless it does."""

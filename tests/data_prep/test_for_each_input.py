@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from data_prep.build_options import BuildOptions
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.clean import CleaningOptions, clean
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.for_each_input import for_each_input
-from data_prep.options import BuildOptions
 from data_prep.parallel import SharedProgress
 from data_prep.vocabularies.counting import BertWordCounter, BoundedWordCounts, InputWordCounter, MarkCounts
-from data_prep.vocabularies.train import Recipe, train
+from data_prep.vocabularies.train import VocabularySettings, train
 from tests.building import files, make_documents, parse, run
 from tests.data_prep.test_file_ranges import FORMS
 
@@ -77,7 +77,7 @@ def test_workers_read_and_results_are_in_the_order_of_the_text(texts, monkeypatc
 
 @pytest.mark.parametrize("kind", ["wordpiece", pytest.param("sentencepiece-bpe", marks=pytest.mark.slow)])
 def test_no_vocabulary_depends_on_ranges_and_workers(texts, kind):
-    recipe = Recipe(kind, 70, kind == "wordpiece", sampling_exponent=0.7, sample_bytes=40_000)
+    recipe = VocabularySettings(kind, 70, kind == "wordpiece", sampling_exponent=0.7, sample_bytes=40_000)
     ways = [([parse(spec) for spec in SPECS], 1), (sources_in_ranges(), 1), (sources_in_ranges(), 2)]
     whole, *others = [train(recipe, sources, workers).to_json() for sources, workers in ways]
     assert [other == whole for other in others] == [True, True]
@@ -133,7 +133,7 @@ def test_damage_is_an_error_of_one_line_or_left_out(texts, workers, capsys):
     pathlib.Path("books/10.txt").write_bytes(b"\0")
     pathlib.Path("b.txt.gz").write_bytes(gzip.compress("\n\n".join(texts).encode())[:-200])
     sources = [parse("text:a.txt", **RANGES), parse("text:b.txt.gz", **RANGES), parse("text-files:books/*.txt")]
-    recipe = Recipe("wordpiece", 70, True)
+    recipe = VocabularySettings("wordpiece", 70, True)
     with pytest.raises(UserError, match=r"b\.txt\.gz: truncated"):
         train(recipe, sources, workers)
     capsys.readouterr()
@@ -152,4 +152,4 @@ def test_a_file_that_changes_while_it_is_read(texts, monkeypatch):
 
     monkeypatch.setattr("data_prep.for_each_input.clean", lambda *arguments: change(None, *arguments))
     with pytest.raises(UserError, match=r"a\.txt: was changed or removed while it was read"):
-        train(Recipe("wordpiece", 70, True), [parse("text:a.txt")], 1)
+        train(VocabularySettings("wordpiece", 70, True), [parse("text:a.txt")], 1)

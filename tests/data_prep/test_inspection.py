@@ -19,8 +19,8 @@ from bert_jax.errors import UserError
 from bert_jax.report import Bars, Bin, Histogram, Section, html, text
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, wordpiece
 from data_prep.cli.inspect_corpus import Inspect
-from data_prep.inspection import report, statistics
-from data_prep.inspection.statistics import measure_corpus
+from data_prep.inspection import corpus_statistics, report
+from data_prep.inspection.corpus_statistics import measure_corpus
 from tests.corpus_writer import CorpusWriter
 
 PIECES = ["the", "<b>", "rain", "##s", "&", *(f"word{i}" for i in range(20)), "never1", "never2"]
@@ -93,7 +93,7 @@ def lengths_of(directory, split):
 
 @given(st.lists(st.integers(1, 3000), min_size=1, max_size=60))
 def test_summaries_are_exact(values):
-    summary = statistics.summarize_lengths(Counter(values))
+    summary = corpus_statistics.summarize_lengths(Counter(values))
     assert summary["mean"] == pytest.approx(np.mean(values))
     for share, quantile in summary["quantiles"].items():
         assert quantile == np.quantile(values, float(share), method="inverted_cdf")
@@ -111,8 +111,8 @@ def test_lengths_of_a_corpus(corpus, monkeypatch):
     for split in ("train", "validation"):
         sentences, documents = lengths_of(corpus, split)
         for key, values in (("sentence_tokens", sentences), ("document_tokens", documents)):
-            assert whole["splits"][split][key] == statistics.summarize_lengths(Counter(values))
-    monkeypatch.setattr(statistics, "_BLOCK_DOCUMENTS", 7)
+            assert whole["splits"][split][key] == corpus_statistics.summarize_lengths(Counter(values))
+    monkeypatch.setattr(corpus_statistics, "_BLOCK_DOCUMENTS", 7)
     assert measure_corpus(corpus) == whole
 
 
@@ -305,7 +305,7 @@ def test_corpora_that_cannot_be_trained_on_together(corpus, tmp_path, capsys):
 
 def test_warnings():
     """Texts without a blank line within documents get no advice that they follow already."""
-    short = statistics.summarize_lengths({60: 10})
+    short = corpus_statistics.summarize_lengths({60: 10})
     rows = [{"seq_len": 128, "coverage": 0.41, "random_pairs": 0.75}, {"seq_len": 512, "coverage": 0.9}]
     for spec, advised in (
         ("text:*.txt", True),
@@ -345,7 +345,7 @@ def test_pages_that_cannot_be_written(corpus, tmp_path, capsys):
 )
 def test_damaged_arrays_are_an_error_not_a_crash(tmp_path, monkeypatch, array, place, value):
     """A block has three documents, so offset 3 is the end of one."""
-    monkeypatch.setattr(statistics, "_BLOCK_DOCUMENTS", 3)
+    monkeypatch.setattr(corpus_statistics, "_BLOCK_DOCUMENTS", 3)
     directory = make_corpus(tmp_path / "c", 0, 20)
     values = np.load(directory / f"train.{array}.npy")
     values[place] = value

@@ -8,9 +8,9 @@ import pytest
 import sentencex
 
 from data_prep import languages
+from data_prep.build_options import BuildOptions
 from data_prep.builder import prepare
 from data_prep.cli.main import main
-from data_prep.options import BuildOptions
 from tests.building import files, make_tokenizer, run
 
 GERMAN = "Der Brief kam am 3. Januar an, und niemand hat ihn damals gelesen. Es war sehr kalt in der Stadt. Nummer {}."

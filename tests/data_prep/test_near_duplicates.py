@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.builder.engines import run_files
+from data_prep.builder.engines import sorted_runs
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.duplicates import minhash, near_duplicates
 from data_prep.duplicates.repeated_keys import find_repeats
@@ -69,8 +69,8 @@ def decide_in_files(directory, workers):
 @pytest.mark.slow
 def test_files_between_steps(tmp_path, monkeypatch):
     """The memory of a worker is so small that a call writes several runs."""
-    runs, flush = [], run_files._RunWriter.flush
-    monkeypatch.setattr(run_files._RunWriter, "flush", lambda self: flush(self) or runs.append(self._runs))
+    runs, flush = [], sorted_runs._RunWriter.flush
+    monkeypatch.setattr(sorted_runs._RunWriter, "flush", lambda self: flush(self) or runs.append(self._runs))
     decide_in_files(tmp_path, 1)
     assert max(runs) > 1
 

@@ -14,9 +14,9 @@ import time
 import pytest
 
 from bert_jax.errors import UserError
+from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.builder import scratch, writer
 from data_prep.builder.prepare import BlockPreparer
-from data_prep.options import BuildOptions, NearDuplicateOptions
 from data_prep.verify import verify_corpus
 from tests.building import files, make_documents, run
 

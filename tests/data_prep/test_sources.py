@@ -88,7 +88,7 @@ def test_progress_over_small_files(tmp_path):
     size = (tmp_path / "a.gz").stat().st_size
     source = dataclasses.replace(parse(f"text:{tmp_path}/*"), block_bytes=2 * size)
     (part,) = source.inputs()
-    sizes = [block.size for block in source.blocks(part, InputRecord())]
+    sizes = [block.size for block in source.read_blocks(part, InputRecord())]
     assert len(sizes) > 10
     half = next(i for i in range(len(sizes)) if sum(sizes[: i + 1]) > size)
     assert abs(half - len(sizes) / 2) <= 1, "each file is half of the work"
@@ -179,10 +179,10 @@ def test_unreadable_files(tmp_path, monkeypatch):
     path.unlink()
     path.mkdir()
     with pytest.raises(UserError, match=r"a\.txt: cannot be read \(Is a directory\); leave it out"):
-        list(source.blocks(part, InputRecord()))
+        list(source.read_blocks(part, InputRecord()))
     path.rmdir()
     with pytest.raises(UserError, match=r"a\.txt: cannot be read \(No such file or directory\)"):
-        list(source.blocks(part, InputRecord()))
+        list(source.read_blocks(part, InputRecord()))
 
 
 def test_empty_files_are_counted(tmp_path):

@@ -126,7 +126,7 @@ def test_long_documents_need_little_memory(tmp_path):
         (part,) = source.inputs()
         tracemalloc.start()
         total = 0
-        for block in source.blocks(part, InputRecord()):
+        for block in source.read_blocks(part, InputRecord()):
             for document in source.documents(block):
                 total += len(document.text)
         _, peak = tracemalloc.get_traced_memory()

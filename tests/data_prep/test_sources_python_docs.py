@@ -117,6 +117,6 @@ def test_workers_make_no_difference(monkeypatch):
         source = parse("python-docs", workers)
         (part,) = source.inputs()
         texts.append(
-            [document.text for block in source.blocks(part, InputRecord()) for document in source.documents(block)]
+            [document.text for block in source.read_blocks(part, InputRecord()) for document in source.documents(block)]
         )
     assert texts[0] == texts[1] and len(texts[0]) > 5

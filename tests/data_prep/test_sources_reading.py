@@ -9,7 +9,7 @@ import pytest
 from bert_jax.errors import UserError
 from data_prep import sources
 from data_prep.sources import Document, InputRecord, Skipped
-from data_prep.sources.text_chunks import file_places
+from data_prep.sources.text_chunks import places_in_file
 
 
 @dataclasses.dataclass
@@ -42,7 +42,7 @@ def read(spec: str, **settings) -> Reading:
     lines = text_bytes = 0
     for part in source.inputs():
         read_bytes, record, before = 0, InputRecord(), len(reading.documents)
-        for block in source.blocks(pickle.loads(pickle.dumps(part)), record):
+        for block in source.read_blocks(pickle.loads(pickle.dumps(part)), record):
             reading.blocks += 1
             read_bytes += block.size
             assert block.size >= 0 and block.origin
@@ -77,7 +77,7 @@ def in_file(item: Document | Skipped, start: int, lines: int, text_bytes: int) -
         return item
     values = {name: getattr(item, name) for name in ("origin", "detail") if hasattr(item, name)}
     return dataclasses.replace(
-        item, **{name: file_places(value, start, lines, text_bytes) for name, value in values.items()}
+        item, **{name: places_in_file(value, start, lines, text_bytes) for name, value in values.items()}
     )
 
 

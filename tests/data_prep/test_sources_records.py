@@ -148,7 +148,7 @@ def test_parquet_row_groups_are_inputs(tmp_path, parquet):
     assert sum(part.size for part in inputs) < 10_000 < 100_000 < path.stat().st_size
     assert [part.start for part in inputs] == [0, *(part.stop for part in inputs[:-1])]
     assert inputs[-1].stop == 12
-    texts = [[d.text for b in source.blocks(part, InputRecord()) for d in source.documents(b)] for part in inputs]
+    texts = [[d.text for b in source.read_blocks(part, InputRecord()) for d in source.documents(b)] for part in inputs]
     assert [text for group in texts for text in group] == TEXTS
 
 

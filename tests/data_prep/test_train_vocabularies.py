@@ -19,7 +19,7 @@ from data_prep.vocabularies.counting import (
     MarkCounts,
     weighted_counts,
 )
-from data_prep.vocabularies.train import KINDS, Recipe, sampling_rates, train
+from data_prep.vocabularies.train import KINDS, VocabularySettings, sampling_rates, train
 from tests.data_prep.fakes import fake
 
 TEXTS = [
@@ -35,7 +35,7 @@ def pieces(tokenizer):
 
 
 def recipe(kind, **more):
-    return Recipe(**{"kind": kind, "vocab_size": SIZES[kind], "lowercase": False} | more)
+    return VocabularySettings(**{"kind": kind, "vocab_size": SIZES[kind], "lowercase": False} | more)
 
 
 @functools.cache

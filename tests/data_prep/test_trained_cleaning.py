@@ -12,7 +12,7 @@ from bert_jax.convert.tokenizer_files import write_tokenizer_files
 from bert_jax.tokenizers import wordpiece
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.clean import clean
-from data_prep.vocabularies.train import Recipe, train
+from data_prep.vocabularies.train import VocabularySettings, train
 from tests.data_prep.fakes import fake
 
 TEXTS = ["Die Größe der Häuser läßt sich schön streiten naïve café. ญี่ปุ่น क़लम ạ́", "Über e x y é dog 力加 don't ǰ İ"] * 3
@@ -35,7 +35,7 @@ def random_texts():
 
 @pytest.mark.parametrize(("kind", "lowercase", "strips"), RECIPES)
 def test_a_text_has_the_ids_of_the_cleaned_text(kind, lowercase, strips, random_texts, tmp_path):
-    tokenizer = train(Recipe(kind, 400, lowercase, strip_accents=strips), [fake(*TEXTS)], 1)
+    tokenizer = train(VocabularySettings(kind, 400, lowercase, strip_accents=strips), [fake(*TEXTS)], 1)
     written = write_tokenizer_files(tokenizer, tmp_path, "roberta" if kind == "byte-bpe" else "bert", 128)
     exported = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     texts = random_texts
@@ -59,7 +59,7 @@ def test_a_text_has_the_ids_of_the_cleaned_text(kind, lowercase, strips, random_
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_sentencepiece_cleans_by_its_own_rules(lowercase, tmp_path):
     """All but the order of marks and compositions across removed characters, which rules of characters cannot do."""
-    tokenizer = train(Recipe("sentencepiece-unigram", 120, lowercase), [fake(*TEXTS)], 1)
+    tokenizer = train(VocabularySettings("sentencepiece-unigram", 120, lowercase), [fake(*TEXTS)], 1)
     write_tokenizer_files(tokenizer, tmp_path, "albert", 128)
     exported = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
     texts = [f"Die {one} Größe {one}naïve" for one in CHARACTERS if one != "\x00" and unicodedata.combining(one) == 0]
@@ -77,7 +77,7 @@ def _split(ids, lengths):
 
 
 def test_the_compiled_encoder_takes_cleaning_and_no_other_steps():
-    tokenizer = train(Recipe("wordpiece", 400, False), [fake(*TEXTS)], 1)
+    tokenizer = train(VocabularySettings("wordpiece", 400, False), [fake(*TEXTS)], 1)
     library = tokenizer._model.corpus_library
     assert wordpiece.FastWordPiece.from_tokenizer(library)
     steps = [library.normalizer[index] for index in range(len(library.normalizer))]

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
+from data_prep.build_options import BuildOptions
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.builder.pipeline import BuildRequest, build
-from data_prep.options import BuildOptions
 from tests import building
 
 WORDS = [word for word in building.WORDS if word != "a"]

@@ -13,7 +13,7 @@ from bert_jax.planning.mesh_search import (
     MARGIN,
     MAX_TRIED,
     RETRY_FACTOR,
-    Candidate,
+    MeshCandidate,
     choose,
     search_mesh,
 )
@@ -88,7 +88,7 @@ def test_sizes_divide_slices_feed_forward_units_and_devices(config, count, slice
     assert {one.sizes for one in candidates(config, count=count, slices=slices)} == expected
 
 
-SIMPLE = Candidate(1.0, 100, Sizes(8), 1, "none")
+SIMPLE = MeshCandidate(1.0, 100, Sizes(8), 1, "none")
 FSDP, TENSOR = (SIMPLE._replace(sizes=Sizes(4, *axes)) for axes in ((2, 1), (1, 2)))
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from bert_jax.command.progress import progress_bar
 from data_prep.builder.engines import Engine, IndexedInput
-from data_prep.builder.engines.run_files import count_calls, run_in_files
+from data_prep.builder.engines.sorted_runs import count_calls, run_in_files
 from data_prep.builder.prepare import BlockPreparer, PrepareJob, prepare_input
 from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps
