@@ -35,7 +35,7 @@ bert_jax/analysis/probes/erasure.py: analysis/test_probes_erasure.py
     control_eraser(whitening, labels, classes, one) for one in seeds => leace for _ in seeds
 bert_jax/analysis/probes/leace.py: analysis/test_probes_erasure.py
     np.linalg.qr(random)[0] => np.linalg.qr(whitening.to_coordinates @ random[: len(whitening.mean)])[0]
-bert_jax/analysis/results.py: analysis/test_analyse.py
+bert_jax/analysis/result_files.py: analysis/test_analyse.py
     if file["request"]["code"] == request["code"]: => if True:
 bert_jax/compress/theseus.py: compress/test_theseus.py
     np.argsort(modules, kind="stable") => np.argsort(modules[::-1], kind="stable")

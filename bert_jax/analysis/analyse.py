@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from bert_jax.analysis import page, results, viewer
+from bert_jax.analysis import page, result_files, viewer
 from bert_jax.analysis.suite import Suite, SuiteInputs
 from bert_jax.analysis.suites import SUITES
 from bert_jax.command import flags
@@ -173,16 +173,18 @@ def _write_views(options: Any, heads: list[tuple[int, int]], models: list[tuple[
             print(f"wrote {path}")
 
 
-def _earlier_results(directory: StoredPath, chosen: list[Suite], model_digest: str) -> dict[str, results.ResultFile]:
+def _earlier_results(
+    directory: StoredPath, chosen: list[Suite], model_digest: str
+) -> dict[str, result_files.ResultFile]:
     """Results of the same model and code in the suites that this call does not run: the page shows them too."""
     files = {}
     for suite in SUITES:
         path = directory / f"{suite.name}.json"
         if suite not in chosen and path.exists():
-            file = results.read(path)
+            file = result_files.read(path)
             if file["request"]["model"] != model_digest:
                 continue
-            if file["request"]["code"] != results.code_version(suite):
+            if file["request"]["code"] != result_files.code_version(suite):
                 print(f"{suite.name} is left out: {path} was made by other code; add it to --suites", file=sys.stderr)
                 continue
             files[suite.name] = file
@@ -193,7 +195,7 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     points, left_out, baselines = [], {}, {}
     for step, source in models:
         model = loaded_model.load(source)
-        digest, directory = results.model_sha256(model), _directory(options.out, step)
+        digest, directory = result_files.model_sha256(model), _directory(options.out, step)
         inputs = SuiteInputs(model, options.data, options.seed, True, source, baselines)
         files = {}
         for suite in chosen:
@@ -204,11 +206,11 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
             if reason is not None:
                 left_out[suite.name] = reason
                 continue
-            computed = results.compute_or_read(directory / f"{suite.name}.json", suite, inputs, settings, digest)
+            computed = result_files.compute_or_read(directory / f"{suite.name}.json", suite, inputs, settings, digest)
             files[suite.name] = computed.file
             how = f"{computed.file['seconds']:.1f} s" if computed.is_new else "done before"
             print(f"{suite.name}{'' if step is None else f', step {step}'}: {how}", file=sys.stderr)
-        points.append(page.Point(step, files | _earlier_results(directory, chosen, digest)))
+        points.append(page.CheckpointResults(step, files | _earlier_results(directory, chosen, digest)))
     shown = [suite for suite in SUITES if all(suite.name in point.files for point in points)]
     for name, why in left_out.items():
         print(f"{name} was left out: {why}", file=sys.stderr)

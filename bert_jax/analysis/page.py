@@ -4,14 +4,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
-from bert_jax.analysis.results import ResultFile
+from bert_jax.analysis.result_files import ResultFile
 from bert_jax.analysis.suite import Suite
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.report import Block, Command, Curves, Note, Section, Series, Table
 from bert_jax.report.cells import make_table
 
 
-class Point(NamedTuple):
+class CheckpointResults(NamedTuple):
     """Results of one checkpoint, by suite."""
 
     step: int | None
@@ -24,7 +24,7 @@ def sections(
     command: str,
     model: LoadedModel,
     suites: Sequence[Suite],
-    points: Sequence[Point],
+    points: Sequence[CheckpointResults],
     left_out: Mapping[str, str],
 ) -> list[Section]:
     """The sections of the page.
@@ -54,7 +54,7 @@ class Emergence(TypedDict):
     """What it is compared with, by name."""
 
 
-def emergence(suites: Sequence[Suite], points: Sequence[Point]) -> dict[str, dict[str, Emergence]]:
+def emergence(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> dict[str, dict[str, Emergence]]:
     """Numbers over checkpoints, by suite and name."""
     curves: dict[str, dict[str, Emergence]] = {}
     for suite in suites:
@@ -86,7 +86,7 @@ def _put(by_step: dict[int, float], step: int, value: float) -> None:
         by_step[step] = float(value)
 
 
-def _emergence_curves(suites: Sequence[Suite], points: Sequence[Point]) -> Iterator[Block]:
+def _emergence_curves(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> Iterator[Block]:
     """A figure for each number that a checkpoint has, with its baselines as dashed lines."""
     for suite, curves in emergence(suites, points).items():
         for name, curve in curves.items():
@@ -101,7 +101,7 @@ def _emergence_curves(suites: Sequence[Suite], points: Sequence[Point]) -> Itera
             yield Curves(f"{suite}: {name}", tuple(series), "step")
 
 
-def _model_table(model: LoadedModel, point: Point) -> Table:
+def _model_table(model: LoadedModel, point: CheckpointResults) -> Table:
     config = model.config
     heads = model.heads
     named = [name for name, present in (("MLM", heads.mlm), ("sentence pair", heads.pair)) if present]
@@ -118,7 +118,7 @@ def _model_table(model: LoadedModel, point: Point) -> Table:
     return Table(("", "model"), tuple(rows), words=True)
 
 
-def _cost_table(suites: Sequence[Suite], point: Point) -> Table:
+def _cost_table(suites: Sequence[Suite], point: CheckpointResults) -> Table:
     """Time and memory of each suite."""
     columns = {"suite": "{suite}", "seconds": "{seconds:.1f}", "peak memory (MB)": "{peak_memory_mb:,}"}
     rows = [{"suite": suite.name, **point.files[suite.name]} for suite in suites]

@@ -13,7 +13,7 @@ from bert_jax.model import bert
 from bert_jax.storage.paths import StoredPath
 
 Value = TypeVar("Value")
-Result = dict[str, Any]
+SuiteResult = dict[str, Any]
 """Values that JSON can hold, with names that say what they are and in which unit."""
 
 
@@ -83,11 +83,11 @@ class Suite(NamedTuple):
     """A frozen dataclass whose fields have defaults and documented units."""
     folders: tuple[str, ...]
     """Folders of the data that it reads; without ``--suites``, suites that lack one are left out."""
-    run: Callable[[SuiteInputs, Any], Result]
+    run: Callable[[SuiteInputs, Any], SuiteResult]
     """(inputs, settings) -> the result."""
-    blocks: Callable[[Result], tuple[report.Block, ...]]
+    blocks: Callable[[SuiteResult], tuple[report.Block, ...]]
     """The section of the page about a result."""
-    scalars: Callable[[Result], Mapping[str, Scalar]]
+    scalars: Callable[[SuiteResult], Mapping[str, Scalar]]
     """Numbers that are drawn over the checkpoints of a run, by name with unit, e.g. "UUAS, best layer (%)"."""
     needs_mlm_head: bool = False
     any_folder: bool = False

@@ -13,7 +13,7 @@ import tyro
 from bert_jax.cli.finetune import Finetune
 from bert_jax.cli.pretrain import Pretrain
 from bert_jax.command.flags import DirectoryArg
-from bert_jax.compress.options import NOT_OF_STUDENTS, ON_A_CORPUS, CompressOptions
+from bert_jax.compress.compression_options import NOT_OF_STUDENTS, ON_A_CORPUS, CompressOptions
 from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.config import Config
 from bert_jax.data.mixture import CorpusWeight

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.compress.compression_options import NOT_OF_STUDENTS, CompressionPlan, CompressOptions
 from bert_jax.compress.compression_run import CompressionRun
-from bert_jax.compress.options import NOT_OF_STUDENTS, CompressionPlan, CompressOptions
 from bert_jax.compress.students import check_task_teacher, check_teacher, check_teacher_heads, check_tokenizers
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import require

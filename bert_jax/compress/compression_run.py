@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 
+from bert_jax.compress.compression_options import CompressionPlan
 from bert_jax.compress.distil_task import FROZEN_IN_THESEUS, Distillation
-from bert_jax.compress.options import CompressionPlan
 from bert_jax.compress.students import student_params
 from bert_jax.compress.teacher_task import FROZEN
 from bert_jax.config import Config

@@ -8,8 +8,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.compress.compress import describe_student, read_student
+from bert_jax.compress.compression_options import ON_A_CORPUS, CompressionPlan, CompressOptions
 from bert_jax.compress.corpus_task import CorpusDistillation
-from bert_jax.compress.options import ON_A_CORPUS, CompressionPlan, CompressOptions
 from bert_jax.compress.students import check_teacher, check_teacher_heads, check_tokenizers, student_params
 from bert_jax.compress.teacher_task import FROZEN, TEACHER, init_projections
 from bert_jax.config import Config, DistilConfig, ModelConfig, StartConfig
@@ -35,7 +35,7 @@ from bert_jax.training.task import Params
 
 FROM_CONFIG = (*COMPUTE_FIELDS, "hidden_dropout", "attention_dropout", "initializer_range")
 """Fields of the config's model that the student has; all others are those of the teacher, or of the options."""
-MakePrograms = Callable[[CorpusDistillation, Mesh], Programs]
+MakeDistillationPrograms = Callable[[CorpusDistillation, Mesh], Programs]
 
 
 def distil_on_corpus(
@@ -48,7 +48,7 @@ def distil_on_corpus(
     profile: tuple[int, int] | None = None,
     micro_batch: MicroBatchRequest = None,
     announce: Callable[[Config, str], None] = lambda config, line: None,
-    make_programs: MakePrograms = Programs,
+    make_programs: MakeDistillationPrograms = Programs,
     restart: bool = False,
 ) -> loop.Progress:
     """Pretrain a student with a teacher in a work directory, or continue its run.

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from bert_jax.array_types import Array, Float
-from bert_jax.compress import losses
+from bert_jax.compress import distillation_losses
 from bert_jax.compress.teacher_task import TEACHER, TeacherTask, student_of
 from bert_jax.model import bert
 from bert_jax.model.bert import BertModel
@@ -49,7 +49,7 @@ class CorpusDistillation(TeacherTask):
             if self.recipe.soft_weight:
                 logits = _token_logits(model, predicted), _token_logits(teacher, target_predicted)
                 weights, temperature = batch["target_weights"], self.recipe.temperature
-                sums["soft_loss"] = losses.soft_targets(*logits, weights, temperature)
+                sums["soft_loss"] = distillation_losses.soft_targets(*logits, weights, temperature)
             sums |= self.match_sums(params, output, target, batch)
         return self.with_terms(sums)
 

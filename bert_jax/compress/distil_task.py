@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.array_types import Array, Bool, Float
-from bert_jax.compress import losses
+from bert_jax.compress import distillation_losses
 from bert_jax.compress.teacher_task import FROZEN, TEACHER, TeacherTask, student_of
 from bert_jax.compress.theseus import applied_layers, draw_replaced, mixed_stack
 from bert_jax.config import ModelConfig, TaskHead
@@ -112,8 +112,8 @@ class Distillation(TeacherTask):
             student, teacher = (span_logits(x, segments, slots) for x in (student, teacher))
             weights = jnp.broadcast_to(weights[..., None] / 2, student.shape[:-1])
         elif len(self.head.labels) == 1:
-            return losses.mse(student, teacher, weights)
-        return losses.soft_targets(student, teacher, weights, self.recipe.temperature)
+            return distillation_losses.mse(student, teacher, weights)
+        return distillation_losses.soft_targets(student, teacher, weights, self.recipe.temperature)
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding."""

@@ -22,7 +22,7 @@ LOSSES_OF: dict[What, tuple[Loss, ...]] = {
     "scores": ("mse", "kl"),
 }
 """The losses that each activation has."""
-Schedule = Literal["linear", "constant"]
+ReplacementSchedule = Literal["linear", "constant"]
 """How the probability of a replacement changes (`Replacement`)."""
 Start = Literal["spread", "first", "last", "new"]
 """Which of the teacher's layers a student begins with (`choose_layers`); new: random initialisation."""
@@ -63,7 +63,7 @@ class Replacement:
 
     rate: Share = 0.3
     """Probability b in the first step."""
-    schedule: Schedule = "linear"
+    schedule: ReplacementSchedule = "linear"
     """linear: min(1, k t + b) in step t, with the k that reaches 1 at the end of the share; constant: b."""
     share: Share = 0.5
     """Share of the run's steps in which modules are replaced at random."""

@@ -19,7 +19,7 @@ from bert_jax.errors import require
 from bert_jax.inference import loaded_model
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.importance import importance, most_important
-from bert_jax.interventions.importance_data import HeadData, read_task, read_texts
+from bert_jax.interventions.importance_data import ImportanceData, read_task, read_texts
 from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT, Evaluation, Examples, evaluate, mask_derivatives
 from bert_jax.interventions.smaller_model import Kept, mask_of, sizes, write_smaller
 from bert_jax.storage.paths import StoredPath
@@ -166,7 +166,7 @@ def choose_kept(
     return kept
 
 
-def _read(model: LoadedModel, source: StoredPath, data: StoredPath, options: PruneOptions) -> HeadData:
+def _read(model: LoadedModel, source: StoredPath, data: StoredPath, options: PruneOptions) -> ImportanceData:
     heads, task = model.heads, options.task
     require(data.is_dir(), f"--data {data} is not a directory: give the one with the texts or the files of the task")
     if task:

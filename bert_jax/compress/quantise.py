@@ -25,7 +25,7 @@ from bert_jax.finetune.task_data import TaskData
 from bert_jax.finetune.tasks import open_task
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Row, batches, encode_sentences
+from bert_jax.interventions.rows import TextRow, batches, encode_sentences
 from bert_jax.interventions.task_evaluation import rows_of, task_score
 from bert_jax.model import bert
 from bert_jax.model.int8 import dequantise, quantise
@@ -158,11 +158,11 @@ def _load(model: NativeModel, tokenizer: Tokenizer) -> LoadedModel:
     return LoadedModel(model.config, model.heads, model.params, tokenizer)
 
 
-def _sample_rows(tokenizer: Tokenizer, max_positions: int) -> list[Row]:
+def _sample_rows(tokenizer: Tokenizer, max_positions: int) -> list[TextRow]:
     return [row for row in encode_sentences(TEXTS, tokenizer, max_positions) if row is not None]
 
 
-def _compare(models: Sequence[LoadedModel], rows: Sequence[Row]) -> tuple[str, float, float]:
+def _compare(models: Sequence[LoadedModel], rows: Sequence[TextRow]) -> tuple[str, float, float]:
     """The name of the output, its largest difference, and the root mean square of the first model's."""
     heads = models[0].heads
     name = "task_logits" if heads.task else "mlm_logits" if heads.mlm else "hidden_states"

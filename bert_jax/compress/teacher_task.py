@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.array_types import Array, Float, Key, UInt32
-from bert_jax.compress import losses
+from bert_jax.compress import distillation_losses
 from bert_jax.compress.matches import Match, Recipe
 from bert_jax.config import Config, ModelConfig
 from bert_jax.data.cursor import Cursor
@@ -39,13 +39,13 @@ SCORES = "attention.scores"
 WEIGHTED = "weighted_"
 """Prefix of a term of the loss: a quantity times its weight. Metrics without it are not multiplied."""
 LOSSES = {
-    "mse": losses.mse,
-    "normalised_mse": losses.normalised_mse,
-    "cosine": losses.cosine,
-    "similarity": losses.similarity_mse,
-    "standardised_mse": losses.standardised_mse,
-    "mean_mse": losses.mean_mse,
-    "variance_l1": losses.variance_l1,
+    "mse": distillation_losses.mse,
+    "normalised_mse": distillation_losses.normalised_mse,
+    "cosine": distillation_losses.cosine,
+    "similarity": distillation_losses.similarity_mse,
+    "standardised_mse": distillation_losses.standardised_mse,
+    "mean_mse": distillation_losses.mean_mse,
+    "variance_l1": distillation_losses.variance_l1,
 }
 
 
@@ -172,7 +172,7 @@ def student_of(params: Params) -> Params:
 def item_weights(match: Match, batch: Batch) -> Float[Array, "..."]:
     """1.0 for the items that a match compares: pairs of tokens, examples, or tokens (of `kl`: queries)."""
     if match.loss == "similarity" or (match.what, match.loss) == ("scores", "mse"):
-        return losses.same_example(batch["segment_ids"])
+        return distillation_losses.same_example(batch["segment_ids"])
     has_item = batch["example_id"] >= 0 if match.what == "cls" else batch["segment_ids"] > 0
     return has_item.astype(jnp.float32)
 
@@ -184,8 +184,8 @@ def _match_loss(
     if match.what == "scores":
         layers = student.activations[SCORES][match.student_layer], teacher.activations[SCORES][match.teacher_layer]
         if match.loss == "kl":
-            return losses.attention_kl(*layers, losses.same_example(batch["segment_ids"]))
-        return losses.attention_scores_mse(*layers, weights)
+            return distillation_losses.attention_kl(*layers, distillation_losses.same_example(batch["segment_ids"]))
+        return distillation_losses.attention_scores_mse(*layers, weights)
     assert student.hidden_states is not None and teacher.hidden_states is not None
     imitating, target = student.hidden_states[match.student_layer], teacher.hidden_states[match.teacher_layer]
     if match.what == "cls":

@@ -27,7 +27,7 @@ from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.intervention import Intervention, split_name, to_edits
-from bert_jax.interventions.rows import Batch
+from bert_jax.interventions.rows import TextBatch
 from bert_jax.model import bert
 from bert_jax.model.activations import REFERENCE_SITES, Edit, Edits
 from bert_jax.model.heads import Heads
@@ -40,7 +40,7 @@ Activations = dict[str, np.ndarray]
 
 def capture(
     model: LoadedModel,
-    batch: Batch,
+    batch: TextBatch,
     names: Sequence[str],
     interventions: Sequence[Intervention] = (),
     *,
@@ -72,7 +72,7 @@ def capture(
 
 def gradients(
     model: LoadedModel,
-    batch: Batch,
+    batch: TextBatch,
     names: Sequence[str],
     loss: Callable[[dict[str, Array], Any], Float[Array, ""]],
     loss_inputs: Any = None,
@@ -119,7 +119,7 @@ def analysis_config(
     return dataclasses.replace(config, **plain, attention_dropout=0.0, hidden_dropout=0.0)
 
 
-def _edits_of(model: LoadedModel, batch: Batch, interventions: Sequence[Intervention]) -> dict[str, Edit]:
+def _edits_of(model: LoadedModel, batch: TextBatch, interventions: Sequence[Intervention]) -> dict[str, Edit]:
     rows, length = batch.input_ids.shape
     sources = []
     for one in interventions:
@@ -137,7 +137,7 @@ def _edits_of(model: LoadedModel, batch: Batch, interventions: Sequence[Interven
     return to_edits(interventions, model.config, length, sources)
 
 
-def _source_batch(source: Sequence[Sequence[int]], batch: Batch, pad_id: int) -> Batch:
+def _source_batch(source: Sequence[Sequence[int]], batch: TextBatch, pad_id: int) -> TextBatch:
     ids, mask = np.full_like(batch.input_ids, pad_id), np.zeros_like(batch.attention_mask)
     for b, row in enumerate(source):
         ids[b, : len(row)], mask[b, : len(row)] = row, 1

@@ -21,7 +21,7 @@ from bert_jax.interventions.rows import sample_texts
 from bert_jax.storage.paths import StoredPath
 
 
-class HeadData(NamedTuple):
+class ImportanceData(NamedTuple):
     """Examples of a loss, and what they are."""
 
     for_importance: Examples
@@ -33,7 +33,7 @@ class HeadData(NamedTuple):
 
 def read_texts(
     model: LoadedModel, paths: Sequence[StoredPath], count: int, max_length: int, mask_share: float, seed: int
-) -> HeadData:
+) -> ImportanceData:
     """Two sets of `count` lines of text files with masked tokens; fewer if the files have fewer lines that fit.
 
     Args:
@@ -65,7 +65,7 @@ def read_texts(
         "skipped_lines": sample.skipped,
         "best_constant_score": None,
     }
-    return HeadData(*parts, about)
+    return ImportanceData(*parts, about)
 
 
 def read_task(
@@ -76,7 +76,7 @@ def read_task(
     count: int,
     seed: int,
     held_out: int | None = None,
-) -> HeadData:
+) -> ImportanceData:
     """`count` examples of train, and the dev splits or `held_out` examples of each.
 
     Args:
@@ -103,7 +103,7 @@ def read_task(
         "skipped_lines": None,
         "best_constant_score": baseline_score(data),
     }
-    return HeadData(
+    return ImportanceData(
         labelled_examples(data.kind, data.train, np.sort(order), pad_id), scored_examples(data, pad_id), about
     )
 

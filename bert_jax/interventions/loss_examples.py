@@ -10,7 +10,7 @@ from bert_jax.finetune.sentence_data import SentenceTask
 from bert_jax.finetune.task_data import TaskData, score
 from bert_jax.finetune.tasks import Splits
 from bert_jax.interventions.pruning_masks import ExampleBatch, Examples
-from bert_jax.interventions.rows import Row, batches, choose_masked, masked_positions
+from bert_jax.interventions.rows import TextRow, batches, choose_masked, masked_positions
 from bert_jax.interventions.task_evaluation import rows_of
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -18,7 +18,7 @@ TOKENS_PER_BATCH = 256
 """Rows of a batch are at most this long together: few rows only fill a batch, whose passes are repeated per head."""
 
 
-def masked_texts(rows: Sequence[Row], tokenizer: Tokenizer, share: float, seed: int) -> Examples:
+def masked_texts(rows: Sequence[TextRow], tokenizer: Tokenizer, share: float, seed: int) -> Examples:
     """Texts in which a share of the ordinary tokens is replaced by the mask token; these are the labels.
 
     Texts without an ordinary token are left out.

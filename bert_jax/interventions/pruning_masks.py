@@ -57,7 +57,7 @@ class Examples(NamedTuple):
     of labels with the highest logit."""
 
 
-class Losses(NamedTuple):
+class RowLosses(NamedTuple):
     """Of the rows of a batch."""
 
     sums: Float[Array, " B"]
@@ -74,7 +74,7 @@ class Evaluation(NamedTuple):
     """The losses of examples under masks."""
 
     sums: np.ndarray
-    """[E], as of `Losses`."""
+    """[E], as of `RowLosses`."""
     weights: np.ndarray
     """[E]."""
     score: float
@@ -141,7 +141,7 @@ def _traced(batch: ExampleBatch) -> tuple:
     return batch.inputs, batch.positions, batch.labels
 
 
-def _forward(config, heads, kind, params, batch, factors) -> Losses:
+def _forward(config, heads, kind, params, batch, factors) -> RowLosses:
     inputs, positions, labels = batch
     name = "mlm_logits" if kind == "mlm" else "task_logits"
     edits = {site: Edit(factor=factor) for site, factor in factors.items()}
@@ -159,7 +159,7 @@ def _forward(config, heads, kind, params, batch, factors) -> Losses:
         likelihoods, correct = label_log_likelihoods(logits, jnp.maximum(labels, 0))
         losses = -likelihoods
     sums = ((one * weights).sum(1) for one in (losses, jnp.ones_like(weights), correct))
-    return Losses(*sums, None if kind == "mlm" else logits)
+    return RowLosses(*sums, None if kind == "mlm" else logits)
 
 
 _losses = functools.partial(jax.jit, static_argnums=(0, 1, 2))(_forward)

@@ -15,7 +15,7 @@ TOKENS_PER_BATCH = 2048
 """Tokens of a batch, padding included; a batch has at least one row."""
 
 
-class Row(NamedTuple):
+class TextRow(NamedTuple):
     """[CLS] a [SEP], or [CLS] a [SEP] b [SEP]."""
 
     input_ids: np.ndarray
@@ -26,7 +26,7 @@ class Row(NamedTuple):
     """int32 [n]: index of the word of each token, in pairs counted on through both texts; -1 at special tokens."""
 
 
-class Batch(NamedTuple):
+class TextBatch(NamedTuple):
     """Rows padded to one length; all arrays are of NumPy."""
 
     input_ids: np.ndarray
@@ -44,7 +44,7 @@ class Batch(NamedTuple):
         return self.attention_mask.sum(1)
 
 
-def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_length: int) -> list[Row | None]:
+def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_length: int) -> list[TextRow | None]:
     """Rows of sentences that are given as words; each word is tokenized alone, as in Hewitt and Manning (2019).
 
     Args:
@@ -76,7 +76,7 @@ def space_before_words(tokenizer: Tokenizer) -> str:
     return " " if tokenizer.settings.get("add_prefix_space") is False else ""
 
 
-def encode_sentences(sentences: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[Row | None]:
+def encode_sentences(sentences: Sequence[str], tokenizer: Tokenizer, max_length: int) -> list[TextRow | None]:
     """Rows of running text, with the words of `Tokenizer.encode_with_word_ids`.
 
     Args:
@@ -101,7 +101,7 @@ def encode_texts(
     second: Sequence[str] | None = None,
     *,
     separators: int = 1,
-) -> list[Row | None]:
+) -> list[TextRow | None]:
     """Rows of texts, or of pairs with the texts of `second`; every token is its own word.
 
     Args:
@@ -129,7 +129,7 @@ class TextSample(NamedTuple):
     """Lines of text files, chosen at random."""
 
     texts: list[str]
-    rows: list[Row]
+    rows: list[TextRow]
     """Of the texts."""
     skipped: int
     """Lines that were drawn and left out: more tokens than fit, or none."""
@@ -174,16 +174,16 @@ def sample_texts(
     return TextSample(texts, rows, skipped, len(lines))
 
 
-def _join(tokenizer: Tokenizer, ids: list[np.ndarray], words: list[np.ndarray], separators: int = 1) -> Row:
+def _join(tokenizer: Tokenizer, ids: list[np.ndarray], words: list[np.ndarray], separators: int = 1) -> TextRow:
     ends = [separators] * (len(ids) - 1) + [1]
     sides = [np.r_[side, [tokenizer.sep_id] * end] for side, end in zip(ids, ends, strict=True)]
     input_ids = np.concatenate([[tokenizer.cls_id], *sides])
     word_ids = np.concatenate([[-1], *(np.r_[side, [-1] * end] for side, end in zip(words, ends, strict=True))])
     types = np.repeat(np.arange(len(ids)), [len(side) + (i == 0) for i, side in enumerate(sides)])
-    return Row(*(x.astype(np.int32) for x in (input_ids, types, word_ids)))
+    return TextRow(*(x.astype(np.int32) for x in (input_ids, types, word_ids)))
 
 
-def batches(rows: Sequence[Row], pad_id: int, tokens_per_batch: int = TOKENS_PER_BATCH) -> Iterator[Batch]:
+def batches(rows: Sequence[TextRow], pad_id: int, tokens_per_batch: int = TOKENS_PER_BATCH) -> Iterator[TextBatch]:
     """All rows, shortest first, in batches of few shapes, so that few are compiled.
 
     Args:
@@ -201,17 +201,17 @@ def batches(rows: Sequence[Row], pad_id: int, tokens_per_batch: int = TOKENS_PER
             )
 
 
-def _pad(rows: list[Row], indices: np.ndarray, pad_id: int, length: int, size: int) -> Batch:
+def _pad(rows: list[TextRow], indices: np.ndarray, pad_id: int, length: int, size: int) -> TextBatch:
     """Rows in a batch of one shape; rows that only fill it repeat the first one."""
     input_ids, types, mask = (np.full((size, length), fill, np.int32) for fill in (pad_id, 0, 0))
     for b in range(size):
         row = rows[b] if b < len(rows) else rows[0]
         n = len(row.input_ids)
         input_ids[b, :n], types[b, :n], mask[b, :n] = row.input_ids, row.token_type_ids, 1
-    return Batch(input_ids, types, mask, np.r_[indices, np.full(size - len(rows), -1)].astype(np.int64))
+    return TextBatch(input_ids, types, mask, np.r_[indices, np.full(size - len(rows), -1)].astype(np.int64))
 
 
-def choose_masked(rows: Sequence[Row], special_ids: Sequence[int], share: float, seed: int) -> list[np.ndarray]:
+def choose_masked(rows: Sequence[TextRow], special_ids: Sequence[int], share: float, seed: int) -> list[np.ndarray]:
     """Positions to mask in each row, ascending: round(share * n) of its n ordinary tokens, at least one.
 
     The choice is a function of the seed, the row's index and the number of its ordinary tokens.
@@ -230,7 +230,7 @@ def choose_masked(rows: Sequence[Row], special_ids: Sequence[int], share: float,
     return chosen
 
 
-def masked_positions(batch: Batch, masked: Sequence[np.ndarray], most: int) -> tuple[np.ndarray, np.ndarray]:
+def masked_positions(batch: TextBatch, masked: Sequence[np.ndarray], most: int) -> tuple[np.ndarray, np.ndarray]:
     """Masked positions of a batch, int32 [B, most], filled up with a row's first one, and which of them count.
 
     Args:
@@ -248,7 +248,7 @@ def masked_positions(batch: Batch, masked: Sequence[np.ndarray], most: int) -> t
     return positions, valid
 
 
-def mean_of_words(row: Row, vectors: np.ndarray) -> np.ndarray:
+def mean_of_words(row: TextRow, vectors: np.ndarray) -> np.ndarray:
     """The mean of each word's token vectors, [..., number of words, H].
 
     Args:

@@ -22,7 +22,7 @@ from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import analysis_config, capture
 from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT, Evaluation, Examples, evaluate, mask_edits
-from bert_jax.interventions.rows import Batch
+from bert_jax.interventions.rows import TextBatch
 from bert_jax.model import bert
 from bert_jax.model.activations import Edits
 from bert_jax.model.layer_plan import parameter_groups
@@ -155,7 +155,7 @@ def _compare(whole: LoadedModel, smaller: LoadedModel, examples: Examples, edits
     name = "mlm_logits" if examples.kind == "mlm" else "task_logits"
     difference = change = 0.0
     for batch in examples.batches[:: -(-len(examples.batches) // COMPARED_BATCHES)]:
-        rows, used = Batch(*batch.inputs, batch.indices), batch.indices >= 0
+        rows, used = TextBatch(*batch.inputs, batch.indices), batch.indices >= 0
         masked, unmasked, pruned = (
             capture(model, rows, [name], edits=one, positions=batch.positions)[name][used]
             for model, one in ((whole, edits), (whole, None), (smaller, None))

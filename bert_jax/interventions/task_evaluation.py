@@ -11,7 +11,7 @@ from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.task_data import TaskData, score
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Row, batches
+from bert_jax.interventions.rows import TextRow, batches
 from bert_jax.training.task import Params
 
 
@@ -20,13 +20,13 @@ def with_params(model: LoadedModel, params: Params) -> LoadedModel:
     return LoadedModel(model.config, model.heads, params, model.tokenizer)
 
 
-def rows_of(examples: EncodedExamples, indices: Sequence[int] | np.ndarray) -> list[Row]:
+def rows_of(examples: EncodedExamples, indices: Sequence[int] | np.ndarray) -> list[TextRow]:
     """Examples as rows; every token is its own word."""
     rows = []
     for index in indices:
         part = slice(examples.starts[index], examples.starts[index + 1])
         ids = examples.input_ids[part]
-        rows.append(Row(ids, examples.token_type_ids[part], np.arange(len(ids), dtype=np.int32)))
+        rows.append(TextRow(ids, examples.token_type_ids[part], np.arange(len(ids), dtype=np.int32)))
     return rows
 
 
@@ -61,16 +61,16 @@ def task_loss(
     for one, index in zip(logits, indices, strict=True):
         one = np.asarray(one, np.float64)
         if kind == "span":
-            log_probabilities = _log_softmax(one.T)
+            log_probabilities = log_softmax(one.T)
             losses.append(float(-np.mean([log_probabilities[i, examples.labels[index, i]] for i in range(2)])))
         elif kind == "tagging":
             labels = examples.labels[examples.starts[index] : examples.starts[index + 1]]
             labelled = np.flatnonzero(labels >= 0)
-            losses += (-_log_softmax(one)[labelled, labels[labelled]]).tolist()
+            losses += (-log_softmax(one)[labelled, labels[labelled]]).tolist()
         elif one.shape[-1] == 1:
             losses.append(float((one[0, 0] - examples.labels[index]) ** 2))
         else:
-            losses.append(float(-_log_softmax(one)[0, examples.labels[index]]))
+            losses.append(float(-log_softmax(one)[0, examples.labels[index]]))
     return float(np.mean(losses))
 
 
@@ -85,6 +85,7 @@ def task_score(model: LoadedModel, data: TaskData) -> float:
     return score(data, metrics_of)
 
 
-def _log_softmax(logits: np.ndarray) -> np.ndarray:
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Log probabilities along the last axis."""
     shifted = logits - logits.max(-1, keepdims=True)
     return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

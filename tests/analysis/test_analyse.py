@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from bert_jax.analysis import analyse, probes, results
+from bert_jax.analysis import analyse, probes, result_files
 from bert_jax.analysis.suite import Scalar, Suite, SuiteInputs
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
@@ -95,7 +95,7 @@ def test_results_of_other_code_are_computed_again(tiny_run, data, tmp_path, caps
     assert call(tiny_run, "--data", data, "--out", out) == 0
     assert len(CALLS) == 2
     capsys.readouterr()
-    monkeypatch.setattr(results, "code_version", lambda suite: "changed")
+    monkeypatch.setattr(result_files, "code_version", lambda suite: "changed")
     assert call(tiny_run, "--data", data, "--out", out, "--suites", "words") == 0
     assert len(CALLS) == 3 and (out / "report.html").read_text().count("1 texts.") == 1
     error = capsys.readouterr().err
@@ -107,12 +107,14 @@ def test_results_of_other_code_are_computed_again(tiny_run, data, tmp_path, caps
 
 
 def test_a_version_is_of_the_source_of_the_suite(tmp_path):
-    assert results.code_version(SUITE) == results.code_version(TREES) != results.code_version(probes.SUITE)
+    assert (
+        result_files.code_version(SUITE) == result_files.code_version(TREES) != result_files.code_version(probes.SUITE)
+    )
     (tmp_path / "a.py").write_text("x = 1")
-    before = results._source_digest(tmp_path)
-    results._source_digest.cache_clear()
+    before = result_files._source_digest(tmp_path)
+    result_files._source_digest.cache_clear()
     (tmp_path / "a.py").write_text("x = 2")
-    assert results._source_digest(tmp_path) != before
+    assert result_files._source_digest(tmp_path) != before
 
 
 @pytest.mark.parametrize("what", ["run", "study"])

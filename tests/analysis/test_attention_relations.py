@@ -7,7 +7,7 @@ from bert_jax.analysis.attention import relations
 from bert_jax.analysis.attention.attention import selection_and_scoring
 from bert_jax.analysis.attention.maps import TextAttention
 from bert_jax.analysis.treebank import Sentence
-from bert_jax.interventions.rows import Row
+from bert_jax.interventions.rows import TextRow
 
 LABELS = ("nsubj", "obj", "det")
 SHAPE = 2, 3  # layers, heads
@@ -31,13 +31,13 @@ def make_sentences(count: int, seed: int) -> list[Sentence]:
     return made
 
 
-def make_rows(sentences: list[Sentence], seed: int) -> list[Row]:
+def make_rows(sentences: list[Sentence], seed: int) -> list[TextRow]:
     """Words of one to three tokens."""
     rng, rows = np.random.default_rng(seed), []
     for sentence in sentences:
         word_ids = np.repeat(np.arange(len(sentence.words)), rng.integers(1, 4, len(sentence.words)))
         ids = np.r_[-1, word_ids, -1].astype(np.int32)
-        rows.append(Row(np.zeros_like(ids), np.zeros_like(ids), ids))
+        rows.append(TextRow(np.zeros_like(ids), np.zeros_like(ids), ids))
     return rows
 
 

@@ -14,7 +14,7 @@ from bert_jax.analysis.geometry.geometry import GeometrySettings
 from bert_jax.analysis.heads.heads import HeadsSettings
 from bert_jax.analysis.lens.lens import LensSettings
 from bert_jax.analysis.probes.probes import ProbesSettings
-from bert_jax.analysis.results import _plain
+from bert_jax.analysis.result_files import _plain
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.analysis.suites import SUITES as ALL_SUITES
 from bert_jax.inference.loaded_model import LoadedModel

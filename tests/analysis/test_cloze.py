@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.cloze import SUITE, agreement, ettinger, lama, lama_files, measures
+from bert_jax.analysis.cloze import SUITE, agreement, cloze_scores, ettinger, lama, lama_files
 from bert_jax.analysis.cloze.cloze import ClozeSettings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
@@ -47,12 +47,12 @@ def write_facts(path, *facts) -> list[epath.Path]:
 
 def test_ranks_and_preferences_count_ties_half():
     scores = np.array([[3.0, 1, 1, 0], [1, 1, 1, 2], [0, 5, 4, 3]])
-    rank, ties = measures.ranks(scores, np.array([1, 0, 1]))
+    rank, ties = cloze_scores.ranks(scores, np.array([1, 0, 1]))
     assert (rank.tolist(), ties.tolist()) == ([2.5, 3, 1], [1, 2, 0])
-    found = measures.preference(np.array([1.0, 2, 3]), np.array([1.0, 1, 4]))
+    found = cloze_scores.preference(np.array([1.0, 2, 3]), np.array([1.0, 1, 4]))
     assert found == {"accuracy": 0.5, "items": 3, "ties": 1}
-    assert measures.preference(np.zeros(0), np.zeros(0))["accuracy"] is None
-    assert measures.precision(rank, 1) == 1 / 3
+    assert cloze_scores.preference(np.zeros(0), np.zeros(0))["accuracy"] is None
+    assert cloze_scores.precision(rank, 1) == 1 / 3
 
 
 def test_rank_correlation_is_spearmans():
@@ -60,8 +60,8 @@ def test_rank_correlation_is_spearmans():
     rng = np.random.default_rng(0)
     first, second = rng.integers(0, 9, (2, 4, 30)).astype(float)
     expected = [stats.spearmanr(a, b).statistic for a, b in zip(first, second, strict=True)]
-    np.testing.assert_allclose(measures.rank_correlation(first, second), expected)
-    assert np.isnan(measures.rank_correlation(np.ones((1, 3)), first[:1, :3])).all()
+    np.testing.assert_allclose(cloze_scores.rank_correlation(first, second), expected)
+    assert np.isnan(cloze_scores.rank_correlation(np.ones((1, 3)), first[:1, :3])).all()
 
 
 def test_agreement_of_models_with_known_answers(tmp_path):

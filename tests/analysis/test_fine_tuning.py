@@ -10,7 +10,7 @@ from etils import epath
 
 import bert_jax
 from bert_jax import report
-from bert_jax.analysis.fine_tuning import SUITE, measures, weights
+from bert_jax.analysis.fine_tuning import SUITE, similarities, weights
 from bert_jax.analysis.fine_tuning.fine_tuning import FineTuningSettings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
@@ -60,10 +60,10 @@ def test_cka_equals_its_twin_and_ignores_rotation():
     first, second = gram(x), gram(y)
     expected = np.trace(first @ second) / np.sqrt(np.trace(first @ first) * np.trace(second @ second))
     assert 0.1 < expected < 0.9
-    np.testing.assert_allclose(measures.linear_cka(x, y), expected, rtol=1e-10)
+    np.testing.assert_allclose(similarities.linear_cka(x, y), expected, rtol=1e-10)
     rotation = np.linalg.qr(rng.normal(size=(6, 6)))[0]
-    np.testing.assert_allclose(measures.linear_cka(x, 3 * x @ rotation + 5), 1, rtol=1e-12)
-    assert measures.mean_cosines(x, x @ rotation) < 0.9
+    np.testing.assert_allclose(similarities.linear_cka(x, 3 * x @ rotation + 5), 1, rtol=1e-12)
+    assert similarities.mean_cosines(x, x @ rotation) < 0.9
 
 
 def test_cosines():
@@ -71,11 +71,11 @@ def test_cosines():
     x, y = rng.random((2, 3, 5, 5)), rng.random((2, 3, 5, 5))
     flat = x[1, 2].ravel(), y[1, 2].ravel()
     expected = flat[0] @ flat[1] / np.linalg.norm(flat[0]) / np.linalg.norm(flat[1])
-    found = measures.attention_cosines(x, y)
+    found = similarities.attention_cosines(x, y)
     np.testing.assert_allclose(found[1, 2], expected)
     padded = [np.pad(maps, ((0, 0), (0, 0), (0, 2), (0, 2))) for maps in (x, y)]
-    np.testing.assert_allclose(measures.attention_cosines(*padded), found)
-    np.testing.assert_allclose(measures.attention_cosines(x, 2 * x), 1)
+    np.testing.assert_allclose(similarities.attention_cosines(*padded), found)
+    np.testing.assert_allclose(similarities.attention_cosines(x, 2 * x), 1)
 
 
 def test_parameter_distances(pair):
@@ -83,7 +83,7 @@ def test_parameter_distances(pair):
     changed = jax.tree.map(np.array, base)
     changed["encoder"]["layers"]["up"]["kernel"][1] *= 1.5
     changed["encoder"]["pooler"]["kernel"] += 1
-    found = measures.parameter_distances(changed, base)
+    found = similarities.parameter_distances(changed, base)
     assert found.pop("encoder/layers/up/kernel") == pytest.approx([0, 0.5, 0])
     assert "encoder/pooler/kernel" not in found and not any(np.any(value) for value in found.values())
 

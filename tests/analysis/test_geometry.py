@@ -7,7 +7,7 @@ import pytest
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.geometry import SUITE, languages, measures, words
+from bert_jax.analysis.geometry import SUITE, languages, vector_measures, words
 from bert_jax.analysis.geometry.geometry import GeometrySettings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
@@ -39,36 +39,38 @@ def cosine(a, b):
 def test_mean_cosine_is_that_of_all_pairs():
     vectors = np.random.default_rng(0).normal(0.3, 1, (2, 6, 4))
     expected = [np.mean([cosine(one[i], one[j]) for i in range(6) for j in range(6) if i != j]) for one in vectors]
-    np.testing.assert_allclose(measures.mean_cosine(vectors), expected)
+    np.testing.assert_allclose(vector_measures.mean_cosine(vectors), expected)
 
 
 def test_context_free_vectors_have_self_similarity_and_explained_variance_1():
     vector = np.random.default_rng(0).normal(size=8).astype(np.float32)
     vectors = np.tile(vector, (3, 5, 1))
-    np.testing.assert_allclose(measures.mean_cosine(vectors), 1, atol=1e-6)
-    np.testing.assert_allclose(measures.explainable_variance(vectors), 1, atol=1e-6)
-    np.testing.assert_allclose(measures.intra_sentence_similarity(vectors), 1, atol=1e-6)
+    np.testing.assert_allclose(vector_measures.mean_cosine(vectors), 1, atol=1e-6)
+    np.testing.assert_allclose(vector_measures.explainable_variance(vectors), 1, atol=1e-6)
+    np.testing.assert_allclose(vector_measures.intra_sentence_similarity(vectors), 1, atol=1e-6)
 
 
 def test_anisotropy_of_a_shifted_gaussian():
     """Of vectors mean + noise of unit variance, the cosine of two tends to |mean|^2 / (|mean|^2 + H) for large H."""
     width, shift = 4096, 0.8
     vectors = np.random.default_rng(0).normal(shift, 1, (200, width))
-    np.testing.assert_allclose(measures.mean_cosine(vectors), shift**2 / (shift**2 + 1), atol=0.005)
-    np.testing.assert_allclose(measures.mean_cosine(vectors - shift), 0, atol=0.005)
+    np.testing.assert_allclose(vector_measures.mean_cosine(vectors), shift**2 / (shift**2 + 1), atol=0.005)
+    np.testing.assert_allclose(vector_measures.mean_cosine(vectors - shift), 0, atol=0.005)
 
 
 def test_explainable_variance_is_that_of_singular_values():
     vectors = np.random.default_rng(0).normal(0.5, 1, (2, 5, 7))
     singular = np.linalg.svd(vectors, compute_uv=False)
-    np.testing.assert_allclose(measures.explainable_variance(vectors), singular[:, 0] ** 2 / (singular**2).sum(1))
-    np.testing.assert_allclose(measures.explainable_variance(3 * np.eye(4)[None]), 0.25)
+    np.testing.assert_allclose(
+        vector_measures.explainable_variance(vectors), singular[:, 0] ** 2 / (singular**2).sum(1)
+    )
+    np.testing.assert_allclose(vector_measures.explainable_variance(3 * np.eye(4)[None]), 0.25)
 
 
 def test_intra_sentence_similarity():
     vectors = np.random.default_rng(0).normal(size=(5, 3))
     expected = np.mean([cosine(one, vectors.mean(0)) for one in vectors])
-    np.testing.assert_allclose(measures.intra_sentence_similarity(vectors), expected)
+    np.testing.assert_allclose(vector_measures.intra_sentence_similarity(vectors), expected)
 
 
 def test_words_of_the_vocabulary():
@@ -100,12 +102,14 @@ def test_chosen_words_occur_in_different_texts_and_have_their_vectors(data):
 
 def test_adjusted_measures_are_differences(data):
     rng = np.random.default_rng(0)
-    vectors = words.WordVectors(rng.normal(size=(2, 3, 4, 16)), rng.normal(1, 1, (2, 9, 16)), rng.random((2, 9)))
+    vectors = words.ContextVectors(rng.normal(size=(2, 3, 4, 16)), rng.normal(1, 1, (2, 9, 16)), rng.random((2, 9)))
     found = words.measure(vectors)
-    expected = np.mean([measures.mean_cosine(one) for one in vectors.words[1]])
+    expected = np.mean([vector_measures.mean_cosine(one) for one in vectors.words[1]])
     np.testing.assert_allclose(found["self_similarity"][1], expected)
-    np.testing.assert_allclose(found["self_similarity_adjusted"][1], expected - measures.mean_cosine(vectors.random[1]))
-    groups = [measures.explainable_variance(vectors.random[1, i : i + 4]) for i in (0, 4)]
+    np.testing.assert_allclose(
+        found["self_similarity_adjusted"][1], expected - vector_measures.mean_cosine(vectors.random[1])
+    )
+    groups = [vector_measures.explainable_variance(vectors.random[1, i : i + 4]) for i in (0, 4)]
     np.testing.assert_allclose(found["explainable_variance_of_random_words"][1], np.mean(groups))
 
 

@@ -11,7 +11,7 @@ import scipy.stats
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.heads import SUITE, ablation, measures
+from bert_jax.analysis.heads import SUITE, ablation, head_measures
 from bert_jax.analysis.heads.heads import HeadsSettings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.command.progress import progress_bar
@@ -67,7 +67,7 @@ def test_a_planted_head_is_found(texts):
 
     importances = importances_under(ALL)
     assert np.argwhere(importances).tolist() == [list(at)]
-    assert measures.top_share(importances) == 1
+    assert head_measures.top_share(importances) == 1
     unchanged = pruning_masks.evaluate(model, texts, {CONTEXT: ALL})
     alone = ablation.leave_one_out(
         lambda mask: pruning_masks.evaluate(model, texts, {CONTEXT: mask}), unchanged, SHAPE, BAR
@@ -115,16 +115,19 @@ def test_orders_of_pruning():
 
 
 def test_measures():
-    assert measures.counts_to_remove(6, 0.1) == [0, 1, 2, 3, 4, 5, 6] and measures.counts_to_remove(144, 0.5)[1] == 72
+    assert (
+        head_measures.counts_to_remove(6, 0.1) == [0, 1, 2, 3, 4, 5, 6]
+        and head_measures.counts_to_remove(144, 0.5)[1] == 72
+    )
     shares, curve = (0, 0.25, 0.5, 0.75, 1), (2, 2.1, 2.3, 2.0, 9)
-    assert [measures.removable_share(shares, curve, rise) for rise in (0.0, 0.1, 0.2, 9)] == [0, 0.25, 0.75, 1]
-    assert measures.top_share(np.ones((4, 5))) == pytest.approx(0.1)
-    assert measures.top_share(np.eye(12)) == pytest.approx(1) and measures.top_share(np.eye(20)) == 1
-    assert math.isnan(measures.top_share(np.zeros((2, 2))))
+    assert [head_measures.removable_share(shares, curve, rise) for rise in (0.0, 0.1, 0.2, 9)] == [0, 0.25, 0.75, 1]
+    assert head_measures.top_share(np.ones((4, 5))) == pytest.approx(0.1)
+    assert head_measures.top_share(np.eye(12)) == pytest.approx(1) and head_measures.top_share(np.eye(20)) == 1
+    assert math.isnan(head_measures.top_share(np.zeros((2, 2))))
     rng = np.random.default_rng(0)
     one, other = rng.integers(0, 4, (3, 5)), rng.normal(size=(3, 5))
     expected = scipy.stats.spearmanr(one.ravel(), other.ravel()).statistic
-    assert measures.rank_correlation(one, other) == pytest.approx(expected)
+    assert head_measures.rank_correlation(one, other) == pytest.approx(expected)
 
 
 def check_result(result):
@@ -198,6 +201,6 @@ def test_obstacles(data, tmp_path):
 
 
 def _plain(result):
-    from bert_jax.analysis.results import _plain
+    from bert_jax.analysis.result_files import _plain
 
     return _plain(result, "heads")

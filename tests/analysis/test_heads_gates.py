@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax.analysis.heads import SUITE, gates
 from bert_jax.analysis.heads.gate_training import GateTraining, train_gates
 from bert_jax.analysis.heads.heads import HeadsSettings
-from bert_jax.analysis.results import _plain
+from bert_jax.analysis.result_files import _plain
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
 from bert_jax.convert.formats import input_formats

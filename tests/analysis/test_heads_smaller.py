@@ -8,7 +8,7 @@ from etils import epath
 import bert_jax
 from bert_jax.analysis.heads import SUITE
 from bert_jax.analysis.heads.heads import HeadsSettings
-from bert_jax.analysis.results import _plain
+from bert_jax.analysis.result_files import _plain
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.interventions import smaller_model

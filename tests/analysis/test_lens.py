@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.lens import SUITE, lens, measures
+from bert_jax.analysis.lens import SUITE, lens, readings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
@@ -83,12 +83,12 @@ def test_layers_that_do_nothing_read_the_same(rows):
 
 def test_leads_since():
     top = np.array([[5, 5, 1, 1], [5, 2, 5, 1], [5, 5, 5, 1]])
-    assert measures.leads_since(top, np.full(4, 5)).tolist() == [0, 2, 1, 3]
+    assert readings.leads_since(top, np.full(4, 5)).tolist() == [0, 2, 1, 3]
 
 
 def test_divergence_and_ranks_of_known_logits():
     logits = np.log(np.array([[[0.5, 0.25, 0.25]], [[0.2, 0.7, 0.1]]]))
-    found = measures.read_logits(logits, np.array([1]))
+    found = readings.read_logits(logits, np.array([1]))
     expected = sum(p * np.log(p / q) for p, q in ((0.2, 0.5), (0.7, 0.25), (0.1, 0.25)))
     np.testing.assert_allclose(found.divergences[:, 0], [expected, 0], atol=1e-12)
     np.testing.assert_allclose(np.exp(found.log_likelihoods[:, 0]), [0.25, 0.7])
@@ -96,7 +96,7 @@ def test_divergence_and_ranks_of_known_logits():
 
 
 def test_unigram():
-    found = measures.unigram_readings(np.array([2, 0, 2]), np.array([1, 0, 5]))
+    found = readings.unigram_readings(np.array([2, 0, 2]), np.array([1, 0, 5]))
     expected = -(2 * np.log(6 / 9) + np.log(2 / 9)) / 3
     np.testing.assert_allclose(found["loss_nats"], expected)
     assert (found["accuracy"], found["median_rank"]) == (2 / 3, 1)

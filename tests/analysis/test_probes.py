@@ -12,7 +12,7 @@ from etils import epath
 from bert_jax import report
 from bert_jax.analysis.probes import SUITE, linear, mix, tasks, vectors
 from bert_jax.analysis.probes.probes import ProbesSettings
-from bert_jax.analysis.results import _plain
+from bert_jax.analysis.result_files import _plain
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.analysis.treebank import Sentence, read_splits
 from bert_jax.errors import UserError
@@ -76,7 +76,7 @@ def test_control_labels_depend_on_the_word_type_only():
 def test_control_labels_have_the_distribution_of_the_labels():
     types = [f"w{i}" for i in range(4000)]
     labels = np.random.default_rng(0).choice(3, 4000, p=[0.6, 0.3, 0.1]).astype(np.int32)
-    examples = tasks.Examples(np.arange(4000)[:, None], labels, types)
+    examples = tasks.ProbeExamples(np.arange(4000)[:, None], labels, types)
     control = tasks.control_task(tasks.LabelTask("t", ("a", "b", "c"), examples, examples), seed=3)
     shares, expected = (np.bincount(one, minlength=3) / 4000 for one in (control.train.labels, labels))
     np.testing.assert_allclose(shares, expected, atol=0.03)

@@ -138,7 +138,7 @@ def planted():
     states = [
         jax.numpy.asarray(np.stack([x, np.random.default_rng(2).normal(size=x.shape)]), np.float32) for x in arrays
     ]
-    found = vectors.WordVectors(*(list(one) for one in states))
+    found = vectors.ProbeVectors(*(list(one) for one in states))
     return found, *samples
 
 

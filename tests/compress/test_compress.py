@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax.cli import main as cli
 from bert_jax.compress.compress import compress
-from bert_jax.compress.options import CompressOptions
+from bert_jax.compress.compression_options import CompressOptions
 from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.finetune import finetune

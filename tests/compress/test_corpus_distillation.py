@@ -10,8 +10,8 @@ import pytest
 
 from bert_jax.cli import main as cli
 from bert_jax.compress import corpus_distillation
+from bert_jax.compress.compression_options import CompressOptions
 from bert_jax.compress.corpus_distillation import distil_on_corpus
-from bert_jax.compress.options import CompressOptions
 from bert_jax.convert.formats import input_formats
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.model import bert

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.compress import losses
+from bert_jax.compress import distillation_losses
 from bert_jax.compress.matches import RECIPES, Match, Recipe
 from bert_jax.compress.students import student_params
 from bert_jax.compress.teacher_task import TEACHER as TEACHER_PATH
@@ -79,24 +79,26 @@ def test_terms_are_the_losses_of_the_layers():
     student, teacher = run(MODEL, student_of(params)), run(TEACHER, params[TEACHER_PATH])
     tokens = (batch["segment_ids"] > 0).astype("float32")
     used = (batch["example_id"] >= 0).astype("float32")
-    pairs = losses.same_example(batch["segment_ids"])
+    pairs = distillation_losses.same_example(batch["segment_ids"])
     rows = np.arange(len(tokens))[:, None], batch["cls_positions"]
     scores = student.activations["attention.scores"][0], teacher.activations["attention.scores"][3]
     expected = {
-        "hidden_4_2_cosine": losses.cosine(student.hidden_states[2], teacher.hidden_states[4], tokens),
-        "cls_2_1_normalised_mse": losses.normalised_mse(
+        "hidden_4_2_cosine": distillation_losses.cosine(student.hidden_states[2], teacher.hidden_states[4], tokens),
+        "cls_2_1_normalised_mse": distillation_losses.normalised_mse(
             student.hidden_states[1][rows], teacher.hidden_states[2][rows], used
         ),
-        "scores_3_0_mse": losses.attention_scores_mse(*scores, pairs),
-        "hidden_0_0_similarity": losses.similarity_mse(student.hidden_states[0], teacher.hidden_states[0], pairs),
+        "scores_3_0_mse": distillation_losses.attention_scores_mse(*scores, pairs),
+        "hidden_0_0_similarity": distillation_losses.similarity_mse(
+            student.hidden_states[0], teacher.hidden_states[0], pairs
+        ),
     }
     states = student.hidden_states, teacher.hidden_states
     kl = student.activations["attention.scores"][1], teacher.activations["attention.scores"][2]
     expected |= {
-        "hidden_4_2_standardised_mse": losses.standardised_mse(states[0][2], states[1][4], tokens),
-        "hidden_1_1_mean_mse": losses.mean_mse(states[0][1], states[1][1], tokens),
-        "hidden_2_1_variance_l1": losses.variance_l1(states[0][1], states[1][2], tokens),
-        "scores_2_1_kl": losses.attention_kl(*kl, pairs),
+        "hidden_4_2_standardised_mse": distillation_losses.standardised_mse(states[0][2], states[1][4], tokens),
+        "hidden_1_1_mean_mse": distillation_losses.mean_mse(states[0][1], states[1][1], tokens),
+        "hidden_2_1_variance_l1": distillation_losses.variance_l1(states[0][1], states[1][2], tokens),
+        "scores_2_1_kl": distillation_losses.attention_kl(*kl, pairs),
     }
     for name, one in expected.items():  # outputs of norms have mean 0 and variance 1: two of these losses are rounding
         np.testing.assert_allclose(found[name], one.sum / one.weight, rtol=1e-5, atol=1e-6, err_msg=name)

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from bert_jax.compress.compression_options import CompressOptions, read_matches
 from bert_jax.compress.matches import RECIPES, Match, check_matches, choose_layers
-from bert_jax.compress.options import CompressOptions, read_matches
 from bert_jax.compress.students import check_teacher_heads
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.errors import UserError

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bert_jax.compress.compression_options import CompressOptions
 from bert_jax.compress.distil_task import FROZEN_IN_THESEUS, REPLACED
 from bert_jax.compress.matches import RECIPES, Replacement
-from bert_jax.compress.options import CompressOptions
 from bert_jax.compress.teacher_task import TEACHER as TEACHER_PATH
 from bert_jax.compress.teacher_task import student_of
 from bert_jax.compress.theseus import applied_layers, draw_replaced, module_of_layers

@@ -11,12 +11,12 @@ from bert_jax.analysis.attention import clusters, flow, patterns, relations, sta
 from bert_jax.analysis.attention.attention_gradients import gradients_by_kind, loss_name
 from bert_jax.analysis.attention.maps import attention_maps, halve, shorten, token_kinds
 from bert_jax.analysis.attention.section import blocks, scalars
-from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.analysis.treebank import SPLITS, Sentence, read_splits
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, Rate, check
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.interventions.rows import Row, choose_masked, encode_words, sample_texts
+from bert_jax.interventions.rows import TextRow, choose_masked, encode_words, sample_texts
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class AttentionSettings:
         )
 
 
-def run(inputs: SuiteInputs, settings: AttentionSettings) -> Result:
+def run(inputs: SuiteInputs, settings: AttentionSettings) -> SuiteResult:
     """Both parts; a folder that is not there is left out.
 
     Raises:
@@ -66,7 +66,7 @@ def run(inputs: SuiteInputs, settings: AttentionSettings) -> Result:
         f"model has model.bottleneck_size {config.bottleneck_size} and model.norm {config.norm}: leave the suite out",
     )
     length = min(settings.max_length, config.max_positions)
-    result: Result = {"layers": config.num_layers, "heads": config.num_heads, "seed": inputs.seed}
+    result: SuiteResult = {"layers": config.num_layers, "heads": config.num_heads, "seed": inputs.seed}
     for folder, measured in (("text", _measure_text), ("treebank", _measure_treebank)):
         result[folder] = measured(inputs, settings, length) if (inputs.data / folder).is_dir() else None
     return result
@@ -108,7 +108,7 @@ def _of_both(inputs: SuiteInputs, what: str, measure: Callable[[LoadedModel], An
 
 
 def measure_maps(
-    model: LoadedModel, rows: Sequence[Row], cluster_texts: int, *, progress: bool = False
+    model: LoadedModel, rows: Sequence[TextRow], cluster_texts: int, *, progress: bool = False
 ) -> dict[str, Any]:
     """Statistics, patterns and distances of all heads; means over texts.
 
@@ -151,7 +151,7 @@ def measure_maps(
     }
 
 
-def _uniform_statistics(rows: Sequence[Row], model: LoadedModel) -> dict[str, float]:
+def _uniform_statistics(rows: Sequence[TextRow], model: LoadedModel) -> dict[str, float]:
     """The statistics of a head that attends to all tokens of a text equally."""
     found = [
         statistics.attention_statistics(
@@ -163,7 +163,7 @@ def _uniform_statistics(rows: Sequence[Row], model: LoadedModel) -> dict[str, fl
 
 
 def _gradients(
-    model: LoadedModel, rows: list[Row], settings: AttentionSettings, inputs: SuiteInputs
+    model: LoadedModel, rows: list[TextRow], settings: AttentionSettings, inputs: SuiteInputs
 ) -> dict[str, Any] | None:
     loss = loss_name(model.heads)
     masked = None

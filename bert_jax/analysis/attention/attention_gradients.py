@@ -12,7 +12,7 @@ from bert_jax.command.progress import progress_bar
 from bert_jax.inference.embedding import row_length
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import gradients
-from bert_jax.interventions.rows import TOKENS_PER_BATCH, Batch, Row, batches
+from bert_jax.interventions.rows import TOKENS_PER_BATCH, TextBatch, TextRow, batches
 from bert_jax.model.heads import Heads
 
 KINDS = ("sep", "cls", "punctuation", "other")
@@ -52,7 +52,7 @@ def prediction_loss(found: dict[str, Array], weights: Array) -> Float[Array, ""]
 
 
 def gradients_by_kind(
-    model: LoadedModel, rows: Sequence[Row], masked: Sequence[np.ndarray] | None, *, progress: bool = False
+    model: LoadedModel, rows: Sequence[TextRow], masked: Sequence[np.ndarray] | None, *, progress: bool = False
 ) -> dict[str, Float[np.ndarray, "L N"]]:
     """Mean absolute gradient of the loss of a text by an attention probability, for each kind of key.
 
@@ -98,7 +98,7 @@ def _keys(kinds: TokenKinds) -> dict[str, np.ndarray]:
     return {"sep": kinds.sep, "cls": kinds.cls, "punctuation": kinds.punctuation, "other": other}
 
 
-def _of_masked(model: LoadedModel, batch: Batch, masked: Sequence[np.ndarray], most: int) -> np.ndarray:
+def _of_masked(model: LoadedModel, batch: TextBatch, masked: Sequence[np.ndarray], most: int) -> np.ndarray:
     """Gradients [L, B, N, S, T] of `mlm_loss`."""
     positions = np.zeros((len(batch.indices), most), np.int32)
     weights = np.zeros(positions.shape, np.float32)
@@ -115,7 +115,7 @@ def _of_masked(model: LoadedModel, batch: Batch, masked: Sequence[np.ndarray], m
     ]
 
 
-def _of_prediction(model: LoadedModel, batch: Batch) -> np.ndarray:
+def _of_prediction(model: LoadedModel, batch: TextBatch) -> np.ndarray:
     """Gradients [L, B, N, S, T] of `prediction_loss`."""
     per_token = model.heads.task.kind == "tagging"
     weights = batch.attention_mask if per_token else np.ones((len(batch.indices), 1))

@@ -11,7 +11,7 @@ from bert_jax.analysis.attention.value_zeroing import value_zeroing
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Row, batches
+from bert_jax.interventions.rows import TextRow, batches
 from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups
 
 VALUE, OUTPUT = "layers.*.attention.value", "layers.*.attention.output"
@@ -47,7 +47,7 @@ class Contributions(NamedTuple):
 
 
 def text_contributions(
-    model: LoadedModel, rows: Sequence[Row], *, progress: bool = False
+    model: LoadedModel, rows: Sequence[TextRow], *, progress: bool = False
 ) -> Iterator[tuple[int, Contributions]]:
     """The contributions in each row, with its index, shortest rows first.
 
@@ -107,7 +107,7 @@ def layer_norms(
     return np.stack(without), np.stack(with_residual)
 
 
-def summarize_flow(model: LoadedModel, rows: Sequence[Row], *, progress: bool = False) -> dict[str, Any]:
+def summarize_flow(model: LoadedModel, rows: Sequence[TextRow], *, progress: bool = False) -> dict[str, Any]:
     """Means over texts of agreements and of the shares of special tokens.
 
     Args:

@@ -14,7 +14,7 @@ from bert_jax.command.progress import progress_bar
 from bert_jax.inference.embedding import row_length
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import TOKENS_PER_BATCH, Row, batches
+from bert_jax.interventions.rows import TOKENS_PER_BATCH, TextRow, batches
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 PROBABILITIES = "layers.*.attention.probabilities"
@@ -39,7 +39,7 @@ class TextAttention(NamedTuple):
 
 
 def attention_maps(
-    model: LoadedModel, rows: Sequence[Row], *, what: str = "attention", progress: bool = False
+    model: LoadedModel, rows: Sequence[TextRow], *, what: str = "attention", progress: bool = False
 ) -> Iterator[TextAttention]:
     """The attention of all heads in each row, shortest rows first.
 
@@ -77,7 +77,7 @@ class TokenKinds(NamedTuple):
         return self.cls | self.sep
 
 
-def token_kinds(row: Row, tokenizer: Tokenizer) -> TokenKinds:
+def token_kinds(row: TextRow, tokenizer: Tokenizer) -> TokenKinds:
     """The kinds of a row's tokens; [CLS] is the first token, and not the same token elsewhere."""
     ids = row.input_ids
     first = np.arange(len(ids)) == 0
@@ -92,7 +92,7 @@ def _is_punctuation(piece: str) -> bool:
     return bool(text) and all(unicodedata.category(character).startswith("P") for character in text)
 
 
-def halve(rows: Sequence[Row], tokenizer: Tokenizer, token_types: int) -> list[Row]:
+def halve(rows: Sequence[TextRow], tokenizer: Tokenizer, token_types: int) -> list[TextRow]:
     """[CLS] first half [SEP] second half [SEP]: two consecutive spans in a row (Clark et al. 2019, section 3).
 
     Args:
@@ -112,7 +112,7 @@ def halve(rows: Sequence[Row], tokenizer: Tokenizer, token_types: int) -> list[R
         ids = np.insert(row.input_ids, cut, tokenizer.sep_id)
         types = (np.arange(len(ids)) > cut) & (token_types > 1)
         words = np.insert(row.word_ids, cut, -1)
-        halves.append(Row(ids, types.astype(np.int32), words))
+        halves.append(TextRow(ids, types.astype(np.int32), words))
     return halves
 
 
@@ -124,9 +124,9 @@ def _middle(ids: np.ndarray, tokenizer: Tokenizer) -> int:
     return int(starts[np.abs(starts - middle).argmin()]) if len(starts) else len(ids) // 2
 
 
-def shorten(rows: Sequence[Row], length: int) -> list[Row]:
+def shorten(rows: Sequence[TextRow], length: int) -> list[TextRow]:
     """Rows [CLS] text [SEP] with the text's first tokens only, at most `length` with the special ones."""
     return [
-        row if len(row.input_ids) <= length else Row(*(np.r_[values[: length - 1], values[-1:]] for values in row))
+        row if len(row.input_ids) <= length else TextRow(*(np.r_[values[: length - 1], values[-1:]] for values in row))
         for row in rows
     ]

@@ -12,7 +12,7 @@ import numpy as np
 from bert_jax.analysis.attention.maps import TextAttention
 from bert_jax.analysis.treebank import Sentence
 from bert_jax.array_types import Bool, Float, Int
-from bert_jax.interventions.rows import Row
+from bert_jax.interventions.rows import TextRow
 
 OFFSETS = tuple(offset for offset in range(-5, 6) if offset)
 """Positions relative to a word, of which the best is the baseline."""
@@ -72,7 +72,7 @@ class Counts(NamedTuple):
 
 
 def count_correct(
-    maps: Iterable[TextAttention], rows: Sequence[Row], sentences: Sequence[Sentence], relations: Sequence[str]
+    maps: Iterable[TextAttention], rows: Sequence[TextRow], sentences: Sequence[Sentence], relations: Sequence[str]
 ) -> Counts:
     """Compare the predictions of all heads and offsets with the trees.
 

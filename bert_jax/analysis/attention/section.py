@@ -8,8 +8,8 @@ import numpy as np
 
 from bert_jax.analysis.attention.patterns import PATTERNS
 from bert_jax.analysis.attention.relations import ALL
-from bert_jax.analysis.figures import LAYER, RANDOM, Quantity, by_head, cell, compared, floats
-from bert_jax.analysis.suite import Result, Scalar
+from bert_jax.analysis.quantities import LAYER, RANDOM, Quantity, by_head, cell, compared, floats
+from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Curves, Heatmap, Note, Point, Scatter, Series, Table
 
 ROWS = ("model", "random_weights")
@@ -21,7 +21,7 @@ MEASURES = {
 }
 
 
-def scalars(result: Result) -> Mapping[str, Scalar]:
+def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
     found: dict[str, Scalar] = {}
     text, treebank = result["text"], result["treebank"]
@@ -67,7 +67,7 @@ def pattern_shares(statistics: Mapping[str, Any]) -> dict[str, float]:
     return {name: number / sum(numbers.values()) for name, number in numbers.items()}
 
 
-def blocks(result: Result) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
     found: list[Block] = [
         Note(

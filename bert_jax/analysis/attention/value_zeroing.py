@@ -11,7 +11,7 @@ from bert_jax.array_types import Array, Float
 from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import analysis_config
-from bert_jax.interventions.rows import Batch
+from bert_jax.interventions.rows import TextBatch
 from bert_jax.model import bert
 from bert_jax.model.activations import Edit, LayerTap
 from bert_jax.model.layer_plan import layer_plans, parameter_groups
@@ -21,7 +21,7 @@ ROUNDING = 1e-12
 """Smaller distances are rounding, and count as 0: so do all keys that a local layer does not attend to."""
 
 
-def value_zeroing(model: LoadedModel, batch: Batch) -> Float[np.ndarray, "L B S S"]:
+def value_zeroing(model: LoadedModel, batch: TextBatch) -> Float[np.ndarray, "L B S S"]:
     """Entry [l, b, i, j]: cosine distance between a layer's output at i with and without the value vector of token j.
 
     All heads lose the value, the attention stays as it is, and the layer's input is that of the unchanged model

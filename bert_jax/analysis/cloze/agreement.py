@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.files import read_tab_separated
-from bert_jax.analysis.cloze.measures import mean, preference
+from bert_jax.analysis.cloze.cloze_scores import mean, preference
+from bert_jax.analysis.cloze.item_files import read_tab_separated
 from bert_jax.analysis.cloze.predictions import (
     MASK,
     encode_masked,
@@ -23,7 +23,7 @@ from bert_jax.analysis.cloze.predictions import (
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.interventions.rows import Row
+from bert_jax.interventions.rows import TextRow
 from bert_jax.storage.paths import StoredPath
 
 FILE_MASK = "***mask***"
@@ -61,7 +61,7 @@ def read_items(files: Sequence[StoredPath]) -> list[Item]:
 
 def tokens_of_forms(
     items: Sequence[Item], model: LoadedModel
-) -> tuple[list[Item], list[Row], np.ndarray, dict[str, int]]:
+) -> tuple[list[Item], list[TextRow], np.ndarray, dict[str, int]]:
     """The items that can be scored.
 
     Returns:
@@ -87,7 +87,7 @@ def tokens_of_forms(
     return kept, rows, np.array(tokens, np.int64).reshape(-1, 2), dict(skipped)
 
 
-def scores_of_tokens(model: LoadedModel, rows: Sequence[Row], tokens: np.ndarray, progress: bool) -> np.ndarray:
+def scores_of_tokens(model: LoadedModel, rows: Sequence[TextRow], tokens: np.ndarray, progress: bool) -> np.ndarray:
     """Log-probabilities of some tokens at the mask of each row, float32 [rows, tokens of a row].
 
     Args:

@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.analysis.cloze import agreement, ettinger, lama, minimal_pairs
 from bert_jax.analysis.cloze.section import blocks, scalars
-from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.errors import require
 from bert_jax.field_validation import CountOrZero, check
 from bert_jax.storage.paths import StoredPath
@@ -26,7 +26,7 @@ class ClozeSettings:
         check(self, "cloze.")
 
 
-def run(inputs: SuiteInputs, settings: ClozeSettings) -> Result:
+def run(inputs: SuiteInputs, settings: ClozeSettings) -> SuiteResult:
     """The results of the tests whose folder is there, by folder.
 
     Raises:

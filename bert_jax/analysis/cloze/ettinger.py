@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.files import read_tab_separated
-from bert_jax.analysis.cloze.measures import preference, share
+from bert_jax.analysis.cloze.cloze_scores import preference, share
+from bert_jax.analysis.cloze.item_files import read_tab_separated
 from bert_jax.analysis.cloze.predictions import (
     MASK,
     encode_masked,
@@ -39,7 +39,7 @@ class Context(NamedTuple):
     """Of the accuracy."""
 
 
-class Comparison(NamedTuple):
+class WordComparison(NamedTuple):
     """A word that should be more probable in its context than each of some words in theirs."""
 
     better: tuple[int, str]
@@ -56,10 +56,10 @@ class Dataset(NamedTuple):
 
     name: str
     contexts: list[Context]
-    comparisons: list[Comparison]
+    comparisons: list[WordComparison]
 
 
-Row = Mapping[str, str]
+TsvRow = Mapping[str, str]
 
 
 def masked(context: str) -> str:
@@ -67,7 +67,7 @@ def masked(context: str) -> str:
     return f"{context.strip()} {MASK} ."
 
 
-def build_cprag(rows: Sequence[tuple[str, Row]]) -> tuple[list[Context], list[Comparison]]:
+def build_cprag(rows: Sequence[tuple[str, TsvRow]]) -> tuple[list[Context], list[WordComparison]]:
     """CPRAG-102: the expected word against those within and between categories; by constraint of the context."""
     contexts, comparisons = [], []
     for _, row in rows:
@@ -76,13 +76,13 @@ def build_cprag(rows: Sequence[tuple[str, Row]]) -> tuple[list[Context], list[Co
         contexts.append(Context(masked(f"{row['context_s1']} {row['context_s2']}"), (expected,), group))
         others = ((index, within), (index, between))
         comparisons += [
-            Comparison((index, expected), others, ("all", group)),
-            Comparison((index, within), ((index, between),), (f"within over between category, {group}",)),
+            WordComparison((index, expected), others, ("all", group)),
+            WordComparison((index, within), ((index, between),), (f"within over between category, {group}",)),
         ]
     return contexts, comparisons
 
 
-def build_role(rows: Sequence[tuple[str, Row]]) -> tuple[list[Context], list[Comparison]]:
+def build_role(rows: Sequence[tuple[str, TsvRow]]) -> tuple[list[Context], list[WordComparison]]:
     """ROLE-88: the target in its context (item N-a) against the same word with the roles reversed (N-b)."""
     contexts: list[Context] = []
     by_item: dict[str, dict[str, tuple[int, str, float]]] = {}
@@ -99,11 +99,11 @@ def build_role(rows: Sequence[tuple[str, Row]]) -> tuple[list[Context], list[Com
     for item, pair in by_item.items():
         require(len(pair) == 2, f"{rows[0][0].split(', line')[0]}: item {item} has only one of the conditions a and b")
         good, bad = pair["a"], pair["b"]
-        comparisons.append(Comparison(good[:2], (bad[:2],), ("all",), good[2] - bad[2]))
+        comparisons.append(WordComparison(good[:2], (bad[:2],), ("all",), good[2] - bad[2]))
     return contexts, comparisons
 
 
-def build_negation(rows: Sequence[tuple[str, Row]]) -> tuple[list[Context], list[Comparison]]:
+def build_negation(rows: Sequence[tuple[str, TsvRow]]) -> tuple[list[Context], list[WordComparison]]:
     """NEG-136: the true word against the false one, in affirmative and in negated contexts; accuracy: affirmative.
 
     An article ``(a|an)`` is the one that the word at the mask needs, so that true and false words have own contexts.
@@ -122,11 +122,11 @@ def build_negation(rows: Sequence[tuple[str, Row]]) -> tuple[list[Context], list
                 indices.append(len(contexts))
                 contexts.append(Context(masked(text.replace("(a|an)", article)), expected, polarity))
             groups = tuple(dict.fromkeys(("all", polarity, polarity + licensing)))
-            comparisons.append(Comparison((indices[0], true), ((indices[1], false),), groups))
+            comparisons.append(WordComparison((indices[0], true), ((indices[1], false),), groups))
     return contexts, comparisons
 
 
-Builder = Callable[[Sequence[tuple[str, Row]]], tuple[list[Context], list[Comparison]]]
+Builder = Callable[[Sequence[tuple[str, TsvRow]]], tuple[list[Context], list[WordComparison]]]
 FORMS: dict[str, tuple[tuple[str, ...], Builder]] = {
     "CPRAG-102": (
         ("item", "context_s1", "context_s2", "expected", "within_category", "between_category", "constraint"),
@@ -242,7 +242,7 @@ def word_accuracy(
 
 
 def sensitivity(
-    comparisons: Sequence[Comparison],
+    comparisons: Sequence[WordComparison],
     predictions: np.ndarray,
     token_of: Mapping[str, int | None],
     row_of: Mapping[int, int],

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.analysis.cloze.cloze_scores import mean, precision, rank_correlation, ranks, share
 from bert_jax.analysis.cloze.lama_files import Fact, common_vocabulary, draw_facts, read_relations
-from bert_jax.analysis.cloze.measures import mean, precision, rank_correlation, ranks, share
 from bert_jax.analysis.cloze.predictions import (
     encode_masked,
     lone_mask_log_probabilities,
@@ -20,7 +20,7 @@ from bert_jax.analysis.cloze.predictions import (
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.interventions.rows import Row
+from bert_jax.interventions.rows import TextRow
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -32,7 +32,7 @@ class Query(NamedTuple):
     """A fact that can be scored."""
 
     fact: Fact
-    row: Row
+    row: TextRow
     gold: int
     """Index of the object among the candidates."""
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.files import first_text, read_json_lines, text_of
+from bert_jax.analysis.cloze.item_files import first_text, read_json_lines, text_of
 from bert_jax.analysis.cloze.predictions import MASK
 from bert_jax.errors import require
 from bert_jax.finetune.tables import read_text

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.files import read_json_lines, text_of
-from bert_jax.analysis.cloze.measures import mean, preference
+from bert_jax.analysis.cloze.cloze_scores import mean, preference
+from bert_jax.analysis.cloze.item_files import read_json_lines, text_of
 from bert_jax.analysis.cloze.pll import VARIANTS, pseudo_log_likelihoods
 from bert_jax.analysis.cloze.predictions import lone_mask_log_probabilities
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.interventions.rows import Row, encode_sentences
+from bert_jax.interventions.rows import TextRow, encode_sentences
 from bert_jax.storage.paths import StoredPath
 
-Scores = dict[str, np.ndarray]
+SentenceScores = dict[str, np.ndarray]
 """By name of the score, float64 [rows], or [pairs, 2]: of the better sentence and of the worse one."""
 
 
-class Pair(NamedTuple):
+class SentencePair(NamedTuple):
     """A line of a file."""
 
     good: str
@@ -36,7 +36,7 @@ class Pair(NamedTuple):
     """E.g. syntax; "" where the line has none."""
 
 
-def read_pairs(files: Sequence[StoredPath]) -> list[Pair]:
+def read_pairs(files: Sequence[StoredPath]) -> list[SentencePair]:
     """The pairs of all files.
 
     Raises:
@@ -48,11 +48,11 @@ def read_pairs(files: Sequence[StoredPath]) -> list[Pair]:
             good, bad = (text_of(values, key, where) for key in ("sentence_good", "sentence_bad"))
             uid = text_of(values, "UID", where, path.stem)
             groups = (text_of(values, key, where, "") for key in ("linguistics_term", "field"))
-            pairs.append(Pair(good, bad, uid, *groups))
+            pairs.append(SentencePair(good, bad, uid, *groups))
     return pairs
 
 
-def draw_pairs(pairs: Sequence[Pair], count: int, seed: int) -> list[Pair]:
+def draw_pairs(pairs: Sequence[SentencePair], count: int, seed: int) -> list[SentencePair]:
     """At most count / UIDs pairs of each UID, at least one, in the order of the files; all with `count` 0."""
     if count == 0:
         return list(pairs)
@@ -88,7 +88,7 @@ def run(
     kept, rows, index = encode_pairs(drawn, model)
     most = model.config.max_positions - 2
     require(bool(kept), f"minimal_pairs: no pair has 1 to {most} tokens in both sentences: give other pairs")
-    scores: Scores = {}
+    scores: SentenceScores = {}
     for name, one in models.items():
         found = pseudo_log_likelihoods(one, rows, progress=progress)
         prefix = "" if name == "model" else f"{name}_"
@@ -109,7 +109,9 @@ def run(
     }
 
 
-def encode_pairs(pairs: Sequence[Pair], model: LoadedModel) -> tuple[list[Pair], list[Row], np.ndarray]:
+def encode_pairs(
+    pairs: Sequence[SentencePair], model: LoadedModel
+) -> tuple[list[SentencePair], list[TextRow], np.ndarray]:
     """Rows of the sentences of pairs; sentences with the same tokens share a row, so that they tie exactly.
 
     Returns:
@@ -133,7 +135,7 @@ def encode_pairs(pairs: Sequence[Pair], model: LoadedModel) -> tuple[list[Pair],
     return kept, rows, np.array(index, np.int64).reshape(-1, 2)
 
 
-def baselines(model: LoadedModel, rows: Sequence[Row]) -> Scores:
+def baselines(model: LoadedModel, rows: Sequence[TextRow]) -> SentenceScores:
     """Scores of rows without context: minus the number of tokens, and the tokens' log-probabilities at a lone mask."""
     lone = lone_mask_log_probabilities(model).astype(float)
     tokens = np.array([2 - len(row.input_ids) for row in rows], float)
@@ -142,11 +144,11 @@ def baselines(model: LoadedModel, rows: Sequence[Row]) -> Scores:
     return {"fewer_tokens": tokens, "lone_mask": sums}
 
 
-def _accuracies(scores: Scores, chosen: np.ndarray) -> dict[str, Any]:
+def _accuracies(scores: SentenceScores, chosen: np.ndarray) -> dict[str, Any]:
     return {name: preference(*values[chosen].T) for name, values in scores.items()}
 
 
-def _by_group(scores: Scores, groups: Sequence[str]) -> dict[str, Any]:
+def _by_group(scores: SentenceScores, groups: Sequence[str]) -> dict[str, Any]:
     """Accuracies by group; pairs without one are left out."""
     names = np.array(groups)
     return {name: _accuracies(scores, np.flatnonzero(names == name)) for name in dict.fromkeys(groups) if name}

@@ -13,14 +13,14 @@ import numpy as np
 from bert_jax.analysis.cloze.predictions import pad_rows, plan_shapes, token_log_probabilities
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.interventions.rows import Row
+from bert_jax.interventions.rows import TextRow
 
 Variant = Literal["original", "within_word_l2r", "whole_word"]
 VARIANTS: tuple[Variant, ...] = get_args(Variant)
 
 
 def token_scores(
-    model: LoadedModel, rows: Sequence[Row], variants: Sequence[Variant] = VARIANTS, *, progress: bool = False
+    model: LoadedModel, rows: Sequence[TextRow], variants: Sequence[Variant] = VARIANTS, *, progress: bool = False
 ) -> dict[Variant, list[np.ndarray]]:
     """Log-probabilities of the tokens of rows, each masked as the variant says.
 
@@ -45,14 +45,14 @@ def token_scores(
 
 
 def pseudo_log_likelihoods(
-    model: LoadedModel, rows: Sequence[Row], variants: Sequence[Variant] = VARIANTS, *, progress: bool = False
+    model: LoadedModel, rows: Sequence[TextRow], variants: Sequence[Variant] = VARIANTS, *, progress: bool = False
 ) -> dict[Variant, np.ndarray]:
     """Sums of `token_scores` over the tokens of each row, float64 [rows], nats; arguments as there."""
     scores = token_scores(model, rows, variants, progress=progress)
     return {variant: np.array([one.sum() for one in of_rows]) for variant, of_rows in scores.items()}
 
 
-def masked_copies(rows: Sequence[Row], variant: Variant) -> np.ndarray:
+def masked_copies(rows: Sequence[TextRow], variant: Variant) -> np.ndarray:
     """What is masked to score each token, int64 [tokens, 4]: row, position, first masked position, last one + 1.
 
     Args:
@@ -68,7 +68,7 @@ def masked_copies(rows: Sequence[Row], variant: Variant) -> np.ndarray:
     return np.concatenate(copies)
 
 
-def _score(model: LoadedModel, rows: Sequence[Row], copies: np.ndarray, progress: bool) -> np.ndarray:
+def _score(model: LoadedModel, rows: Sequence[TextRow], copies: np.ndarray, progress: bool) -> np.ndarray:
     """Log-probability of the token of each masked copy."""
     scores = np.zeros(len(copies))
     lengths = np.array([len(row.input_ids) for row in rows])

@@ -12,7 +12,7 @@ from bert_jax.array_types import Float, Int
 from bert_jax.inference.embedding import row_length
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import analysis_config, compute
-from bert_jax.interventions.rows import Row, encode_texts, space_before_words
+from bert_jax.interventions.rows import TextRow, encode_texts, space_before_words
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 TOKENS_PER_BATCH = 2048
@@ -58,7 +58,7 @@ def plan_shapes(lengths: Int[np.ndarray, " n"], tokens_per_batch: int = TOKENS_P
     return shapes
 
 
-def pad_rows(rows: Sequence[Row], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+def pad_rows(rows: Sequence[TextRow], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
     """Input ids and attention mask of rows, int32 [len(rows), length]."""
     input_ids, mask = np.full((len(rows), length), pad_id, np.int32), np.zeros((len(rows), length), np.int32)
     for b, row in enumerate(rows):
@@ -66,7 +66,7 @@ def pad_rows(rows: Sequence[Row], length: int, pad_id: int) -> tuple[np.ndarray,
     return input_ids, mask
 
 
-def encode_masked(texts: Sequence[str], model: LoadedModel) -> list[Row | None]:
+def encode_masked(texts: Sequence[str], model: LoadedModel) -> list[TextRow | None]:
     """Rows of texts with one [MASK]; None for a text with more tokens than the model has positions.
 
     Args:
@@ -78,7 +78,7 @@ def encode_masked(texts: Sequence[str], model: LoadedModel) -> list[Row | None]:
     return encode_texts(texts, model.tokenizer, model.config.max_positions)
 
 
-def mask_log_probabilities(model: LoadedModel, rows: Sequence[Row]) -> Float[np.ndarray, "n V"]:
+def mask_log_probabilities(model: LoadedModel, rows: Sequence[TextRow]) -> Float[np.ndarray, "n V"]:
     """Log-probabilities of the tokenizer's tokens at the mask of each row; for long lists, call it in chunks.
 
     The softmax is over all rows of the vocabulary, padding rows included, as in `LoadedModel.fill_mask`.

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.analysis.cloze.pll import VARIANTS
-from bert_jax.analysis.figures import RANDOM, cell, compared
-from bert_jax.analysis.suite import Result, Scalar
+from bert_jax.analysis.quantities import RANDOM, cell, compared
+from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Note, Table
 
 NAMES = {
@@ -24,7 +24,7 @@ MAX_ROWS = 80
 """Largest number of groups that a table lists."""
 
 
-def scalars(result: Result) -> Mapping[str, Scalar]:
+def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints: accuracy by test, in percent."""
     found: dict[str, Scalar] = {}
     if "minimal_pairs" in result:
@@ -57,7 +57,7 @@ def _percent_of_rows(values: Mapping[str, float | None], **more: float) -> Scala
     return compared(values["model"], rows | more, 100)
 
 
-def blocks(result: Result) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[Block, ...]:
     """Question, tables, and how to read them."""
     parts: dict[str, Callable[[dict[str, Any]], Iterator[Block]]] = {
         "minimal_pairs": _minimal_pairs,

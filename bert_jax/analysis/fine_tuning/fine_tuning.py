@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.analysis.fine_tuning import weights
-from bert_jax.analysis.fine_tuning.measures import attention_cosines, linear_cka, mean_cosines, parameter_distances
 from bert_jax.analysis.fine_tuning.section import blocks, scalars
-from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.fine_tuning.similarities import attention_cosines, linear_cka, mean_cosines, parameter_distances
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, check
@@ -21,7 +21,7 @@ from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.finetune.tasks import open_task
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Row, batches
+from bert_jax.interventions.rows import TextRow, batches
 from bert_jax.interventions.task_evaluation import rows_of, task_logits, task_loss, task_score, with_params
 from bert_jax.storage.paths import to_path
 from bert_jax.training.task import Params
@@ -70,7 +70,7 @@ class Setup(NamedTuple):
     """Of the model, NumPy."""
 
 
-def run(inputs: SuiteInputs, settings: FineTuningSettings) -> Result:
+def run(inputs: SuiteInputs, settings: FineTuningSettings) -> SuiteResult:
     """Compare the models, restore early layers, and compute losses on the line and the plane.
 
     Raises:
@@ -122,7 +122,7 @@ def _draw(total: int, count: int, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).permutation(total)[:count])
 
 
-def _similarity(inputs: SuiteInputs, setup: Setup, rows: list[Row]) -> dict[str, Any]:
+def _similarity(inputs: SuiteInputs, setup: Setup, rows: list[TextRow]) -> dict[str, Any]:
     """Similarities of the fine-tuned model to the pretrained one, and to random weights."""
     random = inputs.with_random_weights().params
     others = {"base": setup.base.model.params, "random_weights": random}
@@ -160,11 +160,11 @@ def _similarity(inputs: SuiteInputs, setup: Setup, rows: list[Row]) -> dict[str,
     return found
 
 
-Losses = dict[str, tuple[EncodedExamples, np.ndarray]]
+LossExamples = dict[str, tuple[EncodedExamples, np.ndarray]]
 """Examples of a split, and which of them a loss is averaged over."""
 
 
-def _losses(setup: Setup, params: Params, losses: Losses) -> dict[str, float]:
+def _losses(setup: Setup, params: Params, losses: LossExamples) -> dict[str, float]:
     model, kind = with_params(setup.model, params), setup.data.kind
     return {
         name: task_loss(task_logits(model, examples, indices), examples, indices, kind)
@@ -172,7 +172,7 @@ def _losses(setup: Setup, params: Params, losses: Losses) -> dict[str, float]:
     }
 
 
-def _restored(inputs: SuiteInputs, setup: Setup, losses: Losses) -> dict[str, Any]:
+def _restored(inputs: SuiteInputs, setup: Setup, losses: LossExamples) -> dict[str, Any]:
     """Score and losses with the first parts of the body restored, and with a body of random weights."""
     base, stages = setup.base.model.params, weights.num_stages(setup.params)
     restored, scores = [], []
@@ -196,7 +196,7 @@ def _restored(inputs: SuiteInputs, setup: Setup, losses: Losses) -> dict[str, An
     }
 
 
-def _surface(inputs: SuiteInputs, setup: Setup, settings: FineTuningSettings, losses: Losses) -> dict[str, Any]:
+def _surface(inputs: SuiteInputs, setup: Setup, settings: FineTuningSettings, losses: LossExamples) -> dict[str, Any]:
     """Losses on the line and, over train, on the plane."""
     base, params = setup.base.model.params, setup.params
     direction = (

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bert_jax.analysis.figures import RANDOM, Quantity, by_head, by_index, cells, compared, paired
-from bert_jax.analysis.suite import Result, Scalar
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_head, by_index, cells, compared, paired
+from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
 from bert_jax.training.param_paths import LAYERS
 
 
-def scalars(result: Result) -> Mapping[str, Scalar]:
+def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
     similarity = result["similarity"]
 
@@ -29,7 +29,7 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     }
 
 
-def blocks(result: Result) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
     similarity = result["similarity"]
     return (
@@ -53,7 +53,7 @@ def blocks(result: Result) -> tuple[Block, ...]:
     )
 
 
-def _similarities(result: Result) -> list[Block]:
+def _similarities(result: SuiteResult) -> list[Block]:
     base, random = (result["similarity"][row] for row in ("base", "random_weights"))
     names = {"cosine_of_tokens": "cosine, tokens", "cosine_of_cls": "cosine, [CLS]", "cka_of_tokens": "CKA, tokens"}
     lines = {name: base[key] for key, name in names.items()}
@@ -67,7 +67,7 @@ def _similarities(result: Result) -> list[Block]:
     ]
 
 
-def _distances(result: Result) -> list[Block]:
+def _distances(result: SuiteResult) -> list[Block]:
     distances = result["parameter_distance"]
     stacked = {path.removeprefix(LAYERS): by_layer for path, by_layer in distances.items() if path.startswith(LAYERS)}
     kernels = {path: by_layer for path, by_layer in stacked.items() if path.endswith("/kernel")}
@@ -89,7 +89,7 @@ def _distances(result: Result) -> list[Block]:
     ]
 
 
-def _restored(result: Result) -> list[Block]:
+def _restored(result: SuiteResult) -> list[Block]:
     scores, losses = result["restored_score"], result["restored_loss"]
     constants = {"body of random weights": result["random_body_score"], "best constant": result["best_constant_score"]}
     restored = Quantity(
@@ -110,7 +110,7 @@ def _restored(result: Result) -> list[Block]:
     ]
 
 
-def _surface(result: Result) -> list[Block]:
+def _surface(result: SuiteResult) -> list[Block]:
     line = tuple(result["line"])
     order = np.argsort(line)
     series = tuple(

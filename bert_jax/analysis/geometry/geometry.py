@@ -8,7 +8,7 @@ import numpy as np
 from bert_jax.analysis.geometry.languages import SPLITS, centroid_cosines, identify, sample_languages, sentence_vectors
 from bert_jax.analysis.geometry.section import blocks, scalars
 from bert_jax.analysis.geometry.words import choose_words, measure, split_words, word_vectors
-from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.field_validation import Count, check
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.rows import sample_texts
@@ -33,14 +33,14 @@ class GeometrySettings:
         check(self, "geometry.")
 
 
-def run(inputs: SuiteInputs, settings: GeometrySettings) -> Result:
+def run(inputs: SuiteInputs, settings: GeometrySettings) -> SuiteResult:
     """Measures of every hidden state of the model and of random weights; a folder that is not there is left out.
 
     Raises:
       UserError: no line or no word that can be used, or fewer than two languages with enough sentences.
     """
     length = min(settings.max_length, inputs.model.config.max_positions)
-    result: Result = {"layers": inputs.model.config.num_layers, "seed": inputs.seed}
+    result: SuiteResult = {"layers": inputs.model.config.num_layers, "seed": inputs.seed}
     for name, folder, measured in (("words", "text", _words), ("languages", "languages", _languages)):
         result[name] = measured(inputs, settings, length) if (inputs.data / folder).is_dir() else None
     return result

@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.geometry.measures import class_means, nearest_centroid
+from bert_jax.analysis.geometry.vector_measures import class_means, nearest_centroid
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Row, batches, sample_texts
+from bert_jax.interventions.rows import TextRow, batches, sample_texts
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -23,7 +23,7 @@ class LanguageSample(NamedTuple):
     """Sentences of languages, in four splits."""
 
     codes: list[str]
-    rows: list[Row]
+    rows: list[TextRow]
     languages: np.ndarray
     """int64 [n]: index of each row's language."""
     splits: np.ndarray
@@ -51,7 +51,7 @@ def sample_languages(
       UserError: a file is not UTF-8, or fewer than two languages have enough sentences.
     """
     codes: list[str] = []
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     languages, splits, skipped, skipped_lines, unknown = [], [], {}, 0, {}
     for path in paths:
         sample = sample_texts([path], tokenizer, max_length, count, seed, least=0)
@@ -73,7 +73,7 @@ def sample_languages(
     return LanguageSample(codes, rows, np.array(languages), np.array(splits), skipped, skipped_lines, unknown)
 
 
-def sentence_vectors(model: LoadedModel, rows: Sequence[Row], *, progress: bool = False) -> np.ndarray:
+def sentence_vectors(model: LoadedModel, rows: Sequence[TextRow], *, progress: bool = False) -> np.ndarray:
     """The mean over the tokens between [CLS] and [SEP] of every hidden state, float32 [L1, n, H]."""
     config = model.config
     vectors = np.zeros((config.num_layers + 1, len(rows), config.hidden_size), np.float32)

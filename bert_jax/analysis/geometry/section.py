@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.analysis.figures import RANDOM, Quantity, by_index, compared, paired
-from bert_jax.analysis.suite import Result, Scalar
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, compared, paired
+from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Heatmap, Note, Table
 
 MEASURES = {
@@ -14,7 +14,7 @@ MEASURES = {
 }
 
 
-def scalars(result: Result) -> Mapping[str, Scalar]:
+def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
     found = {}
     if (words := result["words"]) is not None:
@@ -30,7 +30,7 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     return found
 
 
-def blocks(result: Result) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
     parts = ((result["words"], _word_blocks, "text/"), (result["languages"], _language_blocks, "languages/"))
     found: list[Block] = []

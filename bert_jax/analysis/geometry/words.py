@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.geometry.measures import explainable_variance, intra_sentence_similarity, mean_cosine
+from bert_jax.analysis.geometry.vector_measures import explainable_variance, intra_sentence_similarity, mean_cosine
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Row, batches, mean_of_words
+from bert_jax.interventions.rows import TextRow, batches, mean_of_words
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 Occurrence = tuple[int, int]
@@ -29,7 +29,7 @@ class ChosenWords(NamedTuple):
     """Words with enough occurrences, of which `words` are a random sample."""
 
 
-class WordVectors(NamedTuple):
+class ContextVectors(NamedTuple):
     """Vectors of the chosen words in every hidden state, and what is measured on whole rows."""
 
     words: np.ndarray
@@ -40,7 +40,7 @@ class WordVectors(NamedTuple):
     """[L1, n]: of each row."""
 
 
-def split_words(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Row]:
+def split_words(rows: Sequence[TextRow], tokenizer: Tokenizer) -> list[TextRow]:
     """The rows with `word_ids` of words as the vocabulary marks them; special tokens belong to none.
 
     Raises:
@@ -58,7 +58,7 @@ def split_words(rows: Sequence[Row], tokenizer: Tokenizer) -> list[Row]:
 
 
 def choose_words(
-    rows: Sequence[Row], tokenizer: Tokenizer, words: int, contexts: int, rng: np.random.Generator
+    rows: Sequence[TextRow], tokenizer: Tokenizer, words: int, contexts: int, rng: np.random.Generator
 ) -> ChosenWords:
     """Draw words that occur in enough rows, `contexts` of these rows for each, and a random word of each row.
 
@@ -93,8 +93,8 @@ def choose_words(
 
 
 def word_vectors(
-    model: LoadedModel, rows: Sequence[Row], chosen: ChosenWords, *, progress: bool = False
-) -> WordVectors:
+    model: LoadedModel, rows: Sequence[TextRow], chosen: ChosenWords, *, progress: bool = False
+) -> ContextVectors:
     """Run the rows and keep the vectors of the chosen words, the means of their tokens' vectors."""
     states, width = model.config.num_layers + 1, model.config.hidden_size
     shape = len(chosen.words), len(chosen.occurrences[0])
@@ -117,10 +117,10 @@ def word_vectors(
                 for w, c, word in by_row.get(int(index), ()):
                     words[:, w, c] = vectors[:, word]
             bar.update(int((batch.indices >= 0).sum()))
-    return WordVectors(words, random, intra)
+    return ContextVectors(words, random, intra)
 
 
-def measure(vectors: WordVectors) -> dict[str, Any]:
+def measure(vectors: ContextVectors) -> dict[str, Any]:
     """The three measures of each hidden state, and their baselines of random words.
 
     The baseline of the explainable variance are groups of random words of the same size, because the smallest possible

@@ -9,18 +9,20 @@ from typing import Any
 import numpy as np
 import tqdm
 
-from bert_jax.analysis.heads.measures import counts_to_remove
+from bert_jax.analysis.heads.head_measures import counts_to_remove
 from bert_jax.array_types import Bool, Float
 from bert_jax.interventions.importance import least_important
 from bert_jax.interventions.pruning_masks import Evaluation, loss_difference
 
-Evaluate = Callable[[Bool[np.ndarray, "L N"]], Evaluation]
+EvaluateMask = Callable[[Bool[np.ndarray, "L N"]], Evaluation]
 """The losses of the model with the heads of a mask."""
-Importance = Callable[[Bool[np.ndarray, "L N"]], Float[np.ndarray, "L N"]]
+ImportanceOfMask = Callable[[Bool[np.ndarray, "L N"]], Float[np.ndarray, "L N"]]
 """The importances of heads in the model with the heads of a mask."""
 
 
-def leave_one_out(evaluate: Evaluate, unchanged: Evaluation, shape: tuple[int, int], bar: tqdm.tqdm) -> dict[str, Any]:
+def leave_one_out(
+    evaluate: EvaluateMask, unchanged: Evaluation, shape: tuple[int, int], bar: tqdm.tqdm
+) -> dict[str, Any]:
     """Loss and score without each head, and the standard error of the difference of the loss, [L, N] each."""
     found = {name: np.zeros(shape) for name in ("loss", "loss_difference", "standard_error", "score")}
     for layer, head in np.ndindex(*shape):
@@ -34,7 +36,7 @@ def leave_one_out(evaluate: Evaluate, unchanged: Evaluation, shape: tuple[int, i
 
 
 def without_layers(
-    evaluate: Evaluate, importances: Float[np.ndarray, "L N"], bar: tqdm.tqdm
+    evaluate: EvaluateMask, importances: Float[np.ndarray, "L N"], bar: tqdm.tqdm
 ) -> dict[str, dict[str, list[Any]]]:
     """Loss and score without all heads of a layer, and without all but its most important one, by layer.
 
@@ -62,8 +64,8 @@ def without_layers(
 
 
 def prune(
-    evaluate: Evaluate,
-    importance: Importance,
+    evaluate: EvaluateMask,
+    importance: ImportanceOfMask,
     shape: tuple[int, int],
     *,
     step: float,

@@ -8,16 +8,16 @@ import numpy as np
 
 from bert_jax.analysis.heads.ablation import leave_one_out, prune, without_layers
 from bert_jax.analysis.heads.gate_training import GateTraining, train_gates
-from bert_jax.analysis.heads.measures import counts_to_remove, rank_correlation, removable_share, top_share
+from bert_jax.analysis.heads.head_measures import counts_to_remove, rank_correlation, removable_share, top_share
 from bert_jax.analysis.heads.section import blocks, scalars
-from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.importance import importance, most_important, normalize_by_layer
-from bert_jax.interventions.importance_data import HeadData, read_task, read_texts
+from bert_jax.interventions.importance_data import ImportanceData, read_task, read_texts
 from bert_jax.interventions.pruning_masks import CONTEXT, Evaluation, evaluate, mask_derivatives
 from bert_jax.interventions.smaller_model import write_smaller
 from bert_jax.storage.paths import StoredPath, to_path
@@ -88,7 +88,7 @@ def unsuited(inputs: SuiteInputs, settings: HeadsSettings) -> str | None:
     return None if (inputs.data / folder).is_dir() else f"{inputs.data} has no folder {folder}"
 
 
-def run(inputs: SuiteInputs, settings: HeadsSettings) -> Result:
+def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
     """Importances, losses without heads and layers, and losses of pruned models.
 
     Raises:
@@ -155,7 +155,7 @@ def _train_gates(inputs: SuiteInputs, settings: HeadsSettings) -> dict[str, Any]
     return train_gates(inputs, training, to_path(settings.gates_to))
 
 
-def _read(inputs: SuiteInputs, settings: HeadsSettings) -> HeadData:
+def _read(inputs: SuiteInputs, settings: HeadsSettings) -> ImportanceData:
     model, count, seed = inputs.model, settings.examples, inputs.seed
     if not settings.task:
         paths = inputs.files("text", ".txt")
@@ -165,7 +165,7 @@ def _read(inputs: SuiteInputs, settings: HeadsSettings) -> HeadData:
 
 
 def _write(
-    inputs: SuiteInputs, settings: HeadsSettings, data: HeadData, importances: np.ndarray, destination: StoredPath
+    inputs: SuiteInputs, settings: HeadsSettings, data: ImportanceData, importances: np.ndarray, destination: StoredPath
 ) -> dict[str, Any]:
     """Write the smaller checkpoint."""
     config = inputs.model.config
@@ -175,7 +175,7 @@ def _write(
 
 
 def _remove(
-    inputs: SuiteInputs, settings: HeadsSettings, data: HeadData, importances: np.ndarray, unchanged: Evaluation
+    inputs: SuiteInputs, settings: HeadsSettings, data: ImportanceData, importances: np.ndarray, unchanged: Evaluation
 ) -> dict[str, Any]:
     """Losses without heads: one by one, by layer, and growing shares in three kinds of order."""
     model, shape, rng = inputs.model, importances.shape, np.random.default_rng(inputs.seed)

@@ -4,15 +4,15 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bert_jax.analysis.figures import RANDOM, by_head, by_index, cells, compared
-from bert_jax.analysis.suite import Result, Scalar
+from bert_jax.analysis.quantities import RANDOM, by_head, by_index, cells, compared
+from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Curves, Note, Series, Table
 
 SHOWN = 10
 """Heads in the table of those that matter most."""
 
 
-def scalars(result: Result) -> Mapping[str, Scalar]:
+def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
     losses, rise, loss = np.array(result["leave_one_out"]["loss"]), result["rise"], result["loss"]
     whole = {"no head removed": loss}
@@ -30,7 +30,7 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     }
 
 
-def blocks(result: Result) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
     by_layer = ", divided by its norm in the layer" if result["normalize_by_layer"] else ""
     importances = result["importance_normalized" if by_layer else "importance"]
@@ -61,7 +61,7 @@ def blocks(result: Result) -> tuple[Block, ...]:
     )
 
 
-def _about(result: Result) -> str:
+def _about(result: SuiteResult) -> str:
     if result["objective"] == "mlm":
         what = (
             f"Loss of {result['labels']:,} masked tokens in {result['examples']:,} texts ({result['mask_share']:.0%} "
@@ -77,7 +77,7 @@ def _about(result: Result) -> str:
     return f"{what}. Loss {result['loss']:.4f}, score {result['score']:.4f} with all heads; seed {result['seed']}."
 
 
-def _most(result: Result) -> Table:
+def _most(result: SuiteResult) -> Table:
     """The heads without which the loss is highest, by row: layer and head, loss, score, importance."""
     removed = {name: np.array(values) for name, values in result["leave_one_out"].items()}
     importances = np.array(result["importance"])
@@ -97,7 +97,7 @@ def _most(result: Result) -> Table:
     return Table(("layer.head removed", "loss", "standard error", "score", "rank of importance"), tuple(rows))
 
 
-def _pruning(result: Result, name: str) -> Curves:
+def _pruning(result: SuiteResult, name: str) -> Curves:
     curves = result["pruning"]
     x = tuple(100 * count / (result["layers"] * result["heads"]) for count in curves["iterative"]["removed"])
     random = curves["random"]
@@ -119,7 +119,7 @@ def _pruning(result: Result, name: str) -> Curves:
     return Curves(f"{title} (band: lowest to highest random order)", tuple(series), "heads removed (%)", name)
 
 
-def _layers(result: Result) -> Table:
+def _layers(result: SuiteResult) -> Table:
     removed = result["layers_removed"]
 
     def less(row: str) -> list[list[str]]:
@@ -130,7 +130,7 @@ def _layers(result: Result) -> Table:
     return by_index(header, [*less("no_head"), kept, *less("one_head")])
 
 
-def _smaller(result: Result) -> list[Block]:
+def _smaller(result: SuiteResult) -> list[Block]:
     """The smaller checkpoint beside the whole model."""
     smaller, speed = result["smaller"], result["smaller"]["speed"]
     rows = [
@@ -160,7 +160,7 @@ def _smaller(result: Result) -> list[Block]:
     ]
 
 
-def _gates(result: Result) -> list[Block]:
+def _gates(result: SuiteResult) -> list[Block]:
     """Trained gates, and the model under them."""
     found = result["gates"]
     names = {

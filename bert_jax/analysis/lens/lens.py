@@ -5,16 +5,23 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.lens.measures import Readings, leads_since, read_logits, unigram_readings
+from bert_jax.analysis.lens.readings import Readings, leads_since, read_logits, unigram_readings
 from bert_jax.analysis.lens.section import blocks, scalars
-from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, Rate, check
 from bert_jax.inference.embedding import row_length
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import TOKENS_PER_BATCH, Row, batches, choose_masked, masked_positions, sample_texts
+from bert_jax.interventions.rows import (
+    TOKENS_PER_BATCH,
+    TextRow,
+    batches,
+    choose_masked,
+    masked_positions,
+    sample_texts,
+)
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 LOGITS_IN_MEMORY = 2**26
@@ -43,7 +50,7 @@ class LensSettings:
 
 
 def read_masked(
-    model: LoadedModel, rows: list[Row], masked: list[np.ndarray], *, progress: bool = False
+    model: LoadedModel, rows: list[TextRow], masked: list[np.ndarray], *, progress: bool = False
 ) -> tuple[Readings, np.ndarray, np.ndarray]:
     """Replace tokens by the mask token, and read every hidden state through the MLM head there.
 
@@ -107,7 +114,7 @@ def summarize(readings: Readings, tokens: np.ndarray) -> dict[str, Any]:
     }
 
 
-def run(inputs: SuiteInputs, settings: LensSettings) -> Result:
+def run(inputs: SuiteInputs, settings: LensSettings) -> SuiteResult:
     """The readings of the model and of random weights at the same masked tokens, and the unigram baseline.
 
     Raises:
@@ -143,7 +150,7 @@ def run(inputs: SuiteInputs, settings: LensSettings) -> Result:
     }
 
 
-def _counts_of_unmasked(rows: list[Row], masked: list[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
+def _counts_of_unmasked(rows: list[TextRow], masked: list[np.ndarray], tokenizer: Tokenizer) -> np.ndarray:
     kept = [np.delete(row.input_ids, positions) for row, positions in zip(rows, masked, strict=True)]
     counts = np.bincount(np.concatenate(kept), minlength=tokenizer.vocab_size)
     counts[list(tokenizer.special_ids)] = 0
@@ -151,7 +158,7 @@ def _counts_of_unmasked(rows: list[Row], masked: list[np.ndarray], tokenizer: To
 
 
 def _examples(
-    rows: list[Row],
+    rows: list[TextRow],
     masked: list[np.ndarray],
     readings: Readings,
     row_of_token: np.ndarray,

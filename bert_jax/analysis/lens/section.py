@@ -4,12 +4,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from bert_jax.analysis.figures import RANDOM, Quantity, by_index, cells, compared
-from bert_jax.analysis.suite import Result, Scalar
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cells, compared
+from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Note, Table
 
 
-def quantities(result: Result) -> dict[str, Quantity]:
+def quantities(result: SuiteResult) -> dict[str, Quantity]:
     """What is measured at every hidden state, by its key in the result."""
     found, random, unigram = result["model"], result["random_weights"], result["unigram"]
     titles = {
@@ -29,7 +29,7 @@ def quantities(result: Result) -> dict[str, Quantity]:
     }
 
 
-def scalars(result: Result) -> Mapping[str, Scalar]:
+def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
     measured, found, random = quantities(result), result["model"], result["random_weights"]
     known, settled = (compared(found[key], {RANDOM: random[key]}) for key in ("mean_known_since", "mean_settled_since"))
@@ -41,7 +41,7 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     }
 
 
-def blocks(result: Result) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
     since = {"right token leads from here on": "known_since", "final prediction leads": "settled_since"}
     shares = {name: np.cumsum(result["model"][key]) / result["masked_tokens"] for name, key in since.items()}
@@ -68,7 +68,7 @@ def blocks(result: Result) -> tuple[Block, ...]:
     )
 
 
-def _table(result: Result) -> Table:
+def _table(result: SuiteResult) -> Table:
     found, random, unigram = result["model"], result["random_weights"], result["unigram"]
 
     def column(key: str, form: str = ".3f") -> list[str]:
@@ -86,7 +86,7 @@ def _table(result: Result) -> Table:
     return by_index(header, columns, ["token frequency"])
 
 
-def _examples(result: Result) -> list[Block]:
+def _examples(result: SuiteResult) -> list[Block]:
     examples = result["examples"]
     columns = [
         [f"{top} ({rank:,})" for top, rank in zip(one["top_by_state"], one["rank_by_state"], strict=True)]

@@ -11,12 +11,12 @@ from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Row, batches, mean_of_words
+from bert_jax.interventions.rows import TextRow, batches, mean_of_words
 
 PROBABILITIES = "layers.*.attention.probabilities"
 
 
-def word_attention(row: Row, probabilities: Float[np.ndarray, "*heads S S"]) -> Float[np.ndarray, "*heads n n"]:
+def word_attention(row: TextRow, probabilities: Float[np.ndarray, "*heads S S"]) -> Float[np.ndarray, "*heads n n"]:
     """Attention between words: the sum over the tokens of the word that is attended to, the mean over the others.
 
     Attention to special tokens is left out, so that rows sum to at most 1 (Clark et al. 2019, section 4.1).
@@ -31,7 +31,7 @@ def word_attention(row: Row, probabilities: Float[np.ndarray, "*heads S S"]) -> 
 
 
 def head_uuas(
-    model: LoadedModel, rows: Sequence[Row], trees: Sequence[Tree], *, description: str, progress: bool = False
+    model: LoadedModel, rows: Sequence[TextRow], trees: Sequence[Tree], *, description: str, progress: bool = False
 ) -> Float[np.ndarray, "L N"]:
     """Share of gold edges in the maximum spanning tree over a + a^T, for the attention a of every head.
 

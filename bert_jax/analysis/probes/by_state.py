@@ -8,10 +8,10 @@ import numpy as np
 
 from bert_jax.analysis.probes import mix, structural
 from bert_jax.analysis.probes.linear import probe_state, uniform_code_bits
-from bert_jax.analysis.probes.structural import Scores, Tree
+from bert_jax.analysis.probes.structural import Tree, TreeScores
 from bert_jax.analysis.probes.tasks import LabelTask, control_task, uniform_of_type
 from bert_jax.analysis.probes.trees import chain_distances, control_heads
-from bert_jax.analysis.probes.vectors import Sample, WordVectors
+from bert_jax.analysis.probes.vectors import ProbeVectors, Sample
 from bert_jax.command.progress import progress_bar
 from bert_jax.finetune.metrics import span_f1
 
@@ -20,7 +20,7 @@ PUNCTUATION = "PUNCT"
 
 
 def linear_scores(
-    vectors: WordVectors,
+    vectors: ProbeVectors,
     task: LabelTask,
     dev: Sample,
     *,
@@ -66,7 +66,7 @@ def _span_f1(task: LabelTask, predictions: np.ndarray, dev: Sample) -> float:
     return span_f1([one.tags for one in dev.sentences], predicted)["f1"]
 
 
-def mix_summary(vectors: WordVectors, task: LabelTask, *, epochs: int, seed: int) -> dict[str, Any]:
+def mix_summary(vectors: ProbeVectors, task: LabelTask, *, epochs: int, seed: int) -> dict[str, Any]:
     """Scalar mixes over states 0 to l, where their gains are, and how concentrated; other arguments as above."""
     scores = mix.probe_mixes(vectors.train, vectors.dev, task, epochs=epochs, seed=seed)
     return {
@@ -95,7 +95,7 @@ def control_trees(sample: Sample, seed: int) -> list[Tree]:
 
 
 def structural_scores(
-    vectors: WordVectors,
+    vectors: ProbeVectors,
     train: Sample,
     dev: Sample,
     *,
@@ -120,7 +120,7 @@ def structural_scores(
       progress: show a progress bar on stderr.
     """
 
-    def probe(state: int, train_packs: structural.Packs, dev_trees: Sequence[Tree]) -> Scores:
+    def probe(state: int, train_packs: structural.Packs, dev_trees: Sequence[Tree]) -> TreeScores:
         states = vectors.train[state], vectors.dev[state]
         return structural.probe_state(*states, train_packs, dev_trees, dev.starts, rank=rank, epochs=epochs, seed=seed)
 
@@ -130,7 +130,7 @@ def structural_scores(
         for state in range(count):
             scores.append(probe(state, packs, trees))
             bar.update()
-        found: dict[str, Any] = {name: [getattr(one, name) for one in scores] for name in Scores._fields}
+        found: dict[str, Any] = {name: [getattr(one, name) for one in scores] for name in TreeScores._fields}
         if with_control:
             best = int(np.nanargmax(found["uuas"])) if np.isfinite(found["uuas"]).any() else 0
             of_control = control_trees(dev, seed)
@@ -144,7 +144,7 @@ def _pack(trees: Sequence[Tree], sample: Sample) -> structural.Packs:
     return jax.tree.map(jax.numpy.asarray, structural.pack(trees, sample.starts))
 
 
-def chain_scores(trees: Sequence[Tree]) -> Scores:
+def chain_scores(trees: Sequence[Tree]) -> TreeScores:
     """Scores of the chain that joins each word to its right neighbour, with the first word as the root."""
     lengths = [len(tree.heads) for tree in trees]
     return structural.score([chain_distances(n) for n in lengths], [np.arange(n) for n in lengths], trees)

@@ -16,7 +16,8 @@ from bert_jax.array_types import Float, Int
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Batch, Row, batches, choose_masked, masked_positions
+from bert_jax.interventions.rows import TextBatch, TextRow, batches, choose_masked, masked_positions
+from bert_jax.interventions.task_evaluation import log_softmax
 from bert_jax.model.activations import Edit
 
 EPOCHS = 30
@@ -31,7 +32,7 @@ Erasers = Mapping[str, Sequence[Eraser]]
 class Masked(NamedTuple):
     """Rows with masked tokens, and the part of speech of every token's word."""
 
-    rows: list[Row]
+    rows: list[TextRow]
     """With the mask token at the masked positions."""
     positions: list[np.ndarray]
     """Masked positions of each row, at least one."""
@@ -206,7 +207,7 @@ def mlm_scores(
     return {"masked_tokens": sum(map(len, masked.positions)), "loss_nats": means(0), "accuracy": means(1)}
 
 
-def _at_words(batch: Batch, masked: Masked) -> np.ndarray:
+def _at_words(batch: TextBatch, masked: Masked) -> np.ndarray:
     """1 at tokens of words, float32 [B, S]; 0 in rows that only fill the batch."""
     found = np.zeros(batch.input_ids.shape, np.float32)
     for b, index in enumerate(batch.indices):
@@ -217,6 +218,4 @@ def _at_words(batch: Batch, masked: Masked) -> np.ndarray:
 
 def _token_scores(logits: np.ndarray, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Negative log-likelihood of each token, nats, and whether it leads."""
-    shifted = logits - logits.max(-1, keepdims=True)
-    log_p = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
-    return -log_p[np.arange(len(tokens)), tokens], logits.argmax(-1) == tokens
+    return -log_softmax(logits)[np.arange(len(tokens)), tokens], logits.argmax(-1) == tokens

@@ -12,8 +12,8 @@ from bert_jax.analysis.probes.attention_trees import head_uuas
 from bert_jax.analysis.probes.by_state import chain_scores, gold_trees, linear_scores, mix_summary, structural_scores
 from bert_jax.analysis.probes.section import blocks, scalars
 from bert_jax.analysis.probes.tasks import LabelTask, describe, entity_task, part_of_speech_task, relation_task
-from bert_jax.analysis.probes.vectors import Sample, WordVectors, draw_sentences, word_vectors
-from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.probes.vectors import ProbeVectors, Sample, draw_sentences, word_vectors
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.analysis.treebank import read_splits, split_of
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Rate, check
@@ -21,7 +21,7 @@ from bert_jax.finetune.tagging import TaggedSentence, read_conll
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.storage.paths import StoredPath
 
-Task = dict[str, Any]
+TaskResult = dict[str, Any]
 """Of one task: sizes and baselines, and the scores of each of ROWS."""
 ROWS = ("model", "random_weights")
 
@@ -59,14 +59,19 @@ class ProbesSettings:
         check(self, "probes.")
 
 
-def run(inputs: SuiteInputs, settings: ProbesSettings) -> Result:
+def run(inputs: SuiteInputs, settings: ProbesSettings) -> SuiteResult:
     """Probes of the model and of random weights; a folder that is not there is left out.
 
     Raises:
       UserError: malformed data, a missing split, or too few sentences that fit.
     """
-    result: Result = {"layers": inputs.model.config.num_layers, "seed": inputs.seed, "treebank": None, "entities": None}
-    tasks: dict[str, Task] = {}
+    result: SuiteResult = {
+        "layers": inputs.model.config.num_layers,
+        "seed": inputs.seed,
+        "treebank": None,
+        "entities": None,
+    }
+    tasks: dict[str, TaskResult] = {}
     if (inputs.data / "treebank").is_dir():
         result["treebank"] = _treebank(inputs, settings, tasks)
     if (inputs.data / "entities").is_dir():
@@ -74,7 +79,7 @@ def run(inputs: SuiteInputs, settings: ProbesSettings) -> Result:
     return result | {"tasks": tasks}
 
 
-def _treebank(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Task]) -> dict[str, Any]:
+def _treebank(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, TaskResult]) -> dict[str, Any]:
     """Everything that reads treebank/; the tasks are added to `tasks`."""
     splits = read_splits(inputs.files("treebank", ".conllu"))
     train, dev = _draw(inputs, settings, splits, "treebank")
@@ -148,7 +153,7 @@ def _erasure(
     )
 
 
-def _entities(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Task]) -> dict[str, Any]:
+def _entities(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, TaskResult]) -> dict[str, Any]:
     """Everything that reads entities/; the task is added to `tasks`."""
     train, dev = _draw(inputs, settings, _read_entities(inputs.files("entities", "")), "entities")
     task = entity_task(train, dev)
@@ -164,7 +169,7 @@ def _entities(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, Ta
 def _label_scores(
     inputs: SuiteInputs,
     settings: ProbesSettings,
-    vectors: WordVectors,
+    vectors: ProbeVectors,
     task: LabelTask,
     dev: Sample,
     description: str,

@@ -4,15 +4,15 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.analysis.figures import RANDOM, Quantity, by_index, cell, cells, compared, is_number
 from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
-from bert_jax.analysis.suite import Result, Scalar
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cell, cells, compared, is_number
+from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Note, Table
 
 TITLES = {"pos": "Parts of speech", "relations": "Dependency relations", "entities": "Entities"}
 
 
-def scalars(result: Result) -> Mapping[str, Scalar]:
+def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
     found: dict[str, Scalar] = {}
     for name, task in result["tasks"].items():
@@ -44,7 +44,7 @@ def scalars(result: Result) -> Mapping[str, Scalar]:
     return found
 
 
-def blocks(result: Result) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[Block, ...]:
     """Question, figures, tables, and how to read them."""
     found: list[Block] = [
         Note(

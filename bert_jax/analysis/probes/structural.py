@@ -47,7 +47,7 @@ class Packs(NamedTuple):
     """float32 [r, p]: 1 / n, 0 at empty places."""
 
 
-class Scores(NamedTuple):
+class TreeScores(NamedTuple):
     """Of both probes of one hidden state."""
 
     uuas: float
@@ -158,7 +158,7 @@ def probe_state(
     rank: int,
     epochs: int,
     seed: int,
-) -> Scores:
+) -> TreeScores:
     """Fit both probes on one hidden state and score them.
 
     Args:
@@ -183,7 +183,7 @@ def probe_state(
     return score(distances, depths, dev_trees)
 
 
-def score(distances: Sequence[np.ndarray], depths: Sequence[np.ndarray], of: Sequence[Tree]) -> Scores:
+def score(distances: Sequence[np.ndarray], depths: Sequence[np.ndarray], of: Sequence[Tree]) -> TreeScores:
     """Scores of predicted distances and depths (Hewitt and Manning 2019, section 4.1).
 
     Args:
@@ -210,7 +210,7 @@ def score(distances: Sequence[np.ndarray], depths: Sequence[np.ndarray], of: Seq
         by_distance.append(rows.mean() if len(rows) > 1 else float("nan"))
         by_depth.append(float(trees.spearman_rows(depth, gold_distances[root])))
     lengths = [len(tree.heads) for tree in of]
-    return Scores(
+    return TreeScores(
         correct / edges if edges else float("nan"),
         trees.mean_by_length(by_distance, lengths),
         roots / rooted if rooted else float("nan"),

@@ -17,7 +17,7 @@ UNSEEN = -1
 OUTSIDE = "O"
 
 
-class Examples(NamedTuple):
+class ProbeExamples(NamedTuple):
     """What is labelled, and how."""
 
     words: np.ndarray
@@ -34,8 +34,8 @@ class LabelTask(NamedTuple):
     title: str
     names: tuple[str, ...]
     """Labels of the training examples, sorted."""
-    train: Examples
-    dev: Examples
+    train: ProbeExamples
+    dev: ProbeExamples
     outside: int | None = None
     """Label of words that are in no span, for tags of spans such as B-PER and O; most words have it. None: no tags of
     spans."""
@@ -113,7 +113,7 @@ def _task(
     for split, split_labels, indices in zip((train, dev), flat, words, strict=True):
         ids = np.array([index.get(label, UNSEEN) for label in split_labels], np.int32)
         types = [word.lower() for one in split.sentences for word in one.words]
-        examples.append(Examples(indices.astype(np.int32), ids, types))
+        examples.append(ProbeExamples(indices.astype(np.int32), ids, types))
     return LabelTask(title, names, *examples)
 
 

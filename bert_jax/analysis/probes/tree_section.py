@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from bert_jax.analysis.figures import RANDOM, Quantity, by_head, by_index, cell, cells
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_head, by_index, cell, cells
 from bert_jax.report import Block, Curves, Note, Table
 
 SCORES = {

@@ -11,7 +11,7 @@ from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import Row, batches, encode_words, mean_of_words
+from bert_jax.interventions.rows import TextRow, batches, encode_words, mean_of_words
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 MIN_SENTENCES = 2
@@ -22,7 +22,7 @@ class Sample(NamedTuple):
 
     sentences: list[Any]
     """Of `treebank.Sentence` or `tagging.TaggedSentence`."""
-    rows: list[Row]
+    rows: list[TextRow]
     skipped: int
     """Sentences that were drawn and left out: too many tokens, or a word that has no token."""
     available: int
@@ -43,7 +43,7 @@ class Sample(NamedTuple):
         return self._replace(sentences=self.sentences[:count], rows=self.rows[:count])
 
 
-class WordVectors(NamedTuple):
+class ProbeVectors(NamedTuple):
     """Vectors of the words of all sentences, one sentence after the other."""
 
     train: list[jax.Array]
@@ -75,7 +75,7 @@ def draw_sentences(
       UserError: fewer than MIN_SENTENCES sentences fit.
     """
     kept: list[Any] = []
-    rows: list[Row] = []
+    rows: list[TextRow] = []
     skipped, order = 0, rng.permutation(len(sentences))
     for start in range(0, len(order), count):
         drawn = [sentences[i] for i in order[start : start + count]]
@@ -97,7 +97,7 @@ def draw_sentences(
 
 def word_vectors(
     model: LoadedModel, train: Sample, dev: Sample, *, description: str, progress: bool = False
-) -> WordVectors:
+) -> ProbeVectors:
     """Run all sentences once and keep their word vectors, (L + 1) * H * 4 bytes for each word.
 
     Args:
@@ -108,7 +108,7 @@ def word_vectors(
       progress: show a progress bar on stderr.
     """
     with progress_bar(description, len(train.rows) + len(dev.rows), "sentence", shown=progress) as bar:
-        return WordVectors(_vectors(model, train, bar.update), _vectors(model, dev, bar.update))
+        return ProbeVectors(_vectors(model, train, bar.update), _vectors(model, dev, bar.update))
 
 
 def _vectors(model: LoadedModel, sample: Sample, update: Callable[[int], object]) -> list[jax.Array]:

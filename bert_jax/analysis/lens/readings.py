@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Float, Int
+from bert_jax.interventions.task_evaluation import log_softmax
 
 
 class Readings(NamedTuple):
@@ -30,11 +31,11 @@ def read_logits(logits: Float[np.ndarray, "L1 n V"], tokens: Int[np.ndarray, " n
       logits: of every hidden state, the last layer's last.
       tokens: the masked ones.
     """
-    last = _log_softmax(logits[-1])
+    last = log_softmax(logits[-1])
     index = (np.arange(len(tokens)), tokens)
     likelihoods, ranks, top, divergences = [], [], [], []
     for state in logits:
-        log_probabilities = _log_softmax(state)
+        log_probabilities = log_softmax(state)
         likelihoods.append(log_probabilities[index])
         ranks.append(1 + (state > state[index][:, None]).sum(-1))
         top.append(state.argmax(-1))
@@ -67,8 +68,3 @@ def unigram_readings(tokens: Int[np.ndarray, " n"], counts: Int[np.ndarray, " V"
         "loss_nats": float(-log_probabilities[tokens].mean()),
         "median_rank": float(np.median(ranks)),
     }
-
-
-def _log_softmax(logits: Float[np.ndarray, "n V"]) -> Float[np.ndarray, "n V"]:
-    shifted = logits - logits.max(-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))

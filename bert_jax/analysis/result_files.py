@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from bert_jax.analysis.suite import Result, Suite, SuiteInputs
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.storage.files import write_atomic
@@ -50,7 +50,7 @@ class ResultFile(TypedDict):
 
     format_version: int
     request: Request
-    result: Result
+    result: SuiteResult
     seconds: float
     """Of the suite, with compilation."""
     peak_memory_mb: int

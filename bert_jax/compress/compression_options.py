@@ -10,7 +10,7 @@ from bert_jax.compress.matches import (
     Recipe,
     RecipeName,
     Replacement,
-    Schedule,
+    ReplacementSchedule,
     Start,
     check_matches,
     choose_layers,
@@ -78,7 +78,7 @@ class CompressOptions:
     replace_rate: Share | None = None
     """For theseus: probability that a layer of the student replaces its group of layers of the teacher in the first
     step. Default: 0.3."""
-    replace_schedule: Schedule | None = None
+    replace_schedule: ReplacementSchedule | None = None
     """For theseus: whether the probability rises linearly to 1 (default), or is constant."""
     replace_share: Share | None = None
     """For theseus: share of the steps with replacement at random; afterwards the student trains alone. Default: 0.5."""

@@ -7,23 +7,27 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bert_jax.compress import losses
+from bert_jax.compress import distillation_losses
 
 SEGMENT_IDS = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
 TOKENS = (SEGMENT_IDS > 0).astype(np.float32)
 PAIRS = np.array((SEGMENT_IDS[:, :, None] == SEGMENT_IDS[:, None]) & (SEGMENT_IDS[:, None] > 0), np.float32)
-VECTOR_LOSSES = {"mse": losses.mse, "normalised_mse": losses.normalised_mse, "cosine": losses.cosine}
+VECTOR_LOSSES = {
+    "mse": distillation_losses.mse,
+    "normalised_mse": distillation_losses.normalised_mse,
+    "cosine": distillation_losses.cosine,
+}
 VECTOR_LOSSES |= {
-    "standardised_mse": losses.standardised_mse,
-    "mean_mse": losses.mean_mse,
-    "variance_l1": losses.variance_l1,
+    "standardised_mse": distillation_losses.standardised_mse,
+    "mean_mse": distillation_losses.mean_mse,
+    "variance_l1": distillation_losses.variance_l1,
 }
 ALL = {
     **{name: (loss, (2, 6, 8), TOKENS) for name, loss in VECTOR_LOSSES.items()},
-    "soft_targets": (functools.partial(losses.soft_targets, temperature=3.0), (2, 6, 4), TOKENS),
-    "attention_scores_mse": (losses.attention_scores_mse, (2, 3, 6, 6), PAIRS),
-    "attention_kl": (losses.attention_kl, (2, 3, 6, 6), PAIRS),
-    "similarity_mse": (losses.similarity_mse, (2, 6, 8), PAIRS),
+    "soft_targets": (functools.partial(distillation_losses.soft_targets, temperature=3.0), (2, 6, 4), TOKENS),
+    "attention_scores_mse": (distillation_losses.attention_scores_mse, (2, 3, 6, 6), PAIRS),
+    "attention_kl": (distillation_losses.attention_kl, (2, 3, 6, 6), PAIRS),
+    "similarity_mse": (distillation_losses.similarity_mse, (2, 6, 8), PAIRS),
 }
 """Function, shape of both sides, weights."""
 
@@ -69,14 +73,16 @@ def test_planted_values():
     weights = np.array([1.0, 1.0, 0.0], np.float32)
     student = np.array([[3.0, 4.0], [1.0, 0.0], [9.0, 9.0]], np.float32)
     teacher = np.array([[3.0, 0.0], [-2.0, 0.0], [0.0, 0.0]], np.float32)
-    assert sums(losses.mse, student, teacher, weights) == (16 / 2 + 9 / 2, 2.0)
+    assert sums(distillation_losses.mse, student, teacher, weights) == (16 / 2 + 9 / 2, 2.0)
     # Unit vectors (0.6, 0.8) and (1, 0); (1, 0) and (-1, 0).
-    np.testing.assert_allclose(sums(losses.normalised_mse, student, teacher, weights), (0.4 + 2.0, 2.0), rtol=1e-6)
-    np.testing.assert_allclose(sums(losses.cosine, student, teacher, weights), (0.4 + 2.0, 2.0), rtol=1e-6)
+    np.testing.assert_allclose(
+        sums(distillation_losses.normalised_mse, student, teacher, weights), (0.4 + 2.0, 2.0), rtol=1e-6
+    )
+    np.testing.assert_allclose(sums(distillation_losses.cosine, student, teacher, weights), (0.4 + 2.0, 2.0), rtol=1e-6)
     even, sure = np.log(np.array([[0.5, 0.5]], np.float32)), np.log(np.array([[0.9, 0.1]], np.float32))
     expected = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
     for factor in (1.0, 2.0):
-        loss = functools.partial(losses.soft_targets, temperature=factor)
+        loss = functools.partial(distillation_losses.soft_targets, temperature=factor)
         total, _ = sums(loss, factor * even, factor * sure, weights[:1])
         np.testing.assert_allclose(total, factor**2 * expected, rtol=1e-5)
 
@@ -86,9 +92,11 @@ def test_planted_statistics():
     student = np.array([[1.0, 3.0], [4.0, 4.0], [9.0, 9.0]], np.float32)
     teacher = np.array([[-2.0, 4.0], [1.0, 3.0], [0.0, 0.0]], np.float32)
     # Means 2 and 4 beside 1 and 2; variances 1 and 0 beside 9 and 1; standardised (-1, 1) and (0, 0) beside (-1, 1).
-    assert sums(losses.mean_mse, student, teacher, weights) == (1.0 + 4.0, 2.0)
-    assert sums(losses.variance_l1, student, teacher, weights) == (8.0 + 1.0, 2.0)
-    np.testing.assert_allclose(sums(losses.standardised_mse, student, teacher, weights), (0.0 + 1.0, 2.0), atol=1e-5)
+    assert sums(distillation_losses.mean_mse, student, teacher, weights) == (1.0 + 4.0, 2.0)
+    assert sums(distillation_losses.variance_l1, student, teacher, weights) == (8.0 + 1.0, 2.0)
+    np.testing.assert_allclose(
+        sums(distillation_losses.standardised_mse, student, teacher, weights), (0.0 + 1.0, 2.0), atol=1e-5
+    )
 
 
 def test_divergence_of_planted_attention():
@@ -96,7 +104,7 @@ def test_divergence_of_planted_attention():
     pairs = np.zeros((1, 3, 3), np.float32)
     pairs[0, :2, :2] = 1
     teacher = np.log(np.array([[0.9, 0.1, 1.0], [0.5, 0.5, 1.0], [1.0, 1.0, 1.0]], np.float32))[None, None]
-    total, weight = sums(losses.attention_kl, np.zeros((1, 1, 3, 3), np.float32), teacher, pairs)
+    total, weight = sums(distillation_losses.attention_kl, np.zeros((1, 1, 3, 3), np.float32), teacher, pairs)
     expected = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
     np.testing.assert_allclose((total, weight), (expected, 2.0), rtol=1e-5)
 
@@ -105,20 +113,20 @@ def test_similarities_of_planted_vectors():
     """Two tokens that are orthogonal in the student and equal in the teacher, which is wider."""
     student = np.array([[[2.0, 0.0], [0.0, 2.0]]], np.float32)
     teacher = np.full((1, 2, 4), 1.0, np.float32)
-    total, weight = sums(losses.similarity_mse, student, teacher, np.ones((1, 2, 2), np.float32))
+    total, weight = sums(distillation_losses.similarity_mse, student, teacher, np.ones((1, 2, 2), np.float32))
     # Student 2 on the diagonal and 0 elsewhere, teacher 1 everywhere.
     assert (total, weight) == (4.0, 4.0)
 
 
 def test_pairs_of_the_same_example():
-    found = np.asarray(losses.same_example(jnp.asarray(SEGMENT_IDS)))
+    found = np.asarray(distillation_losses.same_example(jnp.asarray(SEGMENT_IDS)))
     assert np.array_equal(found, PAIRS) and found.sum() == 2**2 + 3**2 + 4**2
     assert found[0, 0, 1] == 1 and found[0, 1, 2] == 0 and not found[0, 5].any() and not found[:, :, 5].any()
 
 
 def test_gradients_of_zero_vectors_are_finite():
     zeros, teacher = np.zeros((1, 1, 8), np.float32), random_sides((1, 1, 8))[1]
-    for loss in (losses.normalised_mse, losses.cosine):
+    for loss in (distillation_losses.normalised_mse, distillation_losses.cosine):
         gradient = jax.grad(lambda x, loss=loss: sums(loss, x, teacher, np.ones((1, 1), np.float32)).sum)(
             jnp.asarray(zeros)
         )

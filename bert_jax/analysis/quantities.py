@@ -12,7 +12,7 @@ from bert_jax.report import Curves, Heatmap, Series, Table
 
 STATE, LAYER = "hidden state (0: embeddings)", "layer (from 0)"
 RANDOM = "random weights"
-Values = Sequence[float | None] | np.ndarray
+Numbers = Sequence[float | None] | np.ndarray
 """Of a saved result; None where a number is undefined."""
 
 
@@ -22,9 +22,9 @@ class Quantity(NamedTuple):
     title: str
     unit: str
     """Or what the values are, e.g. "accuracy"."""
-    lines: Mapping[str, Values]
+    lines: Mapping[str, Numbers]
     """By name; the first one is the model's."""
-    baselines: Mapping[str, Values | float | None] = {}
+    baselines: Mapping[str, Numbers | float | None] = {}
     """By name, along the axis, or one number everywhere; None: undefined."""
     axis: str = STATE
     """What the indices of the values are."""
@@ -56,7 +56,7 @@ def compared(value: float | None, baselines: Mapping[str, float | None], factor:
     return Scalar(factor * value if is_number(value) else math.nan, shown)
 
 
-def by_head(title: str, values: Sequence[Values] | np.ndarray, unit: str, center: float | None = None) -> Heatmap:
+def by_head(title: str, values: Sequence[Numbers] | np.ndarray, unit: str, center: float | None = None) -> Heatmap:
     """Values by layer and head."""
     rows = tuple(map(floats, values))
     layers, heads = (tuple(map(str, range(size))) for size in (len(rows), len(rows[0])))
@@ -88,12 +88,12 @@ def cell(value: float | None, form: str = ".3f", factor: float = 1) -> str:
     return cells([value], form, factor)[0]
 
 
-def paired(values: Values, beside: Values) -> list[str]:
+def paired(values: Numbers, beside: Numbers) -> list[str]:
     """Numbers as text, each with that of a baseline in brackets."""
     return [f"{one} ({other})" for one, other in zip(cells(values), cells(beside), strict=True)]
 
 
-def floats(values: Values) -> tuple[float, ...]:
+def floats(values: Numbers) -> tuple[float, ...]:
     """NaN for None."""
     return tuple(math.nan if value is None else float(value) for value in values)
 
