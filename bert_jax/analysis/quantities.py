@@ -9,6 +9,7 @@ import numpy as np
 
 from bert_jax.analysis.suite import Scalar
 from bert_jax.report import Curves, Heatmap, Series, Table
+from bert_jax.report.cells import cell
 
 STATE, LAYER = "hidden state (0: embeddings)", "layer (from 0)"
 RANDOM = "random weights"
@@ -80,12 +81,7 @@ def by_index(
 
 def cells(values: Iterable[float | None], form: str = ".3f", factor: float = 1) -> list[str]:
     """Numbers as text, empty where they are undefined."""
-    return [f"{factor * value:{form}}" if is_number(value) else "" for value in values]
-
-
-def cell(value: float | None, form: str = ".3f", factor: float = 1) -> str:
-    """A number as text, empty if it is undefined."""
-    return cells([value], form, factor)[0]
+    return [cell(factor * value, form, "") if is_number(value) else "" for value in values]
 
 
 def paired(values: Numbers, beside: Numbers) -> list[str]:

@@ -32,7 +32,7 @@ def test_tables():
     )
     assert table.header == ("layer", "x", "y")
     assert table.rows == (("0", "1", "1.000 ()"), ("1", "2", " (2.000)"), ("all", "3", ""))
-    assert quantities.cells([0.5, None, math.nan], ".0f", 100) == ["50", "", ""] and quantities.cell(3, ",") == "3"
+    assert quantities.cells([0.5, None, math.nan], ".0f", 100) == ["50", "", ""] and quantities.cells([3], ",") == ["3"]
 
 
 def test_maps_by_head():

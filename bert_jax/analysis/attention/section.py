@@ -8,9 +8,10 @@ import numpy as np
 
 from bert_jax.analysis.attention.patterns import PATTERNS
 from bert_jax.analysis.attention.relations import ALL
-from bert_jax.analysis.quantities import LAYER, RANDOM, Quantity, by_head, cell, compared, floats
+from bert_jax.analysis.quantities import LAYER, RANDOM, Quantity, by_head, compared, floats
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Curves, Heatmap, Note, Point, Scatter, Series, Table
+from bert_jax.report.cells import cell
 
 ROWS = ("model", "random_weights")
 MEASURES = {
@@ -184,7 +185,10 @@ def _cluster_blocks(statistics: dict[str, Any]) -> list[Block]:
         for i, (x, y) in enumerate(model["head_points"])
     )
     rows = tuple(
-        (label, *(cell(found[name]) or "none" for name in ("head_distance_in_layer", "head_distance_between_layers")))
+        (
+            label,
+            *(cell(found[name], ".3f", "none") for name in ("head_distance_in_layer", "head_distance_between_layers")),
+        )
         for label, found in (("model", model), ("random weights", random))
     )
     return [

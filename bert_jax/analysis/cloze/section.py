@@ -4,9 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bert_jax.analysis.cloze.pll import VARIANTS
-from bert_jax.analysis.quantities import RANDOM, cell, compared
+from bert_jax.analysis.quantities import RANDOM, cells, compared
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Note, Table
+from bert_jax.report.cells import cell
 
 NAMES = {
     "original": "PLL, original",
@@ -188,7 +189,7 @@ def _lama(found: dict[str, Any]) -> Iterator[Block]:
         (
             NAMES.get(name, name),
             *(_percent(means[name].get(key)) for key in ("precision_at_1", "precision_at_10")),
-            cell(means[name].get("mean_reciprocal_rank")),
+            cell(means[name].get("mean_reciprocal_rank"), ".3f", ""),
         )
         for name in ("model", "random_weights", "lone_mask", "most_frequent_object")
     ]
@@ -198,7 +199,7 @@ def _lama(found: dict[str, Any]) -> Iterator[Block]:
         (
             name,
             *(_percent(one["model"][key]) for key in ("precision_at_1", "precision_at_10")),
-            cell(one["model"]["mean_reciprocal_rank"]),
+            cell(one["model"]["mean_reciprocal_rank"], ".3f", ""),
             *(_percent(one[part]["precision_at_1"]) for part in ("random_weights", "most_frequent_object")),
             f"{one['model']['facts']:,}",
             f"{one['model']['ties']:,}",
@@ -213,7 +214,7 @@ def _variants(found: dict[str, Any]) -> Table:
     """What negation and mispriming change."""
     means = found["mean_of_relations"]
     negated, primed = means["negated"], means["misprimed"]
-    correlation = cell(negated["rank_correlation"])
+    correlation = cell(negated["rank_correlation"], ".3f", "")
     facts = {part: sum(one[part]["facts"] for one in found["by_relation"].values()) for part in means}
     rows = (
         (
@@ -241,4 +242,4 @@ def _reasons(skipped: Mapping[str, int]) -> str:
 
 
 def _percent(value: float | None) -> str:
-    return cell(value, ".1f", 100)
+    return cells([value], ".1f", 100)[0]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
-from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cell, cells, compared, is_number
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cells, compared, is_number
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Block, Note, Table
 
@@ -113,7 +113,7 @@ def _mix_blocks(tasks: dict[str, Any]) -> list[Block]:
     random_gains = {f"{title}, {RANDOM}": random["score"] for title, (_, random) in mixes.items()}
     keys = ("centre_of_gravity", "weights_divergence_bits", "expected_layer", "gain_concentration_bits")
     rows = [
-        (f"{title}{suffix}", *(cell(one[key], ".2f") for key in keys))
+        (f"{title}{suffix}", *cells((one[key] for key in keys), ".2f"))
         for title, pair in mixes.items()
         for one, suffix in zip(pair, ("", ", random weights"), strict=True)
     ]

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from bert_jax.analysis.quantities import RANDOM, Quantity, by_head, by_index, cell, cells
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_head, by_index, cells
 from bert_jax.report import Block, Curves, Note, Table
+from bert_jax.report.cells import cell
 
 SCORES = {
     "uuas": "UUAS",
@@ -43,8 +44,8 @@ def tree_blocks(structure: dict[str, Any], attention: dict[str, Any]) -> list[Bl
             "The structural probe maps vectors so that squared distances fit distances in the dependency tree, and "
             "squared norms the depths. UUAS is the share of the gold edges in the minimum spanning tree, without "
             "punctuation; the chain joins every word to its right neighbour. Control: in trees whose arcs depend on "
-            f"word types only, state {control['state']} has UUAS {cell(control['uuas'])}, the chain "
-            f"{cell(control['chain_uuas'])}."
+            f"word types only, state {control['state']} has UUAS {cell(control['uuas'], '.3f', '')}, the chain "
+            f"{cell(control['chain_uuas'], '.3f', '')}."
         ),
         *figures,
         by_index(("state", *titles), columns, ["chain"]),
