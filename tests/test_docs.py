@@ -70,6 +70,8 @@ def test_links_lead_to_files_and_headings(page):
         linked = ROOT / page.parent / name if name else ROOT / page
         assert linked.is_file(), target
         assert not anchor or anchor in anchors_of(linked), target
+    for target, date in re.findall(r"\]\(([^)\s]*log/\w+\.md)\)(?:,| of) (\d{4}-\d\d-\d\d)", text):
+        assert f"\n## {date}: " in (ROOT / page.parent / target).read_text(), f"{target} has no entry of {date}"
 
 
 def test_pages_that_the_code_names_exist():
