@@ -116,6 +116,8 @@ def test_the_files_of_the_architecture_exist():
     assert len(files) > 15 and [file for file in files if not (ROOT / file).is_file()] == []
     packages = set(re.findall(r"(?m)^\| `(\w+)/` \|", text))
     assert packages == {path.parent.name for path in (ROOT / "bert_jax").glob("*/__init__.py")}
+    figure = (ROOT / "docs" / "images" / "architecture.svg").read_text()
+    assert [package for package in packages if f">{package}<" not in figure] == []
 
 
 @pytest.mark.slow
