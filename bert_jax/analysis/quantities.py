@@ -81,7 +81,7 @@ def by_index(
 
 def cells(values: Iterable[float | None], form: str = ".3f", factor: float = 1) -> list[str]:
     """Numbers as text, empty where they are undefined."""
-    return [cell(factor * value, form, "") if is_number(value) else "" for value in values]
+    return [cell(None if value is None else factor * value, form, "") for value in values]
 
 
 def paired(values: Numbers, beside: Numbers) -> list[str]:

@@ -15,6 +15,7 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import score
 from bert_jax.finetune.tasks import encode_splits, read_splits
+from bert_jax.inference.embedding import pad_rows
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -108,15 +109,8 @@ def task_logits(model: ServedModel, examples: EncodedExamples, pad_id: int, *, b
 
 def pad_examples(examples: EncodedExamples, rows: np.ndarray, length: int, pad_id: int) -> ForwardInputs:
     """A batch of ROWS rows; those after the examples repeat the first one."""
-    shape = (ROWS, length)
-    ids, types, mask = np.full(shape, pad_id, np.int32), np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    for row in range(ROWS):
-        index = rows[row] if row < len(rows) else rows[0]
-        part = slice(examples.starts[index], examples.starts[index + 1])
-        size = part.stop - part.start
-        ids[row, :size], types[row, :size], mask[row, :size] = (
-            examples.input_ids[part],
-            examples.token_type_ids[part],
-            1,
-        )
+    indices = [*rows, *[rows[0]] * (ROWS - len(rows))]
+    parts = [slice(examples.starts[index], examples.starts[index + 1]) for index in indices]
+    ids, mask = pad_rows([examples.input_ids[part] for part in parts], length, pad_id)
+    types, _ = pad_rows([examples.token_type_ids[part] for part in parts], length, 0)
     return ForwardInputs(ids, types, mask)

@@ -111,6 +111,16 @@ def _row_lengths(lengths: Sequence[int]) -> list[int]:
     return row_lengths
 
 
+def pad_rows(
+    rows: Sequence[Sequence[int] | np.ndarray], length: int, fill: int
+) -> tuple[Int[np.ndarray, "B S"], Int[np.ndarray, "B S"]]:
+    """Rows in arrays [rows, length], and 1 where a row has values, both int32; `fill` elsewhere."""
+    values, mask = np.full((len(rows), length), fill, np.int32), np.zeros((len(rows), length), np.int32)
+    for b, row in enumerate(rows):
+        values[b, : len(row)], mask[b, : len(row)] = row, 1
+    return values, mask
+
+
 def _text_slots(seq_len: int) -> int:
     return seq_len // TOKENS_PER_TEXT_SLOT
 

@@ -277,11 +277,8 @@ class LoadedModel:
 
     def _pad(self, rows: Sequence[Sequence[int] | np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """Ids and attention mask [B, S] of rows; S is one of a few lengths, so that few are compiled."""
-        shape = (len(rows), embedding.row_length(max(map(len, rows))))
-        input_ids, mask = np.full(shape, self.tokenizer.pad_id, np.int32), np.zeros(shape, np.int32)
-        for b, row in enumerate(rows):
-            input_ids[b, : len(row)], mask[b, : len(row)] = row, 1
-        return input_ids, mask
+        length = embedding.row_length(max(map(len, rows)))
+        return embedding.pad_rows(rows, length, self.tokenizer.pad_id)
 
 
 def _normalize(vectors: np.ndarray) -> np.ndarray:

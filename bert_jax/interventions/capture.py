@@ -25,6 +25,7 @@ from bert_jax.array_types import Array, Float
 from bert_jax.config import ModelConfig
 from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.errors import UserError, did_you_mean
+from bert_jax.inference.embedding import pad_rows
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.intervention import Intervention, split_name, to_edits
 from bert_jax.interventions.rows import TextBatch
@@ -138,9 +139,7 @@ def _edits_of(model: LoadedModel, batch: TextBatch, interventions: Sequence[Inte
 
 
 def _source_batch(source: Sequence[Sequence[int]], batch: TextBatch, pad_id: int) -> TextBatch:
-    ids, mask = np.full_like(batch.input_ids, pad_id), np.zeros_like(batch.attention_mask)
-    for b, row in enumerate(source):
-        ids[b, : len(row)], mask[b, : len(row)] = row, 1
+    ids, mask = pad_rows(source, batch.input_ids.shape[1], pad_id)
     return batch._replace(input_ids=ids, attention_mask=mask)
 
 

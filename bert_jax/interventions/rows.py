@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.tables import read_text
-from bert_jax.inference.embedding import row_length
+from bert_jax.inference.embedding import pad_rows, row_length
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
@@ -203,11 +203,9 @@ def batches(rows: Sequence[TextRow], pad_id: int, tokens_per_batch: int = TOKENS
 
 def _pad(rows: list[TextRow], indices: np.ndarray, pad_id: int, length: int, size: int) -> TextBatch:
     """Rows in a batch of one shape; rows that only fill it repeat the first one."""
-    input_ids, types, mask = (np.full((size, length), fill, np.int32) for fill in (pad_id, 0, 0))
-    for b in range(size):
-        row = rows[b] if b < len(rows) else rows[0]
-        n = len(row.input_ids)
-        input_ids[b, :n], types[b, :n], mask[b, :n] = row.input_ids, row.token_type_ids, 1
+    filled = [*rows, *[rows[0]] * (size - len(rows))]
+    input_ids, mask = pad_rows([row.input_ids for row in filled], length, pad_id)
+    types, _ = pad_rows([row.token_type_ids for row in filled], length, 0)
     return TextBatch(input_ids, types, mask, np.r_[indices, np.full(size - len(rows), -1)].astype(np.int64))
 
 

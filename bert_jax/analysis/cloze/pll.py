@@ -10,8 +10,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from bert_jax.analysis.cloze.predictions import pad_rows, plan_shapes, token_log_probabilities
+from bert_jax.analysis.cloze.predictions import plan_shapes, token_log_probabilities
 from bert_jax.command.progress import progress_bar
+from bert_jax.inference.embedding import pad_rows
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.rows import TextRow
 
@@ -76,7 +77,7 @@ def _score(model: LoadedModel, rows: Sequence[TextRow], copies: np.ndarray, prog
     with progress_bar("masked tokens", len(copies), "token", shown=progress) as bar:
         for shape in plan_shapes(lengths[copies[:, 0]]):
             of_shape, row_in_shape = np.unique(copies[shape.indices, 0], return_inverse=True)
-            ids, attention = pad_rows([rows[i] for i in of_shape], shape.length, pad_id)
+            ids, attention = pad_rows([rows[i].input_ids for i in of_shape], shape.length, pad_id)
             local = np.zeros(len(copies), np.int64)
             local[shape.indices] = row_in_shape
             columns = np.arange(shape.length)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.array_types import Float, Int
-from bert_jax.inference.embedding import row_length
+from bert_jax.inference.embedding import pad_rows, row_length
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import analysis_config, compute
 from bert_jax.interventions.rows import TextRow, encode_texts, space_before_words
@@ -58,14 +58,6 @@ def plan_shapes(lengths: Int[np.ndarray, " n"], tokens_per_batch: int = TOKENS_P
     return shapes
 
 
-def pad_rows(rows: Sequence[TextRow], length: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Input ids and attention mask of rows, int32 [len(rows), length]."""
-    input_ids, mask = np.full((len(rows), length), pad_id, np.int32), np.zeros((len(rows), length), np.int32)
-    for b, row in enumerate(rows):
-        input_ids[b, : len(row.input_ids)], mask[b, : len(row.input_ids)] = row.input_ids, 1
-    return input_ids, mask
-
-
 def encode_masked(texts: Sequence[str], model: LoadedModel) -> list[TextRow | None]:
     """Rows of texts with one [MASK]; None for a text with more tokens than the model has positions.
 
@@ -90,7 +82,7 @@ def mask_log_probabilities(model: LoadedModel, rows: Sequence[TextRow]) -> Float
     tokenizer = model.tokenizer
     found = np.zeros((len(rows), tokenizer.vocab_size), np.float32)
     for shape in plan_shapes(np.array([len(row.input_ids) for row in rows], np.int64)):
-        input_ids, mask = pad_rows([rows[i] for i in shape.indices], shape.length, tokenizer.pad_id)
+        input_ids, mask = pad_rows([rows[i].input_ids for i in shape.indices], shape.length, tokenizer.pad_id)
         positions = (input_ids == tokenizer.mask_id).argmax(1).astype(np.int32)
         within = Shape(shape.length, shape.rows_per_pass, np.arange(len(shape.indices)))
         for chosen, count in within.passes():
