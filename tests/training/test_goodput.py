@@ -12,8 +12,6 @@ from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize
 from tests.runs import Killed, spoil
 
-pytestmark = pytest.mark.slow
-
 
 class Clock:
     """Stands in for the module `time`."""
@@ -153,6 +151,7 @@ def entries(workdir) -> list[dict]:
     return [json.loads(line) for line in (workdir / FILE).read_text().splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_killed_and_continued(config, train, tmp_path, ticking):
     """Everything that happened is counted once, and nothing twice: kinds add up to the time that passed."""
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(every=3, keep=4))
@@ -182,6 +181,7 @@ def test_a_run_killed_and_continued(config, train, tmp_path, ticking):
         assert all(one["seconds"][kind] <= other["seconds"][kind] for kind in one["seconds"])
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_back(config, train, tmp_path, ticking):
     """From step 6 to the save after step 2: what was done in between is lost."""
     began = ticking.now + 1
