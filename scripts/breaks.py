@@ -115,9 +115,9 @@ data_prep/sources/encodings.py: data_prep/test_encodings.py
     _MAX_LOST_SHARE = 0.01 => _MAX_LOST_SHARE = 0.5
 data_prep/sources/encodings.py: data_prep/test_encodings.py
     if lost < max(1, characters): => if not lost:
-data_prep/vocabularies/train.py: data_prep/test_unknown_text.py
+data_prep/vocabularies/train.py: data_prep/test_train_vocabularies.py
     if strips and marks.deleted > _MANY_DELETED * marks.characters: => if strips and marks.deleted > marks.characters:
-data_prep/vocabularies/wordpiece_bpe.py: data_prep/test_unknown_text.py
+data_prep/vocabularies/wordpiece_bpe.py: data_prep/test_train_vocabularies.py
     if rare > _MANY_UNKNOWN * every: => if rare > every:
 data_prep/vocabularies/wordpiece_bpe.py: data_prep/test_train_vocabularies.py
     kept |= added => kept |= set()

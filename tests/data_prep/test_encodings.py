@@ -45,6 +45,11 @@ def test_every_file_is_identified(folder):
     assert reading.places == [("undecodable_bytes", "ru-bad.txt")] and reading.skipped[0].size == 1
 
 
+def test_a_bad_byte_does_not_make_utf_8_another_encoding():
+    """Which the library that identifies encodings takes for cp1250."""
+    assert encodings.identify([(TEXTS["de"] * 10).encode() + b"\xe9\n"]) == "utf-8"
+
+
 @pytest.mark.parametrize(("language", "encoding"), [*CASES, ("ja", "iso2022_jp_ext")])
 @pytest.mark.parametrize("setting", ["auto", None])
 def test_ranges_and_blocks_have_no_effect(tmp_path, language, encoding, setting):

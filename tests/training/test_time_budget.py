@@ -89,16 +89,15 @@ def test_a_resumed_run_has_the_same_rates_and_less_time(tmp_path):
     )
 
 
-@pytest.mark.slow
 def test_a_run_that_the_clock_ended_gets_more_hours(tmp_path):
     """With a constant rate; its steps so far keep their rates."""
     config = dataclasses.replace(timed(), phases=(dataclasses.replace(timed().phases[0], decay="constant"),))
     first = Machine(config, tmp_path / "ledger")
-    step, rates = first.run(0, np.inf, 2.0)
+    step, rates = first.run(0, np.inf, 20.0)
     longer = dataclasses.replace(config, phases=(dataclasses.replace(config.phases[0], hours=3.0),))
     machine = Machine(longer, tmp_path / "ledger", seconds=5.0)
     assert first.schedule.end_step == step and [machine.schedule.learning_rate(s) for s in range(step)] == rates
-    last, more = machine.run(step, np.inf, 2.0)
+    last, more = machine.run(step, np.inf, 20.0)
     assert last == pytest.approx(3 * step, rel=0.02) and set(more) == {1.0}
 
 
