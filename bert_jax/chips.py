@@ -6,7 +6,6 @@ All figures are per *jax device*: on v3 that is a core, two per chip, so the fig
 Comments at the tables name the pages, and the figures that are not from them.
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,8 +86,6 @@ class Chip:
     ring_size: int
     """Minimum number of devices along a dimension that closes to a ring; a shorter one is a line with half the
     bandwidth."""
-    slice_devices: int
-    """Number of devices of the largest slice."""
     float32_share: float
     """Share of peak_flops that float32 products reach at jax's default precision: all on TPUs, which use one bfloat16
     pass; half on GPUs, which use TF32."""
@@ -112,12 +109,12 @@ _TPU_KINDS = {
 # chip. Not on these pages: vector_ops, which are lanes x units x clock from papers, v6e's taken as v5e's; the networks
 # of v3 and v4, taken as v5e's; the ring_size of v3: only whole pods.
 _TPUS = (
-    # name  peak_flops  vector_ops  memory B/s  memory      link B/s              network B/s        torus ring slice
-    ("v3",  123e12 / 2, 1.9e12,     900e9 / 2, 15.48 * GIB, 340e12 / 1024 / 4 / 2, 3.125e9 / 2,        2, 32, 2048),
-    ("v4",  275e12,     8.6e12,     1200e9,    30.75 * GIB, 1.1e15 / 4096 / 6,     3.125e9,            3, 4, 4096),
-    ("v5e", 197e12,     6.1e12,     819e9,     15.75 * GIB, 400e9 / 2 / 4,         6.4e12 / 8 / 256,   2, 16, 256),
-    ("v5p", 459e12,     14.3e12,    2765e9,    95.74 * GIB, 1200e9 / 2 / 6,        50e9 / 8,           3, 4, 6144),
-    ("v6e", 918e12,     6.1e12,     1600e9,    31.25 * GIB, 3200e9 / 8 / 4,        25.6e12 / 8 / 256,  2, 16, 256),
+    # name  peak_flops  vector_ops  memory B/s  memory      link B/s              network B/s        torus ring
+    ("v3",  123e12 / 2, 1.9e12,     900e9 / 2, 15.48 * GIB, 340e12 / 1024 / 4 / 2, 3.125e9 / 2,        2, 32),
+    ("v4",  275e12,     8.6e12,     1200e9,    30.75 * GIB, 1.1e15 / 4096 / 6,     3.125e9,            3, 4),
+    ("v5e", 197e12,     6.1e12,     819e9,     15.75 * GIB, 400e9 / 2 / 4,         6.4e12 / 8 / 256,   2, 16),
+    ("v5p", 459e12,     14.3e12,    2765e9,    95.74 * GIB, 1200e9 / 2 / 6,        50e9 / 8,           3, 4),
+    ("v6e", 918e12,     6.1e12,     1600e9,    31.25 * GIB, 3200e9 / 8 / 4,        25.6e12 / 8 / 256,  2, 16),
 )
 # https://www.nvidia.com/en-us/data-center/h100 and so on (b200: hgx). SXM boards of 8 with an NVSwitch; the network is
 # one InfiniBand card per GPU, as in NVIDIA's DGX. Not read on these pages: of a100 all but peak_flops and memory, which
@@ -133,7 +130,7 @@ _GPUS = (
 )
 # fmt: on
 _CHIPS = [Chip(name, _TPU_KINDS[name], *rest, 1.0, 0, TPU_V6 if name == "v6e" else TPU) for name, *rest in _TPUS]
-_CHIPS += [Chip(name, (f"NVIDIA {name.upper()}",), *rest, 0, 1, 8, 0.5, float8, GPU) for name, *rest, float8 in _GPUS]
+_CHIPS += [Chip(name, (f"NVIDIA {name.upper()}",), *rest, 0, 1, 0.5, float8, GPU) for name, *rest, float8 in _GPUS]
 CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
 """Chips by name, the first part of a topology's name: ``v5e`` of ``v5e:16x16``."""
 
@@ -144,8 +141,3 @@ def chip_of(device_kind: str) -> Chip | None:
         (len(kind), chip.name) for chip in CHIPS.values() for kind in chip.device_kinds if device_kind.startswith(kind)
     ]
     return CHIPS[max(matches)[1]] if matches else None
-
-
-def min_slices(chip: Chip, devices: int) -> int:
-    """The minimum number of slices with this number of devices."""
-    return math.ceil(devices / chip.slice_devices)

@@ -5,7 +5,7 @@ from unittest import mock
 import jax
 import pytest
 
-from bert_jax.chips import CHIPS, Sizes, chip_of, min_slices
+from bert_jax.chips import CHIPS, Sizes, chip_of
 from bert_jax.training import reporter
 
 KINDS = {
@@ -45,8 +45,6 @@ def test_figures_are_in_their_units(chip):
     assert all(0 < share <= 1 for share in chip.efficiency)
 
 
-def test_slices():
-    assert [min_slices(CHIPS["v5e"], n) for n in (8, 256, 257, 2048)] == [1, 1, 2, 8]
-    assert min_slices(CHIPS["h100"], 64) == 8
+def test_sizes():
     sizes = Sizes(data=4, fsdp=2, tensor=3)
     assert sizes.devices == 24 and sizes.row_shards == 8

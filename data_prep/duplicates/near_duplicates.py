@@ -37,7 +37,6 @@ from data_prep.duplicates.minhash import EMPTY
 from data_prep.duplicates.repeated_keys import find_repeats, group_of, slot_of
 from data_prep.duplicates.word_hashes import hash64
 
-DEFAULT_THRESHOLD = 0.5
 BAND_RECALL = 0.99
 """Probability that a pair with exactly the threshold similarity is compared"""
 BUCKET = 32

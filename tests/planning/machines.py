@@ -18,7 +18,6 @@ CHIP = Chip(
     link_bandwidth=1e9,
     torus_dimensions=2,
     ring_size=4,
-    slice_devices=16,
     network_bandwidth=1e8,
     efficiency=Efficiency(0.5, 1.0, 1.0, 1.0, 1.0),
 )
