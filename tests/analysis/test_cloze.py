@@ -8,7 +8,7 @@ import pytest
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.cloze import SUITE, agreement, cloze_scores, ettinger, lama, lama_files
+from bert_jax.analysis.cloze import SUITE, cloze_scores, ettinger, lama, lama_files, verb_agreement
 from bert_jax.analysis.cloze.cloze import ClozeSettings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
@@ -69,23 +69,23 @@ def test_agreement_of_models_with_known_answers(tmp_path):
     lines = [f"{group}\tx\tthe river ***mask*** .\t{right}\t{wrong}" for group, right, wrong in sentences]
     lines += ["0\tx\t***mask*** the river .\tsings\tSings", f"0\tx\t{'the ' * 70} ***mask***\tsings\tfalls", ""]
     files = write(tmp_path / "a.tsv", "\r\n".join(lines))
-    found = agreement.run(files, prefers(sings=2, falls=1), False)
+    found = verb_agreement.run(files, prefers(sings=2, falls=1), False)
     assert (found["sentences"], found["sentences_in_files"]) == (3, 6)
     assert found["skipped"] == {"not_one_token": 1, "same_token": 1, "too_long": 1}
     assert [found["by_group"][group]["model"]["accuracy"] for group in ("0", "2")] == [0.5, 1]
     assert found["mean_of_groups"]["model"] == 0.75
     for name in ("model", "lone_mask"):
         np.testing.assert_allclose(found["all_sentences"][name]["accuracy"], 2 / 3)
-    undecided = agreement.run(files, prefers(), False)["all_sentences"]["model"]
+    undecided = verb_agreement.run(files, prefers(), False)["all_sentences"]["model"]
     assert undecided == {"accuracy": 0.5, "items": 3, "ties": 3}
 
 
 def test_agreement_reads_the_context(tmp_path):
     files = write(tmp_path / "a.tsv", "1\tx\tthe river ***mask*** over stone .\tsings\tfalls\n")
     model = small_model()
-    items = agreement.read_items(files)
-    _, rows, tokens, _ = agreement.tokens_of_forms(items, model)
-    found = agreement.scores_of_tokens(model, rows, tokens, False)[0]
+    items = verb_agreement.read_items(files)
+    _, rows, tokens, _ = verb_agreement.tokens_of_forms(items, model)
+    found = verb_agreement.scores_of_tokens(model, rows, tokens, False)[0]
     (candidates,) = model.fill_mask("the river [MASK] over stone .", top=model.tokenizer.vocab_size)
     expected = {one.token: np.log(one.probability) for one in candidates}
     np.testing.assert_allclose(found, [expected["sings"], expected["falls"]], atol=1e-4)
@@ -207,7 +207,7 @@ def test_a_model_that_answers_the_misprime(tmp_path):
 
 
 def read_agreement(files):
-    return agreement.read_items(files)
+    return verb_agreement.read_items(files)
 
 
 def read_ettinger(files):
@@ -245,7 +245,7 @@ def test_malformed_files(read, content, message, tmp_path):
 
 def test_nothing_to_score(tmp_path):
     with pytest.raises(UserError, match=r"none of 1 sentences can be scored \(not_one_token 1, same_token 0"):
-        agreement.run(write(tmp_path / "a.tsv", "0\ta\ta ***mask***\tcrab\tfalls"), prefers(), False)
+        verb_agreement.run(write(tmp_path / "a.tsv", "0\ta\ta ***mask***\tcrab\tfalls"), prefers(), False)
     facts = write_facts(tmp_path / "P.jsonl", {"obj_label": "crab", "masked_sentences": ["[MASK]"]})
     with pytest.raises(UserError, match=r"none of 1 facts can be scored \(not_one_token 1"):
         lama.run(facts, None, prefers(), 0, 0, False)

@@ -10,7 +10,7 @@ import pytest
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.probes import SUITE, linear, mix, tasks, vectors
+from bert_jax.analysis.probes import SUITE, label_tasks, linear, mix, vectors
 from bert_jax.analysis.probes.probes import ProbesSettings
 from bert_jax.analysis.result_files import _plain
 from bert_jax.analysis.suite import SuiteInputs
@@ -62,22 +62,22 @@ def planted(labels, classes, rng, width=24):
 
 def test_control_labels_depend_on_the_word_type_only():
     train, dev = tagged(80, 0), tagged(20, 1)
-    task = tasks.entity_task(sample_of(train), sample_of(dev))
-    control = tasks.control_task(task, seed=0)
+    task = label_tasks.entity_task(sample_of(train), sample_of(dev))
+    control = label_tasks.control_task(task, seed=0)
     by_type = dict(zip(control.train.types, control.train.labels.tolist(), strict=True))
     for split in (control.train, control.dev):
         assert [by_type[word] for word in split.types] == split.labels.tolist()
-    reordered = tasks.control_task(tasks.entity_task(sample_of(train[::-1]), sample_of(dev)), seed=0)
+    reordered = label_tasks.control_task(label_tasks.entity_task(sample_of(train[::-1]), sample_of(dev)), seed=0)
     assert dict(zip(reordered.train.types, reordered.train.labels.tolist(), strict=True)) == by_type
-    others = [tasks.control_task(task, seed=seed).train.labels for seed in range(1, 6)]
+    others = [label_tasks.control_task(task, seed=seed).train.labels for seed in range(1, 6)]
     assert any((labels != control.train.labels).any() for labels in others)
 
 
 def test_control_labels_have_the_distribution_of_the_labels():
     types = [f"w{i}" for i in range(4000)]
     labels = np.random.default_rng(0).choice(3, 4000, p=[0.6, 0.3, 0.1]).astype(np.int32)
-    examples = tasks.ProbeExamples(np.arange(4000)[:, None], labels, types)
-    control = tasks.control_task(tasks.LabelTask("t", ("a", "b", "c"), examples, examples), seed=3)
+    examples = label_tasks.ProbeExamples(np.arange(4000)[:, None], labels, types)
+    control = label_tasks.control_task(label_tasks.LabelTask("t", ("a", "b", "c"), examples, examples), seed=3)
     shares, expected = (np.bincount(one, minlength=3) / 4000 for one in (control.train.labels, labels))
     np.testing.assert_allclose(shares, expected, atol=0.03)
     assert abs(np.corrcoef(control.train.labels, labels)[0, 1]) < 0.05
@@ -86,11 +86,11 @@ def test_control_labels_have_the_distribution_of_the_labels():
 def test_arcs_are_of_the_word_and_its_head_and_labels_may_be_unseen():
     train = [Sentence(("the", "river", "sings"), ("DET", "NOUN", "VERB"), (2, 3, 0), ("det", "nsubj", "root"))] * 2
     dev = [Sentence(("wind", "sings"), ("NOUN", "VERB"), (2, 0), ("obl", "root"))]
-    task = tasks.relation_task(sample_of(train), sample_of(dev))
+    task = label_tasks.relation_task(sample_of(train), sample_of(dev))
     assert task.names == ("det", "nsubj", "root")
     np.testing.assert_array_equal(task.train.words, [[0, 1], [1, 2], [2, 2], [3, 4], [4, 5], [5, 5]])
-    np.testing.assert_array_equal(task.dev.labels, [tasks.UNSEEN, 2])
-    about = tasks.describe(task)
+    np.testing.assert_array_equal(task.dev.labels, [label_tasks.UNSEEN, 2])
+    about = label_tasks.describe(task)
     assert about["dev_examples_with_unseen_label"] == 1 and about["dev_share_with_seen_type"] == 0.5
     assert about["labels_that_occur_once"] == 0
 
@@ -98,15 +98,15 @@ def test_arcs_are_of_the_word_and_its_head_and_labels_may_be_unseen():
 def test_baselines():
     train = [TaggedSentence(("river", "river", "river", "wind"), ("N", "N", "V", "V"))] * 2
     dev = [TaggedSentence(("river", "wind", "stone", "wind"), ("N", "V", "N", "N"))]
-    found = tasks.baselines(tasks.entity_task(sample_of(train), sample_of(dev)))
+    found = label_tasks.baselines(label_tasks.entity_task(sample_of(train), sample_of(dev)))
     assert found == {"majority": 0.75, "word_type": 0.75}
 
 
 def test_planted_labels_are_found_and_their_control_task_is_not():
     rng = np.random.default_rng(0)
     splits = [sample_of(tagged(count, seed)) for count, seed in ((160, 0), (60, 1))]
-    task = tasks.entity_task(*splits)
-    control = tasks.control_task(task, seed=0)
+    task = label_tasks.entity_task(*splits)
+    control = label_tasks.control_task(task, seed=0)
     train, dev = (jnp.asarray(planted(one.labels, 3, rng)) for one in (task.train, task.dev))
     scores = linear.probe_state(train, dev, task, control, epochs=20, penalty=1.0, seed=0)
     most = max(np.bincount(control.dev.labels)) / len(control.dev.labels)
@@ -151,7 +151,7 @@ def test_a_probe_of_a_prefix_sees_the_prefix_only():
 
 def test_mixes_find_the_state_that_has_the_labels():
     rng = np.random.default_rng(0)
-    task = tasks.entity_task(sample_of(tagged(160, 0)), sample_of(tagged(60, 1)))
+    task = label_tasks.entity_task(sample_of(tagged(160, 0)), sample_of(tagged(60, 1)))
     noise = [[rng.normal(size=(n, 24)).astype(np.float32) for _ in range(4)] for n in (800, 300)]
     for states, examples in zip(noise, (task.train, task.dev), strict=True):
         states[2] = 5 * planted(examples.labels, 3, rng) + 7

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.analysis.cloze import agreement, ettinger, lama, minimal_pairs
+from bert_jax.analysis.cloze import ettinger, lama, minimal_pairs, verb_agreement
 from bert_jax.analysis.cloze.section import blocks, scalars
 from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.errors import require
@@ -44,7 +44,7 @@ def run(inputs: SuiteInputs, settings: ClozeSettings) -> SuiteResult:
         if folder == "minimal_pairs":
             found = minimal_pairs.run(files, models, settings.pairs, inputs.seed, inputs.progress)
         elif folder == "agreement":
-            found = agreement.run(files, models, inputs.progress)
+            found = verb_agreement.run(files, models, inputs.progress)
         elif folder == "ettinger":
             found = ettinger.run(files, models)
         else:

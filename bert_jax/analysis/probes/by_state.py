@@ -7,9 +7,9 @@ import jax
 import numpy as np
 
 from bert_jax.analysis.probes import mix, structural
+from bert_jax.analysis.probes.label_tasks import LabelTask, control_task, uniform_of_type
 from bert_jax.analysis.probes.linear import probe_state, uniform_code_bits
 from bert_jax.analysis.probes.structural import Tree, TreeScores
-from bert_jax.analysis.probes.tasks import LabelTask, control_task, uniform_of_type
 from bert_jax.analysis.probes.trees import chain_distances, control_heads
 from bert_jax.analysis.probes.vectors import ProbeVectors, Sample
 from bert_jax.command.progress import progress_bar

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bert_jax.analysis.probes.tasks import LabelTask, score
+from bert_jax.analysis.probes.label_tasks import LabelTask, score
 from bert_jax.analysis.probes.vectors import standardized
 from bert_jax.array_types import Array, Float, Int, Key
 

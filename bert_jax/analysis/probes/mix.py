@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bert_jax.analysis.probes.label_tasks import LabelTask, score
 from bert_jax.analysis.probes.linear import BATCH, CHUNK, LEARNING_RATE, MIN_STEPS
-from bert_jax.analysis.probes.tasks import LabelTask, score
 from bert_jax.array_types import Array, Float, Int, Key
 
 MIX_RATE_FACTOR = 10.0

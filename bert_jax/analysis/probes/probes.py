@@ -10,8 +10,8 @@ from bert_jax.analysis.probes import erasure
 from bert_jax.analysis.probes.attention_trees import baselines as attention_baselines
 from bert_jax.analysis.probes.attention_trees import head_uuas
 from bert_jax.analysis.probes.by_state import chain_scores, gold_trees, linear_scores, mix_summary, structural_scores
+from bert_jax.analysis.probes.label_tasks import LabelTask, describe, entity_task, part_of_speech_task, relation_task
 from bert_jax.analysis.probes.section import blocks, scalars
-from bert_jax.analysis.probes.tasks import LabelTask, describe, entity_task, part_of_speech_task, relation_task
 from bert_jax.analysis.probes.vectors import ProbeVectors, Sample, draw_sentences, word_vectors
 from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.analysis.treebank import read_splits, split_of
