@@ -45,7 +45,7 @@ RESERVE = 2.0
 
 
 @dataclasses.dataclass
-class Result:
+class CaseResult:
     """Measurements of a case."""
 
     case: Case
@@ -59,7 +59,7 @@ class Result:
 
 
 def measure_group(
-    results: Sequence[Result], build: Callable[[Case], Any], left: Callable[[], float], rounds: int, slowest: float
+    results: Sequence[CaseResult], build: Callable[[Case], Any], left: Callable[[], float], rounds: int, slowest: float
 ) -> float:
     """Build the cases of a group, then time them in turn for several rounds while the budget lasts.
 
@@ -76,7 +76,7 @@ def measure_group(
     Returns:
       `slowest` for the next group.
     """
-    steps: list[tuple[Result, Any, int]] = []
+    steps: list[tuple[CaseResult, Any, int]] = []
     round_seconds = 0.0
     for result in results:
         before = left()
@@ -254,7 +254,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     ceiling.sample()
     results, slowest = [], 0.0
     for name, group in groups.items():
-        group_results = [Result(case, name) for case in group]
+        group_results = [CaseResult(case, name) for case in group]
         results += group_results
         slowest = measure_group(group_results, build, left, options.rounds, slowest)
         options.save(describe(ceiling, results, options.devices, earlier))
@@ -297,7 +297,7 @@ def groups_and_earlier_rows(
 
 
 def describe(
-    ceiling: Any, results: Sequence[Result], devices: int, earlier: Sequence[dict[str, Any]] = ()
+    ceiling: Any, results: Sequence[CaseResult], devices: int, earlier: Sequence[dict[str, Any]] = ()
 ) -> dict[str, Any]:
     """The ceilings of one device, and a row per case, after the rows of earlier calls that were not measured again.
 

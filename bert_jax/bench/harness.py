@@ -29,7 +29,7 @@ CLOCKS = {"seconds": time.perf_counter, "cpu": time.process_time, "main": time.t
 
 Timing = dict[str, float]
 """Seconds by clock."""
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 
 def run(
@@ -99,10 +99,10 @@ def positive(word: str) -> int:
     return int(word)
 
 
-def listed(kind: Callable[[str], Result]) -> Callable[[str], list[Result]]:
+def listed(kind: Callable[[str], Returned]) -> Callable[[str], list[Returned]]:
     """Parser of comma-separated values, for argparse."""
 
-    def values(words: str) -> list[Result]:
+    def values(words: str) -> list[Returned]:
         try:
             return [kind(word.strip()) for word in words.split(",")]
         except ValueError as error:
@@ -152,7 +152,7 @@ def clocked(steps: float = 1) -> Iterator[Timing]:
     timing |= {name: (clock() - start[name]) / steps for name, clock in CLOCKS.items()}
 
 
-def timed(work: Callable[[], Result], steps: float = 1) -> tuple[Result, Timing]:
+def timed(work: Callable[[], Returned], steps: float = 1) -> tuple[Returned, Timing]:
     """Result of a call, and its seconds divided by `steps`."""
     with clocked(steps) as timing:
         result = work()
@@ -164,9 +164,9 @@ def timer(work: Callable[[], Any], steps: float = 1) -> Callable[[], Timing]:
     return lambda: timed(work, steps)[1]
 
 
-def interleave(sides: Mapping[str, Callable[[], Result]], rounds: int) -> dict[str, list[Result]]:
+def interleave(sides: Mapping[str, Callable[[], Returned]], rounds: int) -> dict[str, list[Returned]]:
     """Call the sides in turn, A, B, A, B, ..., so that all see the same machine; their results, one per round."""
-    results: dict[str, list[Result]] = {name: [] for name in sides}
+    results: dict[str, list[Returned]] = {name: [] for name in sides}
     for _ in range(rounds):
         for name, side in sides.items():
             results[name].append(side())

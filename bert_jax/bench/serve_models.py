@@ -22,8 +22,8 @@ from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import load
 from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.paths import StoredPath, is_remote
+from bert_jax.tokenizers.readers import find_tokenizer_file
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.tokenizers.tokenizer_files import find_tokenizer_file
 
 TOKENS = "tokens"
 """Kind of the head of a program that labels tokens or finds spans: it does not say which."""

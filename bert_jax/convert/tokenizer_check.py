@@ -21,9 +21,9 @@ from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.hf_settings import CONFIG, COPY_AGAIN
 from bert_jax.tokenizers.kinds import to_added_tokens
+from bert_jax.tokenizers.readers import find_tokenizer_file, vocab_name_for_merges
 from bert_jax.tokenizers.sentencepiece_backend import FORMAT
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.tokenizers.tokenizer_files import find_tokenizer_file, vocab_name_for_merges
 
 TOKENIZER_JSON = "tokenizer.json"
 TRANSFORMERS_FILES = (TOKENIZER_JSON, "vocab.txt", "merges.txt", "spiece.model")

@@ -36,8 +36,9 @@ OTHERS_SHOWN = 7
 
 Remat = Literal["none", "dots", "full"]
 REMATS: tuple[Remat, ...] = ("none", "dots", "full")
-Values = dict[str, Any]
-PlanPhase = Callable[[Config, int, Topology, int, bool], Values]
+PlanValues = dict[str, Any]
+"""A part of a plan that JSON can hold."""
+PlanPhase = Callable[[Config, int, Topology, int, bool], PlanValues]
 """Compiles or estimates the step of a phase with a number of micro-batches: its row of the plan
 (`run_plan.plan_phase`)."""
 
@@ -64,7 +65,7 @@ class MeshCandidate(NamedTuple):
         recomputation = REMATS.index(self.remat)
         return self.memory * (1 + MARGIN) > available, sum(axes), axes, recomputation, self.accumulation, self
 
-    def to_dict(self, row: Values | None, chosen: "MeshCandidate") -> Values:
+    def to_dict(self, row: PlanValues | None, chosen: "MeshCandidate") -> PlanValues:
         """Plain values, with the outcome of the compilation if there was one."""
         if row is None:
             is_tied = self.step_seconds * (1 + ERROR) >= chosen.step_seconds
@@ -83,7 +84,7 @@ def config_on(config: Config, sizes: Sizes, remat: Remat) -> Config:
 
 def search_mesh(
     config: Config, topology: Topology, plan_phase: PlanPhase, clock: Callable[[], float] = time.process_time
-) -> tuple[Config, list[Values], Values]:
+) -> tuple[Config, list[PlanValues], PlanValues]:
     """Find the simplest setting that fits, of those that are as fast as the fastest within the error of predictions.
 
     The chosen programs are compiled, that of the phase with the largest estimate first. After one that does not fit,
@@ -112,7 +113,7 @@ def search_mesh(
         )
     # Without a compiler, the estimate itself decides whether a candidate fits.
     limits = [topology.chip.memory * (1 if topology.devices is None else 1 + MARGIN)] * len(rated)
-    tried: list[dict[MeshCandidate, Values]] = [{} for _ in rated]
+    tried: list[dict[MeshCandidate, PlanValues]] = [{} for _ in rated]
     started, longest = clock(), 0.0
     chosen = choose(config, topology, rated, limits)
     while waiting := [i for i, one in enumerate(chosen) if one not in tried[i]]:
@@ -177,9 +178,9 @@ def _to_dict(
     topology: Topology,
     rated: Sequence[list[MeshCandidate]],
     limits: Sequence[float],
-    tried: Sequence[dict[MeshCandidate, Values]],
+    tried: Sequence[dict[MeshCandidate, PlanValues]],
     chosen: Sequence[MeshCandidate],
-) -> Values:
+) -> PlanValues:
     """The search as plain values."""
     found = _with_settings(config, chosen)
     flags = [f"--mesh.{axis} {size}" for axis, size in dataclasses.asdict(found.mesh).items()]

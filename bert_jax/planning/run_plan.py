@@ -5,14 +5,13 @@ come from a roofline (planning/roofline.py). docs/plan.md lists the source of ea
 """
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from bert_jax.chips import GIB
 from bert_jax.config import Config
 from bert_jax.errors import install_command, require
 from bert_jax.planning import aot_compile, hlo, kernels
 from bert_jax.planning.memory_model import estimate_memory, fewest_micro_batches_that_fit
-from bert_jax.planning.mesh_search import search_mesh
+from bert_jax.planning.mesh_search import PlanValues, search_mesh
 from bert_jax.planning.published_runs import OWN_RUNS, RUNS
 from bert_jax.planning.roofline import ERROR, predict
 from bert_jax.planning.schedule import phase_table
@@ -25,8 +24,6 @@ from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import check_processes, unsharded_dimensions
 
-Values = dict[str, Any]
-
 
 def plan(
     config: Config,
@@ -34,7 +31,7 @@ def plan(
     micro_batch: int | None = None,
     price: float | None = None,
     search: bool = False,
-) -> Values:
+) -> PlanValues:
     """Plan of a run as plain values; bytes are per device, seconds per step.
 
     Args:
@@ -89,7 +86,7 @@ def plan(
 
 def plan_phase(
     config: Config, index: int, topology: Topology, accumulation: int, only_estimate: bool = False
-) -> Values:
+) -> PlanValues:
     """A phase's row of the plan: compiles the step; for GPUs without their compiler, lowers it.
 
     Args:
@@ -131,7 +128,7 @@ def plan_phase(
     return row | prediction._asdict() | {"step_seconds": prediction.step_seconds}
 
 
-def _kernels(program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport | None) -> Values | None:
+def _kernels(program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport | None) -> PlanValues | None:
     """Kernels of a GPU's program, and the bytes that they read and write, by kind."""
     found = getattr(program, "kernels", None)
     return found and {kind: total._asdict() for kind, total in kernels.totals(found).items()}
@@ -159,7 +156,7 @@ def _memory(
     }
 
 
-def _run(config: Config, topology: Topology, rows: Sequence[Values], price: float | None) -> Values:
+def _run(config: Config, topology: Topology, rows: Sequence[PlanValues], price: float | None) -> PlanValues:
     """Hours and cost of all steps."""
     if not all(row["fits"] for row in rows):
         return dict.fromkeys(("hours", "chip_hours", "cost"))
@@ -168,7 +165,7 @@ def _run(config: Config, topology: Topology, rows: Sequence[Values], price: floa
     return {"hours": hours, "chip_hours": chip_hours, "cost": None if price is None else chip_hours * price}
 
 
-def _roofline(topology: Topology) -> Values:
+def _roofline(topology: Topology) -> PlanValues:
     """The published runs that calibrated the roofline for this kind of chip."""
     runs = RUNS["TPU" if topology.chip.torus_dimensions else "GPU"]
     hardware = list(dict.fromkeys(run.hardware for run in runs))
@@ -204,7 +201,7 @@ def _notes(config: Config, topology: Topology, programs: Programs) -> Iterator[s
         )
 
 
-def to_sections(plan: Values) -> list[Section]:
+def to_sections(plan: PlanValues) -> list[Section]:
     """The plan as a report: the phases side by side, the whole run, notes, and the search."""
     axes = ", ".join(f"{name} {size}" for name, size in plan["mesh"].items())
     slices = f" in {plan['slices']} slices" if plan["slices"] > 1 else ""
@@ -225,7 +222,7 @@ def to_sections(plan: Values) -> list[Section]:
     return [Section(title, (table, *map(Note, notes)), level=1), *search]
 
 
-def _phase_values(row: Values) -> dict[str, str]:
+def _phase_values(row: PlanValues) -> dict[str, str]:
     """A row of the plan as text."""
     memory, by = row["memory"], "" if row["compiled"] else ", by estimate"
     short = f"does not fit, by {'at least' if row['compiled'] else 'about'} {_size(row['short_by'])}"
@@ -247,7 +244,7 @@ def _phase_values(row: Values) -> dict[str, str]:
     }
 
 
-def _search_section(search: Values) -> Section:
+def _search_section(search: PlanValues) -> Section:
     """The candidates that were compiled, and the next ones by predicted time."""
     blocks: list[Note | Table] = [Note(f"found: {' '.join(search['flags'])}")]
     blocks.append(

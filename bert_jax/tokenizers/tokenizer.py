@@ -15,7 +15,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import check_reachable, is_remote, to_path
-from bert_jax.tokenizers import cleaning, kinds, offsets, tokenizer_files
+from bert_jax.tokenizers import cleaning, kinds, offsets, readers
 from bert_jax.tokenizers.kinds import CONTINUATION, SPECIAL_TOKENS
 from bert_jax.tokenizers.models import TokenizerModel, TokenizersBackend
 
@@ -96,7 +96,7 @@ class Tokenizer:
         path = to_path(path)
         if is_remote(path):
             check_reachable(path)
-        return cls(tokenizer_files.read(epath.Path(path), lowercase, add_special_tokens))
+        return cls(readers.read(epath.Path(path), lowercase, add_special_tokens))
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> "Tokenizer":
@@ -105,7 +105,7 @@ class Tokenizer:
         Raises:
           UserError: the text is not that of a tokenizer.json, or a special token is missing.
         """
-        return cls(tokenizer_files.from_json(text, origin))
+        return cls(readers.from_json(text, origin))
 
     def encode(self, text: str) -> list[int]:
         """Ids of one text."""
@@ -296,4 +296,4 @@ def sentencepiece(content: bytes, origin: str) -> Tokenizer:
     Raises:
       UserError: a special token is missing, or the content is not a SentencePiece model.
     """
-    return Tokenizer(tokenizer_files.from_sentencepiece(content, origin))
+    return Tokenizer(readers.from_sentencepiece(content, origin))

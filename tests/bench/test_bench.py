@@ -102,7 +102,7 @@ class Machine:
 def test_budget_is_kept_and_first_cases_come_first(seconds):
     machine, results, slowest = Machine(seconds), [], 0.0
     for preset in "ab":
-        group = [bench.Result(bench.Case(preset, 128, batch)) for batch in range(3)]
+        group = [bench.CaseResult(bench.Case(preset, 128, batch)) for batch in range(3)]
         results += group
         slowest = bench.measure_group(group, machine.build, machine.left, 4, slowest)
     # Only the duration of the first build is unknown.
@@ -119,7 +119,7 @@ def test_budget_is_kept_and_first_cases_come_first(seconds):
 def test_a_group_is_interleaved_and_a_failing_case_is_a_result():
     machine = Machine(1e3)
     machine.errors[9] = RuntimeError("RESOURCE_EXHAUSTED:\nout of memory")
-    results = [bench.Result(bench.Case("a", 128, batch)) for batch in (1, 2, 9, 3)]
+    results = [bench.CaseResult(bench.Case("a", 128, batch)) for batch in (1, 2, 9, 3)]
     bench.measure_group(results, machine.build, machine.left, 2, 0.0)
     assert machine.order == [1, 1, 2, 2, 3, 3, 1, 2, 3, 1, 2, 3]
     assert results[2].status == "out of memory: RuntimeError: RESOURCE_EXHAUSTED: out of memory"
@@ -175,7 +175,7 @@ def test_a_sweep_goes_on(tmp_path):
     assert not sweep.is_measured("y", cases[1:], rows) and not sweep.is_measured("z", cases[:1], rows)
 
     def merged(samples):
-        results = [bench.Result(cases[1], "y", "failed: x"), bench.Result(cases[2], "y", "failed: x", samples)]
+        results = [bench.CaseResult(cases[1], "y", "failed: x"), bench.CaseResult(cases[2], "y", "failed: x", samples)]
         report = bench.describe(SimpleNamespace(samples={}, sizes={}), results, 1, rows)
         return [(row["group"], row["batch"], row["samples"]) for row in report["cases"]]
 
@@ -195,7 +195,9 @@ def test_a_sweep_goes_on(tmp_path):
 def test_a_floor_is_compared_only_with_steps_that_do_its_work():
     def floor_of(**changes):
         own = bench.Case("a", 128, 8, **{"pair": "none"} | changes)
-        results = [bench.Result(case, "a", "measured", [1.0]) for case in train_step.with_variants([own], ["floor"])]
+        results = [
+            bench.CaseResult(case, "a", "measured", [1.0]) for case in train_step.with_variants([own], ["floor"])
+        ]
         ceiling = SimpleNamespace(samples={own.dtype: [1.0]}, sizes={own.dtype: 1})
         return bench.describe(ceiling, results, 1)["cases"][0].get("floor / step")
 

@@ -28,7 +28,7 @@ from bert_jax.convert.tensors import LazyStateDict, LazyTensor, lazy_from_array,
 from bert_jax.errors import UserError, require
 from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.paths import StoredPath
-from bert_jax.tokenizers.tokenizer_files import find_tokenizer_file
+from bert_jax.tokenizers.readers import find_tokenizer_file
 
 ACTIVATIONS = {"gelu": "gelu", "gelu_accurate": "gelu_new", "gelu_fast": "gelu_new", "relu": "relu"}
 """fairseq's names (utils.py, modules/gelu.py) -> transformers'. gelu_fast is the old name of gelu_accurate."""

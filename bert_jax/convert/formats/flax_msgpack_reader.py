@@ -20,7 +20,7 @@ from bert_jax.convert.tensors import LazyStateDict, LazyTensor, lazy_from_array,
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.paths import StoredPath
-from bert_jax.tokenizers.tokenizer_files import find_tokenizer_file
+from bert_jax.tokenizers.readers import find_tokenizer_file
 
 WEIGHTS, INDEX, CONFIG = "flax_model.msgpack", "flax_model.msgpack.index.json", "config.json"
 MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "albert", "distilbert", "electra")

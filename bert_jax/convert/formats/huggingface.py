@@ -18,7 +18,7 @@ from bert_jax.convert.translate import strip_base_prefix, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.paths import StoredPath
-from bert_jax.tokenizers.tokenizer_files import find_tokenizer_file
+from bert_jax.tokenizers.readers import find_tokenizer_file
 
 CONFIG = "config.json"
 FILES = tuple(f"{name}{end}" for name in (SAFETENSORS, PICKLE) for end in ("", ".index.json"))

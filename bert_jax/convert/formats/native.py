@@ -34,7 +34,7 @@ from bert_jax.model import bert, int8
 from bert_jax.model.heads import Heads
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
-from bert_jax.tokenizers.tokenizer_files import find_tokenizer_file
+from bert_jax.tokenizers.readers import find_tokenizer_file
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.state import Moments
 

@@ -25,7 +25,7 @@ from bert_jax.convert.tensors import LazyStateDict
 from bert_jax.errors import require
 from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.paths import StoredPath
-from bert_jax.tokenizers.tokenizer_files import find_tokenizer_file
+from bert_jax.tokenizers.readers import find_tokenizer_file
 
 CONFIG = "bert_config.json"
 SETTINGS = (

@@ -23,7 +23,7 @@ from bert_jax.convert.tokenizer_check import write_hf_tokenizer
 from bert_jax.convert.translate import moments_from_huggingface, moments_to_huggingface, to_huggingface
 from bert_jax.errors import UserError, require
 from bert_jax.storage.paths import StoredPath
-from bert_jax.tokenizers.tokenizer_files import find_tokenizer_file
+from bert_jax.tokenizers.readers import find_tokenizer_file
 from bert_jax.training.state import Moments
 
 CHECKPOINT = "bert_model.ckpt"
