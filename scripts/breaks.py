@@ -47,6 +47,10 @@ bert_jax/data/cursor.py: data/test_batches.py data/test_epoch_plan.py training/t
     if first <= rows < last: => if first < rows < last:
 bert_jax/data/packing.py: data/test_packing.py
     if taken[row] < slots and room > length: => if room > length:
+bert_jax/data/shards.py: data/test_remote_reading.py
+    if about[1] != LAYOUT_VERSION: => if False:
+bert_jax/data/shards.py: data/test_remote_reading.py
+    os.ftruncate(self._file, 0) => os.ftruncate(self._file, self._size)
 bert_jax/data/word_starts.py: data/test_examples.py data/test_corpus.py
     return (length + 7) // 8 if length => return length // 8 if length
 bert_jax/distributed/messages.py: distributed/test_rendezvous.py
