@@ -9,7 +9,6 @@ import pytest
 from bert_jax.analysis.probes import attention_trees, by_state, structural, trees, vectors
 from bert_jax.analysis.probes.structural import Tree
 from bert_jax.analysis.treebank import Sentence
-from bert_jax.finetune.metrics import spearman
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.rows import batches, encode_words
 from tests.interventions.models import small_model
@@ -89,14 +88,6 @@ def test_punctuation_is_removed_before_the_spanning_tree():
     found, gold = trees.correct_edges(distances, (0, 1, 1), np.array([True, False, True]))
     assert (int(found), gold) == (1, 1)
     assert trees.correct_edges(np.zeros((2, 2)), (0, 1), np.array([True, False]))[1] == 0
-
-
-def test_spearman_of_rows():
-    rng = np.random.default_rng(0)
-    one, other = rng.normal(size=(5, 8)), rng.integers(0, 4, (5, 8))
-    expected = [spearman(a, b) for a, b in zip(one, other, strict=True)]
-    np.testing.assert_allclose(trees.spearman_rows(one, other), expected, rtol=1e-12)
-    assert np.isnan(trees.spearman_rows(np.ones(3), np.arange(3)))
 
 
 def test_spearman_is_averaged_by_length_from_5_to_50():

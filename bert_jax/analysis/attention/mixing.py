@@ -4,8 +4,8 @@ Shapes: L layers, N heads, n tokens (queries first, then keys), D width of a hea
 """
 
 import numpy as np
-from scipy.stats import rankdata
 
+from bert_jax.analysis.rank_correlation import rank_correlation
 from bert_jax.array_types import Float
 
 
@@ -107,14 +107,9 @@ def rank_agreement(first: Float[np.ndarray, "*a n n"], second: Float[np.ndarray,
     """
     n = first.shape[-1]
     others = ~np.eye(n, dtype=bool)
-    centred = []
-    for measure in (first, second):
-        measure = np.broadcast_to(measure, np.broadcast_shapes(first.shape, second.shape))
-        ranks = rankdata(measure[..., others].reshape(*measure.shape[:-2], n, n - 1), axis=-1)
-        centred.append(ranks - ranks.mean(-1, keepdims=True))
-    product = (centred[0] * centred[1]).sum(-1)
-    size = np.sqrt(np.square(centred[0]).sum(-1) * np.square(centred[1]).sum(-1))
-    valid = size > 0
-    correlations = np.where(valid, product / np.where(valid, size, 1), 0).sum(-1)
+    shape = np.broadcast_shapes(first.shape, second.shape)
+    both = (np.broadcast_to(one, shape)[..., others].reshape(*shape[:-1], n - 1) for one in (first, second))
+    correlations = rank_correlation(*both)
+    valid = np.isfinite(correlations)
     counts = valid.sum(-1)
-    return np.where(counts > 0, correlations / np.maximum(counts, 1), np.nan)
+    return np.where(counts > 0, np.where(valid, correlations, 0).sum(-1) / np.maximum(counts, 1), np.nan)

@@ -55,21 +55,3 @@ def ranks(scores: Float[np.ndarray, "n V"], gold: Int[np.ndarray, " n"]) -> tupl
 def precision(rank: Float[np.ndarray, " n"], most: int) -> float | None:
     """Share of ranks of at most `most` (P@most); None without ranks."""
     return share(int((rank <= most).sum()), len(rank))
-
-
-def rank_correlation(first: Float[np.ndarray, "n V"], second: Float[np.ndarray, "n V"]) -> Float[np.ndarray, " n"]:
-    """Spearman's correlation of two scores of the same candidates, for each item; ties have their mean rank.
-
-    Args:
-      first: scores of the candidates for one prompt.
-      second: for the other prompt.
-
-    Returns:
-      float64; NaN where all candidates of a prompt have the same score.
-    """
-    from scipy.stats import rankdata  # of the extra `analyse`
-
-    centred = [rankdata(scores, axis=1) - (scores.shape[1] + 1) / 2 for scores in (first, second)]
-    norms = np.prod([np.sqrt((one**2).sum(1)) for one in centred], axis=0)
-    with np.errstate(invalid="ignore"):
-        return (centred[0] * centred[1]).sum(1) / norms

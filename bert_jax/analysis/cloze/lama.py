@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import mean, precision, rank_correlation, ranks, share
+from bert_jax.analysis.cloze.cloze_scores import mean, precision, ranks, share
 from bert_jax.analysis.cloze.lama_files import Fact, common_vocabulary, draw_facts, read_relations
 from bert_jax.analysis.cloze.predictions import (
     encode_masked,
@@ -17,6 +17,7 @@ from bert_jax.analysis.cloze.predictions import (
     mask_log_probabilities,
     token_of_word,
 )
+from bert_jax.analysis.rank_correlation import rank_correlation
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel

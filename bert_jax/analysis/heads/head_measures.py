@@ -44,18 +44,3 @@ def top_share(importances: Float[np.ndarray, "L N"], share: float = 0.1) -> floa
     whole = int(count)
     rest = ordered[whole] * (count - whole) if whole < len(ordered) else 0.0
     return float((ordered[:whole].sum() + rest) / total)
-
-
-def rank_correlation(first: np.ndarray, second: np.ndarray) -> float:
-    """Spearman's correlation of two quantities over heads; NaN if one is constant."""
-    ranks = [_ranks(values.ravel()) for values in (first, second)]
-    if any(np.ptp(one) == 0 for one in ranks):
-        return float("nan")
-    return float(np.corrcoef(*ranks)[0, 1])
-
-
-def _ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0; equal values have their mean rank."""
-    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    return ((ends - counts + ends - 1) / 2)[index]

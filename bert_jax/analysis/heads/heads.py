@@ -8,8 +8,9 @@ import numpy as np
 
 from bert_jax.analysis.heads.ablation import leave_one_out, prune, without_layers
 from bert_jax.analysis.heads.gate_training import GateTraining, train_gates
-from bert_jax.analysis.heads.head_measures import counts_to_remove, rank_correlation, removable_share, top_share
+from bert_jax.analysis.heads.head_measures import counts_to_remove, removable_share, top_share
 from bert_jax.analysis.heads.section import blocks, scalars
+from bert_jax.analysis.rank_correlation import rank_correlation
 from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
@@ -131,7 +132,7 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
         "importance_normalized": normalize_by_layer(importances),
         "top_tenth_share": top_share(importances),
         "random_weights_top_tenth_share": top_share(random),
-        "importance_ablation_correlation": rank_correlation(importances, differences),
+        "importance_ablation_correlation": rank_correlation(importances.ravel(), differences.ravel()),
         **removed,
         "rise": settings.rise,
         "removable_share": removable_share(shares, curve["loss"], settings.rise),

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 
 from bert_jax.analysis.probes import trees
+from bert_jax.analysis.rank_correlation import rank_correlation
 from bert_jax.array_types import Array, Float, Int, Key
 
 AnyArray = np.ndarray | Array
@@ -206,9 +207,9 @@ def score(distances: Sequence[np.ndarray], depths: Sequence[np.ndarray], of: Seq
             rooted += 1
             roots += int(np.where(tree.counted, depth, np.inf).argmin() == root)
         gold_distances = trees.tree_distances(tree.heads)
-        rows = trees.spearman_rows(predicted, gold_distances)
+        rows = rank_correlation(predicted, gold_distances)
         by_distance.append(rows.mean() if len(rows) > 1 else float("nan"))
-        by_depth.append(float(trees.spearman_rows(depth, gold_distances[root])))
+        by_depth.append(float(rank_correlation(depth, gold_distances[root])))
     lengths = [len(tree.heads) for tree in of]
     return TreeScores(
         correct / edges if edges else float("nan"),

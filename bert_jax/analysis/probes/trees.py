@@ -91,25 +91,6 @@ def chain_distances(n: int) -> Int[np.ndarray, "n n"]:
     return np.abs(np.arange(n)[:, None] - np.arange(n))
 
 
-def spearman_rows(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Spearman's correlation along the last axis, [...]; equal values share their mean rank; NaN for constant rows.
-
-    Args:
-      first: [..., n].
-      second: of the same shape.
-    """
-    a, b = (_centred_ranks(np.asarray(values)) for values in (first, second))
-    norm = np.sqrt(np.square(a).sum(-1) * np.square(b).sum(-1))
-    with np.errstate(invalid="ignore"):
-        return np.asarray((a * b).sum(-1) / norm)
-
-
-def _centred_ranks(values: np.ndarray) -> np.ndarray:
-    one, other = values[..., :, None], values[..., None, :]
-    ranks = (one > other).sum(-1) + ((one == other).sum(-1) + 1) / 2
-    return ranks - (values.shape[-1] + 1) / 2
-
-
 def mean_by_length(values: Sequence[float], lengths: Sequence[int]) -> float:
     """Mean over sentence lengths of LENGTHS of the mean over sentences of that length; NaN without any.
 
