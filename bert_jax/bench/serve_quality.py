@@ -107,10 +107,10 @@ def task_logits(model: ServedModel, examples: EncodedExamples, pad_id: int, *, b
     return np.concatenate(found)
 
 
-def pad_examples(examples: EncodedExamples, rows: np.ndarray, length: int, pad_id: int) -> ForwardInputs:
-    """A batch of ROWS rows; those after the examples repeat the first one."""
-    indices = [*rows, *[rows[0]] * (ROWS - len(rows))]
-    parts = [slice(examples.starts[index], examples.starts[index + 1]) for index in indices]
+def pad_examples(examples: EncodedExamples, indices: np.ndarray, length: int, pad_id: int) -> ForwardInputs:
+    """These examples as a batch of ROWS rows; those after them repeat the first one."""
+    filled = [*indices, *[indices[0]] * (ROWS - len(indices))]
+    parts = [slice(examples.starts[index], examples.starts[index + 1]) for index in filled]
     ids, mask = pad_rows([examples.input_ids[part] for part in parts], length, pad_id)
     types, _ = pad_rows([examples.token_type_ids[part] for part in parts], length, 0)
     return ForwardInputs(ids, types, mask)

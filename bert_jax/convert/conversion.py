@@ -274,7 +274,7 @@ def _check_parity(
             output_directory, input_formats.ReadOptions(optimizer_state=source_model.optimizer_state is not None)
         ) as written:
             outputs = jax_forward.run(written.model, inputs)
-            problems = parity_report.bitwise_differences(to_write, written)
+            problems = parity_report.describe_differences(to_write, written)
         sides = [(outputs, _comparison(to_write.dtype), "")]
     reports = [
         parity_report.compare_outputs(

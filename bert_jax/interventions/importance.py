@@ -25,7 +25,9 @@ def normalize_by_layer(importances: Float[np.ndarray, "L N"]) -> Float[np.ndarra
     return importances / np.where(norms > 0, norms, 1)
 
 
-def least_important(importances: Float[np.ndarray, "L N"], mask: Bool[np.ndarray, "L N"], count: int) -> np.ndarray:
+def without_least_important(
+    importances: Float[np.ndarray, "L N"], mask: Bool[np.ndarray, "L N"], count: int
+) -> np.ndarray:
     """The mask without the `count` least important of its heads; of equal ones, the lowest layer's first."""
     order = np.argsort(np.where(mask, importances, np.inf), axis=None, kind="stable")[:count]
     left = mask.copy()

@@ -100,12 +100,12 @@ _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,
 _PROTECTED = str.maketrans({mark: f"&#{ord(mark)};" for mark in "&'[]{}|<>=*#:;_-()"})
 
 
-def plain_text(text: str, hidden: frozenset[str] = frozenset()) -> str:
+def plain_text(text: str, hidden_namespaces: frozenset[str] = frozenset()) -> str:
     """The text of a page as displayed, with blank lines between paragraphs.
 
     Args:
       text: wikitext.
-      hidden: names of the namespaces of files and categories in the language of the wiki; the English ones
+      hidden_namespaces: names of the namespaces of files and categories in the language of the wiki; the English ones
         are known.
     """
     text = "\n" + text.replace("\r", "")
@@ -115,8 +115,8 @@ def plain_text(text: str, hidden: frozenset[str] = frozenset()) -> str:
         text = _VARIANT.sub(_first_variant, text)
     if "<sup>" in text:
         text = _SUPERSCRIPT.sub(lambda match: superscript(match[1]), text)
-    hidden = _HIDDEN | {name.lower() for name in hidden}
-    text = _with_links_resolved(_without_brackets_and_tags(text, hidden), hidden)
+    hidden_namespaces = _HIDDEN | {name.lower() for name in hidden_namespaces}
+    text = _with_links_resolved(_without_brackets_and_tags(text, hidden_namespaces), hidden_namespaces)
     text = _QUOTED_LINE.sub(_without_quotes, _REMAINS.sub("", _EXTERNAL.sub(r"\1", text)))
     text = _without_marks(text)
     while "  " in text:

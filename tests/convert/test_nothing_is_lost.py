@@ -251,13 +251,13 @@ def test_all_leaves_are_compared(encoder, tmp_path):
     with input_formats.open_model(encoder) as one:
         other = jax.tree.map(np.copy, one.model.params)
         same = dataclasses.replace(one, model=one.model._replace(params=other))
-        assert parity_report.bitwise_differences(one, same) == ()
+        assert parity_report.describe_differences(one, same) == ()
         headless = dataclasses.replace(one.model.heads, pooler=False)
         lost = dataclasses.replace(one, model=one.model._replace(heads=headless))
-        assert parity_report.bitwise_differences(one, lost)[0].startswith("the heads were")
+        assert parity_report.describe_differences(one, lost)[0].startswith("the heads were")
         scale = other["encoder"]["layers"]["attention_norm"]["scale"]
         scale[1, 3] = np.nextafter(scale[1, 3], np.float32(9))
-        assert parity_report.bitwise_differences(one, same) == (
+        assert parity_report.describe_differences(one, same) == (
             "parameter encoder/layers/attention_norm/scale differs (1 in all)",
         )
 

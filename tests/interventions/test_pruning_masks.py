@@ -9,7 +9,7 @@ import scipy.stats
 
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions import pruning_masks
-from bert_jax.interventions.importance import importance, least_important, normalize_by_layer
+from bert_jax.interventions.importance import importance, normalize_by_layer, without_least_important
 from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT
 from tests.interventions.models import LAYERS, masked_examples, small_model
 
@@ -121,4 +121,4 @@ def test_importances():
     assert importance(derivatives).tolist() == [[2, 2]]
     np.testing.assert_allclose(normalize_by_layer(np.array([[3.0, 4], [0, 0]])), [[0.6, 0.8], [0, 0]])
     mask = np.array([[True, False], [True, True]])
-    assert least_important(np.array([[5.0, 0], [5, 6]]), mask, 1).tolist() == [[False, False], [True, True]]
+    assert without_least_important(np.array([[5.0, 0], [5, 6]]), mask, 1).tolist() == [[False, False], [True, True]]

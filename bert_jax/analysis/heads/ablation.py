@@ -11,7 +11,7 @@ import tqdm
 
 from bert_jax.analysis.heads.head_measures import counts_to_remove
 from bert_jax.array_types import Bool, Float
-from bert_jax.interventions.importance import least_important
+from bert_jax.interventions.importance import without_least_important
 from bert_jax.interventions.pruning_masks import Evaluation, loss_difference
 
 EvaluateMask = Callable[[Bool[np.ndarray, "L N"]], Evaluation]
@@ -91,7 +91,7 @@ def prune(
         more = count - int((~mask).sum())
         if more:
             current = importance(mask) if current is None or iterative else current
-            left = least_important(current, mask, more)
+            left = without_least_important(current, mask, more)
             order += [[int(i), int(j), count / mask.size] for i, j in np.argwhere(mask & ~left)]
             mask = left
         evaluations.append(evaluate(mask))

@@ -229,7 +229,7 @@ def compare_outputs(
     return ParityReport(library, len(real_BS), tokens, tuple(differences), tokenizer, tuple(problems))
 
 
-def bitwise_differences(before: SourceModel, after: SourceModel) -> tuple[str, ...]:
+def describe_differences(before: SourceModel, after: SourceModel) -> tuple[str, ...]:
     """Compare config, heads, parameters and optimizer state; one line per difference, empty if they are equal.
 
     Args:
