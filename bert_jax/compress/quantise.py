@@ -33,6 +33,8 @@ from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 
+ADVICE = "give the data that it was fine-tuned on"
+
 
 class QuantiseResult(NamedTuple):
     """The quantised model beside its source."""
@@ -101,13 +103,15 @@ def quantise_model(
     with input_formats.open_model(source) as source_model:
         tokenizer = source_model.loaded_tokenizer
         require(tokenizer is not None, f"{source} has no tokenizer: put its tokenizer.json in its directory")
-        task_data = None if task is None or data is None else _open_data(source_model, task, data, options)
+        before, task_data = source_model.model, None
+        if task is not None and data is not None:
+            task_data = _open_data(source_model, task, data, options)
+            before = in_order_of_task(before, task_data, source, ADVICE, announce)
         rounded = round_model(source_model)
-        natives = [source_model.model, rounded.model]
+        after = rounded.model
         if task_data is not None:
-            advice = "give the data that it was fine-tuned on"
-            natives = [in_order_of_task(one, task_data, source, advice, announce) for one in natives]
-        models = [_load(one, tokenizer) for one in natives]
+            after = in_order_of_task(after, task_data, source, ADVICE, lambda line: None)
+        models = [_load(one, tokenizer) for one in (before, after)]
         rows, scores = _sample_rows(tokenizer, models[0].config.max_positions), None
         if task_data is not None:
             announce(f"scoring {task} with both models")

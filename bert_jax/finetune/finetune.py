@@ -105,7 +105,7 @@ def finetune(
         require(
             encoder.model.heads.task is not None, f"--keep-head: {source} has no head of a task: leave the flag out"
         )
-        model = in_order_of_task(encoder.model, data, str(source), "leave --keep-head out", announce)
+        model = in_order_of_task(encoder.model, data, source, "leave --keep-head out", announce)
         encoder = encoder._replace(model=model)
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
     make_run = functools.partial(FinetuneRun, encoder, task, data, str(data_directory), options, **programs)

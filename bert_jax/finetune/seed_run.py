@@ -77,7 +77,8 @@ class SeedResult(NamedTuple):
     def to_dict(self) -> dict[str, Any]:
         """Plain values without `correct`; the score of a run that diverged is None."""
         values = self._asdict() | {"score": None if self.diverged else self.score, "diverged": self.diverged}
-        return {name: value for name, value in values.items() if name != "correct"}
+        del values["correct"]
+        return values
 
 
 class SourceEncoder(NamedTuple):

@@ -1,7 +1,6 @@
 """The tasks of fine-tuning: a new one is a row of `TASKS`, a function that reads its files, and a `TaskData`."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +35,7 @@ class TaskSpec:
     default_length: int = 128
     """Of `max_length`, in tokens."""
     best_score: float = 1.0
+    """That of predictions without an error; a task whose dev split gives it to a constant is refused."""
     reads_tokens: bool = False
     """Whether the head reads each token, and not a vector of the example."""
 
@@ -63,8 +63,8 @@ def _glue(name: str) -> TaskSpec:
 
 
 def _own(name: str) -> TaskSpec:
-    read = functools.partial(read_own, name)
-    return TaskSpec(read, _encode_texts, ("text_columns", "label_column"))
+    columns = ("text_columns", "label_column")
+    return TaskSpec(lambda directory, options: read_own(name, directory, options), _encode_texts, columns)
 
 
 TASKS = {

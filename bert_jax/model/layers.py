@@ -26,7 +26,7 @@ def gelu(x: Array) -> Array:
     """x times the normal distribution function of x (Hendrycks and Gimpel 2016); on GPUs with an error of 1e-6.
 
     Its derivative is written out, so the backward pass stores one array of the feed-forward width instead of four.
-    The error function is bound by instructions on GPUs, an exponential on CPUs (docs/log/model.md, 2026-11-26).
+    On GPUs erf takes most of its time; on CPUs an exponential would take more than erf (docs/log/model.md, 2026-11-26).
     """
 
     def short(x: Array) -> Array:
