@@ -19,9 +19,11 @@ from bert_jax.bench import harness
 from bert_jax.bench.train_step import Case, config_of, predictions
 from bert_jax.config import ModelConfig
 from bert_jax.model import bert
+from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.heads import label_log_likelihoods
 from bert_jax.model.layer_plan import count_last_layer_positions
-from bert_jax.model.layers import ACTIVATIONS, DropoutKey, LayerNorm, dropout
+from bert_jax.model.layers import ACTIVATIONS
+from bert_jax.model.norms import LayerNorm
 from bert_jax.training.pretraining_task import heads_of
 
 Program = Callable[[], Any]

@@ -7,9 +7,10 @@ from bert_jax.compress import distillation_losses
 from bert_jax.compress.teacher_task import TEACHER, TeacherTask, student_of
 from bert_jax.model import bert
 from bert_jax.model.bert import BertModel
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.encoder import EncoderInputs, EncoderOutput
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.layers import DropoutKey, gather_positions
+from bert_jax.model.layers import gather_positions
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.training.pretraining_task import Pretraining, heads_of

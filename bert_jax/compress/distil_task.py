@@ -18,9 +18,9 @@ from bert_jax.data.cursor import Cursor
 from bert_jax.finetune.example_rows import ExampleRows
 from bert_jax.finetune.finetuning_task import HEAD_DROPOUT_SITE, FineTuning, has_label, span_logits
 from bert_jax.model import bert
+from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.encoder import EncoderInputs, EncoderOutput
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.layers import DropoutKey, dropout
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.training.task import Params, Score

@@ -15,10 +15,10 @@ from bert_jax.finetune.trainable import ENCODER
 from bert_jax.model import bert
 from bert_jax.model.activations import Edits
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
+from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads, label_log_likelihoods
-from bert_jax.model.layers import DropoutKey, dropout
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.training.sharding import sum_over_devices

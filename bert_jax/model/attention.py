@@ -14,7 +14,8 @@ from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.config.sections import FUSED_ATTENTION, KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError
 from bert_jax.model.activations import REFERENCE_SITES, LayerTap
-from bert_jax.model.layers import DropoutKey, Selection, dropout, gather_positions
+from bert_jax.model.dropout import DropoutKey, Selection, dropout
+from bert_jax.model.layers import gather_positions
 
 
 def make_attention_mask(

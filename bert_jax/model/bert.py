@@ -16,10 +16,11 @@ from bert_jax.array_types import Array, Bool, Float, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import Edits
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder, EncoderInputs, EncoderOutput
 from bert_jax.model.heads import Heads, MlmHead, PairHead, TaskHeadModule, mean_pool_examples
-from bert_jax.model.layers import Dense, DropoutKey, gather_positions, normal, truncated_normal
+from bert_jax.model.layers import Dense, gather_positions, normal, truncated_normal
 
 Params = dict[str, Any]
 

@@ -9,20 +9,11 @@ from bert_jax.config import ModelConfig
 from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.model.activations import PROJECTION_SITES, LayerTap
 from bert_jax.model.attention import apply_rotary_embedding, attend, attend_in_place, uses_kernels
+from bert_jax.model.dropout import DropoutKey, Selection, dropout
 from bert_jax.model.embeddings import EncoderInputs
 from bert_jax.model.layer_plan import LayerPlan, NormPlacement
-from bert_jax.model.layers import (
-    ACTIVATIONS,
-    Adapter,
-    Dense,
-    DropoutKey,
-    Selection,
-    dropout,
-    gather_positions,
-    make_norm,
-    outer_dense_dtype,
-    truncated_normal,
-)
+from bert_jax.model.layers import ACTIVATIONS, Adapter, Dense, gather_positions, outer_dense_dtype, truncated_normal
+from bert_jax.model.norms import make_norm
 
 EMBEDDING_SITE, ATTENTION_SITE, ATTENTION_OUT_SITE, FEED_FORWARD_SITE, BOTTLENECK_SITE = range(5)
 

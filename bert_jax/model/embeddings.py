@@ -8,8 +8,10 @@ from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
+from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.int8 import round_rows
-from bert_jax.model.layers import Dense, DropoutKey, dropout, make_norm, outer_dense_dtype, truncated_normal
+from bert_jax.model.layers import Dense, outer_dense_dtype, truncated_normal
+from bert_jax.model.norms import make_norm
 
 
 class EncoderInputs(NamedTuple):

@@ -12,9 +12,11 @@ from bert_jax.array_types import Array, Bool, Float, Int, Key
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import Edits, LayerTap
 from bert_jax.model.block import EMBEDDING_SITE, Block
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.embeddings import Embeddings, EncoderInputs
 from bert_jax.model.layer_plan import count_last_layer_positions, layer_plans, parameter_groups
-from bert_jax.model.layers import Dense, DropoutKey, gather_positions, make_norm, outer_dense_dtype
+from bert_jax.model.layers import Dense, gather_positions, outer_dense_dtype
+from bert_jax.model.norms import make_norm
 from bert_jax.model.stack import run_stack
 
 

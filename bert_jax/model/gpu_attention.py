@@ -1,7 +1,7 @@
 """Attention as Pallas kernels for GPUs: scores and dropout masks exist only in blocks, in registers.
 
 Dao 2023 (FlashAttention-2, algorithms 1 and 2), with packed examples, local windows and the dropout of
-`layers.dropout`: its bits are mixed again in the backward pass, and are those of the `reference` attention. Blocks of
+`dropout`: its bits are mixed again in the backward pass, and are those of the `reference` attention. Blocks of
 scores in which no query may attend to a key are skipped, so the cost of a local window is linear in the row length.
 
 Instructions that are not products bound the loops. So exponentials have base 2, with the factor of the scores in the
@@ -25,6 +25,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config.sections import GPU_ATTENTION_BLOCK as BLOCK
+from bert_jax.model.dropout import DropoutKey, dropout_bits, dropout_threshold
 from bert_jax.model.kernel_rules import (
     FLOOR,
     SMALLEST,
@@ -35,7 +36,6 @@ from bert_jax.model.kernel_rules import (
     first_words,
     product,
 )
-from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_threshold
 
 QUERY, KEY, VALUE = range(3)
 
@@ -264,7 +264,7 @@ class _RowAndHead:
         return allowed_pairs(self.settings, queries.segments, keys.segments, queries.positions, keys.positions)
 
     def dropped(self, x_qk: Array, bits_qk: Array | None) -> Array:
-        """`layers.dropout` of a block of an array [B, N, S, S], times `kept_share`."""
+        """`dropout` of a block of an array [B, N, S, S], times `kept_share`."""
         if bits_qk is None:
             return x_qk
         threshold = dropout_threshold(self.settings.dropout_rate)

@@ -11,7 +11,8 @@ from bert_jax.array_types import Array, Bool, Float, Int, Key
 from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.model.cls_norm import ClsNorm, Statistics, SumOverDevices
 from bert_jax.model.int8 import round_rows
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, normal, outer_dense_dtype, truncated_normal
+from bert_jax.model.layers import ACTIVATIONS, Dense, normal, outer_dense_dtype, truncated_normal
+from bert_jax.model.norms import LayerNorm
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
-from bert_jax.model.layers import DropoutKey, dropout_row_keys, place_word
+from bert_jax.model.dropout import DropoutKey, dropout_row_keys, place_word
 
 FLOOR = float(jnp.finfo(jnp.float32).min) / 2
 """Score of a masked pair. Finite, so that the difference of two of them is not NaN."""

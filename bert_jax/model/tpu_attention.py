@@ -20,6 +20,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.config.sections import TPU_ATTENTION_BLOCK as LANES
+from bert_jax.model.dropout import DropoutKey, dropout_bits, dropout_threshold
 from bert_jax.model.kernel_rules import (
     FLOOR,
     SMALLEST,
@@ -30,7 +31,6 @@ from bert_jax.model.kernel_rules import (
     first_words,
     product,
 )
-from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_threshold
 
 MAX_SCORES = 2**17
 """Scores of a step of the grid, of all its heads: 512 KiB in float32, of which a step holds several."""
@@ -217,7 +217,7 @@ class _Block:
         return allowed_pairs(self.settings, query_segments_q1, key_segments_1k, *positions)
 
     def kept(self, head: int) -> Bool[Array, "q k"] | bool:
-        """What `layers.dropout` keeps of the block of an array [B, N, S, S] that belongs to a head."""
+        """What `dropout` keeps of the block of an array [B, N, S, S] that belongs to a head."""
         rate = self.settings.dropout_rate
         if rate == 0.0:
             return True

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from bert_jax.array_types import Array, UInt32
 from bert_jax.config import Config, ObjectiveConfig
-from bert_jax.model.layers import hash_combine
+from bert_jax.model.dropout import hash_combine
 from bert_jax.objectives.losses import Objective, mlm_head_sums
 from bert_jax.objectives.masking import Batch, Vocabulary, mask_tokens, prediction_counts_by_length
 

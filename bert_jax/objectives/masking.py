@@ -12,7 +12,7 @@ import numpy as np
 
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import hash_combine
+from bert_jax.model.dropout import hash_combine
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities, position_of_nth
 
 SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH = range(4)

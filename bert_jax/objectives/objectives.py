@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from bert_jax.config import ModelConfig, ObjectiveConfig
 from bert_jax.model.bert import BertModel
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.model.layers import DropoutKey
 from bert_jax.objectives import causal_lm, masked_lm, sentence_pair
 from bert_jax.objectives.losses import Objective, WeightedSum
 from bert_jax.objectives.masking import Batch

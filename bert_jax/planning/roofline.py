@@ -57,7 +57,7 @@ ACCUMULATE_BYTES = 12.0
 """Per parameter and micro-batch, when there are several: gradient read, sum read and written, float32."""
 
 HASH_OPS = 21.0
-"""Operations of dropout per element: two hash rounds of eight operations, and five more (model/layers.py)."""
+"""Operations of dropout per element: two hash rounds of eight operations, and five more (model/dropout.py)."""
 ACTIVATION_OPS = {"gelu": 80.0, "gelu_tanh": 60.0, "relu": 3.0}
 """Per element of the feed-forward width, forward and backward; erf, exp and tanh counted as 20."""
 SOFTMAX_OPS = 35.0

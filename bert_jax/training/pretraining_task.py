@@ -15,9 +15,9 @@ from bert_jax.config import Config, ModelConfig
 from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import DropoutKey
 from bert_jax.objectives.losses import Objective, WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
 from bert_jax.objectives.objectives import active_objectives, pretraining_sums

@@ -17,7 +17,7 @@ from bert_jax.array_types import Array, Float
 from bert_jax.distributed.agreement import barrier
 from bert_jax.distributed.device_errors import compile_program
 from bert_jax.errors import UserError
-from bert_jax.model.layers import DropoutKey, hash_combine
+from bert_jax.model.dropout import DropoutKey, hash_combine
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.training.divergence import init_divergence_state, reset_for_phase, update_divergence_state

@@ -9,7 +9,7 @@ from bert_jax.array_types import Array, Float, Key, UInt32
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.model.bert import Params
-from bert_jax.model.layers import DropoutKey
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 

@@ -21,7 +21,7 @@ from bert_jax.bench import harness
 from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.config.sections import KERNEL_ROW_LENGTHS
 from bert_jax.model.attention import attend
-from bert_jax.model.layers import DropoutKey
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.training.implementation import NEEDS
 
 ROWS, HEADS = 4, 3

@@ -19,8 +19,8 @@ from bert_jax.convert.formats import input_formats
 from bert_jax.errors import UserError
 from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import DropoutKey
 from bert_jax.training.param_paths import name_leaves
 from tests.finetune import task_files, tiny_task
 from tests.interventions.models import small_model

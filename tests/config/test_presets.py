@@ -16,8 +16,8 @@ from jax.sharding import AbstractMesh, AxisType
 from bert_jax import config as config_lib
 from bert_jax.config import Config, Phase, presets
 from bert_jax.model import bert
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import DropoutKey
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.param_paths import name_leaves

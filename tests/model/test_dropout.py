@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bert_jax.model.layers import DropoutKey, dropout, hash_combine
+from bert_jax.model.dropout import DropoutKey, dropout, hash_combine
 from tests.model.toy import BERT, encode, inputs, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

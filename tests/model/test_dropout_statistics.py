@@ -1,7 +1,7 @@
 """Strong statistics of dropout's bits, which mix two words: those of one row of a mask have the second words in common.
 
 A mix is weak first at rectangles: four elements whose words are (a, b), (a, d), (c, b), (c, d). The tests sum over all
-1e11 rectangles of a plane of 1024 x 1024 elements. They pass for the mix of `layers.dropout_bits`, and fail for weaker
+1e11 rectangles of a plane of 1024 x 1024 elements. They pass for the mix of `dropout_bits`, and fail for weaker
 ones. Planes in a chain differ in one coordinate from the one before. Seeds are fixed, so the tests are deterministic.
 """
 
@@ -14,7 +14,7 @@ import pytest
 from scipy import stats
 
 from bert_jax.array_types import Array
-from bert_jax.model.layers import DropoutKey, dropout_bits, dropout_threshold, dropout_words, hash_combine
+from bert_jax.model.dropout import DropoutKey, dropout_bits, dropout_threshold, dropout_words, hash_combine
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 SIZE, HEADS = 1024, 4

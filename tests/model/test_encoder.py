@@ -15,9 +15,10 @@ from bert_jax.model import attention, bert, block, encoder, stack
 from bert_jax.model.activations import Edit, LayerTap
 from bert_jax.model.attention import attend
 from bert_jax.model.block import Block
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.heads import Heads
 from bert_jax.model.layer_plan import NormPlacement, layer_plans, parameter_groups, split_prefix_and_scan_body
-from bert_jax.model.layers import DropoutKey, gather_positions
+from bert_jax.model.layers import gather_positions
 from tests.jaxprs import primitives, scans
 from tests.model.toy import (
     BERT,

@@ -13,8 +13,8 @@ from bert_jax.convert.translate import NativeModel, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families
 from bert_jax.model.activations import Edit
+from bert_jax.model.dropout import DropoutKey, hash_combine
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import DropoutKey, hash_combine
 from tests.model.toy import BERT, encode, inputs, parameters
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

@@ -12,7 +12,7 @@ from bert_jax.config import MeshConfig, presets
 from bert_jax.config import replace as replace_config
 from bert_jax.model import attention, gpu_attention, tpu_attention
 from bert_jax.model.attention import attend
-from bert_jax.model.layers import DropoutKey
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.planning import aot_compile
 from bert_jax.training.sharding import abstract_mesh
 

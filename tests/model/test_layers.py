@@ -10,7 +10,8 @@ from scipy import special, stats
 from bert_jax.config import ModelConfig
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import decode, decode_label_scores, label_log_likelihoods
-from bert_jax.model.layers import ACTIVATIONS, Dense, LayerNorm, gather_positions, normal_cdf, truncated_normal
+from bert_jax.model.layers import ACTIVATIONS, Dense, gather_positions, normal_cdf, truncated_normal
+from bert_jax.model.norms import LayerNorm
 from tests.jaxprs import primitives
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")

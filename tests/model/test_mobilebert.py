@@ -11,10 +11,10 @@ import pytest
 from bert_jax.convert.translate import NativeModel, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.model import bert, families
+from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.embeddings import with_neighbours
 from bert_jax.model.flops import layer_weights, pretraining_flops, projection_weights
 from bert_jax.model.heads import Heads
-from bert_jax.model.layers import DropoutKey
 from bert_jax.training.optimizers.param_rules import ParamRule, param_rules
 from bert_jax.training.param_paths import name_leaves
 from tests.model.toy import BERT, assert_trees_close, encode, inputs, loss, parameters, real

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import hash_combine
+from bert_jax.model.dropout import hash_combine
 from bert_jax.objectives.masking import Vocabulary, mask_tokens
 
 PAD, UNK, CLS, SEP, MASK = 0, 7, 30, 31, 60

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import hash_combine
+from bert_jax.model.dropout import hash_combine
 from bert_jax.objectives.mask_groups import group_length_probabilities
 from bert_jax.objectives.masking import (
     GROUP_LENGTH,

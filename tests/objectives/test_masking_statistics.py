@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from bert_jax.config import ObjectiveConfig
-from bert_jax.model.layers import hash_combine
+from bert_jax.model.dropout import hash_combine
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities
 from bert_jax.objectives.masking import GROUP_LENGTH
 from tests.objectives.masking_batches import CLS, KEY, MASK, ORDINARY, SEP, VOCABULARY, masked

@@ -18,7 +18,7 @@ from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.finetune.seed_run import FinetuneRun
 from bert_jax.interventions.pruning_masks import CONTEXT
 from bert_jax.model.activations import Edit
-from bert_jax.model.layers import DropoutKey, hash_combine
+from bert_jax.model.dropout import DropoutKey, hash_combine
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Batch
 from bert_jax.training.state import InitialParams
