@@ -64,7 +64,7 @@ class PeerError(Exception):
     """
 
 
-class DeviceError(Exception):
+class DeviceOrConnectionError(Exception):
     """A device, or a connection between processes, failed while a program ran.
 
     The message is one line. The commands print it and exit with code 75, as for `PeerError`.

@@ -7,7 +7,7 @@ from typing import NamedTuple, TypedDict
 from bert_jax.analysis.result_files import ResultFile
 from bert_jax.analysis.suite import Suite
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.report import Block, Command, Curves, Note, Section, Series, Table
+from bert_jax.report import Command, Curves, Note, ReportBlock, Section, Series, Table
 from bert_jax.report.cells import make_table
 
 
@@ -38,7 +38,7 @@ def sections(
       left_out: why a suite was left out, by its name.
     """
     newest = points[-1]
-    blocks: list[Block] = [Command(command), _model_table(model, newest)]
+    blocks: list[ReportBlock] = [Command(command), _model_table(model, newest)]
     blocks += [Note(f"{name} was left out: {why}") for name, why in left_out.items()]
     blocks += [_cost_table(suites, newest)]
     about = [Section(suite.name, suite.blocks(newest.files[suite.name]["result"])) for suite in suites]
@@ -86,7 +86,7 @@ def _put(by_step: dict[int, float], step: int, value: float) -> None:
         by_step[step] = float(value)
 
 
-def _emergence_curves(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> Iterator[Block]:
+def _emergence_curves(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> Iterator[ReportBlock]:
     """A figure for each number that a checkpoint has, with its baselines as dashed lines."""
     for suite, curves in emergence(suites, points).items():
         for name, curve in curves.items():

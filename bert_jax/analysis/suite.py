@@ -85,7 +85,7 @@ class Suite(NamedTuple):
     """Folders of the data that it reads; without ``--suites``, suites that lack one are left out."""
     run: Callable[[SuiteInputs, Any], SuiteResult]
     """(inputs, settings) -> the result."""
-    blocks: Callable[[SuiteResult], tuple[report.Block, ...]]
+    blocks: Callable[[SuiteResult], tuple[report.ReportBlock, ...]]
     """The section of the page about a result."""
     scalars: Callable[[SuiteResult], Mapping[str, Scalar]]
     """Numbers that are drawn over the checkpoints of a run, by name with unit, e.g. "UUAS, best layer (%)"."""

@@ -145,7 +145,7 @@ def usable_cores() -> list[int]:
 
 
 @contextlib.contextmanager
-def clocked(steps: float = 1) -> Iterator[Timing]:
+def measure_seconds(steps: float = 1) -> Iterator[Timing]:
     """A timing that is filled at the end of the context, divided by `steps`."""
     start, timing = {name: clock() for name, clock in CLOCKS.items()}, {}
     yield timing
@@ -154,7 +154,7 @@ def clocked(steps: float = 1) -> Iterator[Timing]:
 
 def timed(work: Callable[[], Returned], steps: float = 1) -> tuple[Returned, Timing]:
     """Result of a call, and its seconds divided by `steps`."""
-    with clocked(steps) as timing:
+    with measure_seconds(steps) as timing:
         result = work()
     return result, timing
 

@@ -220,7 +220,7 @@ class TrainStep:
 
     def run(self, steps: int) -> float:
         """Seconds of `steps` steps, until the device has finished."""
-        with harness.clocked() as timing:
+        with harness.measure_seconds() as timing:
             for _ in range(steps):
                 self.state, _ = self(self.state, *self.inputs)
             jax.block_until_ready((self.state, self.metrics))
@@ -274,7 +274,7 @@ class Ceiling:
 def queued(call: Callable[[], Any], calls: int) -> harness.Timing:
     """Seconds per call over several queued calls, until the device has finished; after one untimed call."""
     jax.block_until_ready(call())
-    with harness.clocked(calls) as timing:
+    with harness.measure_seconds(calls) as timing:
         for _ in range(calls):
             result = call()
         jax.block_until_ready(result)

@@ -20,7 +20,7 @@ import bert_jax
 from bert_jax.errors import (
     INTERRUPTED,
     TRY_AGAIN,
-    DeviceError,
+    DeviceOrConnectionError,
     OutageError,
     PeerError,
     UserError,
@@ -57,7 +57,7 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
             code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         except UserError as error:
             line, code = f"error: {error}", TRY_AGAIN if isinstance(error, OutageError) else 2
-        except (PeerError, DeviceError) as error:
+        except (PeerError, DeviceOrConnectionError) as error:
             line, code = f"error: {error}: the same command continues from the newest checkpoint", TRY_AGAIN
         except KeyboardInterrupt as interrupt:
             line, code = str(interrupt) or interrupted, INTERRUPTED

@@ -93,12 +93,12 @@ def standardised_mse(
     """`mse` of the vectors with mean 0 and variance 1 over the width: feature maps (MobileBERT, Sun et al. 2020).
 
     The paper's equation has the hidden states as they are; its code normalises them first, as here, and has
-    `mean_mse` and `variance_l1` for what that removes (google-research/mobilebert run_pretraining.py).
+    `mse_of_means` and `variance_l1` for what that removes (google-research/mobilebert run_pretraining.py).
     """
     return mse(_standardised(student), _standardised(teacher), weights)
 
 
-def mean_mse(
+def mse_of_means(
     student: Float[Array, "*items H"], teacher: Float[Array, "*items H"], weights: Float[Array, "*items"]
 ) -> WeightedSum:
     """Squared difference of the means over the width (MobileBERT, as `standardised_mse`)."""

@@ -15,9 +15,9 @@ from bert_jax.errors import require, short_repr
 from bert_jax.field_validation import CountOrZero, NonNegative, Positive, Share, check
 
 What = Literal["hidden", "cls", "scores"]
-Loss = Literal["mse", "normalised_mse", "cosine", "similarity", "standardised_mse", "mean_mse", "variance_l1", "kl"]
+Loss = Literal["mse", "normalised_mse", "cosine", "similarity", "standardised_mse", "mse_of_means", "variance_l1", "kl"]
 LOSSES_OF: dict[What, tuple[Loss, ...]] = {
-    "hidden": ("mse", "normalised_mse", "cosine", "similarity", "standardised_mse", "mean_mse", "variance_l1"),
+    "hidden": ("mse", "normalised_mse", "cosine", "similarity", "standardised_mse", "mse_of_means", "variance_l1"),
     "cls": ("mse", "normalised_mse", "cosine"),
     "scores": ("mse", "kl"),
 }
@@ -164,7 +164,7 @@ def mobilebert(teacher: int, student: int, project: str | None) -> Recipe:
     matches = []
     for i in range(1, student + 1):
         layer = round(i * teacher / student)
-        for loss, weight in (("standardised_mse", 100.0), ("mean_mse", 5000.0), ("variance_l1", 5.0)):
+        for loss, weight in (("standardised_mse", 100.0), ("mse_of_means", 5000.0), ("variance_l1", 5.0)):
             matches.append(Match(layer, i, "hidden", loss, weight / student, project))
         matches.append(Match(layer - 1, i - 1, "scores", "kl", 1.0 / student))
     return Recipe(tuple(matches), 1.0, 0.5, 0.5, "new")

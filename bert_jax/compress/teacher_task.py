@@ -44,7 +44,7 @@ LOSSES = {
     "cosine": distillation_losses.cosine,
     "similarity": distillation_losses.similarity_mse,
     "standardised_mse": distillation_losses.standardised_mse,
-    "mean_mse": distillation_losses.mean_mse,
+    "mse_of_means": distillation_losses.mse_of_means,
     "variance_l1": distillation_losses.variance_l1,
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.errors import DeviceError, UserError
+from bert_jax.errors import DeviceOrConnectionError, UserError
 
 COMPILING = "while a program was compiled"
 """Note on errors of the compiler, which a restart would repeat."""
@@ -36,7 +36,7 @@ def describing_device_errors(
 
     Raises:
       UserError: a device is out of memory.
-      DeviceError: any other error of the runtime: of a device, or of a connection between processes.
+      DeviceOrConnectionError: any other error of the runtime: of a device, or of a connection between processes.
     """
     try:
         yield
@@ -46,4 +46,4 @@ def describing_device_errors(
             raise
         if "RESOURCE_EXHAUSTED" in reason:
             raise UserError(f"a device is out of memory ({reason}): {memory_advice}") from error
-        raise DeviceError(f"a device or a connection between processes failed ({reason})") from error
+        raise DeviceOrConnectionError(f"a device or a connection between processes failed ({reason})") from error

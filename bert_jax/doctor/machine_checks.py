@@ -24,7 +24,7 @@ from bert_jax.training.implementation import check_devices, choose_implementatio
 from bert_jax.training.micro_batch import (
     MicroBatchRequest,
     available_memory,
-    check_run,
+    choose_accumulations,
     device_memory,
     host_memory,
     requested_accumulation,
@@ -136,7 +136,7 @@ def on_mesh(context: CheckContext) -> Iterator[Finding]:
     """Whether `pretrain` accepts the mesh for these devices and processes; then split, memory and time on it."""
     config, machine = context.config, context.machine
     programs = Programs(compile_only_task(config), abstract_mesh(config.mesh, machine.devices, machine.slices))
-    check_run(programs, machine.hosts, context.micro_batch)
+    choose_accumulations(programs, machine.hosts, context.micro_batch)
     check_devices(config.model, programs.mesh.shape["tensor"], machine.kind)
     axes = programs.mesh.shape
     sizes = Sizes(**axes, slices=machine.slices)

@@ -41,7 +41,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.divergence import DivergedError
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
-from bert_jax.training.micro_batch import check_run
+from bert_jax.training.micro_batch import choose_accumulations
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints
 from bert_jax.training.run_directory.workdir import matching_config
@@ -159,7 +159,7 @@ class FinetuneRun:
         Raises:
           UserError: the directory holds another run or other files.
         """
-        accumulations = check_run(self.programs, jax.process_count())
+        accumulations = choose_accumulations(self.programs, jax.process_count())
         initial = None if has_checkpoint(directory) else self.initial_params()
         try:
             progress = run_job(self.programs, accumulations, directory, self._run_data, initial=initial)

@@ -12,7 +12,7 @@ from bert_jax.finetune import glue
 from bert_jax.finetune.encoding import encode_examples
 from bert_jax.finetune.metrics import METRICS
 from bert_jax.finetune.options import FileOptions
-from bert_jax.finetune.tables import Columns, Example, Row, class_names, read_rows, to_examples, to_row
+from bert_jax.finetune.tables import Columns, Example, TableRow, class_names, read_rows, to_examples, to_row
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -187,7 +187,7 @@ def _read_glue_tfds(name: str, directory: StoredPath) -> SentenceTask:
     return SentenceTask(task.labels, task.metrics, splits, name)
 
 
-def _tfds_rows(directory: StoredPath, names: Mapping[str, str], columns: Columns) -> dict[str, list[Row]]:
+def _tfds_rows(directory: StoredPath, names: Mapping[str, str], columns: Columns) -> dict[str, list[TableRow]]:
     """Rows of the splits of a TFDS dataset in ArrayRecord files; labels of test splits are left out.
 
     Raises:

@@ -31,7 +31,7 @@ class Question(NamedTuple):
     """First character of each answer in the context."""
 
 
-class Window(NamedTuple):
+class QuestionWindow(NamedTuple):
     """A part of a context in one row: [CLS] question [SEP] context tokens [SEP]."""
 
     question: int
@@ -50,7 +50,7 @@ class Window(NamedTuple):
         return 1 + self.question_tokens + self.separators
 
 
-class Answer(NamedTuple):
+class AnswerCandidate(NamedTuple):
     """A candidate answer of a question."""
 
     text: str
@@ -140,7 +140,7 @@ def _question(path: StoredPath, entry: _Entry, context: str) -> Question:
 
 def windows(
     question: int, question_tokens: int, context_tokens: int, max_length: int, stride: int, separators: int = 1
-) -> list[Window]:
+) -> list[QuestionWindow]:
     """Windows over the context of a question that together hold all its tokens.
 
     Args:
@@ -161,13 +161,13 @@ def windows(
     found, first = [], 0
     while True:
         last = min(first + room, context_tokens)
-        found.append(Window(question, question_tokens, first, last, separators))
+        found.append(QuestionWindow(question, question_tokens, first, last, separators))
         if last == context_tokens:
             return found
         first += min(room, stride)
 
 
-def has_most_context(windows_of_question: Sequence[Window], window: int) -> np.ndarray:
+def has_most_context(windows_of_question: Sequence[QuestionWindow], window: int) -> np.ndarray:
     """Whether each token of a window has its largest context there: bool [tokens of the window].
 
     The context of a token is the smaller of its distances to the window's ends, plus a hundredth of the window's
@@ -175,7 +175,7 @@ def has_most_context(windows_of_question: Sequence[Window], window: int) -> np.n
     """
     tokens = np.arange(windows_of_question[window].first, windows_of_question[window].last)
 
-    def context(other: Window) -> np.ndarray:
+    def context(other: QuestionWindow) -> np.ndarray:
         inside = (tokens >= other.first) & (tokens < other.last)
         score = np.minimum(tokens - other.first, other.last - 1 - tokens) + 0.01 * (other.last - other.first)
         return np.where(inside, score, -np.inf)
@@ -183,7 +183,7 @@ def has_most_context(windows_of_question: Sequence[Window], window: int) -> np.n
     return np.argmax([context(other) for other in windows_of_question], axis=0) == window
 
 
-def answer_positions(window: Window, offsets: Offsets, answer: str, start: int) -> tuple[int, int]:
+def answer_positions(window: QuestionWindow, offsets: Offsets, answer: str, start: int) -> tuple[int, int]:
     """Positions of the answer's first and last token in the row; (0, 0), [CLS], if it is not inside the window.
 
     Args:
@@ -201,7 +201,7 @@ def answer_positions(window: Window, offsets: Offsets, answer: str, start: int) 
 
 
 def best_answers(
-    windows_of_question: Sequence[Window],
+    windows_of_question: Sequence[QuestionWindow],
     start_logits: Sequence[np.ndarray],
     end_logits: Sequence[np.ndarray],
     context: str,
@@ -209,7 +209,7 @@ def best_answers(
     *,
     size: int = 20,
     max_answer_tokens: int = 30,
-) -> tuple[list[Answer], float]:
+) -> tuple[list[AnswerCandidate], float]:
     """The best answers of a question over all its windows, best first, and the smallest score of no answer.
 
     Args:
@@ -220,7 +220,7 @@ def best_answers(
       size: of the list; also the number of start and of end positions of each window that are combined.
       max_answer_tokens: longest answer.
     """
-    candidates: dict[str, Answer] = {}
+    candidates: dict[str, AnswerCandidate] = {}
     no_answer = np.inf
     for i, window in enumerate(windows_of_question):
         no_answer = min(no_answer, float(start_logits[i][0]) + float(end_logits[i][0]))
@@ -232,7 +232,7 @@ def best_answers(
             first, last, score = answer
             text = context[int(offsets[first, 0]) : int(offsets[last, 1])].strip()
             if text and (text not in candidates or candidates[text].score < score):
-                candidates[text] = Answer(text, score)
+                candidates[text] = AnswerCandidate(text, score)
     ranked = sorted(candidates.values(), key=lambda answer: (-answer.score, answer.text))
     return ranked[:size], float(no_answer)
 
@@ -271,7 +271,9 @@ def best_threshold(
 
 
 def predictions(
-    questions: Sequence[Question], answers_of: Callable[[int], tuple[list[Answer], float]], threshold: float | None
+    questions: Sequence[Question],
+    answers_of: Callable[[int], tuple[list[AnswerCandidate], float]],
+    threshold: float | None,
 ) -> dict[str, str]:
     """Predictions in the form of SQuAD's evaluation script: the text by question id, "" for no answer.
 

@@ -15,9 +15,9 @@ from bert_jax.finetune.metrics import answer_f1, exact_match, squad_scores
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.sentence_data import find_split
 from bert_jax.finetune.squad import (
-    Answer,
+    AnswerCandidate,
     Question,
-    Window,
+    QuestionWindow,
     answer_positions,
     best_answers,
     best_threshold,
@@ -41,7 +41,7 @@ class _Windowed(NamedTuple):
     """The questions of a split, and their windows."""
 
     questions: list[Question]
-    windows: list[list[Window]]
+    windows: list[list[QuestionWindow]]
     """Of each question."""
     offsets: list[np.ndarray]
     """Characters of the context's tokens, of each question."""
@@ -120,7 +120,11 @@ class SquadData:
             self._write_split(directory, split, of_split, threshold)
 
     def _write_split(
-        self, directory: StoredPath, split: str, answers: list[tuple[list[Answer], float]], threshold: float | None
+        self,
+        directory: StoredPath,
+        split: str,
+        answers: list[tuple[list[AnswerCandidate], float]],
+        threshold: float | None,
     ) -> None:
         questions = self._windowed[split].questions
         ids = [question.question_id for question in questions]
@@ -137,7 +141,7 @@ class SquadData:
         for name, content in files.items():
             write_atomic(directory / name, (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode())
 
-    def _answers(self, split: str, logits: np.ndarray) -> list[tuple[list[Answer], float]]:
+    def _answers(self, split: str, logits: np.ndarray) -> list[tuple[list[AnswerCandidate], float]]:
         """The best answers of each question, and the score of no answer. Logits are of tokens, [T, 2]."""
         one = self._windowed[split]
         found, window = [], 0
@@ -149,7 +153,9 @@ class SquadData:
             window += len(one.windows[i])
         return found
 
-    def _threshold(self, questions: Sequence[Question], answers: list[tuple[list[Answer], float]]) -> float | None:
+    def _threshold(
+        self, questions: Sequence[Question], answers: list[tuple[list[AnswerCandidate], float]]
+    ) -> float | None:
         """The threshold of no answer; None if all questions have one, as in SQuAD 1.1."""
         if self._fixed_threshold is not None:
             return self._fixed_threshold

@@ -43,7 +43,7 @@ class Columns(NamedTuple):
         return all(name.isdecimal() for name in (*self.texts, *filter(None, [self.label])))
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """The values of one line that an example needs."""
 
     where: str
@@ -66,7 +66,7 @@ def read_text(path: StoredPath) -> str:
         raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
 
 
-def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -> list[Row]:
+def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -> list[TableRow]:
     """The rows of a table.
 
     The name's ending determines the form: ``.tsv`` is split at tabs without quotes, as the files of GLUE are; ``.csv``
@@ -90,7 +90,7 @@ def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -
     return rows
 
 
-def _delimited(path: StoredPath, text: str, columns: Columns, skip_short: bool) -> Iterator[Row]:
+def _delimited(path: StoredPath, text: str, columns: Columns, skip_short: bool) -> Iterator[TableRow]:
     if path.suffix == ".tsv":
         # Not csv.reader, whose field limit and line endings inside a field are those of quoted files.
         lines = ((number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1) if line.strip("\r"))
@@ -126,7 +126,7 @@ def _checked(path: StoredPath, reader: "csv._reader") -> Iterator[list[str]]:
         raise UserError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
 
 
-def _json_lines(path: StoredPath, text: str, columns: Columns, skip_short: bool) -> Iterator[Row]:
+def _json_lines(path: StoredPath, text: str, columns: Columns, skip_short: bool) -> Iterator[TableRow]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -137,7 +137,7 @@ def _json_lines(path: StoredPath, text: str, columns: Columns, skip_short: bool)
         yield to_row(where, value, columns)
 
 
-def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> Row:
+def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> TableRow:
     """The row of a line's values; spaces around a label are no part of it.
 
     Raises:
@@ -149,7 +149,7 @@ def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> Row:
     is_label = isinstance(label, str | int) or (np.isscalar(label) and bool(np.isfinite(label)))
     require(is_label, f"{where}: the label is not a string or finite number")
     check_unicode(where, *texts, str(label))
-    return Row(where, texts, None if columns.label is None else str(label).strip())
+    return TableRow(where, texts, None if columns.label is None else str(label).strip())
 
 
 def check_unicode(where: str, *texts: str) -> None:
@@ -160,7 +160,7 @@ def check_unicode(where: str, *texts: str) -> None:
         raise UserError(f"{where} has half of a surrogate pair, which is not Unicode: remove it") from None
 
 
-def class_names(rows: Sequence[Row]) -> tuple[str, ...]:
+def class_names(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """The labels of a training split in the order of their class indices: numbers by value, else by text.
 
     Raises:
@@ -174,7 +174,7 @@ def class_names(rows: Sequence[Row]) -> tuple[str, ...]:
     return tuple(ordered)
 
 
-def to_examples(rows: Sequence[Row], labels: Sequence[str]) -> list[Example]:
+def to_examples(rows: Sequence[TableRow], labels: Sequence[str]) -> list[Example]:
     """Rows with the labels as class indices, or as floats if `labels` is empty (a regression).
 
     Raises:
@@ -182,7 +182,7 @@ def to_examples(rows: Sequence[Row], labels: Sequence[str]) -> list[Example]:
     """
     indices = {name: i for i, name in enumerate(labels)}
 
-    def label_of(row: Row) -> int | float | None:
+    def label_of(row: TableRow) -> int | float | None:
         if row.label is None:
             return None
         if not labels:

@@ -24,17 +24,19 @@ class LayerWeights(NamedTuple):
     """Projection out of a bottleneck."""
 
 
-def layer_weights(model: ModelConfig, heads: int | None = None, intermediate: int | None = None) -> LayerWeights:
+def layer_weights(
+    model: ModelConfig, heads_width: int | None = None, intermediate_width: int | None = None
+) -> LayerWeights:
     """The weights of a layer.
 
     Args:
       model: shapes.
-      heads: width of all attention heads of one device; None: of the model.
-      intermediate: width of a feed-forward layer of one device; None: of the model.
+      heads_width: of all attention heads of one device; None: of the model.
+      intermediate_width: of a feed-forward layer of one device; None: of the model.
     """
     outside, inside = model.hidden_size, model.layer_width
-    heads = model.num_heads * model.size_per_head if heads is None else heads
-    intermediate = model.intermediate_size if intermediate is None else intermediate
+    heads = model.num_heads * model.size_per_head if heads_width is None else heads_width
+    intermediate = model.intermediate_size if intermediate_width is None else intermediate_width
     products = 3 if model.feed_forward == "gated" else 2
     others = inside * (heads + products * model.feed_forward_networks * intermediate)
     if model.bottleneck_size is None:

@@ -19,7 +19,7 @@ from bert_jax.planning.topologies import Topology
 from bert_jax.report import Note, Section, Table
 from bert_jax.report.cells import make_table
 from bert_jax.training.implementation import check_devices, choose_implementation
-from bert_jax.training.micro_batch import check_run, requested_accumulation
+from bert_jax.training.micro_batch import choose_accumulations, requested_accumulation
 from bert_jax.training.optimizers import describe
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import check_processes, unsharded_dimensions
@@ -57,7 +57,7 @@ def plan(
         config, rows, extra["search"] = search_mesh(config, topology, plan_phase)
     mesh = topology.mesh(config.mesh)
     programs = Programs(aot_compile.compile_only_task(config), mesh.abstract_mesh)
-    check_run(programs, topology.hosts, micro_batch)
+    choose_accumulations(programs, topology.hosts, micro_batch)
     check_processes(mesh, topology.hosts)
     check_devices(config.model, mesh.shape["tensor"], kind)
     if not search:

@@ -214,7 +214,7 @@ class Scatter:
         return groups
 
 
-Block = Note | Command | Table | Histogram | Bars | Excerpt | Curves | Intervals | Heatmap | Scatter
+ReportBlock = Note | Command | Table | Histogram | Bars | Excerpt | Curves | Intervals | Heatmap | Scatter
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,6 +222,6 @@ class Section:
     """A heading and its content."""
 
     title: str
-    blocks: tuple[Block, ...]
+    blocks: tuple[ReportBlock, ...]
     level: int = 2
     """1: the subject, e.g. a corpus; 2: a section about it"""

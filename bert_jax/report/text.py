@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from bert_jax.report import (
     Bars,
-    Block,
     Command,
     Curves,
     Excerpt,
@@ -15,6 +14,7 @@ from bert_jax.report import (
     Intervals,
     Note,
     Point,
+    ReportBlock,
     Scatter,
     Section,
     Series,
@@ -39,7 +39,7 @@ def render(sections: Sequence[Section]) -> str:
     return "\n\n".join(parts)
 
 
-def _lines(block: Block) -> list[str]:
+def _lines(block: ReportBlock) -> list[str]:
     match block:
         case Note():
             text = f"warning: {block.text}" if block.warning else block.text

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from bert_jax.report import Block, Note, Section, Table
+from bert_jax.report import Note, ReportBlock, Section, Table
 from bert_jax.run_report import metric_blocks, settings
 from bert_jax.run_report.run_files import RunFiles
 from bert_jax.run_report.settings import MISSING
@@ -46,7 +46,7 @@ def run_sections(runs: Sequence[RunFiles], texts: Sequence[str]) -> list[Section
     return [section for section in sections if section.blocks]
 
 
-def _summary(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
+def _summary(runs: Sequence[RunFiles]) -> tuple[ReportBlock, ...]:
     if len(runs) == 1:
         (run,) = runs
         about = [f"Config {run.config.name}, seed {run.config.seed}: {run.state}."]
@@ -78,7 +78,7 @@ def _score(run: RunFiles) -> Note | None:
     return Note(f"{run.name} has the score {one['score']:.4f}; {constant}.")
 
 
-def _final_metrics(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
+def _final_metrics(runs: Sequence[RunFiles]) -> tuple[ReportBlock, ...]:
     if len(runs) == 1:
         return metric_blocks.final_metrics(runs[0])
     tables = [metric_blocks.compared_metrics(runs, split) for split in metric_blocks.SPLITS]
@@ -86,7 +86,7 @@ def _final_metrics(runs: Sequence[RunFiles]) -> tuple[Block, ...]:
     return (*filter(None, tables), note)
 
 
-def _settings(run: RunFiles) -> tuple[Block, ...]:
+def _settings(run: RunFiles) -> tuple[ReportBlock, ...]:
     table = settings.settings_table(run.config)
     base = f"preset {run.config.name}" if table.header[2] == "preset" else "defaults"
     return Note(f"Marked: settings that differ from the {base} ({len(table.marked)})."), table
@@ -102,7 +102,7 @@ def _environment(runs: Sequence[RunFiles]) -> Table | None:
     return Table(header, (*rows, attempts), words=True) if rows else None
 
 
-def _decisions(run: RunFiles, several: bool) -> list[Block]:
+def _decisions(run: RunFiles, several: bool) -> list[ReportBlock]:
     """The ledger in words; of the estimates of a time limit, the last one."""
     last_time = next((entry for entry in reversed(run.decisions) if entry["event"] == "time"), None)
     kept = [entry for entry in run.decisions if entry["event"] != "time" or entry is last_time]

@@ -82,7 +82,7 @@ def run_job(
 
     Args:
       programs: the task, the mesh, and what is compiled for them.
-      accumulations: of `micro_batch.check_run`, which must have been called.
+      accumulations: of `micro_batch.choose_accumulations`, which must have been called.
       directory: work directory of the run.
       data: what it is trained on.
       initial: initial parameters and moments; None: random initialisation.

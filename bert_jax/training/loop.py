@@ -92,7 +92,7 @@ def train(
 
     Args:
       programs: the task, the mesh, and what is compiled for them.
-      accumulations: of `micro_batch.check_run`, which must have been called.
+      accumulations: of `micro_batch.choose_accumulations`, which must have been called.
       workdir: of the run, acquired for it (workdir.write_run_config).
       metadata: JSON values to keep in every checkpoint.
       initial: initial parameters and moments; None: random initialisation.
@@ -106,7 +106,7 @@ def train(
     Raises:
       UserError: training diverges repeatedly, damaged checkpoints, a device out of memory, starts without a checkpoint.
       PeerError: another process is late.
-      DeviceError: a device or a connection between processes failed.
+      DeviceOrConnectionError: a device or a connection between processes failed.
     """
     config, ledger, start = programs.task.config, Ledger(workdir / LEDGER), start or time.perf_counter()
     train_steps = TrainSteps(programs, ledger, accumulations)

@@ -44,7 +44,7 @@ class TrainSteps:
         Args:
           programs: of the run.
           ledger: keeps the numbers of micro-batches that fit into memory.
-          accumulations: of `check_run`.
+          accumulations: of `choose_accumulations`.
         """
         self._programs, self._ledger, self._accumulations = programs, ledger, accumulations
         self._steps: dict[int, tuple[TrainStep, int]] = {}
@@ -120,8 +120,10 @@ def requested_accumulation(
     return by_rows[request]
 
 
-def check_run(programs: Programs, processes: int, micro_batch: MicroBatchRequest = None) -> tuple[int | None, ...]:
-    """Check once, before a run, that `processes` processes can train and evaluate all phases of a task on its mesh.
+def choose_accumulations(
+    programs: Programs, processes: int, micro_batch: MicroBatchRequest = None
+) -> tuple[int | None, ...]:
+    """Choose how many micro-batches each phase has, before a run, and check that its processes can train and evaluate.
 
     Args:
       programs: the task and the mesh, which can be abstract.

@@ -27,7 +27,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
-from bert_jax.training.micro_batch import MicroBatchRequest, check_run
+from bert_jax.training.micro_batch import MicroBatchRequest, choose_accumulations
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
@@ -89,7 +89,7 @@ def pretrain(
       config: of the run.
       parts: corpora and their weights.
       directory: work directory of the run.
-      profile, micro_batch: see `loop.train` and `micro_batch.check_run`.
+      profile, micro_batch: see `loop.train` and `micro_batch.choose_accumulations`.
       announce: called in the first process after all checks, before compilation.
       load_initial_params: reads `start.source` (`convert.init_from.load_initial_params`); called with the corpora's
         tokenizer if the work directory has no checkpoint yet.
@@ -108,7 +108,7 @@ def pretrain(
     task = open_task(config, parts)
     assert task.train is not None
     programs = make_programs(task, mesh)
-    accumulations = check_run(programs, jax.process_count(), micro_batch)
+    accumulations = choose_accumulations(programs, jax.process_count(), micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
     raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))

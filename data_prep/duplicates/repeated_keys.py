@@ -48,13 +48,13 @@ class _SendKeys:
 
 
 def split_by_hash(
-    hashes: np.ndarray, active: np.ndarray, groups: int, first: int, values: np.ndarray
+    hashes: np.ndarray, active: np.ndarray, group_count: int, first_row: int, values: np.ndarray
 ) -> Iterator[tuple[int, Chunk]]:
     """Yields (group, (values, rows relative to the first one, the first row)), without the inactive rows."""
-    rows, bounds = sort_by_group(hashes, active, groups)
+    rows, bounds = sort_by_group(hashes, active, group_count)
     for group in np.flatnonzero(np.diff(bounds)).tolist():
         of_group = rows[bounds[group] : bounds[group + 1]]
-        yield group, (values[of_group], of_group, np.array([first]))
+        yield group, (values[of_group], of_group, np.array([first_row]))
 
 
 @numba.njit(cache=True, nogil=True)

@@ -34,7 +34,7 @@ _LONGEST_BLOCK = 4 << 20
 _BETWEEN_STREAMS = re.compile(rb"\0*+(?:BZh[1-9]\x17\x72\x45\x38\x50\x90\0\0\0\0\0*+)*+(BZh[1-9])?")
 
 
-def read_blocks(path: str, read_at: ReadAt, start: int, stop: int) -> Iterator[tuple[bytes, bool]]:
+def decompress_range(path: str, read_at: ReadAt, start: int, stop: int) -> Iterator[tuple[bytes, bool]]:
     """The text of the blocks that begin in a range of a file, and of those after it.
 
     Args:

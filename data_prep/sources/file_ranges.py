@@ -154,7 +154,7 @@ def documents_of_range(pieces: Iterator[tuple[bytes, bool]], separator: Separato
 def _pieces(path: str, read_at: Callable[[int, int], bytes], start: int, stop: int) -> Iterator[tuple[bytes, bool]]:
     match files.compression(path):
         case ".bz2":
-            return bzip2_blocks.read_blocks(path, read_at, start, stop)
+            return bzip2_blocks.decompress_range(path, read_at, start, stop)
         case ".zst":
             return zstd_frames.read_frames(path, read_at, start, stop)
     return _plain(read_at, start, stop)

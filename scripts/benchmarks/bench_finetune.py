@@ -30,7 +30,7 @@ from bert_jax.finetune import finetune
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun
 from bert_jax.finetune.tasks import open_task
-from bert_jax.training.micro_batch import TrainSteps, check_run
+from bert_jax.training.micro_batch import TrainSteps, choose_accumulations
 from bert_jax.training.programs import put_seed, put_step_scalars
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import make_mesh, put_rows
@@ -51,7 +51,9 @@ class BertJaxRun:
           directory: empty.
         """
         self.run, programs = run, run.programs
-        self.train_steps = TrainSteps(programs, Ledger(epath.Path(directory) / "ledger"), check_run(programs, 1))
+        self.train_steps = TrainSteps(
+            programs, Ledger(epath.Path(directory) / "ledger"), choose_accumulations(programs, 1)
+        )
         for count in run.task.row_counts:
             self.train_steps.of_batch(0, count)
         self.state = programs.state_from_initial(initial)

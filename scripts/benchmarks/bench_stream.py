@@ -78,7 +78,7 @@ def grain_batches(corpus: Corpus, form: str, seq_len: int) -> Iterator[dict[str,
 def read(batches: Iterator[dict[str, np.ndarray]], seconds: float) -> harness.Timing:
     """Seconds per million tokens without padding, over about `seconds`."""
     tokens, end = 0, time.perf_counter() + seconds
-    with harness.clocked() as timing:
+    with harness.measure_seconds() as timing:
         while time.perf_counter() < end:
             batch = next(batches)
             tokens += int((batch["segment_ids" if "segment_ids" in batch else "ids_segment_ids"] > 0).sum())

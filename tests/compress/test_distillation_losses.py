@@ -19,7 +19,7 @@ VECTOR_LOSSES = {
 }
 VECTOR_LOSSES |= {
     "standardised_mse": distillation_losses.standardised_mse,
-    "mean_mse": distillation_losses.mean_mse,
+    "mse_of_means": distillation_losses.mse_of_means,
     "variance_l1": distillation_losses.variance_l1,
 }
 ALL = {
@@ -92,7 +92,7 @@ def test_planted_statistics():
     student = np.array([[1.0, 3.0], [4.0, 4.0], [9.0, 9.0]], np.float32)
     teacher = np.array([[-2.0, 4.0], [1.0, 3.0], [0.0, 0.0]], np.float32)
     # Means 2 and 4 beside 1 and 2; variances 1 and 0 beside 9 and 1; standardised (-1, 1) and (0, 0) beside (-1, 1).
-    assert sums(distillation_losses.mean_mse, student, teacher, weights) == (1.0 + 4.0, 2.0)
+    assert sums(distillation_losses.mse_of_means, student, teacher, weights) == (1.0 + 4.0, 2.0)
     assert sums(distillation_losses.variance_l1, student, teacher, weights) == (8.0 + 1.0, 2.0)
     np.testing.assert_allclose(
         sums(distillation_losses.standardised_mse, student, teacher, weights), (0.0 + 1.0, 2.0), atol=1e-5
@@ -174,7 +174,9 @@ def torch_twins():
 
     return {
         "standardised_mse": standardised,
-        "mean_mse": lambda student, teacher: functional.mse_loss(student[tokens].mean(-1), teacher[tokens].mean(-1)),
+        "mse_of_means": lambda student, teacher: functional.mse_loss(
+            student[tokens].mean(-1), teacher[tokens].mean(-1)
+        ),
         "variance_l1": variance,
         "attention_kl": attention_kl,
         "mse": lambda student, teacher: functional.mse_loss(student[tokens], teacher[tokens]),

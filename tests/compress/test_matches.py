@@ -36,7 +36,7 @@ def test_layers_of_the_papers():
     mobile = RECIPES["mobilebert"](24, 24, None)
     assert pairs(mobile, "scores") == [(i, i) for i in range(24)] and len(mobile.matches) == 4 * 24
     weights = {match.loss: match.weight * 24 for match in mobile.matches}
-    assert weights == pytest.approx({"standardised_mse": 100, "mean_mse": 5000, "variance_l1": 5, "kl": 1})
+    assert weights == pytest.approx({"standardised_mse": 100, "mse_of_means": 5000, "variance_l1": 5, "kl": 1})
     assert len(RECIPES["similarity"](12, 6, None).matches) == 14 and not RECIPES["drop"](12, 6, None).matches
 
 

@@ -20,7 +20,7 @@ def blocks_of(data, *bounds):
 
     ranges = itertools.pairwise([0, *bounds, len(data)])
     return [
-        b"".join(text for text, belongs in bzip2_blocks.read_blocks("a.bz2", read_at, *part) if belongs)
+        b"".join(text for text, belongs in bzip2_blocks.decompress_range("a.bz2", read_at, *part) if belongs)
         for part in ranges
     ]
 

@@ -15,7 +15,7 @@ from bert_jax.errors import UserError
 from bert_jax.finetune.cls_statistics import fit_cls_norm, fit_cls_norm_to_task
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.training.micro_batch import check_run
+from bert_jax.training.micro_batch import choose_accumulations
 from bert_jax.training.sharding import put_rows
 from tests.finetune.tiny_task import ROWS, arrays, first_batch, make_programs, make_task, take_step, with_cls_norm
 
@@ -119,5 +119,5 @@ def test_batch_normalisation_needs_the_whole_batch():
         config = dataclasses.replace(task.config, phases=(phase,), mesh=MeshConfig())
         programs = make_programs(dataclasses.replace(task, config=config))
         with pytest.raises(UserError, match=r"cls_norm batch .* set phases\.0\.accumulation 1"):
-            check_run(programs, 1, request)
-    assert check_run(make_programs(task), 1) == (1,)
+            choose_accumulations(programs, 1, request)
+    assert choose_accumulations(make_programs(task), 1) == (1,)

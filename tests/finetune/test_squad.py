@@ -8,7 +8,7 @@ import pytest
 from bert_jax.errors import UserError
 from bert_jax.finetune import squad
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
-from bert_jax.finetune.squad import Window
+from bert_jax.finetune.squad import QuestionWindow
 from bert_jax.finetune.squad_data import SquadData, read_squad_splits
 from bert_jax.tokenizers.tokenizer import wordpiece
 from tests.tokenizers.test_tokenizer import SPECIALS
@@ -120,9 +120,16 @@ def test_bad_questions(changes, message, tmp_path):
 
 
 def test_windows():
-    assert squad.windows(7, 2, 10, 9, 3) == [Window(7, 2, 0, 4), Window(7, 2, 3, 7), Window(7, 2, 6, 10)]
-    assert squad.windows(0, 2, 4, 9, 3) == [Window(0, 2, 0, 4)]
-    assert squad.windows(0, 2, 6, 9, 100) == [Window(0, 2, 0, 4), Window(0, 2, 4, 6)]  # no token is left out
+    assert squad.windows(7, 2, 10, 9, 3) == [
+        QuestionWindow(7, 2, 0, 4),
+        QuestionWindow(7, 2, 3, 7),
+        QuestionWindow(7, 2, 6, 10),
+    ]
+    assert squad.windows(0, 2, 4, 9, 3) == [QuestionWindow(0, 2, 0, 4)]
+    assert squad.windows(0, 2, 6, 9, 100) == [
+        QuestionWindow(0, 2, 0, 4),
+        QuestionWindow(0, 2, 4, 6),
+    ]  # no token is left out
     with pytest.raises(UserError, match="leaves no room"):
         squad.windows(0, 6, 10, 9, 3)
 
@@ -147,7 +154,7 @@ def test_answers_from_perfect_logits(answer, max_length):
         starts[i][first] += 5.0
         ends[i][last] += 5.0
     ranked, no_answer = squad.best_answers(windows, starts, ends, CONTEXT, OFFSETS)
-    assert ranked[0] == squad.Answer(answer, 10.0)
+    assert ranked[0] == squad.AnswerCandidate(answer, 10.0)
     assert no_answer == (10.0 if all(starts[i][0] for i in range(len(windows))) else 0.0)
     assert len({candidate.text for candidate in ranked}) == len(ranked) > 1
 
@@ -171,6 +178,6 @@ def test_threshold():
     assert (threshold, score) == (-1.0, 1.0)
     assert squad.best_threshold([0.0, 1.0], [0.0, 0.0], [1.0, 1.0]) == (-np.inf, 1.0)
     questions = [squad.Question(name, "?", "c", (), ()) for name in "ab"]
-    answers = {0: ([squad.Answer("x", 4.0)], 1.0), 1: ([squad.Answer("y", 1.0)], 4.0)}
+    answers = {0: ([squad.AnswerCandidate("x", 4.0)], 1.0), 1: ([squad.AnswerCandidate("y", 1.0)], 4.0)}
     assert squad.predictions(questions, answers.__getitem__, 0.0) == {"a": "x", "b": ""}
     assert squad.predictions(questions, answers.__getitem__, None) == {"a": "x", "b": "y"}

@@ -9,7 +9,7 @@ import pytest
 from bert_jax.command import dispatch
 from bert_jax.config import CheckpointConfig, RecoveryConfig
 from bert_jax.distributed import device_errors
-from bert_jax.errors import TRY_AGAIN, DeviceError, OutageError, PeerError, UserError
+from bert_jax.errors import TRY_AGAIN, DeviceOrConnectionError, OutageError, PeerError, UserError
 from bert_jax.training import loop
 from bert_jax.training.run_directory import goodput
 from tests.runs import assert_same_run
@@ -40,8 +40,16 @@ def config(plain_config):
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        ("UNKNOWN: Gloo all-reduce failed: Connection\nreset by peer", DeviceError, "Connection reset by peer)"),
-        ("INTERNAL: " + "x" * 1000, DeviceError, "a device or a connection between processes failed (INTERNAL: xxx"),
+        (
+            "UNKNOWN: Gloo all-reduce failed: Connection\nreset by peer",
+            DeviceOrConnectionError,
+            "Connection reset by peer)",
+        ),
+        (
+            "INTERNAL: " + "x" * 1000,
+            DeviceOrConnectionError,
+            "a device or a connection between processes failed (INTERNAL: xxx",
+        ),
         ("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes", UserError, "lower --micro-batch"),
     ],
 )
@@ -69,7 +77,7 @@ def test_a_run_that_makes_no_checkpoint_is_not_started_for_ever(config, train, t
     """After 2 starts in vain here. A checkpoint, and the end of the run, begin a new count."""
     workdir = tmp_path / "run"
     for step in (2, 4, 5, 5):
-        with pytest.raises(DeviceError):
+        with pytest.raises(DeviceOrConnectionError):
             train(config, workdir, after_step=fail_at(step, RuntimeFailure("INTERNAL: broken")))
     lines = (workdir / "goodput.jsonl").read_text()
     with pytest.raises(UserError, match=r"the last 2 starts .* after step 3: .*--recovery.max-starts 4"):
@@ -86,7 +94,7 @@ def test_a_run_that_makes_no_checkpoint_is_not_started_for_ever(config, train, t
 @pytest.mark.parametrize(
     ("error", "kind", "counts"),
     [
-        (RuntimeFailure("INTERNAL: broken"), DeviceError, True),
+        (RuntimeFailure("INTERNAL: broken"), DeviceOrConnectionError, True),
         (OutageError("the store is away"), OutageError, True),
         (RuntimeFailure("RESOURCE_EXHAUSTED: Out of memory"), UserError, False),
         (UserError("damaged"), UserError, False),
@@ -112,7 +120,11 @@ def test_starts_that_end_before_there_are_parameters(config, train, tmp_path, mo
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
-        (DeviceError("a device failed"), TRY_AGAIN, "a device failed: the same command continues from the newest"),
+        (
+            DeviceOrConnectionError("a device failed"),
+            TRY_AGAIN,
+            "a device failed: the same command continues from the newest",
+        ),
         (PeerError("process 1 is late"), TRY_AGAIN, "process 1 is late: the same command continues from the newest"),
         (UserError("no such file"), 2, "error: no such file"),
         (OSError(28, "No space left on device", "a"), 2, "free some space"),

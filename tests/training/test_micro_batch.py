@@ -15,7 +15,7 @@ from bert_jax.planning.aot_compile import compile_only_task
 from bert_jax.training import micro_batch, pretraining
 from bert_jax.training.micro_batch import (
     TrainSteps,
-    check_run,
+    choose_accumulations,
     fit_to_memory,
     requested_accumulation,
 )
@@ -151,7 +151,7 @@ def test_without_a_number_devices_with_known_memory_decide(mesh, tmp_path, monke
     programs = FakePrograms(compile_only_task(dataclasses.replace(tiny_config, phases=(phase, phase))), mesh)
 
     def train_steps(name):
-        return TrainSteps(programs, Ledger(tmp_path / name), check_run(programs, 1))
+        return TrainSteps(programs, Ledger(tmp_path / name), choose_accumulations(programs, 1))
 
     here = train_steps("cpu")
     here.precompile(0)

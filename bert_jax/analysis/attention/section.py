@@ -10,7 +10,7 @@ from bert_jax.analysis.attention.patterns import PATTERNS
 from bert_jax.analysis.attention.relations import ALL
 from bert_jax.analysis.quantities import LAYER, RANDOM, Quantity, by_head, compared, floats
 from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Block, Curves, Heatmap, Note, Point, Scatter, Series, Table
+from bert_jax.report import Curves, Heatmap, Note, Point, ReportBlock, Scatter, Series, Table
 from bert_jax.report.cells import cell
 
 ROWS = ("model", "random_weights")
@@ -68,9 +68,9 @@ def pattern_shares(statistics: Mapping[str, Any]) -> dict[str, float]:
     return {name: number / sum(numbers.values()) for name, number in numbers.items()}
 
 
-def blocks(result: SuiteResult) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, figures, tables, and how to read them."""
-    found: list[Block] = [
+    found: list[ReportBlock] = [
         Note(
             "Where do heads attend, does a head follow a dependency relation, and which tokens contribute to which? "
             "Attention weights alone do not show what a model uses: norms and value zeroing are beside them."
@@ -82,7 +82,7 @@ def blocks(result: SuiteResult) -> tuple[Block, ...]:
     return (*found, Note(f"Seed {result['seed']}."))
 
 
-def _text_blocks(text: dict[str, Any]) -> list[Block]:
+def _text_blocks(text: dict[str, Any]) -> list[ReportBlock]:
     of_model = text["statistics"]["model"]
     near = np.sum([of_model[name] for name in ("self", "previous", "next")], axis=0)
     return [
@@ -131,7 +131,7 @@ def _statistics_table(text: dict[str, Any]) -> Table:
     return Table(header, tuple(rows))
 
 
-def _gradient_blocks(gradients: dict[str, Any] | None) -> list[Block]:
+def _gradient_blocks(gradients: dict[str, Any] | None) -> list[ReportBlock]:
     if gradients is None:
         return [Note("Gradients by attention are left out: the model has no MLM head, and no labelling task head.")]
     by_kind = gradients["by_attention_to"]
@@ -151,7 +151,7 @@ def _gradient_blocks(gradients: dict[str, Any] | None) -> list[Block]:
     ]
 
 
-def _pattern_blocks(statistics: dict[str, Any]) -> list[Block]:
+def _pattern_blocks(statistics: dict[str, Any]) -> list[ReportBlock]:
     model, random = (pattern_shares(statistics[which]) for which in ("model", "random_weights"))
     numbers = {name: np.array(statistics["model"]["pattern_texts"][name]) for name in PATTERNS}
     main = main_patterns(statistics["model"])
@@ -177,7 +177,7 @@ def main_patterns(statistics: Mapping[str, Any]) -> np.ndarray:
     return np.argmax([statistics["pattern_texts"][name] for name in PATTERNS], axis=0)
 
 
-def _cluster_blocks(statistics: dict[str, Any]) -> list[Block]:
+def _cluster_blocks(statistics: dict[str, Any]) -> list[ReportBlock]:
     model, random = statistics["model"], statistics["random_weights"]
     main = main_patterns(model)
     points = tuple(
@@ -202,7 +202,7 @@ def _cluster_blocks(statistics: dict[str, Any]) -> list[Block]:
     ]
 
 
-def _flow_blocks(text: dict[str, Any]) -> list[Block]:
+def _flow_blocks(text: dict[str, Any]) -> list[ReportBlock]:
     model, random = text["flow"]["model"], text["flow"]["random_weights"]
 
     def curves(title: str, key: str, y_label: str) -> Curves:
@@ -230,7 +230,7 @@ def _flow_blocks(text: dict[str, Any]) -> list[Block]:
     ]
 
 
-def _treebank_blocks(treebank: dict[str, Any]) -> list[Block]:
+def _treebank_blocks(treebank: dict[str, Any]) -> list[ReportBlock]:
     random = {row["relation"]: row for row in treebank["random_weights"]}
     ordered = sorted(treebank["relations"], key=lambda row: (row["relation"] != ALL, -row["words"]))
     rows = tuple(

@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.analysis.cloze.pll import VARIANTS
 from bert_jax.analysis.quantities import RANDOM, cells, compared
 from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Block, Note, Table
+from bert_jax.report import Note, ReportBlock, Table
 from bert_jax.report.cells import cell
 
 NAMES = {
@@ -58,15 +58,15 @@ def _percent_of_rows(values: Mapping[str, float | None], **more: float) -> Scala
     return compared(values["model"], rows | more, 100)
 
 
-def blocks(result: SuiteResult) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, tables, and how to read them."""
-    parts: dict[str, Callable[[dict[str, Any]], Iterator[Block]]] = {
+    parts: dict[str, Callable[[dict[str, Any]], Iterator[ReportBlock]]] = {
         "minimal_pairs": _minimal_pairs,
         "agreement": _agreement,
         "ettinger": _ettinger,
         "lama": _lama,
     }
-    shown: list[Block] = [
+    shown: list[ReportBlock] = [
         Note("Which of two sentences, and which word at a mask, does the model prefer? A tie counts half.")
     ]
     for name, part in parts.items():
@@ -81,7 +81,7 @@ def blocks(result: SuiteResult) -> tuple[Block, ...]:
     return tuple(shown)
 
 
-def _minimal_pairs(found: dict[str, Any]) -> Iterator[Block]:
+def _minimal_pairs(found: dict[str, Any]) -> Iterator[ReportBlock]:
     yield Note(
         f"Minimal pairs: {found['pairs']:,} pairs of {len(found['by_uid']):,} UIDs ({found['pairs_in_files']:,} in the "
         f"files, {found['not_drawn']:,} not drawn, {found['skipped_too_long']:,} too long). The score of a sentence is "
@@ -104,7 +104,7 @@ def _minimal_pairs(found: dict[str, Any]) -> Iterator[Block]:
             yield from _groups(title, found[key], columns, "pairs")
 
 
-def _agreement(found: dict[str, Any]) -> Iterator[Block]:
+def _agreement(found: dict[str, Any]) -> Iterator[ReportBlock]:
     yield Note(
         f"Agreement: the right form of a masked verb against the wrong one; {found['sentences']:,} of "
         f"{found['sentences_in_files']:,} sentences ({_reasons(found['skipped'])})."
@@ -113,7 +113,7 @@ def _agreement(found: dict[str, Any]) -> Iterator[Block]:
     yield from _groups("group", groups, tuple(found["scores"]), "sentences")
 
 
-def _groups(title: str, groups: Mapping[str, Any], columns: tuple[str, ...], unit: str) -> Iterator[Block]:
+def _groups(title: str, groups: Mapping[str, Any], columns: tuple[str, ...], unit: str) -> Iterator[ReportBlock]:
     """Accuracies by group; ties are those of the first column."""
     rows = [
         (
@@ -130,7 +130,7 @@ def _groups(title: str, groups: Mapping[str, Any], columns: tuple[str, ...], uni
         yield Note(f"{len(rows) - MAX_ROWS:,} more groups are in the JSON file.")
 
 
-def _ettinger(found: dict[str, Any]) -> Iterator[Block]:
+def _ettinger(found: dict[str, Any]) -> Iterator[ReportBlock]:
     yield Note(
         "Diagnostics of Ettinger (2020): is the expected word among the 1 and the 5 most probable ones, and is the "
         "completion that people prefer more probable than the others, also by more than 0.01?"
@@ -179,7 +179,7 @@ def _ettinger(found: dict[str, Any]) -> Iterator[Block]:
             )
 
 
-def _lama(found: dict[str, Any]) -> Iterator[Block]:
+def _lama(found: dict[str, Any]) -> Iterator[ReportBlock]:
     yield Note(
         f"Facts: {found['facts']:,} of {found['facts_in_files']:,} ({_reasons(found['skipped'])}); the object is one "
         f"of {found['candidates']:,} tokens (vocabulary: {found['vocabulary']}). Means are over relations."

@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.analysis.quantities import RANDOM, Quantity, by_head, by_index, cells, compared, paired
 from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Block, Curves, Heatmap, Note, Series, Table
+from bert_jax.report import Curves, Heatmap, Note, ReportBlock, Series, Table
 from bert_jax.training.param_paths import LAYERS
 
 
@@ -29,7 +29,7 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     }
 
 
-def blocks(result: SuiteResult) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, figures, tables, and how to read them."""
     similarity = result["similarity"]
     return (
@@ -53,7 +53,7 @@ def blocks(result: SuiteResult) -> tuple[Block, ...]:
     )
 
 
-def _similarities(result: SuiteResult) -> list[Block]:
+def _similarities(result: SuiteResult) -> list[ReportBlock]:
     base, random = (result["similarity"][row] for row in ("base", "random_weights"))
     names = {"cosine_of_tokens": "cosine, tokens", "cosine_of_cls": "cosine, [CLS]", "cka_of_tokens": "CKA, tokens"}
     lines = {name: base[key] for key, name in names.items()}
@@ -67,7 +67,7 @@ def _similarities(result: SuiteResult) -> list[Block]:
     ]
 
 
-def _distances(result: SuiteResult) -> list[Block]:
+def _distances(result: SuiteResult) -> list[ReportBlock]:
     distances = result["parameter_distance"]
     stacked = {path.removeprefix(LAYERS): by_layer for path, by_layer in distances.items() if path.startswith(LAYERS)}
     kernels = {path: by_layer for path, by_layer in stacked.items() if path.endswith("/kernel")}
@@ -89,7 +89,7 @@ def _distances(result: SuiteResult) -> list[Block]:
     ]
 
 
-def _restored(result: SuiteResult) -> list[Block]:
+def _restored(result: SuiteResult) -> list[ReportBlock]:
     scores, losses = result["restored_score"], result["restored_loss"]
     constants = {"body of random weights": result["random_body_score"], "best constant": result["best_constant_score"]}
     restored = Quantity(
@@ -110,7 +110,7 @@ def _restored(result: SuiteResult) -> list[Block]:
     ]
 
 
-def _surface(result: SuiteResult) -> list[Block]:
+def _surface(result: SuiteResult) -> list[ReportBlock]:
     line = tuple(result["line"])
     order = np.argsort(line)
     series = tuple(

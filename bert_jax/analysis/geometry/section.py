@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, compared, paired
 from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Block, Heatmap, Note, Table
+from bert_jax.report import Heatmap, Note, ReportBlock, Table
 
 MEASURES = {
     "self_similarity": "Self-similarity of words",
@@ -30,10 +30,10 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     return found
 
 
-def blocks(result: SuiteResult) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, figures, tables, and how to read them."""
     parts = ((result["words"], _word_blocks, "text/"), (result["languages"], _language_blocks, "languages/"))
-    found: list[Block] = []
+    found: list[ReportBlock] = []
     for part, shown, folder in parts:
         found += [Note(f"The data have no folder {folder}.")] if part is None else shown(part)
     question = Note(
@@ -43,7 +43,7 @@ def blocks(result: SuiteResult) -> tuple[Block, ...]:
     return (question, *found, Note(f"Seed {result['seed']}."))
 
 
-def _word_blocks(words: dict[str, Any]) -> list[Block]:
+def _word_blocks(words: dict[str, Any]) -> list[ReportBlock]:
     titles = {f"{name}_adjusted": f"{title}, less that of random words" for name, title in MEASURES.items()}
     return [
         Note(
@@ -74,7 +74,7 @@ def _table(words: dict[str, Any]) -> Table:
     return by_index(("state (random weights)", *header), [paired(found[name], random[name]) for name in names])
 
 
-def _language_blocks(found: dict[str, Any]) -> list[Block]:
+def _language_blocks(found: dict[str, Any]) -> list[ReportBlock]:
     model, random, count = found["model"], found["random_weights"], len(found["codes"])
     baselines = {RANDOM: random["accuracy"], f"{RANDOM}, centred": random["accuracy_centred"]}
     baselines["most frequent"] = found["majority_accuracy"]

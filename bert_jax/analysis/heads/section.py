@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_jax.analysis.quantities import RANDOM, by_head, by_index, cells, compared
 from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Block, Curves, Note, Series, Table
+from bert_jax.report import Curves, Note, ReportBlock, Series, Table
 
 SHOWN = 10
 """Heads in the table of those that matter most."""
@@ -30,7 +30,7 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     }
 
 
-def blocks(result: SuiteResult) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, figures, tables, and how to read them."""
     by_layer = ", divided by its norm in the layer" if result["normalize_by_layer"] else ""
     importances = result["importance_normalized" if by_layer else "importance"]
@@ -130,7 +130,7 @@ def _layers(result: SuiteResult) -> Table:
     return by_index(header, [*less("no_head"), kept, *less("one_head")])
 
 
-def _smaller(result: SuiteResult) -> list[Block]:
+def _smaller(result: SuiteResult) -> list[ReportBlock]:
     """The smaller checkpoint beside the whole model."""
     smaller, speed = result["smaller"], result["smaller"]["speed"]
     rows = [
@@ -160,7 +160,7 @@ def _smaller(result: SuiteResult) -> list[Block]:
     ]
 
 
-def _gates(result: SuiteResult) -> list[Block]:
+def _gates(result: SuiteResult) -> list[ReportBlock]:
     """Trained gates, and the model under them."""
     found = result["gates"]
     names = {

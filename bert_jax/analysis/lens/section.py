@@ -6,7 +6,7 @@ import numpy as np
 
 from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cells, compared
 from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Block, Note, Table
+from bert_jax.report import Note, ReportBlock, Table
 
 
 def quantities(result: SuiteResult) -> dict[str, Quantity]:
@@ -41,7 +41,7 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     }
 
 
-def blocks(result: SuiteResult) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, figures, tables, and how to read them."""
     since = {"right token leads from here on": "known_since", "final prediction leads": "settled_since"}
     shares = {name: np.cumsum(result["model"][key]) / result["masked_tokens"] for name, key in since.items()}
@@ -86,7 +86,7 @@ def _table(result: SuiteResult) -> Table:
     return by_index(header, columns, ["token frequency"])
 
 
-def _examples(result: SuiteResult) -> list[Block]:
+def _examples(result: SuiteResult) -> list[ReportBlock]:
     examples = result["examples"]
     columns = [
         [f"{top} ({rank:,})" for top, rank in zip(one["top_by_state"], one["rank_by_state"], strict=True)]

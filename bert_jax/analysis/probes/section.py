@@ -7,7 +7,7 @@ from typing import Any
 from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
 from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cells, compared, is_number
 from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Block, Note, Table
+from bert_jax.report import Note, ReportBlock, Table
 
 TITLES = {"pos": "Parts of speech", "relations": "Dependency relations", "entities": "Entities"}
 
@@ -44,9 +44,9 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     return found
 
 
-def blocks(result: SuiteResult) -> tuple[Block, ...]:
+def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, figures, tables, and how to read them."""
-    found: list[Block] = [
+    found: list[ReportBlock] = [
         Note(
             "From which hidden state can a linear probe read parts of speech, dependency relations, entities and "
             "trees, how much of that does the probe learn by itself, and does the model need it?"
@@ -80,7 +80,7 @@ def _sizes(folder: str, sizes: dict[str, Any] | None) -> Note:
     )
 
 
-def _task_blocks(title: str, task: dict[str, Any]) -> list[Block]:
+def _task_blocks(title: str, task: dict[str, Any]) -> list[ReportBlock]:
     of_model, random = task["model"], task["random_weights"]
     lines = {"model": of_model["score"], "control task": of_model["control_score"]}
     constants = {"most frequent label": task["majority"], "word's most frequent label": task["word_type"]}
@@ -105,7 +105,7 @@ def _task_blocks(title: str, task: dict[str, Any]) -> list[Block]:
     ]
 
 
-def _mix_blocks(tasks: dict[str, Any]) -> list[Block]:
+def _mix_blocks(tasks: dict[str, Any]) -> list[ReportBlock]:
     if not tasks:
         return []
     mixes = {TITLES[name]: (task["model"]["mix"], task["random_weights"]["mix"]) for name, task in tasks.items()}

@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from bert_jax.analysis.quantities import RANDOM, Quantity, by_head, by_index, cells
-from bert_jax.report import Block, Curves, Note, Table
+from bert_jax.report import Curves, Note, ReportBlock, Table
 from bert_jax.report.cells import cell
 
 SCORES = {
@@ -19,7 +19,7 @@ ERASED = {"none": "nothing erased", "leace": "parts of speech erased", **BASELIN
 """Titles by `erasure.ROWS`."""
 
 
-def tree_blocks(structure: dict[str, Any], attention: dict[str, Any]) -> list[Block]:
+def tree_blocks(structure: dict[str, Any], attention: dict[str, Any]) -> list[ReportBlock]:
     """Structural probes and trees from attention.
 
     Args:
@@ -53,7 +53,7 @@ def tree_blocks(structure: dict[str, Any], attention: dict[str, Any]) -> list[Bl
     ]
 
 
-def _attention_blocks(attention: dict[str, Any]) -> list[Block]:
+def _attention_blocks(attention: dict[str, Any]) -> list[ReportBlock]:
     model, random = attention["model"], attention["random_weights"]
     best, layer, head = max((value, i, j) for i, heads in enumerate(model) for j, value in enumerate(heads))
     return [
@@ -75,7 +75,7 @@ def _attention_blocks(attention: dict[str, Any]) -> list[Block]:
     ]
 
 
-def erasure_blocks(erasure: dict[str, Any]) -> list[Block]:
+def erasure_blocks(erasure: dict[str, Any]) -> list[ReportBlock]:
     """LEACE: the probe and the model with parts of speech erased from one layer's output, beside its baselines.
 
     Args:
@@ -84,7 +84,7 @@ def erasure_blocks(erasure: dict[str, Any]) -> list[Block]:
     draws = len(erasure["probe_accuracy"]["random"][0])
     ranks, mlm = sorted(set(erasure["ranks"])), erasure["mlm"]
     majority = {"most frequent label": erasure["majority_accuracy"]}
-    found: list[Block] = [
+    found: list[ReportBlock] = [
         Note(
             "Erasure (LEACE) removes from the output of one layer the subspace that a linear probe can use, of rank "
             f"{' or '.join(map(str, ranks))}; at every word, in sentences with masked tokens. Its baselines have the "
