@@ -26,6 +26,8 @@ KERNEL_HEAD_SIZES = (16, 32, 64, 128)
 side in rows of 128 numbers."""
 KERNEL_ROW_LENGTHS = {"pallas_gpu": GPU_ATTENTION_BLOCK, "pallas_tpu": TPU_ATTENTION_BLOCK}
 """Attention by kernels of bert_jax: the length of a row is a multiple of this."""
+GPU_NORM_WIDTHS = (256, 512, 768, 1024)
+"""Widths of layers for which dropout, residual and LayerNorm are one kernel with the attention `pallas_gpu`."""
 FUSED_ATTENTION = ("cudnn", *KERNEL_ROW_LENGTHS)
 """Attention whose scores are never written to memory."""
 
@@ -116,7 +118,8 @@ class ModelConfig:
     """Implementation: `reference` is plain jax.numpy; `deferred` divides by the sums of the softmax after the product
     with the values; `xla` and `cudnn` are `jax.nn.dot_product_attention` lowered by XLA or cuDNN; `pallas_gpu` and
     `pallas_tpu` are kernels with dropout, whose scores stay on the chip. `auto` chooses one for the devices
-    (training/implementation.py)."""
+    (training/implementation.py). With `pallas_gpu`, dropout, residual and LayerNorm after a sub-layer are a kernel,
+    too, in layers of a width of GPU_NORM_WIDTHS."""
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of activations and matrix products. Parameters, norms, softmax and losses are always float32."""
     dense_dtype: Literal["compute", "float8", "int8"] = "compute"

@@ -6,7 +6,7 @@ from flax import nnx
 
 from bert_jax.array_types import Array, Float, Int, Key
 from bert_jax.config import ModelConfig
-from bert_jax.config.sections import FUSED_ATTENTION
+from bert_jax.config.sections import FUSED_ATTENTION, GPU_NORM_WIDTHS
 from bert_jax.model.activations import PROJECTION_SITES, LayerTap
 from bert_jax.model.attention import apply_rotary_embedding, attend, attend_in_place, uses_kernels
 from bert_jax.model.dropout import DropoutKey, Selection, dropout
@@ -135,26 +135,50 @@ class Block(nnx.Module):
         selection: Selection | None,
     ) -> Float[Array, "B Q C"]:
         """Attention and feed-forward networks in the width of the layer; `sources` as of `attention_inputs`."""
-        rate = self.config.hidden_dropout if self.bottleneck is None else 0.0
         positions = None if selection is None else selection.positions
-        attended = tap("attention.output", self._attend(*sources, plan, inputs, dropout_key, tap, positions))
+        context = self._attend(*sources, plan, inputs, dropout_key, tap, positions)
         if positions is not None:
             hidden = gather_positions(hidden, positions)
-        attended = dropout(attended, rate, dropout_key and dropout_key.fold_in(ATTENTION_OUT_SITE), selection)
-        hidden = hidden + (attended if self.attention_adapter is None else self.attention_adapter(attended))
-        if plan.norm_placement is NormPlacement.POST:
-            hidden = self.attention_norm(hidden)
+        hidden = self._add_output(ATTENTION_OUT_SITE, context, hidden, plan, dropout_key, tap, selection)
         for network in () if self.networks is None else self.networks.values():
             hidden = network(hidden, plan)
 
         feed_forward_input = hidden if plan.norm_placement is NormPlacement.POST else self.feed_forward_norm(hidden)
         activated = tap("feed_forward.activations", _activated(self, self.config.activation, feed_forward_input))
-        output = tap("feed_forward.output", self.down(activated))
-        output = dropout(output, rate, dropout_key and dropout_key.fold_in(FEED_FORWARD_SITE), selection)
-        hidden = hidden + (output if self.feed_forward_adapter is None else self.feed_forward_adapter(output))
-        if plan.norm_placement is NormPlacement.POST:
-            hidden = self.feed_forward_norm(hidden)
-        return hidden
+        return self._add_output(FEED_FORWARD_SITE, activated, hidden, plan, dropout_key, tap, selection)
+
+    def _add_output(
+        self,
+        site: int,
+        x: Float[Array, "B Q ..."],
+        hidden: Float[Array, "B Q C"],
+        plan: LayerPlan,
+        dropout_key: DropoutKey | None,
+        tap: LayerTap,
+        selection: Selection | None,
+    ) -> Float[Array, "B Q C"]:
+        """The end of a sub-layer: its dense layer, which reads x, dropout, the sum with `hidden`, and a norm after it.
+
+        All but the dense layer is one kernel with the attention `pallas_gpu`, in training, where nothing reads what is
+        between.
+        """
+        name, dense, adapter, norm = {
+            ATTENTION_OUT_SITE: ("attention.output", self.attention_out, self.attention_adapter, self.attention_norm),
+            FEED_FORWARD_SITE: ("feed_forward.output", self.down, self.feed_forward_adapter, self.feed_forward_norm),
+        }[site]
+        rate, key = self.config.hidden_dropout, dropout_key and dropout_key.fold_in(site)
+        rate = rate if self.bottleneck is None else 0.0
+        is_normalised = plan.norm_placement is NormPlacement.POST
+        reads_between = adapter is not None or selection is not None or tap.touches((name,))
+        if has_norm_kernel(self.config) and key is not None and is_normalised and not reads_between:
+            from bert_jax.model.gpu_norm import dropout_add_norm  # Pallas takes 0.2 s to import
+
+            biases = [None if one.bias is None else one.bias[...] for one in (dense, norm)]
+            settings = {"epsilon": norm.epsilon, "dropout_rate": rate, "dropout_key": key}
+            return dropout_add_norm(dense.without_bias(x), biases[0], hidden, norm.scale[...], biases[1], **settings)
+        output = dropout(tap(name, dense(x)), rate, key, selection)
+        hidden = hidden + (output if adapter is None else adapter(output))
+        return norm(hidden) if is_normalised else hidden
 
     def _attend(
         self,
@@ -165,7 +189,8 @@ class Block(nnx.Module):
         dropout_key: DropoutKey | None,
         tap: LayerTap,
         positions: Int[Array, "B Q"] | None,
-    ) -> Float[Array, "B Q C"]:
+    ) -> Float[Array, "B Q N D"]:
+        """Context vectors."""
         settings = {
             "before": plan.window,
             "after": 0 if self.config.direction == "causal" else plan.window,
@@ -192,7 +217,7 @@ class Block(nnx.Module):
             context_BQND = attend(self.config.attention, query, key, value, inputs.segment_ids, **settings)
         if positions is not None and query_positions is None:
             context_BQND = gather_positions(context_BQND, positions)
-        return self.attention_out(tap("attention.context", context_BQND))
+        return tap("attention.context", context_BQND)
 
     def _rotated(
         self,
@@ -224,6 +249,11 @@ class Block(nnx.Module):
         else:
             query, key, value = jnp.moveaxis(self.qkv(keys), 2, 0)
         return query, key, value
+
+
+def has_norm_kernel(config: ModelConfig) -> bool:
+    """Whether a kernel can serve the norms of layers: LayerNorms of the widths that it is made for."""
+    return config.attention == "pallas_gpu" and config.norm == "layer" and config.layer_width in GPU_NORM_WIDTHS
 
 
 def _feed_forward_parts(config: ModelConfig, gate: Array, up: Array, down: Array) -> tuple:

@@ -19,13 +19,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from bert_jax.array_types import Array, Bool, Float, Int, UInt32
 from bert_jax.config.sections import GPU_ATTENTION_BLOCK as BLOCK
-from bert_jax.model.dropout import DropoutKey, dropout_bits, dropout_threshold
+from bert_jax.model.dropout import DropoutKey, dropout_bits
+from bert_jax.model.gpu_elementwise import power_of_two, zero_dropped
 from bert_jax.model.kernel_rules import (
     FLOOR,
     SMALLEST,
@@ -236,12 +236,7 @@ class _RowAndHead:
 
     def power(self, products_qk: Array, offset_q1: Array) -> Array:
         """2 to the power of `products_qk * log2_scale - offset_q1`, subnormal results as 0."""
-        if self.settings.interpret:
-            return jnp.exp2(products_qk * self.log2_scale - offset_q1)
-        offset_qk = jnp.broadcast_to(-offset_q1, products_qk.shape)
-        return _assembly(
-            f"fma.rn.f32 x, $1, 0f{_hex(self.log2_scale)}, $2; ex2.approx.ftz.f32 $0, x;", products_qk, offset_qk
-        )
+        return power_of_two(products_qk, self.log2_scale, offset_q1, self.settings.interpret)
 
     def queries(self, block: Array) -> _Side:
         """A block of queries."""
@@ -267,10 +262,7 @@ class _RowAndHead:
         """`dropout` of a block of an array [B, N, S, S], times `kept_share`."""
         if bits_qk is None:
             return x_qk
-        threshold = dropout_threshold(self.settings.dropout_rate)
-        if self.settings.interpret:
-            return jnp.where(bits_qk >= threshold, x_qk, 0.0)
-        return _assembly(f"setp.hs.u32 p, $2, {threshold}; selp.f32 $0, $1, 0f00000000, p;", x_qk, bits_qk)
+        return zero_dropped(x_qk, bits_qk, self.settings.dropout_rate, self.settings.interpret)
 
     def backward(
         self,
@@ -287,27 +279,6 @@ class _RowAndHead:
         probabilities_qk, bits_qk = jnp.where(self.allowed(*sides), probabilities_qk, 0.0), self.bits(*sides)
         gradient_qk = self.dropped(product(gradient_qD, value_kD.T), bits_qk)
         return self.dropped(probabilities_qk, bits_qk), probabilities_qk * (gradient_qk - means_q[:, None])
-
-
-def _assembly(text: str, *operands: Array) -> Array:
-    """One float32 for each element of the operands; the text may use a register x and a predicate p.
-
-    The compiler of kernels neither merges a multiplication with an addition nor leaves a selection in front of a
-    rounding to 16 bits, where it takes half of the instructions.
-    """
-    (result,) = plgpu.elementwise_inline_asm(
-        f"{{ .reg .f32 x; .reg .pred p; {text} }}",
-        args=operands,
-        constraints="=r" + ",r" * len(operands),
-        pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(operands[0].shape, jnp.float32)],
-    )
-    return result
-
-
-def _hex(number: float) -> str:
-    """The bits of a float32."""
-    return np.float32(number).tobytes()[::-1].hex()
 
 
 def _at(block: Array) -> Any:

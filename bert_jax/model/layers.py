@@ -127,7 +127,7 @@ def make_bias(shape: tuple[int, ...], biases: Biases) -> nnx.Param | None:
     return nnx.Param(jnp.zeros(shape, jnp.float32)) if biases == "all" else None
 
 
-def _add_bias(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
+def add_bias(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
     """Broadcast before the cast, so that the backward pass sums the gradient over the rows in float32."""
     return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
 
@@ -154,8 +154,12 @@ class Dense(nnx.Module):
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Project. Products accumulate in the type that the backend chooses: float32 on CPUs, GPUs and TPUs."""
-        y = self._product(x, self.kernel[...])
-        return y if self.bias is None else _add_bias(y, self.bias[...])
+        y = self.without_bias(x)
+        return y if self.bias is None else add_bias(y, self.bias[...])
+
+    def without_bias(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """x @ kernel."""
+        return self._product(x, self.kernel[...])
 
     def separate_products(self, inputs: Sequence[Float[Array, "..."]]) -> list[Float[Array, "..."]]:
         """As `__call__`, with one product for each index of the first output axis, each of its own input.
@@ -167,13 +171,13 @@ class Dense(nnx.Module):
         products = [self._product(x, part) for x, part in zip(inputs, kernel, strict=True)]
         if self.bias is None:
             return products
-        return [_add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]
+        return [add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]
 
     def side_by_side(self, x: Float[Array, "..."]) -> Float[Array, "*rows W"]:
         """As `__call__`, with the output axes merged. GPU products add a bias only if it has one axis."""
         kernel = self.kernel[...]
         y = self._product(x, kernel.reshape(*kernel.shape[: self.num_inputs], -1))
-        return y if self.bias is None else _add_bias(y, self.bias[...].reshape(-1))
+        return y if self.bias is None else add_bias(y, self.bias[...].reshape(-1))
 
     def _product(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         if self.dtype == "float8":
