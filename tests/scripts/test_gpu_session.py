@@ -1,28 +1,49 @@
-"""gpu_session.py: all stages run to their end on a CPU; the tiles that it edits are in the sources."""
+"""gpu_session.py: a dry session on a CPU; the commands of a real one; the tiles that it edits are in the sources."""
 
+import argparse
 import functools
 import json
 from pathlib import Path
 
 import pytest
 
+from bert_jax.bench import bench
 from tests.pages import load_script
 
 ROOT = Path(__file__).resolve().parents[2]
 session = functools.partial(load_script, ROOT / "scripts" / "benchmarks" / "gpu_session.py")
 
 
+BENCH = ["-m", "bert_jax", "bench"]
+
+
 @pytest.mark.slow
 def test_a_dry_session(tmp_path, capsys):
-    trees = f"before={ROOT},without-norm={ROOT}"
-    assert session().main([str(tmp_path), "--dry", "--trees", trees]) == 0
+    """Each way in which a stage starts a process. The other stages only time other steps."""
+    stages = "device,trace,tiles,without,tests,deterministic"
+    assert session().main([str(tmp_path), "--dry", "--stages", stages, "--trees", f"without-norm={ROOT}"]) == 0
     rows = json.loads((tmp_path / "report.json").read_text())
     assert [row["what"] for row in rows if row["outcome"] != "done"] == []
-    assert {row["stage"] for row in rows} == set(session().STAGES)
+    assert {row["stage"] for row in rows} == set(stages.split(","))
     timed = [row for row in rows if "ms" in row]
-    assert len(timed) >= 8 and all(row["ms"] > 0 for row in timed)
+    assert len(timed) == 3 and all(row["ms"] > 0 for row in timed)
     assert "losses are equal: True" in capsys.readouterr().out
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) <= 8
+
+
+def test_commands_of_a_session(tmp_path):
+    """`bench` knows the flags of every command that times a step, and most are beside a prediction."""
+    trees = {"before": ROOT} | {f"without-{change}": ROOT for change in session().SAVED}
+    at = session().Setting(tmp_path, tmp_path, trees, dry=False)
+    commands = {name: list(stage(at)) for name, (stage, _) in session().STAGES.items()}
+    timed = [one for stage in commands.values() for one in stage if one.words[: len(BENCH)] == BENCH]
+    parser = argparse.ArgumentParser()
+    bench.flags(parser.add_argument)
+    for command in timed:
+        parser.parse_args(command.words[len(BENCH) :])
+    assert sum(command.predicted is not None for command in timed) >= len(timed) - len(session().TILES)
+    assert all(any(command in timed for command in commands[name]) for name in ("before", "shapes", "float8"))
+    assert len(commands["without"]) == 2 * len(session().SAVED)
 
 
 def test_tiles_are_edited(tmp_path):
