@@ -206,6 +206,11 @@ class ModelConfig:
         return "int8" if self.dense_dtype == "int8" else "compute"
 
     @property
+    def has_gpu_kernels(self) -> bool:
+        """Whether the devices are GPUs on which every program has whole tensors: others have no `pallas_gpu`."""
+        return self.attention == "pallas_gpu"
+
+    @property
     def decoder_width(self) -> int:
         """Width of the MLM head's decoder."""
         return self.hidden_size if self.embeddings == "trigrams" else self.embedding_width

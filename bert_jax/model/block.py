@@ -253,7 +253,7 @@ class Block(nnx.Module):
 
 def has_norm_kernel(config: ModelConfig) -> bool:
     """Whether a kernel can serve the norms of layers: LayerNorms of the widths that it is made for."""
-    return config.attention == "pallas_gpu" and config.norm == "layer" and config.layer_width in GPU_NORM_WIDTHS
+    return config.has_gpu_kernels and config.norm == "layer" and config.layer_width in GPU_NORM_WIDTHS
 
 
 def _feed_forward_parts(config: ModelConfig, gate: Array, up: Array, down: Array) -> tuple:

@@ -14,6 +14,11 @@ from bert_jax.model.int8 import round_rows
 from bert_jax.model.layers import ACTIVATIONS, Dense, normal, outer_dense_dtype, truncated_normal
 from bert_jax.model.norms import LayerNorm
 
+ALIGNMENT = 128
+"""Classes of the decoder are a multiple of this on GPUs, whose products and sums are slow for others."""
+IMPOSSIBLE = -1e30
+"""Bias of an added class."""
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -57,6 +62,7 @@ class MlmHead(nnx.Module):
         self.rounds = config.dense_dtype == "int8"
         self.bias = nnx.Param(jnp.zeros((config.vocab_size,), jnp.float32))
         self.activation = activation or config.activation
+        self.num_classes = config.vocab_size + (-config.vocab_size % ALIGNMENT if config.has_gpu_kernels else 0)
 
     def __call__(self, hidden: Float[Array, "B M H"], table: Float[Array, "V E"]) -> Float[Array, "B M V"]:
         """Logits in float32; `table` is that of the word embeddings, to which the decoder is tied."""
@@ -66,7 +72,7 @@ class MlmHead(nnx.Module):
         self, hidden: Float[Array, "B M H"], table: Float[Array, "V E"], labels: Int[Array, "B M"]
     ) -> tuple[Float[Array, "B M"], Float[Array, "B M"]]:
         """`label_log_likelihoods` of the logits, without their gradient."""
-        return decode_label_scores(*self._decoder_inputs(hidden, table), labels)
+        return decode_label_scores(*self._decoder_inputs(hidden, table), labels, self.num_classes)
 
     def _decoder_inputs(self, hidden: Array, table: Array) -> tuple[Array, Array, Array]:
         """The arguments of `decode`."""
@@ -107,11 +113,28 @@ def _decode_backward(residuals, gradient):
 decode.defvjp(_decode_forward, _decode_backward)
 
 
-@jax.custom_vjp
 def decode_label_scores(
-    hidden: Float[Array, "*rows E"], table: Float[Array, "V E"], bias: Float[Array, " V"], labels: Int[Array, "*rows"]
+    hidden: Float[Array, "*rows E"],
+    table: Float[Array, "V E"],
+    bias: Float[Array, " V"],
+    labels: Int[Array, "*rows"],
+    num_classes: int,
 ) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
     """`label_log_likelihoods` of the logits of `decode`.
+
+    Args:
+      hidden, table, bias: as of `decode`.
+      labels: below V.
+      num_classes: V, or more: classes of probability 0 are added, in a copy of the table.
+    """
+    added = num_classes - len(table)
+    table, bias = jnp.pad(table, ((0, added), (0, 0))), jnp.pad(bias, (0, added), constant_values=IMPOSSIBLE)
+    return _label_scores(hidden, table, bias, labels)
+
+
+@jax.custom_vjp
+def _label_scores(hidden, table, bias, labels):
+    """`decode_label_scores` of a whole table.
 
     The backward pass is written out: one pass over the logits computes their gradient, in the type of the products. The
     transpose of the gather would add zeros of the size of the logits to it.
@@ -135,7 +158,7 @@ def _label_scores_backward(residuals, gradients):
     return *_decode_backward((hidden, table), gradient), None
 
 
-decode_label_scores.defvjp(_label_scores_forward, _label_scores_backward)
+_label_scores.defvjp(_label_scores_forward, _label_scores_backward)
 
 
 class PairHead(nnx.Module):

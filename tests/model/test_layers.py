@@ -1,5 +1,7 @@
 """Small functions against numpy and scipy in float64."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ from scipy import special, stats
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.heads import decode, decode_label_scores, label_log_likelihoods
+from bert_jax.model.heads import MlmHead, decode, decode_label_scores, label_log_likelihoods
 from bert_jax.model.layers import ACTIVATIONS, Dense, gather_positions, normal_cdf, truncated_normal
 from bert_jax.model.norms import LayerNorm
 from tests.jaxprs import primitives
@@ -158,9 +160,10 @@ def test_scores_of_labels_and_gathering():
     np.testing.assert_array_equal(gathered, hidden[np.arange(2)[:, None], positions])
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16"])
-def test_scores_of_labels_without_the_gradient_of_logits(kind):
-    """`decode_label_scores` beside `decode` and `label_log_likelihoods`, whose backward pass scatters."""
+@pytest.mark.parametrize(("kind", "num_classes"), [("float32", 11), ("float32", 16), ("bfloat16", 16)])
+def test_scores_of_labels_without_the_gradient_of_logits(kind, num_classes):
+    """`decode_label_scores` beside `decode` and `label_log_likelihoods`, whose backward pass scatters; added classes
+    change nothing."""
     rng = np.random.default_rng(1)
     hidden, table, bias, weights = (
         jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in ((2, 3, 8), (11, 8), (11,), (2, 3))
@@ -172,7 +175,7 @@ def test_scores_of_labels_without_the_gradient_of_logits(kind):
         return (likelihood * weights).sum(), correct
 
     def fused(hidden, table, bias):
-        likelihood, correct = decode_label_scores(hidden, table, bias, labels)
+        likelihood, correct = decode_label_scores(hidden, table, bias, labels, num_classes)
         return (likelihood * weights).sum(), correct
 
     one, two = (jax.value_and_grad(function, (0, 1, 2), has_aux=True) for function in (plain, fused))
@@ -183,6 +186,17 @@ def test_scores_of_labels_without_the_gradient_of_logits(kind):
         expected, found = (np.asarray(x, np.float32) for x in (expected, found))
         tolerance = 1e-6 if found.dtype == kind else 2**-7
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+def test_classes_are_added_for_kernels_of_gpus():
+    """Up to a multiple of 128; elsewhere the table would be copied for nothing."""
+    config = ModelConfig(vocab_size=130, hidden_size=16, num_heads=1, intermediate_size=16, num_layers=1)
+    for attention, expected in (("pallas_gpu", 256), ("reference", 130), ("pallas_tpu", 130)):
+        one = dataclasses.replace(config, attention=attention, num_heads=8, head_size=16)
+        head = MlmHead(one, jax.random.key(0))
+        hidden, labels = jnp.ones((1, 2, 16)), jnp.ones((1, 2), jnp.int32)
+        program = str(jax.make_jaxpr(head.label_scores)(hidden, jnp.ones((130, 16)), labels))
+        assert f"f32[1,2,{expected}]" in program
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16"])
