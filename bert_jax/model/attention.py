@@ -15,7 +15,7 @@ from bert_jax.config.sections import FUSED_ATTENTION, KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError
 from bert_jax.model.activations import REFERENCE_SITES, LayerTap
 from bert_jax.model.dropout import DropoutKey, Selection, dropout
-from bert_jax.model.layers import gather_positions
+from bert_jax.model.layers import add_bias, gather_positions
 
 
 def make_attention_mask(
@@ -110,7 +110,11 @@ def uses_kernels(implementation: str, dropout_key: DropoutKey | None, tap: Layer
 
 
 def attend_in_place(
-    implementation: str, projected: Float[Array, "B S W"], segment_ids: Int[Array, "B S"], **settings: Any
+    implementation: str,
+    projected: Float[Array, "B S W"],
+    segment_ids: Int[Array, "B S"],
+    bias: Float[Array, " W"] | None = None,
+    **settings: Any,
 ) -> Float[Array, "B S N D"]:
     """`attend` by kernels, which read query, key and value where one projection wrote them, and write its gradient.
 
@@ -118,8 +122,13 @@ def attend_in_place(
       implementation: a kernel.
       projected: queries of all heads, keys of all heads, values of all heads; not rotated.
       segment_ids: as of `attend`.
+      bias: added to `projected`; kernels for GPUs add up its gradient.
       settings: `num_heads`, and `before`, `after`, `dropout_rate` and `dropout_key` as of `attend`.
     """
+    if implementation == "pallas_gpu":
+        settings |= {"bias": bias}
+    elif bias is not None:
+        projected = add_bias(projected, bias)
     return _kernel_attention(implementation)(projected, segment_ids, **settings)
 
 

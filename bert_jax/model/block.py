@@ -205,10 +205,9 @@ class Block(nnx.Module):
             and uses_kernels(self.config.attention, dropout_key, tap)
             and not tap.touches(PROJECTION_SITES)
         ):
-            projected, heads = self.qkv.side_by_side(query_key_source), self.config.num_heads
-            context_BQND = attend_in_place(
-                self.config.attention, projected, inputs.segment_ids, num_heads=heads, **settings
-            )
+            projected, bias = self.qkv.side_by_side(query_key_source)
+            settings |= {"num_heads": self.config.num_heads, "bias": bias}
+            context_BQND = attend_in_place(self.config.attention, projected, inputs.segment_ids, **settings)
         else:
             query, key, value = self._rotated(query_key_source, value_source, plan, inputs, query_positions)
             query, key = tap("attention.query", query), tap("attention.key", key)

@@ -36,6 +36,7 @@ from bert_jax.model.kernel_rules import (
     first_words,
     product,
 )
+from bert_jax.model.layers import add_bias
 
 QUERY, KEY, VALUE = range(3)
 
@@ -49,6 +50,7 @@ def kernel_attention(
     after: int | None,
     dropout_rate: float,
     dropout_key: DropoutKey | None,
+    bias: Float[Array, " W"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B S N D"]:
     """Context vectors; those of padding are 0.
@@ -56,6 +58,7 @@ def kernel_attention(
     Args:
       projected: queries of all heads, keys of all heads, values of all heads, W = 3 N D; S is a multiple of
         `GPU_ATTENTION_BLOCK`, D one of `KERNEL_HEAD_SIZES`.
+      bias: added to `projected`. The kernels add up its gradient.
       segment_ids, before, after: as in `make_attention_mask`.
       num_heads: N.
       dropout_rate, dropout_key: of the probabilities; None as the key disables dropout.
@@ -65,38 +68,53 @@ def kernel_attention(
     settings = KernelSettings(num_heads, before, after, rate, interpret)
     rows, length = segment_ids.shape
     of_rows = segment_ids, *dropout_operands(dropout_key, rows, length)
-    return _attention(settings, projected.reshape(rows, length, 3, num_heads, -1), of_rows)
+    return _attention(settings, projected, bias, of_rows)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attention(
-    settings: KernelSettings, projected: Float[Array, "B S 3 N D"], of_rows: OfRows
+    settings: KernelSettings, projected: Float[Array, "B S W"], bias: Float[Array, " W"] | None, of_rows: OfRows
 ) -> Float[Array, "B S N D"]:
-    return _forward(settings, projected, of_rows)[0]
+    return _forward(settings, projected, bias, of_rows)[0]
 
 
-def _forward(settings, projected, of_rows):
-    rows, length, _, heads, size = projected.shape
+def _forward(settings, projected, bias, of_rows):
+    (rows, length, width), heads = projected.shape, settings.num_heads
+    size = width // (3 * heads)
+    biased = projected if bias is None else add_bias(projected, bias)  # XLA adds it in the product
+    projected = biased.reshape(rows, length, 3, heads, size)
     ranges, _ = _block_ranges(of_rows[0], settings.before, settings.after)
     inputs = _Operand(projected, QUERY), _Operand(projected, KEY, True), _Operand(projected, VALUE, True)
     context = jax.ShapeDtypeStruct((rows, length, heads, size), projected.dtype)
     log_sums = jax.ShapeDtypeStruct((rows, heads, length), jnp.float32)
     context, log_sums = _call(_forward_kernel, settings, of_rows, ranges, inputs, (context, log_sums))
-    return context, (projected, of_rows, context, log_sums)
+    return context, (projected, bias, of_rows, context, log_sums)
 
 
 def _backward(settings, residuals, gradient):
-    projected, of_rows, context, log_sums = residuals
+    projected, bias, of_rows, context, log_sums = residuals
+    rows, length, _, heads, size = projected.shape
     key_ranges, query_ranges = _block_ranges(of_rows[0], settings.before, settings.after)
     inputs = _Operand(projected, QUERY), _Operand(projected, KEY, True), _Operand(projected, VALUE, True)
     inputs += _Operand(gradient), _Operand(context), _Operand(log_sums)
-    outputs = jax.ShapeDtypeStruct(projected.shape, projected.dtype), jax.ShapeDtypeStruct(log_sums.shape, jnp.float32)
-    partial, means = _call(_query_gradient_kernel, settings, of_rows, key_ranges, inputs, outputs)
+    like_projected = jax.ShapeDtypeStruct(projected.shape, projected.dtype)
+    outputs = like_projected, jax.ShapeDtypeStruct(log_sums.shape, jnp.float32)
+
+    def of_blocks(parts: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """The part of each block in the gradient of the bias."""
+        shape = rows, length // BLOCK, parts, heads, size
+        return () if bias is None else (jax.ShapeDtypeStruct(shape, jnp.float32),)
+
+    partial, means, *query_sums = _call(
+        _query_gradient_kernel, settings, of_rows, key_ranges, inputs, outputs + of_blocks(1)
+    )
     inputs = _Operand(projected, QUERY, True), _Operand(projected, KEY), _Operand(projected, VALUE)
     inputs += _Operand(gradient, None, True), _Operand(log_sums, None, True), _Operand(means, None, True)
     inputs += (_Operand(partial),)
-    (total,) = _call(_key_gradient_kernel, settings, of_rows, query_ranges, inputs, outputs[:1], reuses_last=True)
-    return total, None
+    outputs = like_projected, *of_blocks(2)
+    total, *key_sums = _call(_key_gradient_kernel, settings, of_rows, query_ranges, inputs, outputs, reuses_last=True)
+    sums = [x.sum((0, 1)) for x in query_sums + key_sums]
+    return total.reshape(rows, length, -1), jnp.concatenate(sums).reshape(-1) if sums else None, None
 
 
 _attention.defvjp(_forward, _backward)
@@ -130,16 +148,17 @@ class _Operand(NamedTuple):
     """An array, and what a kernel sees of it, of its row and head."""
 
     array: Array | jax.ShapeDtypeStruct
-    """[B, S, 3, N, D], [B, S, N, D] or [B, N, S]."""
+    """[B, S, 3, N, D], [B, S, N, D], [B, N, S], or [B, blocks, parts, N, D]."""
     part: int | None = None
-    """Of queries, keys and values; None: all, where there are three."""
+    """Of queries, keys and values; None: all that there are."""
     has_row: bool = False
-    """The whole row instead of the kernel's block of positions."""
+    """The whole row instead of the part of the kernel's block of positions."""
 
-    def spec(self) -> pl.BlockSpec:
-        """How the kernel reads or writes it."""
+    def spec(self, blocks: int) -> pl.BlockSpec:
+        """How the kernel reads or writes it; blocks: of a row."""
         shape, part, has_row = self.array.shape, self.part, self.has_row
-        positions = (shape[2] if len(shape) == 3 else shape[1]) if has_row else BLOCK
+        length = shape[2] if len(shape) == 3 else shape[1]
+        positions = length if has_row else length // blocks
 
         def place(i: Array) -> Array | int:
             return 0 if has_row else i
@@ -148,7 +167,7 @@ class _Operand(NamedTuple):
             return pl.BlockSpec((None, None, positions), lambda b, n, i: (b, n, place(i)))
         if len(shape) == 4:
             return pl.BlockSpec((None, positions, None, shape[-1]), lambda b, n, i: (b, place(i), n, 0))
-        parts, first = (3, 0) if part is None else (None, part)
+        parts, first = (shape[2], 0) if part is None else (None, part)
         return pl.BlockSpec((None, positions, parts, None, shape[-1]), lambda b, n, i: (b, place(i), first, n, 0))
 
 
@@ -186,11 +205,12 @@ def _call(
         pl.BlockSpec((None, length), lambda b, n, i: (b, 0)),
         pl.BlockSpec((None, None, 2), lambda b, n, i: (b, i, 0)),
     ]
+    blocks = length // BLOCK
     return pl.pallas_call(
         body,
-        grid=(rows, heads, length // BLOCK),
-        in_specs=of_row_specs + [x.spec() for x in inputs],
-        out_specs=tuple(_Operand(x).spec() for x in outputs),
+        grid=(rows, heads, blocks),
+        in_specs=of_row_specs + [x.spec(blocks) for x in inputs],
+        out_specs=tuple(_Operand(x).spec(blocks) for x in outputs),
         out_shape=outputs,
         input_output_aliases={len(of_rows) + len(inputs) - 1: 0} if reuses_last else {},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=2),
@@ -311,9 +331,11 @@ def _forward_kernel(make_shared, range_ref, query_ref, key_ref, value_ref, conte
 
 
 def _query_gradient_kernel(
-    make_shared, range_ref, query_ref, key_ref, value_ref, gradient_ref, context_ref, log_sums_ref, total_ref, means_ref
+    make_shared, range_ref, query_ref, key_ref, value_ref, gradient_ref, context_ref, log_sums_ref, *outputs
 ):
-    """The gradient of a block of queries, and the mean gradients of their probabilities, times `kept_share`."""
+    """The gradient of a block of queries, the mean gradients of their probabilities, times `kept_share`; and the sum of
+    the gradient, if there is a bias."""
+    total_ref, means_ref, *sums_ref = outputs
     shared, query_qD, gradient_qD = make_shared(), query_ref[...], gradient_ref[...]
     queries, log_sums_q = shared.queries(pl.program_id(2)), log_sums_ref[...]
     # The product of a context vector and its gradient is the mean that the softmax's gradient subtracts.
@@ -328,13 +350,23 @@ def _query_gradient_kernel(
 
     zeros_qD = jnp.zeros(query_qD.shape, jnp.float32)
     sum_qD = jax.lax.fori_loop(range_ref[0], range_ref[1], add_block, zeros_qD)
-    total_ref[:, QUERY, :] = (sum_qD * (shared.scale / shared.kept_share)).astype(total_ref.dtype)
+    _write(total_ref, sums_ref, (QUERY,), (sum_qD * (shared.scale / shared.kept_share),))
 
 
 def _key_gradient_kernel(
-    make_shared, range_ref, query_ref, key_ref, value_ref, gradient_ref, log_sums_ref, means_ref, _, total_ref
+    make_shared,
+    range_ref,
+    query_ref,
+    key_ref,
+    value_ref,
+    gradient_ref,
+    log_sums_ref,
+    means_ref,
+    _,
+    total_ref,
+    *sums_ref,
 ):
-    """The gradients of a block of keys and of its values."""
+    """The gradients of a block of keys and of its values; and their sums, if there is a bias."""
     shared, key_kD, value_kD = make_shared(), key_ref[...], value_ref[...]
     keys = shared.keys(pl.program_id(2))
 
@@ -350,5 +382,13 @@ def _key_gradient_kernel(
 
     zeros_kD = jnp.zeros(key_kD.shape, jnp.float32)
     key_sum_kD, value_sum_kD = jax.lax.fori_loop(range_ref[0], range_ref[1], add_block, (zeros_kD, zeros_kD))
-    total_ref[:, KEY, :] = (key_sum_kD * (shared.scale / shared.kept_share)).astype(total_ref.dtype)
-    total_ref[:, VALUE, :] = (value_sum_kD * (1.0 / shared.kept_share)).astype(total_ref.dtype)
+    gradients = key_sum_kD * (shared.scale / shared.kept_share), value_sum_kD * (1.0 / shared.kept_share)
+    _write(total_ref, sums_ref, (KEY, VALUE), gradients)
+
+
+def _write(total_ref, sums_ref, parts, gradients):
+    """Write the gradients of a block and, if there is a bias, their sums over its positions."""
+    for part, gradient in zip(parts, gradients, strict=True):
+        total_ref[:, part, :] = gradient.astype(total_ref.dtype)
+        for ref in sums_ref:
+            ref[0, part - parts[0], :] = gradient.sum(0)

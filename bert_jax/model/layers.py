@@ -173,11 +173,11 @@ class Dense(nnx.Module):
             return products
         return [add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]
 
-    def side_by_side(self, x: Float[Array, "..."]) -> Float[Array, "*rows W"]:
-        """As `__call__`, with the output axes merged. GPU products add a bias only if it has one axis."""
+    def side_by_side(self, x: Float[Array, "..."]) -> tuple[Float[Array, "*rows W"], Float[Array, " W"] | None]:
+        """x @ kernel and the bias, with the output axes merged. GPU products add a bias only if it has one axis."""
         kernel = self.kernel[...]
-        y = self._product(x, kernel.reshape(*kernel.shape[: self.num_inputs], -1))
-        return y if self.bias is None else add_bias(y, self.bias[...].reshape(-1))
+        product = self._product(x, kernel.reshape(*kernel.shape[: self.num_inputs], -1))
+        return product, None if self.bias is None else self.bias[...].reshape(-1)
 
     def _product(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         if self.dtype == "float8":

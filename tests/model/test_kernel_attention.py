@@ -98,6 +98,27 @@ def test_heads_of_a_tpu_in_several_steps():
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.parametrize("rate", [0.0, 0.2])
+def test_the_bias_of_the_projection_and_its_gradient(rate):
+    """On GPUs the kernels add up its gradient; `attend_in_place` adds it for TPUs."""
+    projected = jnp.stack(arrays("float32")[:3], axis=2).reshape(ROWS, LENGTH, -1)
+    bias = jnp.sin(jnp.arange(projected.shape[-1], dtype=jnp.float32))
+    options = {"num_heads": HEADS, "before": None, "after": None, "dropout_rate": rate, "dropout_key": KEY}
+    kernel = functools.partial(gpu_attention.kernel_attention, interpret=True, **options)
+
+    def plain(projected, bias):
+        query, key, value = jnp.moveaxis((projected + bias[None, None]).reshape(ROWS, LENGTH, 3, HEADS, SIZE), 2, 0)
+        return reference(query, key, value, **{name: x for name, x in options.items() if name != "num_heads"})
+
+    def results(function):
+        context, backward = jax.vjp(function, projected, bias)
+        return [context, *backward(jnp.cos(context))]
+
+    found = jax.jit(lambda: results(lambda x, y: kernel(x, jnp.asarray(SEGMENTS), bias=y)))()
+    for actual, wanted in zip(found, jax.jit(lambda: results(plain))(), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
 @of_both
 def test_bfloat16_is_as_near_as_the_reference(name):
     """Both round; the kernels to at most 1.5 times the error of the reference."""
