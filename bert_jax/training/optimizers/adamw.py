@@ -7,19 +7,22 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bert_jax.array_types import Array, Float, Int
+from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.config import OptimizerConfig
 from bert_jax.training.optimizers import OptimizerDescription
 
 
-def scale_by_adam(config: OptimizerConfig, bias_correction: bool) -> optax.GradientTransformation:
+def scale_by_adam(config: OptimizerConfig, bias_correction: bool) -> optax.GradientTransformationExtraArgs:
     """Adam's direction (Kingma and Ba 2015, algorithm 1), with or without division of the moments by 1 - beta^t."""
 
-    def update(gradients: Any, state: optax.ScaleByAdamState, params: Any = None) -> tuple[Any, optax.ScaleByAdamState]:
+    def update(
+        gradients: Any, state: optax.ScaleByAdamState, params: Any = None, *, applied: Bool[Array, ""]
+    ) -> tuple[Any, optax.ScaleByAdamState]:
         def mean(beta: float, old: Array, new: Array) -> Array:
-            return beta * old + (1 - beta) * new
+            # A scalar is chosen instead of an array: XLA for CPUs would copy both moments before it updates them.
+            return jnp.where(applied, beta, 1.0) * old + (1 - beta) * new
 
-        count = optax.safe_increment(state.count)
+        count = jnp.where(applied, optax.safe_increment(state.count), state.count)
         mu = jax.tree.map(lambda m, g: mean(config.beta1, m, g), state.mu, gradients)
         nu = jax.tree.map(lambda v, g: mean(config.beta2, v, jnp.square(g)), state.nu, gradients)
 
@@ -30,7 +33,7 @@ def scale_by_adam(config: OptimizerConfig, bias_correction: bool) -> optax.Gradi
 
         return jax.tree.map(direction, mu, nu), optax.ScaleByAdamState(count, mu, nu)
 
-    return optax.GradientTransformation(optax.scale_by_adam().init, update)
+    return optax.GradientTransformationExtraArgs(optax.scale_by_adam().init, update)
 
 
 def _correction(beta: float, count: Int[Array, ""]) -> Float[Array, ""]:

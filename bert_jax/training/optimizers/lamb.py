@@ -51,7 +51,7 @@ def _trust_ratio(
     return jnp.where(nonzero, jnp.clip(ratio, config.min_trust_ratio, config.max_trust_ratio), 1.0)
 
 
-def _transform(config: OptimizerConfig, rules: object) -> optax.GradientTransformation:
+def _transform(config: OptimizerConfig, rules: object) -> optax.GradientTransformationExtraArgs:
     corrected = FLAVOURS[config.lamb_flavour].bias_correction
     return scale_by_adam(config, corrected if config.bias_correction is None else config.bias_correction)
 

@@ -72,8 +72,9 @@ class Optimizer:
         scale = 1.0 if config.clip_norm is None else config.clip_norm / jnp.maximum(gradient_norm, config.clip_norm)
         # Zeros instead of values that are not finite, so that the metrics of a skipped step are finite.
         clipped = jax.tree.map(lambda g: jnp.where(applied, scale * g, 0), gradients)
-        directions, new_state = self._transform.update(clipped, state, params)
-        new_state = self._keep_state(applied, new_state, state)
+        directions, new_state = self._transform.update(clipped, state, params, applied=applied)
+        new_state = self._keep_frozen(new_state, state)
+        rate = jnp.where(applied, learning_rate, 0.0)
 
         def decay(rule: ParamRule, direction: Array, w: Array) -> Array:
             return direction + config.weight_decay * w if rule.decayed else direction
@@ -87,23 +88,23 @@ class Optimizer:
             weight_sums,
             update_sums,
         )
-        factors = jax.tree.map(lambda rule, ratio: learning_rate * _rate_scale(rule, ratio) * ratio, rules, ratios)
+        factors = jax.tree.map(lambda rule, ratio: rate * _rate_scale(rule, ratio) * ratio, rules, ratios)
 
         def subtract(rule: ParamRule, w: Array, factor: Array, u: Array) -> Array:
-            return w if rule.frozen else jnp.where(applied, w - factor * u, w)
+            return w if rule.frozen else w - factor * u
 
         new_params = jax.tree.map(subtract, rules, params, factors, updates)
-        changes = jax.tree.map(lambda f, u: jnp.where(applied, jnp.square(f) * u, 0), factors, update_sums)
+        changes = jax.tree.map(lambda f, u: jnp.square(f) * u, factors, update_sums)
         metrics = norm_metrics(gradient_sums, changes, jax.tree.map(_squares, rules, new_params), self._groups)
         if self._description.is_adapted is not None:
             metrics |= trust_ratio_metrics(ratios, update_sums, self._adapted, self._groups)
         return new_params, new_state, metrics | {"skipped": 1 - applied.astype(jnp.float32)}
 
-    def _keep_state(self, applied: Bool[Array, ""], new_state: Any, state: Any) -> Any:
-        """The new state if the update is applied, but the old one for frozen parameters."""
+    def _keep_frozen(self, new_state: Any, state: Any) -> Any:
+        """The new state, but the old one for frozen parameters."""
 
         def keep(path: tuple[Any, ...], new: Array, old: Array) -> Array:
-            return old if path_name(path).endswith(self._frozen) else jnp.where(applied, new, old)
+            return old if path_name(path).endswith(self._frozen) else new
 
         return jax.tree_util.tree_map_with_path(keep, new_state, state)
 
