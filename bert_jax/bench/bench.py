@@ -138,13 +138,13 @@ def default_cases(platform: str, options: argparse.Namespace) -> list[Case]:
     dtypes = options.dtype or ["float32" if on_cpu else "bfloat16"]
     # `xla` and `cudnn` have no dropout; on a CPU they are no faster.
     fused = {"cpu": [], "gpu": ["xla", "cudnn"]}.get(platform, ["xla"])
-    kernels = [] if on_cpu else [f"pallas_{platform}"]
+    with_dropout = ["deferred", "reference"] if on_cpu else ["reference", f"pallas_{platform}"]
     pair, cases = "none" if options.peer or options.floor else "nsp", []
     for (preset, seq_len), dropout, dtype in itertools.product(shapes, dropouts, dtypes):
         tokens = 1024 if on_cpu else 32768 if preset != "bert_large" else 16384
         for batch, *settings in itertools.product(
             options.batch or [max(1, tokens // seq_len)],
-            options.attention or ["reference", *kernels, *(fused if dropout[1] == 0 else [])],
+            options.attention or [*with_dropout, *(fused if dropout[1] == 0 else [])],
             options.optimizer,
             options.accumulation,
             options.scan_unroll,

@@ -93,7 +93,7 @@ class ModelConfig:
     """Dropout rate on embeddings and on the output of each sub-layer; with bottleneck_size on embeddings and on the
     projection to hidden_size."""
     attention_dropout: Rate = 0.1
-    """Dropout rate on attention probabilities; `deferred`, `xla` and `cudnn` attention do not support it."""
+    """Dropout rate on attention probabilities; `xla` and `cudnn` attention do not support it."""
     positions: Literal["learned", "rotary"] = "learned"
     """Learned absolute positions (BERT), or rotary positions in attention (Su et al. 2021)."""
     rotary_base: Positive = 10000.0
@@ -147,7 +147,7 @@ class ModelConfig:
             f"model.positions 'rotary' needs an even head size, not {self.size_per_head}: set model.head_size",
         )
         require(
-            self.attention in ("auto", "reference", *KERNEL_ROW_LENGTHS) or self.attention_dropout == 0,
+            self.attention in ("auto", "reference", "deferred", *KERNEL_ROW_LENGTHS) or self.attention_dropout == 0,
             f"model.attention '{self.attention}' has no dropout on attention probabilities: "
             "set model.attention_dropout 0, or model.attention reference",
         )

@@ -4,6 +4,7 @@ They take query, key and value already projected and (where rotary) rotated; non
 sharding.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -86,8 +87,8 @@ def attend(
         return attend_in_place(implementation, projected, segment_ids, num_heads=key.shape[2], **settings)
     assert implementation != "auto", "call training.implementation.choose_implementation before"
     mask = make_attention_mask(segment_ids, before, after, query_positions)
+    selection = None if query_positions is None else Selection(2, query_positions, key.shape[1])
     if implementation == "reference":
-        selection = None if query_positions is None else Selection(2, query_positions, key.shape[1])
         probabilities_BNQS = _reference_probabilities(query, key, mask, tap)
         dropped_BNQS = dropout(probabilities_BNQS, dropout_rate, dropout_key, selection).astype(value.dtype)
         return jnp.einsum("bnqs,bsnd->bqnd", dropped_BNQS, value)
@@ -96,10 +97,10 @@ def attend(
             f"model.attention '{implementation}' has no attention probabilities: "
             "set model.attention reference to read them"
         )
+    if implementation == "deferred":
+        return _deferred_softmax(query, key, value, mask, dropout_rate, dropout_key, selection)
     # Attention dropout needs probabilities; ModelConfig refuses it.
     assert dropout_rate == 0.0 or dropout_key is None
-    if implementation == "deferred":
-        return _deferred_softmax(query, key, value, mask)
     library = "cudnn" if implementation == "cudnn" else "xla"
     return jax.nn.dot_product_attention(query, key, value, mask=mask, implementation=library)
 
@@ -152,27 +153,62 @@ def _reference_probabilities(
     return tap("attention.probabilities", jax.nn.softmax(scores_BNQS, axis=-1))
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
 def _deferred_softmax(
     query: Float[Array, "B Q N D"],
     key: Float[Array, "B S N D"],
     value: Float[Array, "B S N D"],
     mask: Bool[Array, "B 1 Q S"],
+    dropout_rate: float,
+    dropout_key: DropoutKey | None,
+    selection: Selection | None,
 ) -> Float[Array, "B Q N D"]:
     """Attention with fewer passes over [B, N, Q, S]: it scales the queries instead of the scores.
 
-    The division by the sums of the softmax is deferred to the contexts. On two CPU cores a whole encoder took 8 %
-    (S = 128) and 16 % (S = 256) less CPU time than with "xla" (docs/log/conversion.md, 2026-11-22).
+    The division by the sums of the softmax is deferred to the contexts. The backward pass is written out: it reads each
+    operand with heads first, as the forward pass does, and sums gradients of probabilities over contexts instead of
+    scores (Dao et al. 2022, appendix B.2). XLA for CPUs transposes operands of products with heads last, once for each
+    product (docs/log/model.md, 2026-11-27).
     """
-    scaled = query * jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
-    scores_BNQS = jnp.einsum("bqnd,bsnd->bnqs", scaled, key, preferred_element_type=jnp.float32)
+    return _deferred_forward(query, key, value, mask, dropout_rate, dropout_key, selection)[0]
+
+
+def _deferred_forward(query, key, value, mask, dropout_rate, dropout_key, selection):
+    scale = jnp.asarray(query.shape[-1] ** -0.5, query.dtype)
+    query_BNQD, key_BNSD, value_BNSD = (jnp.moveaxis(x, 2, 1) for x in (query * scale, key, value))
+    scores_BNQS = _product("bnqd,bnsd->bnqs", query_BNQD, key_BNSD)
     # Finite as in `reference`; added, so that one mask serves all heads.
     scores_BNQS += jnp.where(mask, 0.0, jnp.finfo(jnp.float32).min)
     weights_BNQS = jnp.exp(scores_BNQS - scores_BNQS.max(-1, keepdims=True))
     sums_BNQ1 = weights_BNQS.sum(-1, keepdims=True)
-    weighted_BNQD = jnp.einsum(
-        "bnqs,bsnd->bnqd", weights_BNQS.astype(value.dtype), value, preferred_element_type=jnp.float32
-    )
-    return jnp.moveaxis(weighted_BNQD / sums_BNQ1, 1, 2).astype(value.dtype)
+    dropped_BNQS = dropout(weights_BNQS, dropout_rate, dropout_key, selection).astype(value.dtype)
+    context_BNQD = _product("bnqs,bnsd->bnqd", dropped_BNQS, value_BNSD) / sums_BNQ1
+    operands = query_BNQD, key_BNSD, value_BNSD, dropout_key, selection
+    return jnp.moveaxis(context_BNQD, 1, 2).astype(value.dtype), (operands, weights_BNQS, sums_BNQ1, context_BNQD)
+
+
+def _deferred_backward(dropout_rate, residuals, gradient):
+    (query_BNQD, key_BNSD, value_BNSD, *key_and_selection), weights_BNQS, sums_BNQ1, context_BNQD = residuals
+    dtype = gradient.dtype
+    context_gradient_BNQD = jnp.moveaxis(gradient, 2, 1).astype(jnp.float32) / sums_BNQ1
+    projection_BNQ1 = (context_gradient_BNQD * context_BNQD).sum(-1, keepdims=True)
+    context_gradient_BNQD = context_gradient_BNQD.astype(dtype)
+    dropped_BNQS = dropout(weights_BNQS, dropout_rate, *key_and_selection).astype(dtype)
+    value_gradient = _product("bnqs,bnqd->bnsd", dropped_BNQS, context_gradient_BNQD)
+    weight_gradient_BNQS = _product("bnqd,bnsd->bnqs", context_gradient_BNQD, value_BNSD)
+    weight_gradient_BNQS = dropout(weight_gradient_BNQS, dropout_rate, *key_and_selection)
+    score_gradient_BNQS = (weights_BNQS * (weight_gradient_BNQS - projection_BNQ1)).astype(dtype)
+    query_gradient = _product("bnqs,bnsd->bnqd", score_gradient_BNQS, key_BNSD) * query_BNQD.shape[-1] ** -0.5
+    key_gradient = _product("bnqs,bnqd->bnsd", score_gradient_BNQS, query_BNQD)
+    gradients = (jnp.moveaxis(x, 1, 2).astype(dtype) for x in (query_gradient, key_gradient, value_gradient))
+    return *gradients, None, None, None
+
+
+def _product(axes: str, first: Float[Array, "B N ..."], second: Float[Array, "B N ..."]) -> Float[Array, "B N ..."]:
+    return jnp.einsum(axes, first, second, preferred_element_type=jnp.float32)
+
+
+_deferred_softmax.defvjp(_deferred_forward, _deferred_backward)
 
 
 def apply_rotary_embedding(

@@ -22,7 +22,7 @@ class Bottleneck(nnx.Module):
     """Projections of a layer's input to the width inside the layer, and of its result back (Sun et al. 2020, 3.1)."""
 
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
-        init, dense = truncated_normal(config.initializer_range), (config.biases, config.dense_dtype)
+        init, dense = truncated_normal(config.initializer_range), _dense_settings(config)
         entry, attention, output = jax.random.split(key, 3)
         outside, inside = (config.hidden_size,), (config.layer_width,)
         is_shared = config.bottleneck_attention == "shared"
@@ -78,7 +78,7 @@ class Block(nnx.Module):
     def __init__(self, config: ModelConfig, key: Key[Array, ""]):
         init = truncated_normal(config.initializer_range)
         qkv, attention_out, up, down, gate = jax.random.split(key, 5)
-        heads, dense = (config.num_heads, config.size_per_head), (config.biases, config.dense_dtype)
+        heads, dense = (config.num_heads, config.size_per_head), _dense_settings(config)
         outside, inside = (config.hidden_size,), (config.layer_width,)
         has_bottleneck, kind = config.bottleneck_size is not None, config.bottleneck_attention
         self.bottleneck = Bottleneck(config, jax.random.fold_in(key, 7)) if has_bottleneck else None
@@ -255,9 +255,14 @@ def has_norm_kernel(config: ModelConfig) -> bool:
     return config.has_gpu_kernels and config.norm == "layer" and config.layer_width in GPU_NORM_WIDTHS
 
 
+def _dense_settings(config: ModelConfig) -> tuple[str, str, bool]:
+    """`biases`, `dtype` and `merges_axes` of the dense layers of a block. `deferred` is the implementation for CPUs."""
+    return config.biases, config.dense_dtype, config.attention == "deferred"
+
+
 def _feed_forward_parts(config: ModelConfig, gate: Array, up: Array, down: Array) -> tuple:
     """Dense layers `gate` (None if not gated), `up` and `down`, and the norm; the arguments are the keys."""
-    init, dense = truncated_normal(config.initializer_range), (config.biases, config.dense_dtype)
+    init, dense = truncated_normal(config.initializer_range), _dense_settings(config)
     width, intermediate = (config.layer_width,), (config.intermediate_size,)
     return (
         Dense(width, intermediate, init, gate, *dense) if config.feed_forward == "gated" else None,

@@ -1,5 +1,6 @@
 """Building blocks of every layer: activations, dense layers, adapters."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -135,7 +136,9 @@ def add_bias(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, 
 class Dense(nnx.Module):
     """x @ kernel + bias over the last axes of x, as many as `inputs` has, in the type of x; no bias with "none".
 
-    With the types "float8" and "int8", the product has operands of 8 bits; with "compute", of the type of x.
+    With the types "float8" and "int8", the product has operands of 8 bits; with "compute", of the type of x. The latter
+    can be a product of matrices (`merges_axes`): XLA for CPUs transposes operands that have more axes than those, in
+    the backward pass too (docs/log/model.md, 2026-11-27).
     """
 
     def __init__(
@@ -146,11 +149,12 @@ class Dense(nnx.Module):
         key: Array,
         biases: Biases = "all",
         dtype: DenseType = "compute",
+        merges_axes: bool = False,
     ):
         self.kernel = nnx.Param(init(key, inputs + outputs))
         self.bias = make_bias(outputs, biases)
         self.num_inputs = len(inputs)
-        self.dtype = dtype
+        self.dtype, self.merges_axes = dtype, merges_axes
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Project. Products accumulate in the type that the backend chooses: float32 on CPUs, GPUs and TPUs."""
@@ -184,7 +188,12 @@ class Dense(nnx.Module):
             return float8_product(x, kernel, self.num_inputs)
         if self.dtype == "int8":
             return int8_product(x, kernel, self.num_inputs)
-        return jnp.tensordot(x, kernel.astype(x.dtype), axes=self.num_inputs)
+        kernel = kernel.astype(x.dtype)
+        if not self.merges_axes:
+            return jnp.tensordot(x, kernel, axes=self.num_inputs)
+        rows, outputs = x.shape[: x.ndim - self.num_inputs], kernel.shape[self.num_inputs :]
+        inputs = math.prod(kernel.shape[: self.num_inputs])
+        return (x.reshape(-1, inputs) @ kernel.reshape(inputs, -1)).reshape(*rows, *outputs)
 
 
 class Adapter(nnx.Module):

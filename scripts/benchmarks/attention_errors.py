@@ -3,8 +3,8 @@
     python scripts/benchmarks/attention_errors.py
 
 Packed rows of random vectors with padding at the end. The numbers are relative errors, |x - reference| / |reference|,
-of the context vectors and of the gradients of query, key and value; padding is left out. Kernels have the dropout masks
-of the reference; `deferred`, `xla` and `cudnn` have no dropout. Rows without dropout have no window.
+of the context vectors and of the gradients of query, key and value; padding is left out. All that have dropout have
+the masks of the reference; `xla` and `cudnn` have none. Rows without dropout have no window.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
     def implementations(self) -> list[str]:
         """Those that this device has for it."""
-        names = ["reference", *KERNEL_ROW_LENGTHS, *(["deferred", "xla", "cudnn"] if self.dropout == 0.0 else ())]
+        names = ["reference", "deferred", *KERNEL_ROW_LENGTHS, *(["xla", "cudnn"] if self.dropout == 0.0 else ())]
         platform = jax.default_backend()
         return [name for name in names if NEEDS.get(name, platform) == platform]
 

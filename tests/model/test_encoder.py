@@ -270,9 +270,20 @@ def test_xla_attention_equals_reference(config, packed, monkeypatch):
 
 
 @pytest.mark.parametrize(("config", "packed"), [(BERT, False), (MODERN, True)])
-def test_deferred_attention_equals_reference(config, packed):
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_deferred_attention_equals_reference(config, packed, rate):
+    """With dropout, too; dense layers are products of matrices."""
+    config = dataclasses.replace(config, num_layers=2, hidden_dropout=rate, attention_dropout=rate)
     batch, deferred = inputs(packed=packed), dataclasses.replace(config, attention="deferred")
-    (one, one_gradient), (two, two_gradient) = gradients(config, batch), gradients(deferred, batch, parameters(config))
+    params, key = parameters(config), DropoutKey(jnp.uint32(5), jnp.arange(ROWS)) if rate else None
+
+    def products_of_matrices(config):
+        traced = jax.make_jaxpr(lambda params: loss(config, params, batch, dropout_key=key))(params)
+        return str(traced).count("dimension_numbers=(([1], [0]), ([], []))")
+
+    assert products_of_matrices(deferred) >= products_of_matrices(config) + 6
+    one, one_gradient = gradients(config, batch, params, dropout_key=key)
+    two, two_gradient = gradients(deferred, batch, params, dropout_key=key)
     np.testing.assert_allclose(one, two, rtol=1e-4)
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
     with pytest.raises(UserError, match="'deferred' has no attention probabilities"):

@@ -128,8 +128,9 @@ def test_gradients_of_layer_norm(has_bias):
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * float(np.abs(expected).max()))
 
 
-def test_dense_takes_several_axes_in_and_out():
-    dense = Dense((3, 4), (2, 5), truncated_normal(0.02), jax.random.key(0))
+@pytest.mark.parametrize("merges_axes", [False, True])
+def test_dense_takes_several_axes_in_and_out(merges_axes):
+    dense = Dense((3, 4), (2, 5), truncated_normal(0.02), jax.random.key(0), merges_axes=merges_axes)
     dense.bias[...] = jnp.arange(10.0).reshape(2, 5)
     x = np.random.default_rng(0).normal(size=(6, 7, 3, 4)).astype(np.float32)
     expected = np.einsum("abij,ijkl->abkl", x, dense.kernel[...]) + np.arange(10.0).reshape(2, 5)

@@ -22,7 +22,7 @@ def config(attention: str = "auto", *, rate: float = 0.1, seq_len: int = 128, te
 @pytest.mark.parametrize(
     ("kind", "settings", "chosen"),
     [
-        ("cpu", {}, "reference"),
+        ("cpu", {}, "deferred"),
         ("cpu", {"rate": 0.0}, "deferred"),
         (GPU, {}, "pallas_gpu"),
         (GPU, {"rate": 0.0, "head_size": 80}, "xla"),
