@@ -69,8 +69,9 @@ class Embeddings(nnx.Module):
             total += self._round(jnp.take(self.position[...], rows, axis=0, mode="clip"))
         if self.token_type is not None:
             # A product with one-hot rows, because the gradient of a gather would scatter-add B x S rows onto two.
-            types = jax.nn.one_hot(inputs.token_type_ids, self.token_type.shape[0], dtype=jnp.float32)
-            total += types @ self._round(self.token_type[...])
+            # A product of matrices: with two axes of rows, XLA for CPUs transposes the gradient.
+            types = jax.nn.one_hot(inputs.token_type_ids.reshape(-1), self.token_type.shape[0], dtype=jnp.float32)
+            total += (types @ self._round(self.token_type[...])).reshape(total.shape)
         embedded = dropout(self.norm(total).astype(self.dtype), self.dropout, dropout_key)
         return embedded if self.projection is None or self.trigrams else self.projection(embedded)
 
