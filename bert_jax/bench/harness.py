@@ -9,6 +9,7 @@ import argparse
 import contextlib
 import datetime
 import os
+import platform
 import statistics
 import subprocess
 import sys
@@ -123,11 +124,12 @@ def one_of(*names: str) -> Callable[[str], str]:
 
 
 def environment() -> dict[str, Any]:
-    """Commit, cores, load, versions of the packages in use, and the device if jax is one of them."""
+    """Commit, processor, cores, load, versions of the packages in use, and the device if jax is one of them."""
     describe = "git", "-C", str(ROOT), "describe", "--always", "--dirty"
     is_clone = (ROOT / ".git").exists()
     about: dict[str, Any] = {
         "commit": subprocess.run(describe, capture_output=True, text=True).stdout.strip() if is_clone else None,
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "threads": len(usable_cores()),
         "load": os.getloadavg(),
@@ -137,6 +139,16 @@ def environment() -> dict[str, Any]:
         device = jax.devices()[0]
         about |= {"platform": device.platform, "device": device.device_kind}
     return about
+
+
+def processor_name(description: str = "/proc/cpuinfo") -> str:
+    """Model of this machine's processor, which its operating system describes; its architecture where it does not."""
+    with contextlib.suppress(OSError):
+        for line in Path(description).read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return " ".join(value.split())
+    return platform.processor() or platform.machine()
 
 
 def usable_cores() -> list[int]:
@@ -208,7 +220,8 @@ def summary(
 def tables(report: Mapping[str, Any]) -> list[str]:
     """The machine; then a line for a value, and a table for rows (a list, or a dict by name). Samples are not shown."""
     about = report["environment"]
-    lines = [f"{about.get('device', 'no device')}, {about['threads']} threads, load {about['load'][0]:.1f}"]
+    machine = about.get("device", "no device"), about["processor"], f"{about['threads']} threads"
+    lines = [f"{', '.join(machine)}, load {about['load'][0]:.1f}"]
     for name, value in report.items():
         if name in ("environment", "date", "command", "samples"):
             continue

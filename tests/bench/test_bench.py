@@ -138,9 +138,7 @@ def test_default_cases_are_supported():
     bench.flags(parser.add_argument)
     found = {platform: bench.default_cases(platform, parser.parse_args([])) for platform in ("cpu", "gpu", "tpu")}
     for cases in found.values():
-        assert cases and all(
-            case.attention not in ("xla", "cudnn") or case.attention_dropout == 0 for case in cases
-        )
+        assert cases and all(case.attention not in ("xla", "cudnn") or case.attention_dropout == 0 for case in cases)
     shapes = {(case.preset, case.seq_len) for case in found["gpu"]}
     assert shapes == {(preset, seq_len) for preset in ("bert_base", "bert_large") for seq_len in (128, 512)}
     assert {case.attention for case in found["gpu"]} == {"reference", "xla", "cudnn", "pallas_gpu"}

@@ -52,7 +52,7 @@ def test_a_report_is_printed_and_written_with_its_circumstances(tmp_path, capsys
     file = tmp_path / "report.json"
     assert run("--rounds", "3000", "--json", str(file)) == 0
     machine, *printed = capsys.readouterr().out.splitlines()
-    assert "threads, load " in machine
+    assert f"{harness.processor_name()}, " in machine and "threads, load " in machine
     # What all rows share is named once.
     assert printed[:3] == ["options: rounds 3,000", "", "sides, machine one"]
     assert [line.split() for line in printed[-3:]] == [["side", "seconds"], ["a", "0.0123"], ["bb", "0.0247"]]
@@ -63,8 +63,16 @@ def test_a_report_is_printed_and_written_with_its_circumstances(tmp_path, capsys
         and report["sides"][1]["samples"] == [1]
     )
     assert report["command"][1:] == ["--rounds", "3000", "--json", str(file)]
-    assert {"commit", "threads", "load", "versions"} <= set(report["environment"]) and "date" in report
+    assert {"commit", "processor", "threads", "load", "versions"} <= set(report["environment"]) and "date" in report
     for words in ("--rounds 0", "--rounds 13", "--kinds x,z", "--json no/such/file", "--wrong"):
         assert run(*words.split()) == 2
         error = capsys.readouterr().err
         assert error.startswith("error: ") and error.count("\n") == 1
+
+
+def test_name_of_the_processor(tmp_path):
+    description = tmp_path / "cpuinfo"
+    description.write_text("processor\t: 0\nmodel\t\t: 17\nmodel name\t: AMD EPYC  9R14 \nflags\t: avx2\n")
+    assert harness.processor_name(str(description)) == "AMD EPYC 9R14"
+    description.write_text("processor\t: 0\nCPU part\t: 0xd40\n")
+    assert harness.processor_name(str(description)) == harness.processor_name(str(tmp_path / "absent")) != ""
