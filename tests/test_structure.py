@@ -44,7 +44,7 @@ def mentions(attribute: str) -> set[str]:
         (
             "jit",
             "bench/floor bench/train_step convert/formats/stablehlo inference/loaded_model interventions/capture "
-            "interventions/pruning_masks interventions/smaller_model training/programs",
+            "interventions/pruning_masks interventions/smaller_model training/kernel_check training/programs",
         ),
         ("pmap", ""),
         ("pjit", ""),

@@ -14,6 +14,7 @@ from bert_jax.storage.files import write_atomic
 from bert_jax.storage.lock import DirectoryLock
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training import continuation, loop
+from bert_jax.training.kernel_check import check_kernels
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
@@ -92,9 +93,10 @@ def run_job(
 
     Raises:
       UserError: the work directory cannot be used, or another process trains in it; without `restart`, the run had a
-        checkpoint and has none. Nothing is written before.
+        checkpoint and has none; kernels of attention compute something else on this device. Nothing is written before.
     """
     config = programs.task.config
+    check_kernels(config.model)
     identity = config, data.shares, data.paths
     with DirectoryLock(directory) as lock:
 
@@ -113,12 +115,11 @@ def run_job(
         compute_and_broadcast("the work directory", lambda: _prepare(directory, before, config, data))
         if is_first():
             announce()
-        metadata = {"tokenizer_fingerprint": data.tokenizer_fingerprint}
         progress = loop.train(
             programs,
             accumulations,
             directory,
-            metadata,
+            {"tokenizer_fingerprint": data.tokenizer_fingerprint},
             initial=initial,
             profile=profile,
             start=start,
