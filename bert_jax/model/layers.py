@@ -158,8 +158,7 @@ class Dense(nnx.Module):
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """Project. Products accumulate in the type that the backend chooses: float32 on CPUs, GPUs and TPUs."""
-        y = self.without_bias(x)
-        return y if self.bias is None else add_bias(y, self.bias[...])
+        return self._with_bias(self.without_bias(x), None if self.bias is None else self.bias[...])
 
     def without_bias(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         """x @ kernel."""
@@ -173,15 +172,21 @@ class Dense(nnx.Module):
         """
         kernel = jnp.moveaxis(self.kernel[...], self.num_inputs, 0)
         products = [self._product(x, part) for x, part in zip(inputs, kernel, strict=True)]
-        if self.bias is None:
-            return products
-        return [add_bias(y, bias) for y, bias in zip(products, self.bias[...], strict=True)]
+        biases = [None] * len(products) if self.bias is None else self.bias[...]
+        return [self._with_bias(y, bias) for y, bias in zip(products, biases, strict=True)]
 
     def side_by_side(self, x: Float[Array, "..."]) -> tuple[Float[Array, "*rows W"], Float[Array, " W"] | None]:
         """x @ kernel and the bias, with the output axes merged. GPU products add a bias only if it has one axis."""
         kernel = self.kernel[...]
         product = self._product(x, kernel.reshape(*kernel.shape[: self.num_inputs], -1))
         return product, None if self.bias is None else self.bias[...].reshape(-1)
+
+    def _with_bias(self, y: Float[Array, "..."], bias: Float[Array, "..."] | None) -> Float[Array, "..."]:
+        if bias is None:
+            return y
+        if not self.merges_axes:
+            return add_bias(y, bias)
+        return add_bias(y.reshape(-1, bias.size), bias.reshape(-1)).reshape(y.shape)
 
     def _product(self, x: Float[Array, "..."], kernel: Float[Array, "..."]) -> Float[Array, "..."]:
         if self.dtype == "float8":
