@@ -1,6 +1,7 @@
 """Divergence: skipped steps, rollbacks, and runs that stop after too many of them."""
 
 import dataclasses
+import functools
 import itertools
 import json
 
@@ -225,41 +226,48 @@ def test_skipped_rows_are_those_of_the_phase_of_the_first_bad_step(bad, two_phas
     assert entry["skipped_rows"] == [rows_before_step(two_phases, Cursor(), step) for step in (start, ends)]
 
 
-def measure(losses, span: int = 50, skipped=()) -> tuple[list[DivergenceState], list[StepMeasures]]:
-    """The states and measures of steps with these losses."""
-
+@functools.partial(jax.jit, static_argnums=2)
+def scan_steps(losses, skipped, span):
     def step(state, given):
         after, measures = update_divergence_state(state, *given, span)
         return after, (after, measures)
 
+    return jax.lax.scan(step, init_divergence_state(), (losses, skipped))[1]
+
+
+def measure(losses, span: int = 50, skipped=()) -> tuple[DivergenceState, StepMeasures]:
+    """The states and measures of steps with these losses, as arrays."""
     bad = ~np.isfinite(losses) if not len(skipped) else np.asarray(skipped)
-    _, found = jax.lax.scan(step, init_divergence_state(), (jnp.asarray(losses, jnp.float32), jnp.asarray(bad)))
-    states, measures = (jax.device_get(one) for one in found)
-    kinds = ((DivergenceState, states), (StepMeasures, measures))
-    return tuple([kind(*(x.tolist() for x in one)) for one in zip(*values, strict=True)] for kind, values in kinds)
+    return jax.device_get(scan_steps(np.asarray(losses, np.float32), bad, span))
+
+
+def at_step(found: StepMeasures, step: int) -> StepMeasures:
+    """The measures of a step, counted from 0, as numbers."""
+    return StepMeasures(*(x[step].item() for x in found))
 
 
 def first_divergence(losses) -> int | None:
     """The step, counted from 1, at which the run would roll back."""
-    for step, (loss, found) in enumerate(zip(losses, measure(losses)[1], strict=True), 1):
+    found = measure(losses)[1]
+    for step in np.flatnonzero(np.maximum(found.loss_rise, found.average_rise) > RecoveryConfig().spike):
         try:
-            check_divergence(step, loss, found, RecoveryConfig())
+            check_divergence(step + 1, losses[step], at_step(found, step), RecoveryConfig())
         except DivergenceError:
-            return step
+            return step + 1
     return None
 
 
 def test_the_loss_average():
     states, found = measure([5.0, 4.0, float("nan"), 3.0, 9.0], span=2)
-    np.testing.assert_allclose([one.average for one in states], [5.0, 4.5, 4.5, 3.75, 6.375])
-    np.testing.assert_allclose([one.noise for one in states], [0.0, 1.0, 1.0, 1.0, 3.5])
+    np.testing.assert_allclose(states.average, [5.0, 4.5, 4.5, 3.75, 6.375])
+    np.testing.assert_allclose(states.noise, [0.0, 1.0, 1.0, 1.0, 3.5])
     # The average of two losses with a mean difference of 1 may be 4 / sqrt(2) too low.
     lowest = 3.75 + 4 / 2**0.5
-    np.testing.assert_allclose([one.lowest for one in states[1:]], [4.5 + 4 / 2**0.5, 4.5 + 4 / 2**0.5, lowest, lowest])
-    np.testing.assert_allclose([one.loss_rise for one in found], [0, 0, 0, 0, 3 - lowest], rtol=1e-5)
-    np.testing.assert_allclose([one.average_rise for one in found][-1], 6.375 - lowest, rtol=1e-5)
-    assert found[3].noise_bound == 4 * 1.0 * 5 and found[4].noise_bound == 4 * 1.0 * 3
-    last = states[-1]
+    np.testing.assert_allclose(states.lowest[1:], [4.5 + 4 / 2**0.5, 4.5 + 4 / 2**0.5, lowest, lowest])
+    np.testing.assert_allclose(found.loss_rise, [0, 0, 0, 0, 3 - lowest], rtol=1e-5)
+    np.testing.assert_allclose(found.average_rise[-1], 6.375 - lowest, rtol=1e-5)
+    assert found.noise_bound[3] == 4 * 1.0 * 5 and found.noise_bound[4] == 4 * 1.0 * 3
+    last = jax.tree.map(lambda x: x[-1], states)
     assert (last.skipped_steps, last.consecutive_skipped, *last.last_losses) == (1, 0, 9.0, 3.0)
     np.testing.assert_allclose(last.skipped_share, 0.01 * 0.99**2, rtol=1e-5)
     again = reset_for_phase(last)
@@ -330,15 +338,15 @@ def test_the_share_of_skipped_steps_is_bounded():
     """Every second gradient was not finite in 40 of 80 steps, and the run "finished"."""
     losses = np.full(80, 5.0)
     found = measure(losses, skipped=np.arange(80) % 2 == 1)[1]
-    check_divergence(21, 5.0, found[20], RecoveryConfig())
+    check_divergence(21, 5.0, at_step(found, 20), RecoveryConfig())
     with pytest.raises(DivergedError, match="not finite in 12 steps, a share of 11% of the last 100"):
-        check_divergence(25, 5.0, found[24], RecoveryConfig())
-    check_divergence(80, 5.0, found[79], RecoveryConfig(max_skipped_share=1.0))
+        check_divergence(25, 5.0, at_step(found, 24), RecoveryConfig())
+    check_divergence(80, 5.0, at_step(found, 79), RecoveryConfig(max_skipped_share=1.0))
     # Steps in a row are rolled back, however many recovery.max_skipped allows.
     found = measure(losses, skipped=np.arange(80) >= 50)[1]
-    check_divergence(69, 5.0, found[68], RecoveryConfig(max_skipped=20))
+    check_divergence(69, 5.0, at_step(found, 68), RecoveryConfig(max_skipped=20))
     with pytest.raises(DivergenceError, match="20 steps in a row"):
-        check_divergence(70, 5.0, found[69], RecoveryConfig(max_skipped=20))
+        check_divergence(70, 5.0, at_step(found, 69), RecoveryConfig(max_skipped=20))
 
 
 def test_a_run_that_skips_too_often_stops(run, config, tmp_path):
