@@ -18,8 +18,8 @@ script = load_script(Path(__file__).resolve().parents[2] / "scripts" / "benchmar
 LAYERS = 3
 REST = "all but products and attention"
 LIMITS = {
-    ("bert_large", 512, 32): {"layer kernels": 24, "layer GB": 1.47, "copies ms": 0.24, "rest ms": 2.62},
-    ("bert_base", 128, 256): {"layer kernels": 24, "layer GB": 2.07, "copies ms": 0.18, "rest ms": 3.18},
+    ("bert_large", 512, 32): {"layer kernels": 18, "layer GB": 1.40, "copies ms": 0.24, "rest ms": 2.36},
+    ("bert_base", 128, 256): {"layer kernels": 18, "layer GB": 2.00, "copies ms": 0.18, "rest ms": 2.75},
 }
 """By preset, tokens and rows: kernels and GB of one layer, milliseconds at 4.0 TB/s of the copies of all, and of all
 work, other than products and attention."""
@@ -27,7 +27,7 @@ LOOPS = {"forward_kernel": 640, "query_gradient_kernel": 575, "key_gradient_kern
 """Instructions of the loops of attention over blocks of 64 x 64, with dropout."""
 NORMS = {"dropout_add_norm": 0, "dropout_add_norm_backward": 660}
 """Instructions of the loops of the kernels of norms, over eight elements of a thread in each of two or three tiles."""
-OPTIMIZER = {"instructions": 1420, "two-byte loads": 24}
+OPTIMIZER = {"instructions": 700, "two-byte loads": 0}
 """Of each kernel, where gradients that are concatenated inside need 5,632 and 768."""
 
 
@@ -56,7 +56,7 @@ def test_budgets(program):
     assert len({one["kernel"].split("__")[0] for one in attention}) == len(LOOPS)
     assert all(one["matrix"] for one in attention), "no products on tensor cores"
     slow = [one for one in attention if one["loop"] > LOOPS[one["kernel"].split("__")[0]]]
-    spilled = [one for one in code if one["spilled"] and one["kind"] != "optimizer"]
+    spilled = [one for one in code if one["spilled"]]
     assert not slow and not spilled
     norms = [one for one in code if one["kind"] == "other Pallas kernels"]
     assert {one["kernel"].split("__")[0] for one in norms} == set(NORMS)

@@ -13,6 +13,7 @@ from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.training.optimizers import describe
 from bert_jax.training.optimizers.lamb import FLAVOURS
+from bert_jax.training.optimizers.norms import sum_per_tensor
 from bert_jax.training.optimizers.optimizer import Optimizer
 from bert_jax.training.optimizers.param_rules import ParamRule, param_rules
 from bert_jax.training.param_paths import name_leaves
@@ -223,3 +224,24 @@ def test_patterns_that_mean_nothing(scales, frozen, words):
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tensor_axes"),
+    [
+        ((2, 8, 3, 4, 64), (0, 2)),
+        ((2, 3, 4, 8), (0, 1)),
+        ((2, 32, 96), (0,)),
+        ((2, 80), (0,)),
+        ((7, 70), ()),
+        ((9,), ()),
+    ],
+)
+def test_sums_per_tensor(shape, tensor_axes):
+    """Over rows first, or all at once: the same sum, with axes of size 1."""
+    array = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    axes = tuple(axis for axis in range(len(shape)) if axis not in tensor_axes)
+    expected = array.astype(np.float64).sum(axes, keepdims=True)
+    found = jax.jit(lambda x: sum_per_tensor(x, tensor_axes))(array)
+    assert found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)

@@ -4,6 +4,7 @@ A sum keeps its array's rank: axes that index logical tensors keep their size, a
 scaled per tensor, broadcast against the array, and added up over a group.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,14 +12,26 @@ import jax
 import jax.numpy as jnp
 
 from bert_jax.array_types import Array, Float
+from bert_jax.model.layers import barrier_on_gpus
 from bert_jax.training.param_paths import EMBEDDINGS, LAYERS, name_leaves
 
+ROW = 64
+"""Elements of a row whose sum is taken first."""
 Metrics = dict[str, Float[Array, ""]]
 
 
 def sum_per_tensor(array: Float[Array, "..."], tensor_axes: tuple[int, ...]) -> Float[Array, "..."]:
-    """Sum over each logical tensor of an array."""
-    axes = tuple(axis for axis in range(array.ndim) if axis not in tensor_axes)
+    """Sum over each logical tensor of an array.
+
+    First over rows of at least `ROW` elements, where there are such: XLA for GPUs would otherwise cut a tensor into
+    parts of sizes that need more instructions than its update.
+    """
+    axes = [axis for axis in range(array.ndim) if axis not in tensor_axes]
+    row = [axis for axis in axes if set(range(axis, array.ndim)) <= set(axes)]
+    while len(row) > 1 and math.prod(array.shape[axis] for axis in row[1:]) >= ROW:
+        row = row[1:]
+    if row and len(row) < len(axes):
+        array = barrier_on_gpus(array.sum(row, keepdims=True))
     # Without the barrier, XLA turns a group's sum over Q, K and V into a second pass over the whole array.
     return jax.lax.optimization_barrier(array.sum(axes, keepdims=True))
 
