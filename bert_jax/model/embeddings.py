@@ -68,10 +68,7 @@ class Embeddings(nnx.Module):
             rows = inputs.position_ids + self.position_offset
             total += self._round(jnp.take(self.position[...], rows, axis=0, mode="clip"))
         if self.token_type is not None:
-            # A product with one-hot rows, because the gradient of a gather would scatter-add B x S rows onto two.
-            # A product of matrices: with two axes of rows, XLA for CPUs transposes the gradient.
-            types = jax.nn.one_hot(inputs.token_type_ids.reshape(-1), self.token_type.shape[0], dtype=jnp.float32)
-            total += (types @ self._round(self.token_type[...])).reshape(total.shape)
+            total += rows_of_few(self._round(self.token_type[...]), inputs.token_type_ids)
         embedded = dropout(self.norm(total).astype(self.dtype), self.dropout, dropout_key)
         return embedded if self.projection is None or self.trigrams else self.projection(embedded)
 
@@ -81,6 +78,25 @@ class Embeddings(nnx.Module):
 
     def _round(self, rows: Float[Array, "*rows E"]) -> Float[Array, "*rows E"]:
         return round_rows(rows) if self.rounds else rows
+
+
+@jax.custom_vjp
+def rows_of_few(table: Float[Array, "T E"], ids: Int[Array, "B S"]) -> Float[Array, "B S E"]:
+    """The rows of a table with few.
+
+    Its gradient is a product with one-hot rows; that of a gather would scatter-add B x S rows onto T.
+    """
+    return jnp.take(table, ids, axis=0, mode="clip")
+
+
+def _rows_of_few_backward(residuals, gradient):
+    ids, like_table = residuals
+    # A product of matrices: with two axes of rows, XLA for CPUs transposes the gradient.
+    one_hot_nT = jax.nn.one_hot(ids.reshape(-1), len(like_table), dtype=gradient.dtype)
+    return one_hot_nT.T @ gradient.reshape(-1, gradient.shape[-1]), None
+
+
+rows_of_few.defvjp(lambda table, ids: (rows_of_few(table, ids), (ids, table)), _rows_of_few_backward)
 
 
 def with_neighbours(words: Float[Array, "B S E"], segment_ids: Int[Array, "B S"]) -> Float[Array, "B S T"]:

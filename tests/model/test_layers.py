@@ -10,6 +10,7 @@ from flax import nnx
 from scipy import special, stats
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.embeddings import rows_of_few
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.heads import MlmHead, decode, decode_label_scores, label_log_likelihoods
 from bert_jax.model.layers import ACTIVATIONS, Dense, gather_positions, normal_cdf, truncated_normal
@@ -187,6 +188,21 @@ def test_scores_of_labels_without_the_gradient_of_logits(kind, num_classes):
         expected, found = (np.asarray(x, np.float32) for x in (expected, found))
         tolerance = 1e-6 if found.dtype == kind else 2**-7
         np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+
+
+def test_rows_of_a_table_with_few():
+    """Values and gradients of a product with one-hot rows, without a scatter."""
+    rng = np.random.default_rng(2)
+    ids, table = jnp.asarray(rng.integers(0, 3, (2, 7))), jnp.asarray(rng.normal(size=(3, 8)), jnp.float32)
+    weights = jnp.asarray(rng.normal(size=(2, 7, 8)), jnp.float32)
+    one, two = (
+        jax.value_and_grad(lambda table, function=function: (function(table) * weights).sum())
+        for function in (lambda table: jax.nn.one_hot(ids, 3) @ table, lambda table: rows_of_few(table, ids))
+    )
+    np.testing.assert_array_equal(rows_of_few(table, ids), np.asarray(table)[np.asarray(ids)])
+    assert "scatter-add" not in primitives(two, table)
+    for expected, found in zip(one(table), two(table), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_classes_are_added_for_kernels_of_gpus():
