@@ -245,3 +245,14 @@ def test_sums_per_tensor(shape, tensor_axes):
     found = jax.jit(lambda x: sum_per_tensor(x, tensor_axes))(array)
     assert found.shape == expected.shape
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb"])
+def test_a_first_step_that_is_skipped(name):
+    """The count stays 0, for which the bias corrections would divide by 0."""
+    params = {"task": {"output": {"kernel": jnp.ones((3, 4))}}}
+    optimizer = Optimizer(OptimizerConfig(name=name), params)
+    state = optimizer.init(params)
+    new, new_state, _ = optimizer.update(params, state, params, jnp.float32(0.1), jnp.asarray(False))
+    for found, expected in zip(jax.tree.leaves((new, new_state)), jax.tree.leaves((params, state)), strict=True):
+        np.testing.assert_array_equal(found, expected)
