@@ -91,6 +91,8 @@ class Chip:
     pass; half on GPUs, which use TF32."""
     float8_share: float
     """The same of products of 8-bit floats; 0: it has none."""
+    clock: float
+    """Cycles/s of the estimates in programs for TPUs; 0: programs for GPUs have none."""
     efficiency: Efficiency
     """Fitted by scripts/benchmarks/calibrate_roofline.py, to published runs of the family or to own measurements."""
 
@@ -107,14 +109,15 @@ _TPU_KINDS = {
 # links = 83 GB/s, halved for a core; v4, 1.1 PB/s per pod / 4,096 chips / 6; v5e and v5p, 400 and 1,200 GB/s both ways
 # / 2 / 4 and 6; v6e, 3,200 Gbit/s one way / 4. Networks: v5e 6.4 and v6e 25.6 Tbit/s per pod of 256, v5p 50 Gbit/s per
 # chip. Not on these pages: vector_ops, which are lanes x units x clock from papers, v6e's taken as v5e's; the networks
-# of v3 and v4, taken as v5e's; the ring_size of v3: only whole pods.
+# of v3 and v4, taken as v5e's; the ring_size of v3: only whole pods; the clocks, which are peak_flops / 2 /
+# multipliers, these recalled: 2 (v3), 8, 4, 8 units of 128 x 128, 4 of 256 x 256 (v6e).
 _TPUS = (
-    # name  peak_flops  vector_ops  memory B/s  memory      link B/s              network B/s        torus ring
-    ("v3",  123e12 / 2, 1.9e12,     900e9 / 2, 15.48 * GIB, 340e12 / 1024 / 4 / 2, 3.125e9 / 2,        2, 32),
-    ("v4",  275e12,     8.6e12,     1200e9,    30.75 * GIB, 1.1e15 / 4096 / 6,     3.125e9,            3, 4),
-    ("v5e", 197e12,     6.1e12,     819e9,     15.75 * GIB, 400e9 / 2 / 4,         6.4e12 / 8 / 256,   2, 16),
-    ("v5p", 459e12,     14.3e12,    2765e9,    95.74 * GIB, 1200e9 / 2 / 6,        50e9 / 8,           3, 4),
-    ("v6e", 918e12,     6.1e12,     1600e9,    31.25 * GIB, 3200e9 / 8 / 4,        25.6e12 / 8 / 256,  2, 16),
+    # name  peak_flops  vector_ops  memory B/s  memory      link B/s               network B/s      torus ring clock
+    ("v3",  123e12 / 2, 1.9e12,     900e9 / 2, 15.48 * GIB, 340e12 / 1024 / 4 / 2, 3.125e9 / 2,       2, 32, 0.94e9),
+    ("v4",  275e12,     8.6e12,     1200e9,    30.75 * GIB, 1.1e15 / 4096 / 6,     3.125e9,           3, 4,  1.05e9),
+    ("v5e", 197e12,     6.1e12,     819e9,     15.75 * GIB, 400e9 / 2 / 4,         6.4e12 / 8 / 256,  2, 16, 1.5e9),
+    ("v5p", 459e12,     14.3e12,    2765e9,    95.74 * GIB, 1200e9 / 2 / 6,        50e9 / 8,          3, 4,  1.75e9),
+    ("v6e", 918e12,     6.1e12,     1600e9,    31.25 * GIB, 3200e9 / 8 / 4,        25.6e12 / 8 / 256, 2, 16, 1.75e9),
 )
 # https://www.nvidia.com/en-us/data-center/h100 and so on (b200: hgx). SXM boards of 8 with an NVSwitch; the network is
 # one InfiniBand card per GPU, as in NVIDIA's DGX. Not read on these pages: of a100 all but peak_flops and memory, which
@@ -129,8 +132,10 @@ _GPUS = (
     ("b200", 2250e12,    80e12 / 2,   7700e9,     0.75 * 180e9, 1800e9 / 2, 400e9 / 8, 2),
 )
 # fmt: on
-_CHIPS = [Chip(name, _TPU_KINDS[name], *rest, 1.0, 0, TPU_V6 if name == "v6e" else TPU) for name, *rest in _TPUS]
-_CHIPS += [Chip(name, (f"NVIDIA {name.upper()}",), *rest, 0, 1, 0.5, float8, GPU) for name, *rest, float8 in _GPUS]
+_CHIPS = [
+    Chip(name, _TPU_KINDS[name], *rest, 1.0, 0, clock, TPU_V6 if name == "v6e" else TPU) for name, *rest, clock in _TPUS
+]
+_CHIPS += [Chip(name, (f"NVIDIA {name.upper()}",), *rest, 0, 1, 0.5, float8, 0, GPU) for name, *rest, float8 in _GPUS]
 CHIPS: dict[str, Chip] = {chip.name: chip for chip in _CHIPS}
 """Chips by name, the first part of a topology's name: ``v5e`` of ``v5e:16x16``."""
 

@@ -45,7 +45,7 @@ SMALLER = {
     "scripts/benchmarks/bench_stream.py": ("--rounds 1 --seconds 0.1 --seq-lens 32 --documents 1000 --tokens 100000"),
     "scripts/benchmarks/attention_errors.py": "--seq-lens 16 --dtype float32",
     "scripts/benchmarks/trace_step.py": "--presets bert_tiny --seq-len 16",
-    "scripts/benchmarks/gpu_program.py": "--steps bert_tiny:128:8 --layers 2",
+    "scripts/benchmarks/step_program.py": "--steps bert_tiny:128:8 --layers 2",
     "scripts/benchmarks/gpu_session.py": "--dry --stages device",
 }
 """Flags that replace those of a command, by its second word, or its second and third."""

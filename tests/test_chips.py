@@ -43,6 +43,7 @@ def test_figures_are_in_their_units(chip):
     assert 3e10 < max(1, 2 * chip.torus_dimensions) * chip.link_bandwidth < 1e12
     assert 1e9 < chip.network_bandwidth < 1e11 < chip.memory_bandwidth
     assert all(0 < share <= 1 for share in chip.efficiency)
+    assert 9e8 < chip.clock < 2e9 if chip.torus_dimensions else chip.clock == 0
 
 
 def test_sizes():

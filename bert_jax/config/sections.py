@@ -128,7 +128,7 @@ class ModelConfig:
     emulate them; or `int8`, forward, 8-bit integers with a scale per output channel and per token, in all dense layers
     but the heads' output layers, and in the embedding tables (Zafrir et al. 2019; model/int8.py)."""
     remat: Literal["none", "dots", "full"] = "none"
-    """What the backward pass recomputes: nothing, everything but matrix products, or whole layers."""
+    """What the backward pass recomputes: nothing, everything but outputs of dense layers, or whole layers."""
     scan_unroll: Layers | None = None
     """Layers per iteration of the scan over depth; num_layers unrolls the scan. None: chosen for the devices
     (training/implementation.py)."""

@@ -16,7 +16,7 @@ from bert_jax.config.sections import FUSED_ATTENTION, KERNEL_ROW_LENGTHS
 from bert_jax.errors import UserError
 from bert_jax.model.activations import REFERENCE_SITES, LayerTap
 from bert_jax.model.dropout import DropoutKey, Selection, dropout
-from bert_jax.model.layers import add_bias, gather_positions
+from bert_jax.model.layers import gather_positions
 
 
 def make_attention_mask(
@@ -123,14 +123,10 @@ def attend_in_place(
       implementation: a kernel.
       projected: queries of all heads, keys of all heads, values of all heads; not rotated.
       segment_ids: as of `attend`.
-      bias: added to `projected`; kernels for GPUs add up its gradient.
+      bias: added to `projected`; the kernels add up its gradient.
       settings: `num_heads`, and `before`, `after`, `dropout_rate` and `dropout_key` as of `attend`.
     """
-    if implementation == "pallas_gpu":
-        settings |= {"bias": bias}
-    elif bias is not None:
-        projected = add_bias(projected, bias)
-    return _kernel_attention(implementation)(projected, segment_ids, **settings)
+    return _kernel_attention(implementation)(projected, segment_ids, bias=bias, **settings)
 
 
 def _kernel_attention(implementation: str) -> Callable[..., Float[Array, "B S N D"]]:

@@ -15,7 +15,7 @@ from bert_jax.model.block import EMBEDDING_SITE, Block
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.embeddings import Embeddings, EncoderInputs
 from bert_jax.model.layer_plan import count_last_layer_positions, layer_plans, parameter_groups
-from bert_jax.model.layers import Dense, gather_positions, outer_dense_dtype
+from bert_jax.model.layers import SAVED, Dense, gather_positions, outer_dense_dtype
 from bert_jax.model.norms import make_norm
 from bert_jax.model.stack import run_stack
 
@@ -36,7 +36,7 @@ class EncoderOutput(NamedTuple):
 
 
 REMAT_POLICIES = {
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(SAVED),
     "full": jax.checkpoint_policies.nothing_saveable,
 }
 

@@ -81,7 +81,7 @@ def _attention(
 def _forward(settings, projected, bias, of_rows):
     (rows, length, width), heads = projected.shape, settings.num_heads
     size = width // (3 * heads)
-    biased = projected if bias is None else add_bias(projected, bias)  # XLA adds it in the product
+    biased = add_bias(projected, bias)  # XLA adds it in the product
     projected = biased.reshape(rows, length, 3, heads, size)
     ranges, _ = _block_ranges(of_rows[0], settings.before, settings.after)
     inputs = _Operand(projected, QUERY), _Operand(projected, KEY, True), _Operand(projected, VALUE, True)

@@ -98,7 +98,7 @@ def _norm(
 
 
 def _forward(settings, x, x_bias, residual, scale, bias, words):
-    biased = x if x_bias is None else add_bias(x, x_bias)  # XLA adds it in the product of x
+    biased = add_bias(x, x_bias)  # XLA adds it in the product of x
     shift = jnp.zeros_like(scale) if bias is None else bias
     rows, length, _ = x.shape
     like_x, of_positions = _like(x), jax.ShapeDtypeStruct((rows, length), jnp.float32)

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.array_types import Array, Float, Int
 from bert_jax.model.float8 import float8_product
@@ -112,6 +113,9 @@ def gather_positions(
     return jnp.take_along_axis(x, indices, axis=1, mode="clip")
 
 
+SAVED = "saved"
+"""Name of what `model.remat dots` does not compute again: outputs of dense layers, statistics of norms, and what a
+kernel of attention names so."""
 Biases = Literal["all", "none"]
 """The values of `ModelConfig.biases`."""
 DenseType = Literal["compute", "float8", "int8"]
@@ -128,9 +132,9 @@ def make_bias(shape: tuple[int, ...], biases: Biases) -> nnx.Param | None:
     return nnx.Param(jnp.zeros(shape, jnp.float32)) if biases == "all" else None
 
 
-def add_bias(y: Float[Array, "..."], bias: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Broadcast before the cast, so that the backward pass sums the gradient over the rows in float32."""
-    return y + jnp.broadcast_to(bias, y.shape).astype(y.dtype)
+def add_bias(y: Float[Array, "..."], bias: Float[Array, "..."] | None) -> Float[Array, "..."]:
+    """Broadcast before the cast, so that the backward pass sums the gradient over the rows in float32. None: y."""
+    return checkpoint_name(y if bias is None else y + jnp.broadcast_to(bias, y.shape).astype(y.dtype), SAVED)
 
 
 class Dense(nnx.Module):
@@ -182,9 +186,7 @@ class Dense(nnx.Module):
         return product, None if self.bias is None else self.bias[...].reshape(-1)
 
     def _with_bias(self, y: Float[Array, "..."], bias: Float[Array, "..."] | None) -> Float[Array, "..."]:
-        if bias is None:
-            return y
-        if not self.merges_axes:
+        if bias is None or not self.merges_axes:
             return add_bias(y, bias)
         return add_bias(y.reshape(-1, bias.size), bias.reshape(-1)).reshape(y.shape)
 
@@ -193,11 +195,11 @@ class Dense(nnx.Module):
             return float8_product(x, kernel, self.num_inputs)
         if self.dtype == "int8":
             return int8_product(x, kernel, self.num_inputs)
-        kernel = kernel.astype(x.dtype)
-        if not self.merges_axes:
-            return jnp.tensordot(x, kernel, axes=self.num_inputs)
         rows, outputs = x.shape[: x.ndim - self.num_inputs], kernel.shape[self.num_inputs :]
         inputs = math.prod(kernel.shape[: self.num_inputs])
+        kernel = kernel.astype(x.dtype)
+        if not self.merges_axes:  # but those that are contracted: a TPU would copy x into the tiles of several
+            return jnp.tensordot(x.reshape(*rows, inputs), kernel.reshape(inputs, *outputs), axes=1)
         return (x.reshape(-1, inputs) @ kernel.reshape(inputs, -1)).reshape(*rows, *outputs)
 
 

@@ -5,10 +5,11 @@ import functools
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from bert_jax.array_types import Array, Float
 from bert_jax.config import ModelConfig
-from bert_jax.model.layers import Biases, barrier_on_gpus, make_bias
+from bert_jax.model.layers import SAVED, Biases, barrier_on_gpus, make_bias
 
 
 class LayerNorm(nnx.Module):
@@ -59,9 +60,10 @@ def _normalise(
 
 def _normalise_forward(x, scale, bias, epsilon):
     x_float32 = x.astype(jnp.float32)
-    mean = x_float32.mean(-1, keepdims=True)
+    mean = checkpoint_name(x_float32.mean(-1, keepdims=True), SAVED)
     centred = x_float32 - mean
-    inverse_deviation = jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + epsilon)
+    variance = jnp.square(centred).mean(-1, keepdims=True)
+    inverse_deviation = checkpoint_name(jax.lax.rsqrt(variance + epsilon), SAVED)
     last_axis = (*(1,) * (x.ndim - 1), -1)
     normalised = centred * inverse_deviation * scale.reshape(last_axis)
     if bias is not None:

@@ -10,11 +10,13 @@ Shapes in names: B rows, S positions, N heads of size D; q: queries of a block; 
 """
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -31,6 +33,7 @@ from bert_jax.model.kernel_rules import (
     first_words,
     product,
 )
+from bert_jax.model.layers import SAVED, add_bias
 
 MAX_SCORES = 2**17
 """Scores of a step of the grid, of all its heads: 512 KiB in float32, of which a step holds several."""
@@ -47,6 +50,7 @@ def kernel_attention(
     after: int | None,
     dropout_rate: float,
     dropout_key: DropoutKey | None,
+    bias: Float[Array, " W"] | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B S N D"]:
     """Context vectors; those of padding are 0. Arguments as of `gpu_attention.kernel_attention`, but for the shapes.
@@ -55,30 +59,35 @@ def kernel_attention(
       projected: S is a multiple of `TPU_ATTENTION_BLOCK` and at most `TPU_ATTENTION_MAX_LENGTH`; D is one of
         `KERNEL_HEAD_SIZES`, and N x D a multiple of 128. All heads are side by side: an array whose last axis is a head
         of 64 would take twice its size in memory.
-      segment_ids, num_heads, before, after, dropout_rate, dropout_key, interpret: as there.
+      segment_ids, num_heads, before, after, dropout_rate, dropout_key, bias, interpret: as there.
     """
     rate = 0.0 if dropout_key is None else dropout_rate
     settings = KernelSettings(num_heads, before, after, rate, interpret)
     rows, length = segment_ids.shape
-    context = _attention(settings, projected, (segment_ids, *dropout_operands(dropout_key, rows, length)))
+    context = _attention(settings, projected, bias, (segment_ids, *dropout_operands(dropout_key, rows, length)))
     return context.reshape(rows, length, num_heads, -1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attention(settings: KernelSettings, projected: Float[Array, "B S W"], of_rows: OfRows) -> Float[Array, "B S ND"]:
-    return _forward(settings, projected, of_rows)[0]
+def _attention(
+    settings: KernelSettings, projected: Float[Array, "B S W"], bias: Float[Array, " W"] | None, of_rows: OfRows
+) -> Float[Array, "B S ND"]:
+    return _forward(settings, projected, bias, of_rows)[0]
 
 
-def _forward(settings, projected, of_rows):
+def _forward(settings, projected, bias, of_rows):
+    projected = add_bias(projected, bias)
     inputs = (projected, "b", 0), (projected, "r", 1), (projected, "r", 2)
-    (context,) = _call(_forward_kernel, settings, of_rows, inputs, "b")
-    return context, (projected, of_rows)
+    # The backward pass needs the context for the gradient of the product after it; its own kernel does not.
+    (context,) = _call(_forward_kernel, settings, of_rows, inputs, 1)
+    return checkpoint_name(context, SAVED), (projected, bias, of_rows)
 
 
 def _backward(settings, residuals, gradient):
-    projected, of_rows = residuals
+    projected, bias, of_rows = residuals
     inputs = (projected, "b", 0), (projected, "r", 1), (projected, "r", 2), (gradient, "b", 0)
-    return jnp.concatenate(_call(_backward_kernel, settings, of_rows, inputs, "brr"), axis=-1), None
+    total, sums = _call(_backward_kernel, settings, of_rows, inputs, 3)
+    return total, None if bias is None else sums.sum(0).reshape(-1), None
 
 
 _attention.defvjp(_forward, _backward)
@@ -89,17 +98,19 @@ def _call(
     settings: KernelSettings,
     of_rows: OfRows,
     inputs: tuple[tuple[Array, str, int], ...],
-    output_kinds: str,
-) -> tuple[Array, ...]:
+    parts: int,
+) -> Sequence[Array]:
     """Run a kernel on every block of queries of every row, for several heads at a time.
 
     Args:
-      kernel: takes what its heads share, references to inputs and outputs [q or S, heads x D], and scratch references.
+      kernel: takes what its heads share, references to inputs [q or S, heads x D], outputs, and scratch memory.
       settings: of the kernel.
       of_rows: segment ids, and `dropout_operands`.
       inputs: arrays [B, S, parts x N x D]; a letter: "b", the kernel reads its block of queries, or "r", the whole row;
         and the part that it reads.
-      output_kinds: the letters of the outputs [B, S, N x D]. Blocks of one row run in order.
+      parts: of the output [B, S, parts x N x D]. Of one, the kernel writes its block of queries. It copies several to
+        memory itself, because one array cannot have blocks in several places; and its second output are their sums over
+        S, [B, parts, N x D], float32.
     """
     array = inputs[0][0]
     batch, length, all_heads = array.shape[0], array.shape[1], array.shape[2] // 3
@@ -116,6 +127,15 @@ def _call(
     def body(*refs):
         kernel(_Block(settings, length, queries, width, heads, size, *refs[:3]), *refs[3:])
 
+    places, scratch = [spec("b")], []
+    outputs = [jax.ShapeDtypeStruct((batch, length, parts * all_heads), array.dtype)]
+    if parts > 1:
+        of_row = length, heads * size
+        sums = pl.BlockSpec((None, parts, heads * size), lambda b, n, i: (b, 0, n))
+        places = [pl.BlockSpec(memory_space=pl.ANY), sums]
+        outputs.append(jax.ShapeDtypeStruct((batch, parts, all_heads), jnp.float32))
+        scratch = [pltpu.VMEM((2, *of_row), jnp.float32), pltpu.VMEM((2, parts, *of_row), array.dtype)]
+        scratch.append(pltpu.SemaphoreType.DMA((2, parts)))
     segment_ids, first_keys, second_words = of_rows
     segment_ids = jnp.where(segment_ids > 0, segment_ids, -1)
     return pl.pallas_call(
@@ -126,10 +146,10 @@ def _call(
             *[pl.BlockSpec((None, 1, length), lambda b, n, i: (b, 0, 0))] * 2,
             *(spec(kind, part) for _, kind, part in inputs),
         ],
-        out_specs=tuple(spec(kind) for kind in output_kinds),
-        out_shape=tuple(jax.ShapeDtypeStruct((batch, length, all_heads), array.dtype) for _ in output_kinds),
-        scratch_shapes=[pltpu.VMEM((length, heads * size), jnp.float32) for kind in output_kinds if kind == "r"],
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "parallel", "arbitrary")),
+        out_specs=places,
+        out_shape=outputs,
+        scratch_shapes=scratch,
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         interpret=settings.interpret,
         name=kernel.__name__.strip("_"),
     )(first_keys, second_words[:, None, :], segment_ids[:, None, :], *(x for x, _, _ in inputs))
@@ -251,21 +271,46 @@ def _backward_kernel(
     key_ref,
     value_ref,
     gradient_ref,
-    query_gradient_ref,
-    key_gradient_ref,
-    value_gradient_ref,
-    key_total_ref,
-    value_total_ref,
+    projected_gradient_ref,
+    sums_ref,
+    totals_ref,
+    written_ref,
+    semaphores,
 ):
-    """The gradient of a block of queries, and what the block adds to those of the row's keys and values."""
+    """The gradient of a block of queries, and what the block adds to those of the row's keys and values.
+
+    Those of some heads of a row, complete after its last block, are copied to memory while the next heads are computed.
+
+    Args:
+      block, query_ref, key_ref, value_ref, gradient_ref: of the step.
+      projected_gradient_ref: [B, S, 3 x N x D], in the memory of the device.
+      sums_ref: of the gradients of the row's queries, keys and values, over its positions.
+      totals_ref: gradients of the row's keys and values.
+      written_ref: two places for gradients of queries, keys and values: those of other heads may not be copied yet.
+      semaphores: of the copies, by place and part.
+    """
     first, last = pl.program_id(2) == 0, pl.program_id(2) == pl.num_programs(2) - 1
+    row, step, steps = pl.program_id(0), pl.program_id(1), block.settings.num_heads // block.heads
+    width, place = block.heads * block.size, step % 2
+
+    def copies(step):
+        for part in range(3):
+            columns = pl.ds(pl.multiple_of((part * steps + step) * width, LANES), width)
+            to = projected_gradient_ref.at[row, :, columns]
+            yield pltpu.make_async_copy(written_ref.at[step % 2, part], to, semaphores.at[step % 2, part])
+
+    def wait_for(step):
+        for copy in copies(step):
+            copy.wait()
 
     @pl.when(first)
     def _():
-        for total_ref in (key_total_ref, value_total_ref):
-            total_ref[...] = jnp.zeros(total_ref.shape, total_ref.dtype)
+        totals_ref[...] = jnp.zeros(totals_ref.shape, totals_ref.dtype)
+        sums_ref[...] = jnp.zeros(sums_ref.shape, sums_ref.dtype)
+        pl.when(step >= 2)(lambda: wait_for(step - 2))
 
     allowed_qk, keys = block.allowed(), block.keys()
+    queries = pl.ds(pl.multiple_of(pl.program_id(2) * block.queries, LANES), block.queries)
     for head in range(block.heads):
         lanes, kept_qk = block.lanes(head), block.kept(head)
         query_qD, gradient_qD = query_ref[:, lanes], gradient_ref[:, lanes]
@@ -277,12 +322,19 @@ def _backward_kernel(
         mean_q1 = (probabilities_qk * gradient_qk).sum(1, keepdims=True) * block.kept_share
         scores_gradient_qk = (probabilities_qk * (gradient_qk - mean_q1)).astype(query_qD.dtype)
         query_gradient_qD = product(scores_gradient_qk, key_kD) * block.size**-0.5
-        query_gradient_ref[:, lanes] = query_gradient_qD.astype(query_gradient_ref.dtype)
-        key_total_ref[keys, lanes] += product(scores_gradient_qk, query_qD, (0, 0))
+        written_ref[place, 0, queries, lanes] = query_gradient_qD.astype(written_ref.dtype)
+        sums_ref[0:1, lanes] += query_gradient_qD.sum(0, keepdims=True)
+        totals_ref[0, keys, lanes] += product(scores_gradient_qk, query_qD, (0, 0))
         dropped_qk = jnp.where(kept_qk, probabilities_qk, 0.0).astype(gradient_qD.dtype)
-        value_total_ref[keys, lanes] += product(dropped_qk, gradient_qD, (0, 0))
+        totals_ref[1, keys, lanes] += product(dropped_qk, gradient_qD, (0, 0))
 
     @pl.when(last)
     def _():
-        key_gradient_ref[...] = (key_total_ref[...] * block.size**-0.5).astype(key_gradient_ref.dtype)
-        value_gradient_ref[...] = value_total_ref[...].astype(value_gradient_ref.dtype)
+        for part, gradient in (1, totals_ref[0] * block.size**-0.5), (2, totals_ref[1]):
+            written_ref[place, part] = gradient.astype(written_ref.dtype)
+            sums_ref[part : part + 1, :] = gradient.sum(0, keepdims=True)
+        for copy in copies(step):
+            copy.start()
+        if steps > 1:
+            pl.when(step == steps - 1)(lambda: wait_for(step - 1))
+        pl.when(step == steps - 1)(lambda: wait_for(step))

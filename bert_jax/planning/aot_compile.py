@@ -35,7 +35,7 @@ class CompiledStepStats(NamedTuple):
     """Arguments, temporaries, code, and outputs that are not aliased with arguments."""
     collectives: list[Collective]
     kernels: list[Kernel] | None
-    """Of GPUs."""
+    """None if XLA cannot print the program with the compiler's estimates: v5p and v6e."""
 
 
 class OutOfMemoryReport(NamedTuple):
@@ -82,7 +82,7 @@ def compiled_step_stats(
     is_gpu = mesh.devices.flat[0].platform == "gpu"
     options: dict[str, Any] = dict(GPU_OPTIONS) if is_gpu else {}
     with tempfile.TemporaryDirectory() as directory:
-        # Read from the compiler's dump: jax cannot print the parts that libtpu moves to the SparseCores of v5p.
+        # Collectives are read from the compiler's dump, which has all parts of the program, but no estimates.
         if dump or not is_gpu:
             options |= {"xla_dump_to": dump or directory, "xla_dump_hlo_as_text": True}
         try:
@@ -93,17 +93,26 @@ def compiled_step_stats(
                 raise
             check_kernel_memory(error, config.model)
             return parse_out_of_memory(str(error))
-        if is_gpu:
-            text = compiled.as_text()
-        else:
+        text = described = _printed(compiled)
+        if not is_gpu:
             files = Path(dump or directory).glob("*.jit_train_step.*after_optimizations.txt")
             (text,) = (path.read_text() for path in files)
     usage = compiled.memory_analysis()
     total = int(compiled_memory_bytes(compiled)) + usage.generated_code_size_in_bytes
     # A loop with a bound known only at run time is that of a batch ramp: at the end of the ramp it runs in full.
     collectives = parse_collectives(text, unknown_trip_count=accumulation)
-    kernels = parse_kernels(text, unknown_trip_count=accumulation) if is_gpu else None
+    kernels = None if described is None else parse_kernels(described, unknown_trip_count=accumulation)
     return CompiledStepStats(usage.argument_size_in_bytes, usage.temp_size_in_bytes, total, collectives, kernels)
+
+
+def _printed(compiled: jax.stages.Compiled) -> str | None:
+    """The text of a program; None if it has parts that libtpu moves to the SparseCores of a TPU."""
+    try:
+        return compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        if "async-update instruction" not in str(error):
+            raise
+        return None
 
 
 def parse_out_of_memory(message: str) -> OutOfMemoryReport:

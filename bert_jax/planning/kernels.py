@@ -1,8 +1,9 @@
-"""Kernels of a program that XLA compiled for a GPU: what each one reads and writes, by kind of work.
+"""Kernels of a program that XLA compiled for a GPU or a TPU: what each one reads and writes, by kind of work.
 
-The figures are those of the program's text; nothing is timed. A kernel is an instruction outside of fusions. Its bytes
-are those of its operands and results: each array once, however often the kernel reads it from caches. Of an array that
-a fusion only slices, or updates in place, the part counts.
+The figures are those of the program's text; nothing is timed. A kernel is an instruction outside of fusions. Programs
+for TPUs have the compiler's estimate of the cycles of most kernels, not of those of Pallas. The bytes of a kernel are
+those of its operands and results: each array once, however often the kernel reads it from caches. Of an array that a
+fusion only slices, or updates in place, the part counts.
 """
 
 import dataclasses
@@ -28,17 +29,19 @@ KINDS = (
 """Kinds of kernels, in the order of tables.
 
 - products: matrix products of libraries and of XLA, with the epilogue that is part of them;
-- attention: the kernels of `model.attention pallas_gpu`;
+- attention: the kernels of `model.attention pallas_gpu` and `pallas_tpu`;
 - copies: slices, transposes, casts, concatenations and padding, and what is cheaper than they are;
 - optimizer: all other kernels outside of the gradient;
 - lookups: gathers and scatters."""
-ATTENTION = re.compile(r"\b(forward|query_gradient|key_gradient)_kernel\b")
+ATTENTION = re.compile(r"\b(forward|backward|query_gradient|key_gradient)_kernel\b")
 NO_KERNEL = {
     *("parameter", "constant", "get-tuple-element", "tuple", "bitcast", "after-all", "partition-id", "replica-id"),
     *("opt-barrier", "while", "call", "conditional", "async-start", "async-done", "async-update", "AllocateBuffer"),
+    "ConcatBitcast",
 }
 """Operations, and targets of custom calls, that no kernel computes."""
 MOVES = {"transpose", "copy", "slice", "dynamic-slice", "dynamic-update-slice", "concatenate", "pad", "reshape"}
+MOVES |= {"copy-start", "slice-start"}
 CHEAP = {"convert", "compare", "select", "add", "multiply", "subtract", "clamp", "reverse", "bitcast-convert"}
 """Operations that a kernel of copies may have besides."""
 FREE = {"parameter", "constant", "bitcast", "tuple", "broadcast", "iota", "get-tuple-element"}
@@ -64,6 +67,8 @@ class Kernel(NamedTuple):
     """Per run of the program: the product of the trip counts of the enclosing loops."""
     product: str | None
     """Batch x rows x columns x contracted size, type, and epilogue of a library's product."""
+    cycles: int
+    """Of one execution, as the compiler for TPUs estimates; 0 if it does not."""
 
     @property
     def bytes(self) -> int:
@@ -76,6 +81,7 @@ class Total(NamedTuple):
 
     kernels: int
     bytes: int
+    cycles: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +106,7 @@ _Program = Mapping[str, Sequence[_Instruction]]
 
 
 def parse_kernels(text: str, unknown_trip_count: int = 1) -> list[Kernel]:
-    """All kernels of a program for one GPU, in the order in which they are scheduled.
+    """All kernels of a program for one device, in the order in which they are scheduled.
 
     Both branches of a conditional count.
 
@@ -125,12 +131,13 @@ def parse_kernels(text: str, unknown_trip_count: int = 1) -> list[Kernel]:
 
 
 def totals(kernels: Iterable[Kernel]) -> dict[str, Total]:
-    """Executions and bytes of kernels by kind, in the order of `KINDS`."""
-    count, size = Counter[str](), Counter[str]()
+    """Executions, bytes and cycles of kernels by kind, in the order of `KINDS`."""
+    count, size, cycles = Counter[str](), Counter[str](), Counter[str]()
     for one in kernels:
         count[one.kind] += one.executions
         size[one.kind] += one.bytes
-    return {kind: Total(count[kind], size[kind]) for kind in KINDS if count[kind]}
+        cycles[one.kind] += one.cycles * one.executions
+    return {kind: Total(count[kind], size[kind], cycles[kind]) for kind in KINDS if count[kind]}
 
 
 def _target(one: _Instruction) -> str:
@@ -164,12 +171,14 @@ def _kernel(one: _Instruction, named: Mapping[str, _Instruction], program: _Prog
     op_name = origin[1] if origin else ""
     result = " ".join(f"{kind}[{dims}]" for kind, dims in hlo.arrays_of(one.shape))
     described = _product(product, inside if product in body else named) if product else None
-    return Kernel(one.name, _kind(one, body, op_name), op_name, result, read, written, executions, described)
+    estimate = re.search(r'"estimated_cycles":"(\d+)"', one.line)
+    cycles = int(estimate[1]) if estimate else 0
+    return Kernel(one.name, _kind(one, body, op_name), op_name, result, read, written, executions, described, cycles)
 
 
 def _kind(one: _Instruction, body: Sequence[_Instruction], op_name: str) -> str:
     operations = {each.operation for each in body or [one]} - FREE
-    if "__cublas" in one.line or any("__cublas" in each.line for each in body) or "dot" in operations:
+    if "__cublas" in one.line or any("__cublas" in each.line for each in body) or operations & {"dot", "convolution"}:
         return "products"
     if one.operation == "custom-call":
         return "attention" if ATTENTION.search(op_name) else "other Pallas kernels"

@@ -40,8 +40,11 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
     layers_stored = model.parameter_groups or model.num_layers
     kernels = layers_stored * sum(layer_weights(model, work.inner, work.wide))
     layer = _layer_bytes(work)
-    # Outputs, which remat "dots" saves: as wide as the inputs of the norms, query, key and value, and feed-forward.
-    products = 3 * work.inner + sum(norm_widths(model)) + model.feed_forward_networks * work.up_projections * work.wide
+    # Outputs, which remat "dots" saves: as wide as the inputs of the norms, query, key and value, and feed-forward; and
+    # with kernels for TPUs the context.
+    projections = 4 if model.attention == "pallas_tpu" else 3
+    products = projections * work.inner + sum(norm_widths(model))
+    products += model.feed_forward_networks * work.up_projections * work.wide
     saved = {
         "none": layer,
         "dots": work.tokens * (width + products) * work.bytes_per_activation,

@@ -32,9 +32,7 @@ V100 = dataclasses.replace(
 there: all but peak_flops are recalled). It is not one of `CHIPS`, because it has no bfloat16 products, and bert_jax has
 no float16: `plan` would predict a rate that bert_jax cannot reach on it."""
 
-OWN_RUNS = {
-    "h200": "took 3 and 8% longer than predicted in two settings on one H200, 7 to 40% longer with layers in a loop"
-}
+OWN_RUNS = {"h200": "took 1% longer than predicted in two settings on one H200, 1 to 41% longer with layers in a loop"}
 """What bert_jax's own measurements say of the predictions for a chip, by its name (docs/log/model.md, 2026-11-26)."""
 
 NVIDIA = "NVIDIA DeepLearningExamples"

@@ -6,7 +6,7 @@ All assumptions of the model:
 |---|---|
 | matmul | FLOPs of all matrix products, with recomputation, at the chip's peak for their types x its efficiency |
 | hidden | `HIDDEN_ACCESSES` per element of the residual stream and layer at memory bandwidth, or elementwise operations at the vector rate, whichever takes longer |
-| scores | the same for attention probabilities, `SCORE_ACCESSES` each; none with fused kernels (`cudnn`, `pallas`) |
+| scores | the same for attention probabilities, `SCORE_ACCESSES` each; with kernels (`cudnn`, `pallas_gpu`, `pallas_tpu`) their elementwise operations at the vector rate |
 | logits | the same for the loss over the vocabulary, `LOGIT_BYTES` each |
 | parameters | `WEIGHT_BYTES` per parameter and micro-batch, `ACCUMULATE_BYTES` more when gradients are accumulated, and the optimizer's `step_bytes` per step |
 | data, fsdp, tensor, network | bytes sent along the axis, or between slices, divided by the bandwidth of the links that it uses |
@@ -56,13 +56,19 @@ WEIGHT_BYTES = 12.0
 ACCUMULATE_BYTES = 12.0
 """Per parameter and micro-batch, when there are several: gradient read, sum read and written, float32."""
 
-HASH_OPS = 21.0
-"""Operations of dropout per element: two hash rounds of eight operations, and five more (model/dropout.py)."""
-ACTIVATION_OPS = {"gelu": 80.0, "gelu_tanh": 60.0, "relu": 3.0}
-"""Per element of the feed-forward width, forward and backward; erf, exp and tanh counted as 20."""
-SOFTMAX_OPS = 35.0
-"""Per probability or logit, forward and backward; exp counted as 20."""
-NORM_OPS = 30.0
+# Elementwise operations, counted in the code by tests/planning/test_estimates.py; exp, erf and tanh count as 20.
+HASH_OPS = 6.0
+"""Of dropout per element and pass: five of its bits (model/dropout.py) and a comparison. No pass stores the mask."""
+MASK_OPS = 2.0
+"""Of dropout besides, outside of kernels: division and selection."""
+ACTIVATION_OPS = {"gelu": 69.0, "gelu_tanh": 65.0, "relu": 3.0}
+"""Per element of the feed-forward width, forward and backward; on GPUs, whose `gelu` is another, 86."""
+SOFTMAX_OPS = 36.0
+"""Per probability or logit, forward and backward, with the scale and the mask of scores."""
+KERNEL_OPS = 26.5, 32.5
+"""Per pair of a query and a key in kernels of attention, forward and backward, without dropout. Those of `pallas_tpu`:
+with dropout 71 in all; `pallas_gpu` has 60 instructions per pair for an H200 (docs/log/model.md, 2026-11-26)."""
+NORM_OPS = 19.0
 """Operations of a LayerNorm with its residual per element, forward and backward."""
 
 ALL_REDUCES = {"none": 4, "dots": 4, "full": 6}
@@ -165,14 +171,18 @@ def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, f
     """Bytes moved and elementwise operations of one device in a step, by kind."""
     model, parameters = work.model, work.parameters
     micro, layers = work.micro_batches, work.micro_batches * work.computed_layers
-    dropout_ops = HASH_OPS * (2 if model.remat == "full" else 1)
+    passes = 3 if model.remat == "full" else 2
     # The accesses are counted for the two norms of a plain layer.
     hidden = layers * work.tokens * sum(norm_widths(model)) / 2
     wide = layers * work.tokens * model.feed_forward_networks * model.intermediate_size / work.sizes.tensor
-    scores = 0 if model.attention in FUSED_ATTENTION else layers * work.scores
-    logits = micro * work.logits
-    hidden_ops = hidden * 2 * (NORM_OPS + dropout_ops * (model.hidden_dropout > 0))
-    score_ops = scores * (SOFTMAX_OPS + dropout_ops * (model.attention_dropout > 0))
+    scores, logits = layers * work.scores, micro * work.logits
+    hidden_ops = hidden * 2 * (NORM_OPS + passes * (HASH_OPS + MASK_OPS) * (model.hidden_dropout > 0))
+    if model.attention in FUSED_ATTENTION:
+        forward, backward = (one + HASH_OPS * (model.attention_dropout > 0) for one in KERNEL_OPS)
+        of_scores = 0.0, scores * ((passes - 1) * forward + backward)
+    else:
+        score_ops = SOFTMAX_OPS + passes * (HASH_OPS + MASK_OPS) * (model.attention_dropout > 0)
+        of_scores = scores * SCORE_ACCESSES * work.bytes_per_activation, scores * score_ops
     per_micro_batch = WEIGHT_BYTES + (ACCUMULATE_BYTES if micro > 1 else 0.0)
     update = describe(optimizer).step_bytes * parameters.owned
     return {
@@ -180,7 +190,7 @@ def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, f
             hidden * HIDDEN_ACCESSES * work.bytes_per_activation,
             hidden_ops + wide * ACTIVATION_OPS[model.activation],
         ),
-        "scores": (scores * SCORE_ACCESSES * work.bytes_per_activation, score_ops),
+        "scores": of_scores,
         "logits": (logits * LOGIT_BYTES, logits * SOFTMAX_OPS),
         "parameters": (micro * per_micro_batch * parameters.whole + update, 0.0),
     }

@@ -6,7 +6,7 @@ come from a roofline (planning/roofline.py). docs/plan.md lists the source of ea
 
 from collections.abc import Iterator, Sequence
 
-from bert_jax.chips import GIB
+from bert_jax.chips import GIB, Chip
 from bert_jax.config import Config
 from bert_jax.errors import install_command, require
 from bert_jax.planning import aot_compile, hlo, kernels
@@ -118,7 +118,7 @@ def plan_phase(
         "flops": prediction.flops,
         "compiled": program is not None,
         "collectives": None if collectives is None else hlo.array_bytes_by_kind(collectives),
-        "kernels": _kernels(program),
+        "kernels": _kernels(program, chip),
         "memory": memory | {"available": int(chip.memory)},
         "fits": memory["total"] <= chip.memory,
         "short_by": max(0, memory["total"] - int(chip.memory)),
@@ -128,10 +128,17 @@ def plan_phase(
     return row | prediction._asdict() | {"step_seconds": prediction.step_seconds}
 
 
-def _kernels(program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport | None) -> PlanValues | None:
-    """Kernels of a GPU's program, and the bytes that they read and write, by kind."""
+def _kernels(
+    program: aot_compile.CompiledStepStats | aot_compile.OutOfMemoryReport | None, chip: Chip
+) -> PlanValues | None:
+    """Kernels of a program by kind, and the bytes that they read and write on a GPU, or the compiler's estimate of
+    seconds on a TPU."""
     found = getattr(program, "kernels", None)
-    return found and {kind: total._asdict() for kind, total in kernels.totals(found).items()}
+    if not found:
+        return None
+    if not chip.clock:
+        return {kind: {"kernels": n, "bytes": size} for kind, (n, size, _) in kernels.totals(found).items()}
+    return {kind: {"kernels": n, "seconds": x / chip.clock} for kind, (n, _, x) in kernels.totals(found).items()}
 
 
 def _memory(
@@ -234,7 +241,8 @@ def _phase_values(row: PlanValues) -> dict[str, str]:
         **{f"exchanged per step: {kind}": _size(size) for kind, size in (row["collectives"] or {}).items()},
         **{f"sent over {axis}{by}": _size(size) for axis, size in (row["sent"] or {}).items() if size},
         **{
-            f"kernels: {kind}": f"{total['kernels']:,}, {_size(total['bytes'])}"
+            f"kernels: {kind}": f"{total['kernels']:,}, "
+            + (_size(total["bytes"]) if "bytes" in total else f"{total['seconds']:.4g} s by the compiler's estimate")
             for kind, total in (row["kernels"] or {}).items()
         },
         "PFLOP per step": f"{row['flops'] / 1e15:.3f}",

@@ -169,8 +169,9 @@ def test_remat_recomputes_the_same(config, policy):
     plain, recomputing = traced(config), traced(remat)
     names = {"checkpoint", "remat", "remat2"}
     assert not names & plain.keys() and names & recomputing.keys()
-    # `full` runs every product of the forward pass twice; `dots` keeps all but attention's.
+    # `full` runs every product of the forward pass twice; `dots` keeps all but attention's, and statistics of norms.
     assert recomputing["dot_general"] > plain["dot_general"]
+    assert (recomputing["rsqrt"] > plain["rsqrt"]) == (policy == "full")
     assert_trees_close(gradients(config, batch), gradients(remat, batch), rtol=1e-4, atol=1e-5)
 
 

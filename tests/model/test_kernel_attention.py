@@ -10,11 +10,12 @@ import pytest
 
 from bert_jax.config import MeshConfig, presets
 from bert_jax.config import replace as replace_config
-from bert_jax.model import attention, gpu_attention, tpu_attention
+from bert_jax.model import attention, encoder, gpu_attention, tpu_attention
 from bert_jax.model.attention import attend
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.planning import aot_compile
 from bert_jax.training.sharding import abstract_mesh
+from tests.jaxprs import primitives
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 ROWS, LENGTH, HEADS, SIZE = 2, 384, 2, 16
@@ -76,10 +77,10 @@ def test_equals_the_reference(name, before, after, rate):
 
 
 def test_heads_of_a_tpu_in_several_steps():
-    """16 heads of 16, of which a step of the grid reads 8 of each part of the projection."""
-    assert tpu_attention._heads_of_a_step(16, 16, 128 * 128, 128) == 8
+    """32 heads of 16, of which a step of the grid reads 8 of each part of the projection."""
+    assert tpu_attention._heads_of_a_step(32, 16, 128 * 128, 128) == 8
     rng, segment_ids = np.random.default_rng(1), jnp.asarray(SEGMENTS[:, :128])
-    projected = jnp.asarray(rng.normal(size=(ROWS, 128, 3 * 16 * 16)), jnp.float32)
+    projected = jnp.asarray(rng.normal(size=(ROWS, 128, 3 * 32 * 16)), jnp.float32)
 
     def separate(projected, segment_ids, num_heads, **options):
         parts = jnp.moveaxis(projected.reshape(ROWS, 128, 3, num_heads, -1), 2, 0)
@@ -87,7 +88,7 @@ def test_heads_of_a_tpu_in_several_steps():
 
     @functools.partial(jax.jit, static_argnums=0)
     def results(function, projected):
-        options = {"num_heads": 16, "before": None, "after": None, "dropout_rate": 0.1, "dropout_key": KEY}
+        options = {"num_heads": 32, "before": None, "after": None, "dropout_rate": 0.1, "dropout_key": KEY}
         context, backward = jax.vjp(
             lambda x: jnp.where(REAL[:, :128], function(x, segment_ids, **options), 0), projected
         )
@@ -98,13 +99,13 @@ def test_heads_of_a_tpu_in_several_steps():
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.2])
-def test_the_bias_of_the_projection_and_its_gradient(rate):
-    """On GPUs the kernels add up its gradient; `attend_in_place` adds it for TPUs."""
+@pytest.mark.parametrize(("name", "rate"), [("pallas_gpu", 0.0), ("pallas_gpu", 0.2), ("pallas_tpu", 0.2)])
+def test_the_bias_of_the_projection_and_its_gradient(name, rate):
+    """The kernels add up its gradient."""
     projected = jnp.stack(arrays("float32")[:3], axis=2).reshape(ROWS, LENGTH, -1)
     bias = jnp.sin(jnp.arange(projected.shape[-1], dtype=jnp.float32))
     options = {"num_heads": HEADS, "before": None, "after": None, "dropout_rate": rate, "dropout_key": KEY}
-    kernel = functools.partial(gpu_attention.kernel_attention, interpret=True, **options)
+    kernel = functools.partial(KERNELS[name], interpret=True, **options)
 
     def plain(projected, bias):
         query, key, value = jnp.moveaxis((projected + bias[None, None]).reshape(ROWS, LENGTH, 3, HEADS, SIZE), 2, 0)
@@ -117,6 +118,21 @@ def test_the_bias_of_the_projection_and_its_gradient(rate):
     found = jax.jit(lambda: results(lambda x, y: kernel(x, jnp.asarray(SEGMENTS), bias=y)))()
     for actual, wanted in zip(found, jax.jit(lambda: results(plain))(), strict=True):
         np.testing.assert_allclose(actual, wanted, rtol=0, atol=2e-6 * np.abs(wanted).max())
+
+
+def test_a_tpu_writes_gradients_of_query_key_and_value_in_place(capsys):
+    """Nothing puts them together. `model.remat dots` saves the context, so that it is not computed again."""
+    projected, weights = jnp.ones((ROWS, LENGTH, 3 * 8 * 16)), jnp.ones((8, 16, 4))
+    settings = {"num_heads": 8, "before": None, "after": None, "dropout_rate": 0.1, "dropout_key": KEY}
+
+    def loss(projected):
+        context = tpu_attention.kernel_attention(projected, jnp.asarray(SEGMENTS), **settings)
+        return jnp.sin(jnp.tensordot(context, weights, axes=2)).sum()
+
+    names = primitives(jax.grad(loss), projected)
+    assert names["concatenate"] == names["pad"] == 0 and names["dma_start"] == 3
+    jax.ad_checkpoint.print_saved_residuals(jax.checkpoint(loss, policy=encoder.REMAT_POLICIES["dots"]), projected)
+    assert f"f32[{ROWS},{LENGTH},128] named 'saved'" in capsys.readouterr().out
 
 
 @of_both

@@ -19,6 +19,7 @@ CHIP = Chip(
     torus_dimensions=2,
     ring_size=4,
     network_bandwidth=1e8,
+    clock=1e9,
     efficiency=Efficiency(0.5, 1.0, 1.0, 1.0, 1.0),
 )
 

@@ -3,24 +3,30 @@
 import dataclasses
 import difflib
 import json
+import math
 import os
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from bert_jax.chips import CHIPS, Sizes
 from bert_jax.config import Config, Phase
 from bert_jax.config.presets import load_config
 from bert_jax.errors import UserError
-from bert_jax.model import families
+from bert_jax.model import families, layers, tpu_attention
+from bert_jax.model.dropout import DropoutKey, dropout
+from bert_jax.model.norms import LayerNorm
 from bert_jax.objectives.masking import Vocabulary
+from bert_jax.planning import roofline
 from bert_jax.planning.memory_model import LAYER_WORKING_SHARE, LOGIT_BYTES, estimate_memory
 from bert_jax.planning.roofline import axis_bandwidth, expected_bytes_sent, link_seconds, predict
 from bert_jax.planning.workload import workload
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import make_mesh
+from tests.jaxprs import operations
 from tests.planning.machines import CHIP, chip_with, run
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "estimates.txt"
@@ -104,6 +110,43 @@ def test_parameters_and_bytes_sent_by_hand():
     assert sent(Sizes(data=2, fsdp=4)) == pytest.approx(nothing | split)
     between = {"data": 2 * 3 / 4 * 4 * TOTAL, "network": 2 * 1 / 2 * 4 * TOTAL / 4}
     assert sent(Sizes(data=8, slices=2)) == pytest.approx(nothing | between)
+
+
+def count(function, shape, elements=None):
+    """Operations per element, forward and backward, for an argument of this shape."""
+
+    def both(x):
+        y, gradient = jax.vjp(function, x)
+        return y, gradient(y)
+
+    return operations(both, jnp.ones(shape), elements=elements or math.prod(shape))
+
+
+def test_elementwise_operations():
+    """Those of the roofline are those of the code."""
+    shape, key = (4, 32, 128), DropoutKey(jnp.uint32(1), jnp.arange(4))
+    assert {name: count(function, shape) for name, function in layers.ACTIVATIONS.items()} == roofline.ACTIVATION_OPS
+    norm = LayerNorm(128, 1e-12)
+    assert count(lambda x: norm(x + 1.0), shape) == roofline.NORM_OPS
+    dropped = operations(lambda x: dropout(x, 0.1, key), jnp.ones(shape), elements=4 * 32 * 128)
+    assert dropped == roofline.HASH_OPS + roofline.MASK_OPS
+    mask = jnp.ones(shape[1:], bool)
+    assert count(lambda x: jax.nn.softmax(jnp.where(mask, x * 0.1, -1e9)), shape) == roofline.SOFTMAX_OPS
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1])
+def test_operations_of_kernels(rate):
+    """Of the two heads of a step, whose block has 256 queries and 512 keys."""
+    settings = {"num_heads": 2, "before": None, "after": None, "dropout_rate": rate, "interpret": True}
+    segments, key = jnp.ones((1, 512), jnp.int32), DropoutKey(jnp.uint32(1), jnp.arange(1))
+
+    def attention(x):
+        return tpu_attention.kernel_attention(x, segments, dropout_key=key, **settings)
+
+    forward, backward = (one + roofline.HASH_OPS * (rate > 0) for one in roofline.KERNEL_OPS)
+    projected = jnp.ones((1, 512, 384))
+    assert operations(attention, projected, elements=256 * 512) == 2 * forward
+    assert count(attention, projected.shape, 256 * 512) == 2 * (forward + backward)
 
 
 def test_flops():

@@ -1,4 +1,4 @@
-"""Kernels of a GPU's program, from HLO as XLA prints it: kinds, bytes, products, loops."""
+"""Kernels of a program, from HLO as XLA prints it: kinds, bytes, products, loops, cycles."""
 
 import pytest
 
@@ -96,4 +96,32 @@ def test_bytes(kernels, name, read, written):
 def test_products_and_loops(kernels):
     assert kernels["g"].product == "1x64x16x32 bf16 BIAS +C" and kernels["k"].product is None
     once = 4 * (2 * 64 * 32 + 32)
-    assert totals(kernels.values())["reductions"] == Total(3, 3 * once), "three turns of the loop"
+    assert totals(kernels.values())["reductions"] == Total(3, 3 * once, 0), "three turns of the loop"
+
+
+OF_TPU = f"""HloModule m, is_scheduled=true
+
+%product (x: bf16[64,32], w: bf16[32,16]) -> bf16[64,16] {{
+  %x = bf16[64,32]{{1,0:T(8,128)(2,1)}} parameter(0)
+  %w = bf16[32,16]{{1,0:T(8,128)(2,1)}} parameter(1)
+  %c = f32[64,16]{{1,0:T(8,128)}} convolution(%x, %w), dim_labels=bf_io->bf
+  ROOT %r = bf16[64,16]{{1,0:T(8,128)(2,1)}} convert(%c)
+}}
+
+ENTRY %main (x: bf16[64,32], w: bf16[32,16]) -> bf16[64,16] {{
+  %x = bf16[64,32]{{1,0:T(8,128)(2,1)}} parameter(0)
+  %w = bf16[32,16]{{1,0:T(8,128)(2,1)}} parameter(1)
+  %s = (bf16[64,32]{{1,0:T(8,128)(2,1)S(1)}}, bf16[64,32]{{1,0}}, u32[]{{:S(2)}}) copy-start(%x)
+  %d = bf16[64,32]{{1,0:T(8,128)(2,1)S(1)}} copy-done(%s)
+  %k = bf16[64,32]{{1,0:T(8,128)(2,1)}} custom-call(%d), custom_call_target="tpu_custom_call", \
+metadata={{op_name="jit(train_step)/transpose(jvp())/backward_kernel/pallas_call"}}
+  ROOT %p = bf16[64,16]{{1,0:T(8,128)(2,1)}} fusion(%k, %w), kind=kOutput, calls=%product, {BACKWARD}, \
+backend_config={{"window_config":{{"estimated_cycles":"1829","iteration_bounds":["1"]}}}}
+}}
+"""
+
+
+def test_a_program_for_a_tpu():
+    """Products are convolutions. Copies from and to the memory of the core, and kernels of Pallas, have no estimate."""
+    kernels = parse_kernels(OF_TPU)
+    assert [(one.kind, one.cycles) for one in kernels] == [("copies", 0), ("attention", 0), ("products", 1829)]

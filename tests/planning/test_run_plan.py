@@ -108,7 +108,7 @@ def test_gpus_are_estimated(config):
 
 def test_compiled_gpus(config, compiled):
     """With their compiler, memory, collectives and kernels are those of the program."""
-    kernel = Kernel("f", "products", "", "f32[8]", 2**20, 2**20, 3, None)
+    kernel = Kernel("f", "products", "", "f32[8]", 2**20, 2**20, 3, None, 0)
     compiled(2 * GIB, [kernel, kernel._replace(kind="copies")])
     topology = FakeTopology("h100:1x8", CHIPS["h100"], 8, 1, 1, ())
     found = run_plan.plan(config, topology)
@@ -117,6 +117,14 @@ def test_compiled_gpus(config, compiled):
     assert row["kernels"] == {kind: {"kernels": 3, "bytes": 6 * 2**20} for kind in ("products", "copies")}
     assert "kernels: products 3, 6.00 MiB" in text_of(found) and "by estimate" not in text_of(found)
     json.dumps(found)
+
+
+def test_cycles_of_tpus(config, compiled):
+    """At the clock of the chip."""
+    compiled(2 * GIB, [Kernel("f", "products", "", "f32[8]", 1, 1, 3, None, 94_000_000)])
+    found = run_plan.plan(config, TPUS)
+    assert found["phases"][0]["kernels"] == {"products": {"kernels": 3, "seconds": pytest.approx(0.3)}}
+    assert "kernels: products 3, 0.3 s by the compiler's estimate" in text_of(found)
 
 
 @pytest.mark.parametrize("name", [name for name, chip in CHIPS.items() if not chip.torus_dimensions])
@@ -194,7 +202,7 @@ def test_the_summary_names_the_runs_and_the_error(config, compiled):
     for topology, hardware, own in (
         (TPUS, "TPU v3", "was not measured on this chip"),
         (GPUS, gpus, "was not measured on this chip"),
-        (h200, gpus, "took 3 and 8% longer than predicted in two settings on one H200"),
+        (h200, gpus, "took 1% longer than predicted in two settings on one H200"),
     ):
         found = run_plan.plan(config, topology)
         runs = published_runs.RUNS["TPU" if topology is TPUS else "GPU"]

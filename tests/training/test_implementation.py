@@ -44,7 +44,7 @@ def test_auto(kind, settings, chosen):
     assert choose_implementation(config(**settings), kind).model.attention == chosen
 
 
-UNROLLED = [("cpu", 12, 12), ("cpu", 13, 1), (GPU, 24, 24), (GPU, 25, 1), (TPU_V3, 2, 1), ("", 2, 1)]
+UNROLLED = [("cpu", 12, 12), ("cpu", 13, 1), (GPU, 24, 24), (GPU, 25, 1), (TPU, 24, 24), (TPU, 25, 1), ("", 2, 1)]
 
 
 @pytest.mark.parametrize(("kind", "layers", "chosen"), UNROLLED)
