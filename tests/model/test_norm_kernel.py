@@ -97,8 +97,6 @@ def test_equals_the_plain_functions(width, rate, biases):
 BREAKS = {
     "_columns": lambda part, shape: jax.lax.broadcasted_iota(jnp.int32, shape, 1),  # those of the first tile of a row
     "first_words": lambda place, key: kernel_rules.first_words(place + 1, key),
-    "multiply_add": lambda x, factor, addend, interpret: x * factor,
-    "zero_dropped": lambda x, bits, rate, interpret: x,
 }
 
 

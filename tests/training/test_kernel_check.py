@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.config import ModelConfig
 from bert_jax.errors import UserError
-from bert_jax.model import gpu_attention, tpu_attention
+from bert_jax.model import gpu_attention, gpu_norm, tpu_attention
 from bert_jax.training.kernel_check import LARGEST_ERROR, check_kernels, kernel_errors
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -48,6 +48,26 @@ def test_wrong_kernels_are_refused(fault, monkeypatch):
     monkeypatch.setattr(gpu_attention, "kernel_attention", kernel)
     with pytest.raises(UserError, match=r"'pallas_gpu': its kernels .* cpu .* error of .*set model.attention"):
         check_kernels(model("pallas_gpu"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_right", [True, False])
+def test_kernels_of_norms_are_compared_too(is_right, monkeypatch):
+    """In layers of a width that has them."""
+    right = gpu_norm.dropout_add_norm
+
+    def kernel(*arguments, dropout_key, **settings):
+        key = dropout_key if is_right else dropout_key.fold_in(1)
+        return right(*arguments, dropout_key=key, **settings, interpret=True)
+
+    monkeypatch.setattr(gpu_attention, "kernel_attention", RIGHT["pallas_gpu"])
+    monkeypatch.setattr(gpu_norm, "dropout_add_norm", kernel)
+    one = model("pallas_gpu", hidden_size=256, num_heads=4, num_layers=1)
+    if is_right:
+        check_kernels(one)
+    else:
+        with pytest.raises(UserError, match="'pallas_gpu': its kernels do not compute"):
+            check_kernels(one)
 
 
 def test_nothing_is_compared_without_kernels():
