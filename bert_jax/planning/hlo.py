@@ -112,7 +112,8 @@ def _walk(
             continue
         kind = operation.removesuffix("-start")
         if kind in KINDS and (starts_chain or "chain_id=" not in line):
-            if operation in ("all-gather-start", "collective-permute-start"):  # (operands, results, ...)
+            if operation in ("all-gather-start", "reduce-scatter-start", "collective-permute-start"):
+                # (operands, results, ...)
                 operands = instruction[3].count("%")
                 arrays = arrays[operands : 2 * operands]
             group = _group(line, partitions)

@@ -74,9 +74,10 @@ PROGRAMS = {
 %u = f32[2048]{0} all-reduce-done(%t)
 %p = (f32[9]{0}, f32[9]{0}, u32[], u32[]) collective-permute-start(%y), source_target_pairs={{0,1}}
 %q = f32[9]{0} collective-permute-done(%p)
+%z = ((f32[2048]{0}), f32[512]{0}) reduce-scatter-start(%x), replica_groups=[1,4]<=[4], dimensions={0}
 """,
         "",
-        {"all-gather": 8192 + 48, "all-reduce": 8192, "collective-permute": 36},
+        {"all-gather": 8192 + 48, "all-reduce": 8192, "collective-permute": 36, "reduce-scatter": 8192},
     ),
     "a wrapped start counts what it wraps once, the bytes of a reduce-scatter's operand": (
         "%s = ((f32[2048]{0}), f32[512]{0}, u32[]) async-start(%a), calls=%wrapped\n"
