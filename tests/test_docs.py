@@ -18,8 +18,8 @@ from tests.cli.test_flags import ARGUMENTS, flags_of
 from tests.pages import PAGES, ROOT, lines_of, run_page
 
 OTHER_FLAGS = """
---all --array --batch --budget --build-arg --compilation-cache --constraint --corpus --cpus-per-task --documents --dry
---filename --floor --follow --formats --gpus-per-node --help --help-all --layers --lr --model --nodes --ntasks
+--all --array --batch --budget --build-arg --chip --compilation-cache --constraint --corpus --cpus-per-task --documents
+--dry --filename --floor --follow --formats --gpus-per-node --help --help-all --layers --lr --model --nodes --ntasks
 --ntasks-per-node --peer --phases.1.batch-size --plot --prefix --preset --presets --recursive --requeue --rounds
 --figure --published --seeds --selector --seq-len --seq-lens --serve --signal --steps --sweep --tag --time --tokens
 --wrap --wrong --xla_gpu_deterministic_ops

@@ -265,6 +265,29 @@ def _forward_kernel(block, query_ref, key_ref, value_ref, context_ref):
         context_ref[:, lanes] = context_qD.astype(context_ref.dtype)
 
 
+def _add_block(block, refs, query_gradient_ref, sums_ref, totals_ref):
+    """Write the gradient of a block of queries, and add what the block adds; arguments as of `_backward_kernel`."""
+    query_ref, key_ref, value_ref, gradient_ref = refs
+    allowed_qk, keys = block.allowed(), block.keys()
+    queries = pl.ds(pl.multiple_of(pl.program_id(2) * block.queries, LANES), block.queries)
+    for head in range(block.heads):
+        lanes, kept_qk = block.lanes(head), block.kept(head)
+        query_qD, gradient_qD = query_ref[:, lanes], gradient_ref[:, lanes]
+        key_kD, value_kD = key_ref[keys, lanes], value_ref[keys, lanes]
+        weights_qk, sums_q1 = block.weights(query_qD, key_kD, allowed_qk)
+        probabilities_qk = weights_qk * (1.0 / (sums_q1 * block.kept_share))
+        # The gradient of the probabilities, times `kept_share`.
+        gradient_qk = jnp.where(kept_qk, product(gradient_qD, value_kD, (1, 1)), 0.0)
+        mean_q1 = (probabilities_qk * gradient_qk).sum(1, keepdims=True) * block.kept_share
+        scores_gradient_qk = (probabilities_qk * (gradient_qk - mean_q1)).astype(query_qD.dtype)
+        query_gradient_qD = product(scores_gradient_qk, key_kD) * block.size**-0.5
+        query_gradient_ref[queries, lanes] = query_gradient_qD.astype(query_gradient_ref.dtype)
+        sums_ref[0:1, lanes] += query_gradient_qD.sum(0, keepdims=True)
+        totals_ref[0, keys, lanes] += product(scores_gradient_qk, query_qD, (0, 0))
+        dropped_qk = jnp.where(kept_qk, probabilities_qk, 0.0).astype(gradient_qD.dtype)
+        totals_ref[1, keys, lanes] += product(dropped_qk, gradient_qD, (0, 0))
+
+
 def _backward_kernel(
     block,
     query_ref,
@@ -309,24 +332,8 @@ def _backward_kernel(
         sums_ref[...] = jnp.zeros(sums_ref.shape, sums_ref.dtype)
         pl.when(step >= 2)(lambda: wait_for(step - 2))
 
-    allowed_qk, keys = block.allowed(), block.keys()
-    queries = pl.ds(pl.multiple_of(pl.program_id(2) * block.queries, LANES), block.queries)
-    for head in range(block.heads):
-        lanes, kept_qk = block.lanes(head), block.kept(head)
-        query_qD, gradient_qD = query_ref[:, lanes], gradient_ref[:, lanes]
-        key_kD, value_kD = key_ref[keys, lanes], value_ref[keys, lanes]
-        weights_qk, sums_q1 = block.weights(query_qD, key_kD, allowed_qk)
-        probabilities_qk = weights_qk * (1.0 / (sums_q1 * block.kept_share))
-        # The gradient of the probabilities, times `kept_share`.
-        gradient_qk = jnp.where(kept_qk, product(gradient_qD, value_kD, (1, 1)), 0.0)
-        mean_q1 = (probabilities_qk * gradient_qk).sum(1, keepdims=True) * block.kept_share
-        scores_gradient_qk = (probabilities_qk * (gradient_qk - mean_q1)).astype(query_qD.dtype)
-        query_gradient_qD = product(scores_gradient_qk, key_kD) * block.size**-0.5
-        written_ref[place, 0, queries, lanes] = query_gradient_qD.astype(written_ref.dtype)
-        sums_ref[0:1, lanes] += query_gradient_qD.sum(0, keepdims=True)
-        totals_ref[0, keys, lanes] += product(scores_gradient_qk, query_qD, (0, 0))
-        dropped_qk = jnp.where(kept_qk, probabilities_qk, 0.0).astype(gradient_qD.dtype)
-        totals_ref[1, keys, lanes] += product(dropped_qk, gradient_qD, (0, 0))
+    refs = query_ref, key_ref, value_ref, gradient_ref
+    _add_block(block, refs, written_ref.at[place, 0], sums_ref, totals_ref)
 
     @pl.when(last)
     def _():

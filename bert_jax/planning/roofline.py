@@ -65,7 +65,7 @@ ACTIVATION_OPS = {"gelu": 69.0, "gelu_tanh": 65.0, "relu": 3.0}
 """Per element of the feed-forward width, forward and backward; on GPUs, whose `gelu` is another, 86."""
 SOFTMAX_OPS = 36.0
 """Per probability or logit, forward and backward, with the scale and the mask of scores."""
-KERNEL_OPS = 26.5, 32.5
+KERNEL_OPS = 27.0, 32.5
 """Per pair of a query and a key in kernels of attention, forward and backward, without dropout. Those of `pallas_tpu`:
 with dropout 71 in all; `pallas_gpu` has 60 instructions per pair for an H200 (docs/log/model.md, 2026-11-26)."""
 NORM_OPS = 19.0

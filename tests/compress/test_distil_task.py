@@ -96,7 +96,7 @@ def test_terms_are_the_losses_of_the_layers():
     kl = student.activations["attention.scores"][1], teacher.activations["attention.scores"][2]
     expected |= {
         "hidden_4_2_standardised_mse": distillation_losses.standardised_mse(states[0][2], states[1][4], tokens),
-        "hidden_1_1_mean_mse": distillation_losses.mse_of_means(states[0][1], states[1][1], tokens),
+        "hidden_1_1_mse_of_means": distillation_losses.mse_of_means(states[0][1], states[1][1], tokens),
         "hidden_2_1_variance_l1": distillation_losses.variance_l1(states[0][1], states[1][2], tokens),
         "scores_2_1_kl": distillation_losses.attention_kl(*kl, pairs),
     }

@@ -392,7 +392,8 @@ def test_kernels_read_one_projection_in_place(monkeypatch, case):
     positions of the last layer, too."""
     shapes, separate = [], []
 
-    def whole_rows(projected, segment_ids, num_heads, **settings):
+    def whole_rows(projected, segment_ids, num_heads, bias=None, **settings):
+        projected = projected if bias is None else projected + jnp.broadcast_to(bias, projected.shape)
         shapes.append(projected.shape)
         parts = jnp.moveaxis(projected.reshape(*projected.shape[:2], 3, num_heads, -1), 2, 0)
         return attend("reference", *parts, segment_ids, **settings)
