@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import lsq_linear, minimize_scalar
+from scipy.optimize import least_squares, minimize_scalar
 
 from bert_jax.bench import harness, sweep
 from bert_jax.bench.train_step import Case, config_of
@@ -66,14 +66,17 @@ def fit(cases: Sequence[Case], measured: Sequence[Sequence[float]], chip: Chip) 
 
     They are not negative, and products are not faster than the chip's: matmul is at most 1.
     """
-    kinds, lines = Efficiency._fields, []
-    perfect = dataclasses.replace(chip, efficiency=Efficiency(*[1.0] * len(kinds)))
-    for case, samples in zip(cases, measured, strict=True):
-        seconds = predicted(case, perfect).seconds
-        lines += [[seconds[kind] / one for kind in kinds] for one in samples]
-    least = [float(kind == "matmul") for kind in kinds]
-    shares = lsq_linear(np.array(lines), np.ones(len(lines)), bounds=(least, np.inf)).x
-    return Efficiency(*(float(1 / share) if share > 0 else float("inf") for share in shares))
+    kinds = Efficiency._fields
+
+    def errors(shares: np.ndarray) -> list[float]:
+        """Not linear: what the vector units bound does not depend on an efficiency."""
+        assumed = dataclasses.replace(chip, efficiency=Efficiency(*(1.0 / shares).tolist()))
+        found = [sum(predicted(case, assumed).seconds[kind] for kind in kinds) for case in cases]
+        return [seconds / one - 1.0 for seconds, samples in zip(found, measured, strict=True) for one in samples]
+
+    least = np.array([1.0 if kind == "matmul" else 1e-6 for kind in kinds])
+    shares = least_squares(errors, np.full(len(kinds), 1.5), bounds=(least, np.inf), xtol=1e-10, ftol=1e-12).x
+    return Efficiency(*(float(1 / share) if share > 1e-5 else float("inf") for share in shares))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
