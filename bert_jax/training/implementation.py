@@ -32,9 +32,8 @@ MOST_UNROLLED: dict[Platform, int] = {"cpu": 12, "gpu": 24, "tpu": 24}
 """Layers of the deepest model whose scan over depth is unrolled: in a loop, slices of stacked parameters and residuals
 are copied in every iteration. Steps take 6 to 13 % less time on a CPU, 12 to 16 % less with `pallas_gpu` on an H200
 (docs/log/model.md, 2026-11-26). Deeper models compile too long; on GPUs they were not measured. On TPUs it is an
-estimate of the compiler for v5e: in four layers of bert_large, the loop's copies are a fifth of the cycles outside of
-attention, and temporaries are a fifth less without it. A program of 24 layers was not compiled there: each layer adds a
-sixth of the CPU time of the whole program with a loop (docs/log/model.md, 2026-11-27)."""
+estimate of the compiler: 24 layers of bert_large take 74 instead of 258 ms outside of products and attention on a v5e,
+with other changes, and 2.8 times as long to compile (docs/log/model.md, 2026-11-27)."""
 
 
 def choose_implementation(config: Config, device_kind: str) -> Config:
