@@ -207,7 +207,7 @@ class ModelConfig:
 
     @property
     def has_gpu_kernels(self) -> bool:
-        """Whether the devices are GPUs on which every program has whole tensors: others have no `pallas_gpu`."""
+        """Whether layers use kernels for GPUs, which do not support tensors that are split over `mesh.tensor`."""
         return self.attention == "pallas_gpu"
 
     @property

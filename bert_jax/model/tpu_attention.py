@@ -266,7 +266,7 @@ def _forward_kernel(block, query_ref, key_ref, value_ref, context_ref):
 
 
 def _add_block(block, refs, query_gradient_ref, sums_ref, totals_ref):
-    """Write the gradient of a block of queries, and add what the block adds; arguments as of `_backward_kernel`."""
+    """Write the gradient of a block of queries, and add to the sums of keys and values; see `_backward_kernel`."""
     query_ref, key_ref, value_ref, gradient_ref = refs
     allowed_qk, keys = block.allowed(), block.keys()
     queries = pl.ds(pl.multiple_of(pl.program_id(2) * block.queries, LANES), block.queries)

@@ -9,7 +9,7 @@ fusion only slices, or updates in place, the part counts.
 import dataclasses
 import math
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -132,12 +132,15 @@ def parse_kernels(text: str, unknown_trip_count: int = 1) -> list[Kernel]:
 
 def totals(kernels: Iterable[Kernel]) -> dict[str, Total]:
     """Executions, bytes and cycles of kernels by kind, in the order of `KINDS`."""
-    count, size, cycles = Counter[str](), Counter[str](), Counter[str]()
-    for one in kernels:
-        count[one.kind] += one.executions
-        size[one.kind] += one.bytes
-        cycles[one.kind] += one.cycles * one.executions
-    return {kind: Total(count[kind], size[kind], cycles[kind]) for kind in KINDS if count[kind]}
+    kernels = list(kernels)
+    by_kind = {kind: total(one for one in kernels if one.kind == kind) for kind in KINDS}
+    return {kind: found for kind, found in by_kind.items() if found.kernels}
+
+
+def total(kernels: Iterable[Kernel]) -> Total:
+    """Executions, bytes and cycles of kernels."""
+    rows = [(one.executions, one.bytes, one.cycles * one.executions) for one in kernels]
+    return Total(*map(sum, zip(*rows, strict=True))) if rows else Total(0, 0, 0)
 
 
 def _target(one: _Instruction) -> str:

@@ -67,7 +67,7 @@ SOFTMAX_OPS = 36.0
 """Per probability or logit, forward and backward, with the scale and the mask of scores."""
 KERNEL_OPS = 27.0, 32.5
 """Per pair of a query and a key in kernels of attention, forward and backward, without dropout. Those of `pallas_tpu`:
-with dropout 71 in all; `pallas_gpu` has 60 instructions per pair for an H200 (docs/log/model.md, 2026-11-26)."""
+with dropout 71.5 in all; `pallas_gpu` has 60 instructions per pair for an H200 (docs/log/model.md, 2026-11-26)."""
 NORM_OPS = 19.0
 """Operations of a LayerNorm with its residual per element, forward and backward."""
 

@@ -5,6 +5,7 @@ gradients and without an error.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +47,7 @@ def _check(model: ModelConfig) -> None:
     )
 
 
+@functools.cache  # runs of several seeds have one model
 def kernel_errors(model: ModelConfig) -> dict[str, float]:
     """Relative errors (L2) of the outputs and of each parameter's gradient, by path.
 
