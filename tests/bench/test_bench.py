@@ -64,7 +64,7 @@ def test_peer_on_the_same_shapes(tmp_path):
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
     arguments = "--peer transformers --floor --presets bert_tiny --seq-lens 32 --batch 2 --dropout 0.1 --rounds 2"
-    report, printed = report_of(tmp_path / "bench.json", arguments)
+    report, printed = report_of(tmp_path / "bench.json", arguments + " --attention reference")
     ours, *peers, floor = report["cases"]
     assert [case["variant"] for case in report["cases"]] == [None, "stock", "gathered", "floor"]
     assert floor["loss"] is None and 0 < ours["floor / step"]["median"] < 2

@@ -163,7 +163,7 @@ def test_soft_targets_of_other_heads(kind):
     batch = jax.tree.map(jax.numpy.asarray, batch)
     assert abs(means(task, params | params[TEACHER_PATH], batch)["soft_loss"]) < 1e-6
     assert 1e-4 < means(task, params, batch)["soft_loss"] < 1e3
-    gradients = jax.grad(lambda params: task.sums(params, batch, None)["soft_loss"].sum)(params)
+    gradients = jax.jit(jax.grad(lambda params: task.sums(params, batch, None)["soft_loss"].sum))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 
 
