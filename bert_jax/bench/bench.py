@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 
@@ -34,10 +34,12 @@ from bert_jax.bench import floor, harness, sweep, train_step
 from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.bench.train_step import CONTENTS, PEERS, PRESETS, Case, with_variants
 from bert_jax.chips import Sizes
+from bert_jax.config import OptimizerConfig
 from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError
 from bert_jax.planning.memory_model import estimate_memory
 
+OPTIMIZERS = get_args(get_type_hints(OptimizerConfig)["name"])
 IN_SWEEPS = ("sweep", "peer", "devices", "rounds", "budget")
 """Options that a sweep takes."""
 RESERVE = 2.0
@@ -172,9 +174,9 @@ def flags(add: Callable[..., Any]) -> None:
     add("--attention", type=listed(attention), help="default: all that the case allows")
     add(
         "--optimizer",
-        type=listed(one_of("adamw", "lamb")),
+        type=listed(one_of(*OPTIMIZERS)),
         default=["adamw"],
-        help="of bert_jax: adamw, lamb; the peer has AdamW",
+        help=f"of bert_jax: {', '.join(OPTIMIZERS)}; the peer has AdamW",
     )
     add("--accumulation", type=listed(positive), default=[1], help="micro-batches per step")
     add("--scan-unroll", type=listed(positive), default=[None], help="layers per iteration of the scan over depth")

@@ -40,10 +40,11 @@ SCHEDULE_FIELDS = (
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW or LAMB; biases and LayerNorms have no weight decay (table: training/optimizers/param_rules.py)."""
+    """The optimizer; biases and LayerNorms have no weight decay (table: training/optimizers/param_rules.py)."""
 
-    name: Literal["adamw", "lamb"] = "adamw"
-    """AdamW (Loshchilov and Hutter 2019) or LAMB (You et al. 2020)."""
+    name: Literal["adamw", "lamb", "muon", "stable_adamw"] = "adamw"
+    """AdamW (Loshchilov and Hutter 2019), LAMB (You et al. 2020), StableAdamW (Wortsman et al. 2023), or Muon for the
+    matrices of the layers with AdamW for all other parameters (Jordan et al. 2024)."""
     lamb_flavour: Literal["paper", "google", "nvidia"] = "nvidia"
     """Which published LAMB: they differ in bias correction and in the trust ratio of tensors without weight decay
     (training/optimizers/lamb.py)."""
@@ -58,7 +59,9 @@ class OptimizerConfig:
     clip_norm: Positive | None = 1.0
     """Clip the gradient to this global norm; None: no clipping."""
     bias_correction: bool | None = None
-    """Divide the moments by 1 - beta^t. None: AdamW does; LAMB does if its flavour does."""
+    """Divide the moments by 1 - beta^t. None: LAMB does if its flavour does, all others do."""
+    muon_momentum: Rate = 0.95
+    """Decay of Muon's momentum. Its updates have about the size of AdamW's, so learning rates for AdamW suit it."""
     min_trust_ratio: NonNegative = 0.0
     """Smallest trust ratio of LAMB."""
     max_trust_ratio: Positive | None = None

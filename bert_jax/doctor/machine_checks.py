@@ -171,7 +171,7 @@ def _split(config: Config, programs: Programs) -> Finding:
         over = [f"{axis} {axes[axis]}" for axis in ("fsdp", "tensor") if axes[axis] > 1]
         text = f"all parameters are split over {' and '.join(over)}" if over else "no axis splits parameters"
         return finding("split", text, {"replicated": [], "bytes": 0})
-    copies = 1 + describe(config.optimizer.name).moments
+    copies = 1 + describe(config.optimizer.name).cost.moments
     extra = {one: int(copies * one.bytes * (1 - 1 / axes[one.axis])) for one in replicated}
     listed = [
         f"{one.path} (dimension {one.dimension} has {one.size:,}, mesh.{one.axis} is {axes[one.axis]}; "

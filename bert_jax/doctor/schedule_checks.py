@@ -32,6 +32,8 @@ REFERENCE_RATES = {
     # RoBERTa's 6e-4 at 8,192 and 1e-3 at 8,000 (table 3) are 1.1 and 1.8 times the scaled rate, 24-hour BERT's 1e-3 at
     # 4,096 2.5 times.
     "adamw": _ReferenceLearningRate(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows"),
+    # ModernBERT's 8e-4 at 4,608 (Warner et al. 2024) is 1.9 times the scaled rate.
+    "stable_adamw": _ReferenceLearningRate(1e-4, 256, 256, 4.0, "Devlin et al. 2019, 1e-4 at 256 rows (AdamW)"),
     # The scaled rate equals all values of table 4, 6.25e-4 at 512 to 5e-3 at 32,768, and ALBERT's 1.76e-3 at 4,096;
     # MLPerf's 2.88e-3 at 8,192 is 1.15 times the scaled rate.
     "lamb": _ReferenceLearningRate(

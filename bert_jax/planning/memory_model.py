@@ -19,7 +19,6 @@ from bert_jax.config import Config
 from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.model.flops import layer_weights
 from bert_jax.planning.workload import Workload, bottleneck_input_widths, even_shard_size, norm_widths, workload
-from bert_jax.training.optimizers import describe
 
 LAYER_WORKING_SHARE = 0.75
 """Share of the activations of one layer: its gradients during the backward pass. Fitted (docs/log/pods.md,
@@ -58,7 +57,7 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
     is_copied = work.last_layer_share < 1 and not is_bfloat16
     return {
         "parameters": 4 * parameters.owned,
-        "moments": 4 * describe(config.optimizer.name).moments * parameters.owned,
+        "moments": 4 * work.update.moments,
         "gradients": 4 * (parameters.whole * (1 + several) + parameters.owned * over_fsdp + table),
         "gathered": 4 * parameters.gathered,
         "casts": 2 * is_bfloat16 * (parameters.whole + kernels) + 4 * is_copied * kernels,

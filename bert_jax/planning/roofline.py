@@ -35,7 +35,6 @@ from bert_jax.config import Config, ModelConfig
 from bert_jax.config.sections import FUSED_ATTENTION
 from bert_jax.model.flops import layer_weights, projection_weights
 from bert_jax.planning.workload import Workload, even_shard_size, norm_widths, workload
-from bert_jax.training.optimizers import describe
 from bert_jax.training.pretraining_task import train_step_flops
 
 ERROR = 0.3
@@ -121,7 +120,7 @@ def predict(
     peak_seconds = dense / dense_share + (program_flops(work) - dense) / share
     seconds = {"matmul": peak_seconds / (chip.peak_flops * chip.efficiency.matmul)}
     bounds: dict[Bound, float] = {"compute": seconds["matmul"], "memory": 0.0, "links": 0.0}
-    for kind, (moved, operations) in elementwise_work(work, config.optimizer.name).items():
+    for kind, (moved, operations) in elementwise_work(work).items():
         by_memory = moved / (chip.memory_bandwidth * getattr(chip.efficiency, kind))
         by_vector = operations / chip.vector_ops
         seconds[kind] = max(by_memory, by_vector)
@@ -149,7 +148,8 @@ def program_flops(work: Workload) -> float:
     projection = 2 * projection_weights(model)
     outputs = model.hidden_size + even_shard_size(model.vocab_size, tensor)
     head = work.rows * work.predictions * 2 * model.decoder_width * outputs
-    return dense_flops(work) + work.micro_batches * (layers + 3 * (head + work.tokens * projection))
+    once = dense_flops(work) + work.update.flops
+    return once + work.micro_batches * (layers + 3 * (head + work.tokens * projection))
 
 
 def dense_flops(work: Workload) -> float:
@@ -167,7 +167,7 @@ def _passes(model: ModelConfig) -> int:
     return 4 if model.remat == "full" else 3
 
 
-def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, float]]:
+def elementwise_work(work: Workload) -> dict[str, tuple[float, float]]:
     """Bytes moved and elementwise operations of one device in a step, by kind."""
     model, parameters = work.model, work.parameters
     micro, layers = work.micro_batches, work.micro_batches * work.computed_layers
@@ -184,7 +184,6 @@ def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, f
         score_ops = SOFTMAX_OPS + passes * (HASH_OPS + MASK_OPS) * (model.attention_dropout > 0)
         of_scores = scores * SCORE_ACCESSES * work.bytes_per_activation, scores * score_ops
     per_micro_batch = WEIGHT_BYTES + (ACCUMULATE_BYTES if micro > 1 else 0.0)
-    update = describe(optimizer).step_bytes * parameters.owned
     return {
         "hidden": (
             hidden * HIDDEN_ACCESSES * work.bytes_per_activation,
@@ -192,7 +191,7 @@ def elementwise_work(work: Workload, optimizer: str) -> dict[str, tuple[float, f
         ),
         "scores": of_scores,
         "logits": (logits * LOGIT_BYTES, logits * SOFTMAX_OPS),
-        "parameters": (micro * per_micro_batch * parameters.whole + update, 0.0),
+        "parameters": (micro * per_micro_batch * parameters.whole + work.update.step_bytes, 0.0),
     }
 
 

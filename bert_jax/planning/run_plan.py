@@ -193,7 +193,7 @@ def hours_of(config: Config, step_seconds: Sequence[float]) -> float:
 def _notes(config: Config, topology: Topology, programs: Programs) -> Iterator[str]:
     """Remarks on the figures."""
     yield f"attention: {config.model.attention}"
-    copies = 1 + describe(config.optimizer.name).moments
+    copies = 1 + describe(config.optimizer.name).cost.moments
     for one in unsharded_dimensions(programs.abstract_state(len(config.phases) - 1).params):
         yield (
             f"{one.path} is copied, not split: mesh.{one.axis} {programs.mesh.shape[one.axis]} does not divide its "

@@ -17,6 +17,8 @@ from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.layer_plan import count_last_layer_positions
 from bert_jax.objectives.masking import predictions_per_row
+from bert_jax.training.optimizers import describe
+from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.sharding import AXES, manual_specs, state_shardings
 
 
@@ -27,10 +29,23 @@ class DeviceParameterCounts(NamedTuple):
     """Parameters of the model."""
     owned: int
     """Parameters in the device's shard, stored with their moments."""
+    matrices: int
+    """Those of `owned` in matrices of layers (`ParamRule.input_axes`)."""
     whole: int
     """Parameters on the device while it computes gradients: gathered over fsdp, still split over tensor."""
     gathered: int
     """Those of `whole` that are split over fsdp: gathered, and reduced by a reduce-scatter."""
+
+
+class UpdateWork(NamedTuple):
+    """The optimizer's part of a step on one device."""
+
+    moments: int
+    """Float32 numbers in its state, for the parameters in the device's shard."""
+    step_bytes: float
+    """Bytes that it reads and writes."""
+    flops: float
+    """FLOPs of its matrix products, counted whole on every device, as without fsdp and tensor."""
 
 
 class Workload(NamedTuple):
@@ -48,6 +63,7 @@ class Workload(NamedTuple):
     last_layer_share: float
     """Share of the positions that the last layer computes."""
     parameters: DeviceParameterCounts
+    update: UpdateWork
     inner: int
     """Width of all attention heads."""
     wide: int
@@ -126,6 +142,7 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
         predictions,
         read / settings.seq_len,
         count_parameters(model, is_pair, sizes),
+        update_work(model, is_pair, sizes, config.optimizer.name),
         inner=heads * model.size_per_head,
         wide=even_shard_size(model.intermediate_size, tensor),
         up_projections=2 if model.feed_forward == "gated" else 1,
@@ -147,15 +164,30 @@ def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> DevicePara
     mesh = AbstractMesh((sizes.data, sizes.fsdp, sizes.tensor), AXES, axis_types=(AxisType.Auto,) * 3)
     shapes = _shapes(model, pair)
     shardings = state_shardings(mesh, shapes)
-    total = owned = whole = gathered = 0
-    for leaf, sharding, spec in zip(*map(jax.tree.leaves, (shapes, shardings, manual_specs(shardings))), strict=True):
+    total = owned = matrices = whole = gathered = 0
+    trees = shapes, param_rules(shapes), shardings, manual_specs(shardings)
+    for leaf, rule, sharding, spec in zip(*map(jax.tree.leaves, trees), strict=True):
         own = math.prod(sharding.shard_shape(leaf.shape))
         over_fsdp = "fsdp" in spec
         total += leaf.size
         owned += own
+        matrices += own if rule.input_axes else 0
         whole += own * (sizes.fsdp if over_fsdp else 1)
         gathered += own * sizes.fsdp if over_fsdp else 0
-    return DeviceParameterCounts(total, owned, whole, gathered)
+    return DeviceParameterCounts(total, owned, matrices, whole, gathered)
+
+
+@functools.lru_cache(maxsize=64)
+def update_work(model: ModelConfig, pair: bool, sizes: Sizes, optimizer: str) -> UpdateWork:
+    """The work of an optimizer's update; `optimizer` is its name, other arguments as for `count_parameters`."""
+    description, counts, shapes = describe(optimizer), count_parameters(model, pair, sizes), _shapes(model, pair)
+    matrix_cost = description.matrix_cost or description.cost
+    moments, step_bytes = (
+        other * (counts.owned - counts.matrices) + of_matrix * counts.matrices
+        for other, of_matrix in zip(description.cost, matrix_cost, strict=True)
+    )
+    flops = jax.tree.map(lambda rule, leaf: description.matrix_flops(rule, leaf.shape), param_rules(shapes), shapes)
+    return UpdateWork(int(moments), step_bytes, sum(jax.tree.leaves(flops)))
 
 
 @functools.lru_cache(maxsize=64)

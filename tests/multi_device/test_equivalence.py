@@ -76,6 +76,16 @@ def test_trust_ratios_span_devices(cases):
     assert abs(reference["losses"][-1] - cases["one"]["losses"][-1]) > 1e-2, "the optimizers should differ"
 
 
+def test_matrices_of_muon_span_devices(cases):
+    """Each logical matrix is orthogonalised as a whole, although its rows and columns are split over devices."""
+    reference, other = cases["one, muon"], cases["cube/8, muon"]
+    assert other["up_shard"] == [2, 64, 128] and other["gradient_distance"] <= 1e-5
+    np.testing.assert_allclose(other["losses"], reference["losses"], rtol=1e-4)
+    for name, value in reference["norms"].items():
+        np.testing.assert_allclose(other["norms"][name], value, rtol=1e-4, err_msg=name)
+    assert abs(reference["losses"][-1] - cases["one"]["losses"][-1]) > 3e-3, "the optimizers should differ"
+
+
 def test_scales_of_int8_span_devices(cases):
     """Kernels and inputs of products are split along the axes that share a scale."""
     reference, other = cases["one, int8"], cases["cube/8, int8"]

@@ -46,6 +46,8 @@ CASES = {
     "cube/8": (2, 2, 2, ACCUMULATION, "adamw"),
     "one, lamb": (1, 1, 1, 1, "lamb"),
     "cube/8, lamb": (2, 2, 2, ACCUMULATION, "lamb"),
+    "one, muon": (1, 1, 1, 1, "muon"),
+    "cube/8, muon": (2, 2, 2, ACCUMULATION, "muon"),
     "one, int8": (1, 1, 1, 1, "adamw", "int8"),
     "cube/8, int8": (2, 2, 2, ACCUMULATION, "adamw", "int8"),
 }
@@ -104,8 +106,10 @@ def run(
         losses.append(float(metrics["loss"]))
         if step == 0:  # after one step the first moment is a tenth of the clipped gradient
             norms = {name: float(value) for name, value in metrics.items() if "norm" in name or "ratio" in name}
-            moments = name_leaves(jax.device_get(state.optimizer.mu))
-            first_moments = {name: np.asarray(value) for name, value in moments.items()}
+            moments = name_leaves(jax.device_get(state.optimizer))
+            first_moments = {
+                name: np.asarray(value) for name, value in moments.items() if name.startswith(("mu/", "momentum/"))
+            }
     word = state.params["encoder"]["embeddings"]["word"]
     kernel = state.params["encoder"]["layers"]["up"]["kernel"]
     per_device = sum(
@@ -280,7 +284,7 @@ def main() -> None:
     results, moments = {}, {}
     for name, case in CASES.items():
         results[name], moments[name] = run(*case)
-        reference = f"one, {case[-1]}" if case[-1] in ("lamb", "int8") else "one"
+        reference = f"one, {case[-1]}" if f"one, {case[-1]}" in CASES else "one"
         results[name]["gradient_distance"] = relative_distance(moments[reference], moments[name])
     controls = {
         f"{name}/{parts}": naive(*sizes, parts)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.chips import CHIPS, Sizes
-from bert_jax.config import Config, Phase
+from bert_jax.config import Config, OptimizerConfig, Phase
 from bert_jax.config.presets import load_config
 from bert_jax.errors import UserError
 from bert_jax.model import families, layers, tpu_attention
@@ -72,6 +72,7 @@ def test_figures():
 
 EMBEDDINGS = 96 * 8 + 64 * 8 + 2 * 8 + 16
 LAYER_PARAMETERS = (8 * 24 + 24) + (8 * 8 + 8) + (8 * 16 + 16) + (16 * 8 + 8) + 32
+MATRICES = 8 * 24 + 8 * 8 + 2 * 8 * 16
 HEAD = 8 * 8 + 8 + 16 + 96
 TOTAL = EMBEDDINGS + 2 * LAYER_PARAMETERS + HEAD
 # Norms and biases are on every device; all else is split over fsdp.
@@ -100,8 +101,9 @@ def test_parameters_and_bytes_sent_by_hand():
     def sent(sizes, accumulation=1):
         return expected_bytes_sent(workload(run(), 0, sizes, accumulation))
 
-    assert workload(run(), 0, ONE, 1).parameters == (TOTAL, TOTAL, TOTAL, 0)
-    assert workload(run(), 0, Sizes(fsdp=4), 1).parameters == (TOTAL, SPLIT // 4 + COPIED, TOTAL, SPLIT)
+    assert workload(run(), 0, ONE, 1).parameters == (TOTAL, TOTAL, 2 * MATRICES, TOTAL, 0)
+    by_fsdp = TOTAL, SPLIT // 4 + COPIED, 2 * MATRICES // 4, TOTAL, SPLIT
+    assert workload(run(), 0, Sizes(fsdp=4), 1).parameters == by_fsdp
     nothing = {"data": 0, "fsdp": 0, "tensor": 0, "network": 0}
     assert sent(ONE) == nothing
     for accumulation in (1, 2):
@@ -110,6 +112,17 @@ def test_parameters_and_bytes_sent_by_hand():
     assert sent(Sizes(data=2, fsdp=4)) == pytest.approx(nothing | split)
     between = {"data": 2 * 3 / 4 * 4 * TOTAL, "network": 2 * 1 / 2 * 4 * TOTAL / 4}
     assert sent(Sizes(data=8, slices=2)) == pytest.approx(nothing | between)
+
+
+def test_the_update_of_muon_by_hand():
+    """Matrices of layers have one moment and five iterations, all other parameters are Adam's."""
+    config = dataclasses.replace(run(), optimizer=OptimizerConfig(name="muon"))
+    update = workload(config, 0, ONE, 1).update
+    assert update.moments == 2 * TOTAL - 2 * MATRICES
+    # Four matrices of 8 x 8, and two of 8 x 16, in each of two layers.
+    assert update.flops == 2 * 5 * (4 * (4 * 8**3 + 2 * 8**3) + 2 * (4 * 8 * 8 * 16 + 2 * 8**3))
+    assert estimate_memory(config, 0, ONE, 1)["moments"] == 4 * update.moments
+    assert workload(run(), 0, ONE, 1).update == (2 * TOTAL, 28 * TOTAL, 0)
 
 
 def count(function, shape, elements=None):

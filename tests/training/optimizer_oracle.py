@@ -1,4 +1,4 @@
-"""AdamW and LAMB written out in numpy, in float64, one logical tensor at a time; and a small model to run them on."""
+"""All optimizers written out in numpy, in float64, one logical tensor at a time; and a small model to run them on."""
 
 import collections
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +17,7 @@ SHAPES = {
     "encoder/layers/down/bias": (2, 6),
     "mlm/transform/kernel": (6, 6),
     "mlm/bias": (12,),
+    "encoder/layers/attention_out/kernel": (2, 2, 4, 6),
 }
 STEPS = 50
 
@@ -80,11 +81,12 @@ def train(
 ) -> tuple[dict[str, np.ndarray], list[dict[str, float]]]:
     """Parameters after `STEPS` steps, and the metrics of each step.
 
-    AdamW by Loshchilov and Hutter 2019; LAMB by algorithm 2 of You et al. 2020 with its flavours. Learning rates are
+    AdamW by Loshchilov and Hutter 2019; LAMB by algorithm 2 of You et al. 2020 with its flavours; StableAdamW by
+    algorithm 2 of Wortsman et al. 2023; Muon as its authors' code, with the size of Liu et al. 2025. Learning rates are
     multiplied by `scales` of arrays and by `group_scales` of embeddings and single layers.
     """
     params = {name: array.astype(np.float64) for name, array in params.items()}
-    m, v = ({name: np.zeros_like(array) for name, array in params.items()} for _ in range(2))
+    m, v, momentum = ({name: np.zeros_like(array) for name, array in params.items()} for _ in range(3))
     lamb, google, paper = config.name == "lamb", config.lamb_flavour == "google", config.lamb_flavour == "paper"
     corrected = not (lamb and google) if config.bias_correction is None else config.bias_correction
     records = []
@@ -103,15 +105,27 @@ def train(
             v[name] = config.beta2 * v[name] + (1 - config.beta2) * (clip * gradient) ** 2
             mean = m[name] / (1 - config.beta1 ** (step + 1)) if corrected else m[name]
             square = v[name] / (1 - config.beta2 ** (step + 1)) if corrected else v[name]
-            update = mean / (np.sqrt(square) + config.epsilon) + decayed * config.weight_decay * params[name]
+            direction = mean / (np.sqrt(square) + config.epsilon)
+            if config.name == "muon" and "/layers/" in name and decayed:
+                beta = config.muon_momentum
+                momentum[name] = beta * momentum[name] + (1 - beta) * clip * gradient
+                direction = (1 - beta) * clip * gradient + beta * momentum[name]
+                for _, tensor in logical_tensors(name, direction):
+                    tensor[...] = orthogonal(tensor, 2 if "attention_out" in name else 1)
+            update = direction + decayed * config.weight_decay * params[name]
             rate = float(learning_rate_of(step)) * (scales or {}).get(name, 1.0)
-            pairs = zip(logical_tensors(name, params[name]), logical_tensors(name, update), strict=True)
-            for (group, weights), (_, change) in pairs:
+            scaled_squares = (clip * gradient) ** 2 / np.maximum(square, config.epsilon**2)
+            tensors = [logical_tensors(name, array) for array in (params[name], update, scaled_squares)]
+            for (group, weights), (_, change), (_, scaled) in zip(*tensors, strict=True):
                 ratio = 1.0
                 if lamb and (decayed or paper):
                     sizes = np.linalg.norm(weights), np.linalg.norm(change)
                     most = np.inf if config.max_trust_ratio is None else config.max_trust_ratio
                     ratio = np.clip(sizes[0] / sizes[1], config.min_trust_ratio, most) if min(sizes) > 0 else 1.0
+                elif config.name == "stable_adamw":
+                    ratio = 1 / max(1.0, np.sqrt(scaled.mean()))
+                if config.name == "stable_adamw" or (lamb and (decayed or paper)):
+                    sizes = np.linalg.norm(weights), np.linalg.norm(change)
                     ratios.append(ratio)
                     squares["adapted"][group] += (ratio * sizes[1]) ** 2
                     squares["plain"][group] += sizes[1] ** 2
@@ -123,6 +137,16 @@ def train(
                 squares["weights"][group] += np.square(weights).sum()
         records.append(_metrics(squares, ratios))
     return params, records
+
+
+def orthogonal(tensor: np.ndarray, inputs: int) -> np.ndarray:
+    """A tensor of (inputs, outputs) axes after five quintic iterations, by its singular values, with Muon's size."""
+    matrix = tensor.reshape(int(np.prod(tensor.shape[:inputs])), -1)
+    left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    values = values / np.sqrt(np.square(values).sum())
+    for _ in range(5):
+        values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+    return (0.2 * np.sqrt(max(matrix.shape)) * (left * values) @ right).reshape(tensor.shape)
 
 
 def _metrics(squares: Mapping[str, Mapping[str, float]], ratios: list[float]) -> dict[str, float]:

@@ -29,6 +29,11 @@ CASES = {
     "lamb, uncorrected": LAMB | {"bias_correction": False},
     "lamb, google, corrected": LAMB | {"lamb_flavour": "google", "bias_correction": True},
     "lamb, bounds": LAMB | {"min_trust_ratio": 1.5, "max_trust_ratio": 4.0},
+    "stable_adamw": {"name": "stable_adamw", "weight_decay": 0.1},
+    "stable_adamw, unclipped": {"name": "stable_adamw", "weight_decay": 0.1, "clip_norm": None},
+    "stable_adamw, uncorrected": {"name": "stable_adamw", "weight_decay": 0.1, "bias_correction": False},
+    "muon": {"name": "muon", "weight_decay": 0.1},
+    "muon, less momentum": {"name": "muon", "weight_decay": 0.1, "muon_momentum": 0.8},
 }
 FROZEN = ("encoder/embeddings/word", "encoder/layers/down/kernel")
 
@@ -82,9 +87,9 @@ def test_every_name_is_an_optimizer():
     """Another name is refused with the known ones, instead of training with some default."""
     names = typing.get_args(typing.get_type_hints(OptimizerConfig)["name"])
     assert set(names) == {case.split(",")[0] for case in CASES}
-    assert all(describe(name).moments for name in names)
-    with pytest.raises(UserError, match=r"optimizer\.name is 'muon': it must be one of adamw, lamb"):
-        OptimizerConfig(name="muon")
+    assert all(describe(name).cost.moments for name in names)
+    with pytest.raises(UserError, match=r"optimizer\.name is 'sgd': it must be one of adamw, lamb"):
+        OptimizerConfig(name="sgd")
 
 
 def test_cases_differ():
@@ -116,7 +121,7 @@ def spoiled(value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia", "lamb, google", "adamw, unclipped"])
+@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia", "lamb, google", "adamw, unclipped", "muon", "stable_adamw"])
 @pytest.mark.parametrize(
     ("value", "loss_is_finite"), [(0.1, False), (np.nan, True), (np.inf, True), (-np.inf, True), (3e38, True)]
 )
@@ -138,7 +143,7 @@ def test_what_is_not_finite_changes_nothing(kind, value, loss_is_finite):
     assert int(bad.state.count) == 4
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia"])
+@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia", "stable_adamw"])
 def test_frozen_parameters_stay(kind):
     config = OptimizerConfig(**CASES[kind])
     run = Run(config, FROZEN)
@@ -198,6 +203,8 @@ def test_every_parameter_has_a_treatment(name):
         assert treatment.learning_rate_scale == 1 and not treatment.frozen
         counted = [leaves[path].shape[axis] for axis in treatment.tensor_axes]
         layers = [config.model.parameter_groups or config.model.num_layers] if "/layers/" in path else []
+        is_matrix = "/layers/" in path and path.endswith("kernel")
+        assert treatment.input_axes == (() if not is_matrix else (1, 2) if "/attention_out/" in path else (1,)), path
         assert counted == layers + [3] * ("/qkv/" in path) + [2] * ("/query_key/" in path), path
 
 
@@ -247,7 +254,7 @@ def test_sums_per_tensor(shape, tensor_axes):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lamb"])
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "stable_adamw"])
 def test_a_first_step_that_is_skipped(name):
     """The count stays 0, for which the bias corrections would divide by 0."""
     params = {"task": {"output": {"kernel": jnp.ones((3, 4))}}}

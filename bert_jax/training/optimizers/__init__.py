@@ -8,6 +8,15 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 
+class UpdateCost(NamedTuple):
+    """What an optimizer needs per parameter."""
+
+    moments: int
+    """Float32 arrays in the state."""
+    step_bytes: float
+    """Bytes that a step reads and writes: gradient, moments and weights."""
+
+
 class OptimizerDescription(NamedTuple):
     """What distinguishes an optimizer. Clipping, weight decay, frozen parameters, skipped steps and metrics are common
     to all (`optimizer.py`).
@@ -16,14 +25,15 @@ class OptimizerDescription(NamedTuple):
     transform: Callable[..., Any]
     """(OptimizerConfig, tree of ParamRule) to an optax.GradientTransformation: from clipped gradients to directions
     without learning rate and weight decay. Its state has a `count` of steps and arrays of the parameters' shapes."""
-    moments: int
-    """Float32 arrays in the state per parameter."""
-    step_bytes: float
-    """Bytes that a step reads and writes per parameter: gradient, moments and weights."""
+    cost: UpdateCost
     is_adapted: Callable[..., bool] | None = None
     """(OptimizerConfig, ParamRule): whether a parameter has a trust ratio; None: no parameter has one."""
     trust_ratio: Callable[..., Any] | None = None
-    """(OptimizerConfig, sums of squares of weights, of updates) to the factor of each logical tensor's update."""
+    """(OptimizerConfig, norms.TensorUpdate) to the factor of each logical tensor's update."""
+    matrix_cost: UpdateCost | None = None
+    """Of matrices of layers (`ParamRule.input_axes`); None: as of all others."""
+    matrix_flops: Callable[..., float] = lambda rule, shape: 0.0
+    """(ParamRule, shape) to the FLOPs of matrix products in the update of a parameter."""
 
 
 def describe(name: str) -> OptimizerDescription:

@@ -12,8 +12,9 @@ import optax
 
 from bert_jax.array_types import Array, Float
 from bert_jax.config import OptimizerConfig
-from bert_jax.training.optimizers import OptimizerDescription
+from bert_jax.training.optimizers import OptimizerDescription, UpdateCost
 from bert_jax.training.optimizers.adamw import scale_by_adam
+from bert_jax.training.optimizers.norms import TensorUpdate
 from bert_jax.training.optimizers.param_rules import ParamRule
 
 
@@ -36,16 +37,11 @@ FLAVOURS = {
 }
 
 
-def _trust_ratio(
-    config: OptimizerConfig, weight_squares: Float[Array, "..."], update_squares: Float[Array, "..."]
-) -> Float[Array, "..."]:
-    """|weights| / |update| of each logical tensor, clipped to the config's bounds; 1 if either norm is 0.
-
-    Args:
-      config: with the bounds (phi of algorithm 2).
-      weight_squares: sums of squares of logical tensors.
-      update_squares: sums of squares of their updates.
+def _trust_ratio(config: OptimizerConfig, tensor: TensorUpdate) -> Float[Array, "..."]:
+    """|weights| / |update| of each logical tensor, clipped to the config's bounds (phi of algorithm 2); 1 if either
+    norm is 0.
     """
+    weight_squares, update_squares = tensor.weight_squares, tensor.update_squares
     nonzero = (weight_squares > 0) & (update_squares > 0)
     ratio = jnp.sqrt(weight_squares) / jnp.sqrt(jnp.where(nonzero, update_squares, 1.0))
     return jnp.where(nonzero, jnp.clip(ratio, config.min_trust_ratio, config.max_trust_ratio), 1.0)
@@ -62,9 +58,8 @@ def _is_adapted(config: OptimizerConfig, rule: ParamRule) -> bool:
 
 OPTIMIZER = OptimizerDescription(
     transform=_transform,
-    moments=2,
     # As AdamW; direction and weights are read again for their norms.
-    step_bytes=40.0,
+    cost=UpdateCost(moments=2, step_bytes=40.0),
     is_adapted=_is_adapted,
     trust_ratio=_trust_ratio,
 )

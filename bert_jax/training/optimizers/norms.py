@@ -6,18 +6,35 @@ scaled per tensor, broadcast against the array, and added up over a group.
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from bert_jax.array_types import Array, Float
+from bert_jax.array_types import Array, Float, Int
 from bert_jax.model.layers import barrier_on_gpus
+from bert_jax.training.optimizers.param_rules import ParamRule
 from bert_jax.training.param_paths import EMBEDDINGS, LAYERS, name_leaves
 
 ROW = 64
 """Elements of a row whose sum is taken first."""
 Metrics = dict[str, Float[Array, ""]]
+
+
+class TensorUpdate(NamedTuple):
+    """The update of a parameter, from which its trust ratios are computed."""
+
+    rule: ParamRule
+    weight_squares: Float[Array, "..."]
+    """Sum of squares of the weights of each logical tensor (`sum_per_tensor`)."""
+    update_squares: Float[Array, "..."]
+    """The same of the update, weight decay included."""
+    gradient: Float[Array, "..."]
+    """After clipping."""
+    second_moment: Float[Array, "..."]
+    """After the step, without correction of its bias."""
+    count: Int[Array, ""]
+    """Steps, this one included unless it is skipped."""
 
 
 def sum_per_tensor(array: Float[Array, "..."], tensor_axes: tuple[int, ...]) -> Float[Array, "..."]:

@@ -12,6 +12,7 @@ from bert_jax.config import OptimizerConfig
 from bert_jax.training.optimizers import describe
 from bert_jax.training.optimizers.norms import (
     Metrics,
+    TensorUpdate,
     group_names,
     group_sums,
     norm_metrics,
@@ -82,12 +83,7 @@ class Optimizer:
         updates = jax.tree.map(decay, rules, directions, params)
         update_sums = jax.tree.map(_trained_squares, rules, updates)
         weight_sums = jax.tree.map(_squares, rules, params)
-        ratios = jax.tree.map(
-            lambda adapted, w, u: self._description.trust_ratio(config, w, u) if adapted else jnp.ones_like(u),
-            self._adapted,
-            weight_sums,
-            update_sums,
-        )
+        ratios = self._trust_ratios(weight_sums, update_sums, clipped, new_state)
         factors = jax.tree.map(lambda rule, ratio: rate * _rate_scale(rule, ratio) * ratio, rules, ratios)
 
         def subtract(rule: ParamRule, w: Array, factor: Array, u: Array) -> Array:
@@ -99,6 +95,19 @@ class Optimizer:
         if self._description.is_adapted is not None:
             metrics |= trust_ratio_metrics(ratios, update_sums, self._adapted, self._groups)
         return new_params, new_state, metrics | {"skipped": 1 - applied.astype(jnp.float32)}
+
+    def _trust_ratios(self, weight_sums: Any, update_sums: Any, clipped: Any, new_state: Any) -> Any:
+        """The factor of each logical tensor's update."""
+        if self._description.trust_ratio is None:
+            return jax.tree.map(jnp.ones_like, update_sums)
+
+        def ratio(adapted: bool, *tensor: Any) -> Array:
+            update = TensorUpdate(*tensor, new_state.count)
+            return (
+                self._description.trust_ratio(self._config, update) if adapted else jnp.ones_like(update.update_squares)
+            )
+
+        return jax.tree.map(ratio, self._adapted, self._rules, weight_sums, update_sums, clipped, new_state.nu)
 
     def _keep_frozen(self, new_state: Any, state: Any) -> Any:
         """The new state, but the old one for frozen parameters."""

@@ -1,4 +1,4 @@
-"""The table of optimizer rules per parameter (decay, logical tensors), and a config's changes to it."""
+"""The table of optimizer rules per parameter (decay, logical tensors, matrices), and a config's changes to it."""
 
 import dataclasses
 import difflib
@@ -21,6 +21,9 @@ class ParamRule:
     """Whether weight decay applies."""
     tensor_axes: tuple[int, ...] = ()
     """Axes that index logical tensors: the layer stack, and Q, K and V. LAMB's norms span the other axes."""
+    input_axes: tuple[int, ...] = ()
+    """Axes of the inputs of a matrix of a layer; those of its outputs are all others that index no logical tensors.
+    Muon orthogonalises these matrices. Empty: the parameter is no matrix of a layer."""
     learning_rate_scale: float | tuple[float, ...] = 1.0
     """Factor on its learning rate; one for each index of axis 0 of a layer stack."""
     frozen: bool = False
@@ -29,9 +32,10 @@ class ParamRule:
 
 # First match wins; a parameter without a match is an error.
 PARAM_RULES: tuple[tuple[str, ParamRule], ...] = (
-    (r"layers/(qkv|query_key)/kernel", ParamRule(decayed=True, tensor_axes=(0, 2))),
+    (r"layers/(qkv|query_key)/kernel", ParamRule(decayed=True, tensor_axes=(0, 2), input_axes=(1,))),
     (r"layers/(qkv|query_key)/bias", ParamRule(decayed=False, tensor_axes=(0, 1))),
-    (r"layers/(\w+/)+kernel", ParamRule(decayed=True, tensor_axes=(0,))),
+    (r"layers/attention_out/kernel", ParamRule(decayed=True, tensor_axes=(0,), input_axes=(1, 2))),
+    (r"layers/(\w+/)+kernel", ParamRule(decayed=True, tensor_axes=(0,), input_axes=(1,))),
     (r"layers/(\w+/)+(bias|scale)", ParamRule(decayed=False, tensor_axes=(0,))),
     (r"embeddings/(word|position|token_type)|mlm/extra_columns", ParamRule(decayed=True)),
     (r"task/cls_norm/(mean|std|variance)", ParamRule(decayed=False, frozen=True)),  # statistics, not trained
