@@ -66,6 +66,9 @@ class OptimizerConfig:
     """Smallest trust ratio of LAMB."""
     max_trust_ratio: Positive | None = None
     """Largest trust ratio of LAMB; None: no bound."""
+    ema_decay: Annotated[float, Interval("(0, 1)")] | None = None
+    """Decay per step of an exponential moving average of the parameters, which is evaluated and exported instead of
+    them; at first it is smaller, (1 + step) / (10 + step). None: no average."""
     learning_rate_scales: tuple[tuple[str, NonNegative], ...] = ()
     """Parameters whose learning rate is scaled: (pattern, factor). A pattern is a regular expression for the end of
     a parameter's path, e.g. 'encoder/layers/.*' or 'word'; the first match applies."""

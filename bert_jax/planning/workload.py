@@ -11,7 +11,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.chips import Sizes
-from bert_jax.config import Config, ModelConfig
+from bert_jax.config import Config, ModelConfig, OptimizerConfig
 from bert_jax.errors import require
 from bert_jax.model import bert
 from bert_jax.model.heads import Heads
@@ -41,9 +41,9 @@ class UpdateWork(NamedTuple):
     """The optimizer's part of a step on one device."""
 
     moments: int
-    """Float32 numbers in its state, for the parameters in the device's shard."""
+    """Float32 numbers in its state, for the parameters in the device's shard; the moving average is one more."""
     step_bytes: float
-    """Bytes that it reads and writes."""
+    """Bytes that it and the moving average read and write."""
     flops: float
     """FLOPs of its matrix products, counted whole on every device, as without fsdp and tensor."""
 
@@ -142,7 +142,7 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
         predictions,
         read / settings.seq_len,
         count_parameters(model, is_pair, sizes),
-        update_work(model, is_pair, sizes, config.optimizer.name),
+        update_work(model, is_pair, sizes, config.optimizer),
         inner=heads * model.size_per_head,
         wide=even_shard_size(model.intermediate_size, tensor),
         up_projections=2 if model.feed_forward == "gated" else 1,
@@ -178,14 +178,16 @@ def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> DevicePara
 
 
 @functools.lru_cache(maxsize=64)
-def update_work(model: ModelConfig, pair: bool, sizes: Sizes, optimizer: str) -> UpdateWork:
-    """The work of an optimizer's update; `optimizer` is its name, other arguments as for `count_parameters`."""
-    description, counts, shapes = describe(optimizer), count_parameters(model, pair, sizes), _shapes(model, pair)
+def update_work(model: ModelConfig, pair: bool, sizes: Sizes, optimizer: OptimizerConfig) -> UpdateWork:
+    """The work of an optimizer's update; other arguments as for `count_parameters`."""
+    description, counts, shapes = describe(optimizer.name), count_parameters(model, pair, sizes), _shapes(model, pair)
     matrix_cost = description.matrix_cost or description.cost
     moments, step_bytes = (
         other * (counts.owned - counts.matrices) + of_matrix * counts.matrices
         for other, of_matrix in zip(description.cost, matrix_cost, strict=True)
     )
+    if optimizer.ema_decay is not None:
+        moments, step_bytes = moments + counts.owned, step_bytes + 8.0 * counts.owned
     flops = jax.tree.map(lambda rule, leaf: description.matrix_flops(rule, leaf.shape), param_rules(shapes), shapes)
     return UpdateWork(int(moments), step_bytes, sum(jax.tree.leaves(flops)))
 

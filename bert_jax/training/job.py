@@ -53,7 +53,7 @@ def has_checkpoint(directory: StoredPath) -> bool:
 
 
 def newest_params(programs: Programs, directory: StoredPath) -> tuple[Params, int]:
-    """The parameters of a run's newest intact checkpoint, on the mesh, and the phase whose depth they have.
+    """The evaluated parameters of a run's newest intact checkpoint, on the mesh, and the phase whose depth they have.
 
     Raises:
       UserError: there is no intact checkpoint.
@@ -62,8 +62,9 @@ def newest_params(programs: Programs, directory: StoredPath) -> tuple[Params, in
     if checkpoint is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
     phase = read_metadata(checkpoint)["phase"]
-    abstract = programs.abstract_state(phase).params
-    params = restore_parts(checkpoint, {"params": abstract})["params"]
+    state = programs.abstract_state(phase)
+    abstract, part = state.evaluated_params, "params" if state.average is None else "average"
+    params = restore_parts(checkpoint, {part: abstract})[part]
     return put_equal(params, jax.tree.map(lambda x: x.sharding, abstract), checkpoint), phase
 
 

@@ -191,7 +191,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
             if _evaluation_due(config, before, cursor) or _ended(config, schedule, cursor, {}):
                 report.flush()
                 with goodput.measure("evaluation"):
-                    evaluation = programs.evaluate(state.params, phase)
+                    evaluation = programs.evaluate(state.evaluated_params, phase)
                 report.add_evaluation(cursor.step, evaluation)
             ended = _ended(config, schedule, cursor, evaluation)
             run.check()

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.array_types import Array, Float
+from bert_jax.array_types import Array, Bool, Float
 from bert_jax.distributed.agreement import barrier
 from bert_jax.distributed.device_errors import compile_program
 from bert_jax.errors import UserError
@@ -142,12 +142,13 @@ class Programs:
         depth = stack_depth(self.abstract_state(phase).params)
 
         def enter(state: TrainState) -> TrainState:
-            params, kept = state.params, state.optimizer
-            if stack_depth(params) != depth:
-                params, kept = repeat_layers(params, depth), repeat_layers(kept, depth)
+            kept = state
+            if stack_depth(kept.params) != depth:
+                kept = repeat_layers(kept, depth)
+            params, average = kept.params, kept.average
             new = task_optimizer(self.task.in_phase(phase)).init(params)
-            optimizer = jax.tree_util.tree_map_with_path(choose, kept, new)
-            return TrainState(state.step, params, optimizer, reset_for_phase(state.divergence))
+            optimizer = jax.tree_util.tree_map_with_path(choose, kept.optimizer, new)
+            return TrainState(state.step, params, optimizer, reset_for_phase(state.divergence), average)
 
         def choose(path: tuple[Any, ...], kept: jax.Array, new: jax.Array) -> jax.Array:
             is_count = path_name(path).rpartition("/")[2] == "count"
@@ -225,8 +226,14 @@ def _initializer(task: Task) -> Callable[[jax.Array], TrainState]:
 
 
 def _with_new_optimizer(task: Task) -> Callable[[Params], TrainState]:
-    optimizer = task_optimizer(task)
-    return lambda params: TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), init_divergence_state())
+    optimizer, averaged = task_optimizer(task), task.config.optimizer.ema_decay is not None
+
+    def to_state(params: Params) -> TrainState:
+        # A copy, because the step donates each array of its state once.
+        average = jax.tree.map(jnp.copy, params) if averaged else None
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), init_divergence_state(), average)
+
+    return to_state
 
 
 def task_optimizer(task: Task) -> Optimizer:
@@ -236,6 +243,16 @@ def task_optimizer(task: Task) -> Optimizer:
     return Optimizer(config.optimizer, params, frozen, layers=config.log.layers)
 
 
+def _next_average(state: TrainState, params: Params, decay: float | None, skipped: Bool[Array, ""]) -> Params | None:
+    """The moving average after a step that makes `params`; the decay is that of TensorFlow's
+    ExponentialMovingAverage with `num_updates`."""
+    if decay is None:
+        return None
+    done = state.step.astype(jnp.float32)
+    rate = jnp.where(skipped, 0.0, 1.0 - jnp.minimum(decay, (1 + done) / (10 + done)))
+    return jax.tree.map(lambda average, new: average - rate * (average - new), state.average, params)
+
+
 def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.stages.Wrapped:
     """The jitted train step of the task's phase. It donates the state: the argument must not be used again.
 
@@ -243,7 +260,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
     `learning_rate`; those of the optimizer (training/optimizers/optimizer.py); and those of divergence detection
     (`StepMeasures` of training/divergence.py), of which `skipped_steps` counts from the start of the run.
 
-    If the loss or the gradient is not finite, parameters and moments stay unchanged, bit for bit.
+    If the loss or the gradient is not finite, parameters, moments and average stay unchanged, bit for bit.
 
     Args:
       task: the task in the phase to compile.
@@ -283,7 +300,8 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
             params = map_with_paths(lambda path, x: jnp.where(skipped, x, new_values.get(path, x)), params)
         divergence, measures = update_divergence_state(state.divergence, metrics["loss"], skipped, stable_steps)
         metrics |= norms | {"learning_rate": rate} | measures._asdict()
-        return TrainState(state.step + 1, params, moments, divergence), metrics
+        average = _next_average(state, params, task.config.optimizer.ema_decay, skipped)
+        return TrainState(state.step + 1, params, moments, divergence, average), metrics
 
     return jax.jit(
         train_step,

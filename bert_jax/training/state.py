@@ -24,6 +24,13 @@ class TrainState:
     """Moments, and the step count for bias correction: an optax state with a field `count`."""
     divergence: DivergenceState
     """Loss average and counts of skipped steps."""
+    average: Any = None
+    """Moving average of the parameters (`optimizer.ema_decay`), or None."""
+
+    @property
+    def evaluated_params(self) -> Params:
+        """The parameters that are evaluated and exported."""
+        return self.params if self.average is None else self.average
 
 
 class Moments(NamedTuple):

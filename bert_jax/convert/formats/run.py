@@ -49,6 +49,8 @@ def _is_workdir(source: StoredPath) -> bool:
 def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceModel:
     """Read the newest intact checkpoint of a run, or the given one, with the depth of its phase.
 
+    With `optimizer.ema_decay` the parameters are the moving average, without it or with moments the trained ones.
+
     Raises:
       UserError: no run, no intact checkpoint, another tokenizer than that of the checkpoint, or a value that is not
         finite.
@@ -66,7 +68,10 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
         load_tokenizer(directory, save)
     model, heads = config.model_of(checkpoint.read_metadata(save)["phase"]), heads_of(config)
     shapes = bert.shapes(model, heads)
-    params = checkpoint.restore_parts(save, {"params": shapes})["params"]
+    # Moments are those of the trained parameters.
+    averaged = config.optimizer.ema_decay is not None and not options.optimizer_state
+    part = "average" if averaged else "params"
+    params = checkpoint.restore_parts(save, {part: shapes})[part]
     moments = None
     if options.optimizer_state:
         state = {"count": jax.ShapeDtypeStruct((), np.int32), "mu": shapes, "nu": shapes}
@@ -75,6 +80,8 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     notes = ()
     if heads.pair:
         notes = (f"Its sentence-pair head predicts {PAIR_LABELS[config.objective.pair]}.",)
+    if averaged:
+        notes += (f"Its parameters are the moving average of a run's (decay {config.optimizer.ema_decay:g} per step).",)
     for tree in (params, *(moments[1:] if moments else ())):
         for name, leaf in name_leaves(tree).items():
             check_finite(name, np.asarray(leaf), str(save))
