@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from bert_jax.config.finetuning import DistilConfig, FinetuneConfig, TaskHead
+from bert_jax.config.generator import generator_model
 from bert_jax.config.sections import (
     KERNEL_ROW_LENGTHS,
     PAIR_FORMATS,
@@ -108,9 +109,19 @@ class Config:
             f"phases.{len(self.phases) - 1}.num_layers is not model.num_layers {self.model.num_layers}: the last phase "
             "must have the full depth",
         )
+        masked = self.model.direction == "bidirectional" and self.objective.token == "mlm"
         require(
-            self.target.mlm_accuracy is None or self.model.direction == "bidirectional",
-            "target.mlm_accuracy: a causal model has no MLM accuracy: unset it",
+            self.target.mlm_accuracy is None or masked,
+            "target.mlm_accuracy: only a model that predicts masked tokens has an MLM accuracy: unset it",
+        )
+        require(
+            self.model.direction == "bidirectional" or self.objective.token == "mlm",
+            "model.direction 'causal' predicts the next token, not what objective.token 'rtd' replaces: set "
+            "objective.token mlm",
+        )
+        require(
+            self.distil is None or self.objective.token == "mlm",
+            "objective.token 'rtd' has no distillation: set objective.token mlm",
         )
         require(
             self.optimizer.layer_decay == 1 or self.model.parameter_groups is None,
@@ -162,6 +173,7 @@ class Config:
             f"phases.{i}.hours: only the last phase may have a time limit: give the others steps",
         )
         self.model_of(i)  # raises if the other settings of the model do not allow this depth
+        self.generator_of(i)
 
     def locate_step(self, step: int) -> tuple[int, int]:
         """The phase of step `step`, counted from 0 over the run, and the step's number within that phase.
@@ -178,6 +190,12 @@ class Config:
         """The model with the depth that it has in a phase."""
         num_layers = self.phases[phase].num_layers
         return self.model if num_layers is None else dataclasses.replace(self.model, num_layers=num_layers)
+
+    def generator_of(self, phase: int) -> ModelConfig | None:
+        """The generator of replaced-token detection in a phase; None: the run has no generator."""
+        if self.objective.token != "rtd" or self.finetune is not None:
+            return None
+        return generator_model(self.model_of(phase), self.objective)
 
     @property
     def total_steps(self) -> int:

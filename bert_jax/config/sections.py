@@ -220,6 +220,20 @@ class ModelConfig:
 class ObjectiveConfig:
     """The training objective (Devlin et al. 2019, section 3.1). A causal model uses only `pair`."""
 
+    token: Literal["mlm", "rtd"] = "mlm"
+    """What is learned about tokens: to predict masked ones, or replaced-token detection (ELECTRA; Clark et al. 2020): a
+    small generator predicts masked tokens, tokens sampled from its predictions replace them, and the model, the
+    discriminator, learns which tokens are replaced. A causal model predicts the next token."""
+    generator_width: Annotated[float, Interval("(0, 1e3]")] = 0.25
+    """Width of the generator as a share of the discriminator's: of hidden_size, num_heads and intermediate_size."""
+    generator_layers: Layers | None = None
+    """Depth of the generator; None: that of the discriminator."""
+    generator_embeddings: Literal["shared", "disentangled"] = "shared"
+    """`shared`: generator and discriminator have the same embeddings, with their norm (ELECTRA). `disentangled`: the
+    discriminator's tables are the generator's, without gradient, plus a difference that starts at 0 (DeBERTa-v3; He et
+    al. 2023, section 3.2); export adds them."""
+    discriminator_weight: Positive = 50.0
+    """Weight of the discriminator's loss; that of the generator's has weight 1."""
     mask_rate: Annotated[float, Interval("(0, 1)")] = 0.15
     """Share of an example's tokens to predict: max(1, round(rate * length)), special tokens counted in length."""
     mask_token_share: Share = 0.8
@@ -245,6 +259,26 @@ class ObjectiveConfig:
         require(
             sum(shares) <= 1,
             f"objective.mask_token_share {shares[0]} and random_token_share {shares[1]} must not exceed 1 together",
+        )
+        if self.token == "rtd":
+            self._check_detection()
+
+    def _check_detection(self) -> None:
+        """The settings that replaced-token detection needs."""
+        require(
+            self.generator_width <= 1,
+            f"objective.generator_width {self.generator_width:g} makes the generator wider than the discriminator: use "
+            "at most 1",
+        )
+        require(
+            self.random_token_share == 0,
+            f"objective.random_token_share is {self.random_token_share}: with objective.token 'rtd', no token is "
+            "replaced by a random one: set it to 0 (ELECTRA: with objective.mask_token_share 0.85)",
+        )
+        require(
+            self.pair == "none",
+            f"objective.pair '{self.pair}' does not go with objective.token 'rtd', whose model has no pair head: set "
+            "objective.pair none",
         )
 
 

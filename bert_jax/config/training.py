@@ -274,7 +274,8 @@ class RecoveryConfig:
     spike: Positive | None = 3.0
     """Divergence: three losses in a row this many nats above the lowest running average of their phase, if that is also
     more than the noise of the losses (4 mean differences between successive ones), or a running average this many nats
-    above the lowest; None: never."""
+    above the lowest; None: never. With objective.token 'rtd', the loss has the discriminator's times its weight, 50:
+    electra_small has 15."""
     stable_steps: Count = 50
     """Steps without divergence after which a checkpoint counts as good; also the span of the running average, and the
     number of steps before the first bad step whose rows are skipped after a rollback."""

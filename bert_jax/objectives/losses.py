@@ -18,7 +18,8 @@ class WeightedSum(NamedTuple):
     """A sum over tokens or pairs and its weight; the mean is sum / weight, after both are summed over all devices."""
 
     sum: Float[Array, "..."]
-    """A scalar, but for new values of parameters (`Task.sums`)."""
+    """A scalar, but for new values of parameters (`Task.sums`) and for histograms, from which a metric is derived
+    (training/eval_metrics.py)."""
     weight: Float[Array, ""]
 
 
@@ -37,7 +38,11 @@ class Objective(NamedTuple):
     targets."""
     prepare: Callable[..., Batch] = lambda batch, config, phase, vocabulary, seed: batch
     """Adds targets to a batch, on the device: (batch, Config, phase, Vocabulary, seed); seed: see `Task.prepare`."""
-    heads: Mapping[str, Any] = {}
+    loss_weight: Callable[[ObjectiveConfig], float] = lambda objective: 1.0
+    """Factor of the term's mean in the loss."""
+    of_generator: bool = False
+    """Whether its model is the generator of replaced-token detection."""
+    heads: Callable[[ModelConfig], Mapping[str, Any]] = lambda model: {}
     """Fields of `Heads` that the model needs."""
     predicts_tokens: bool = False
     """Whether it predicts tokens of the vocabulary: then the exponential of its loss is a perplexity."""

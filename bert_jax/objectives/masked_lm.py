@@ -16,10 +16,13 @@ EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
 def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, seed: UInt32[Array, ""] | None) -> Batch:
     """Mask tokens; in evaluation (seed None) always 15 % and the same masks, whatever the run's rate and seed."""
     if seed is None:
-        key = hash_combine(jnp.uint32(0), EVALUATION_STREAM)
-        return mask_tokens(batch, key, EVALUATION_MASKS, vocabulary)
-    key = hash_combine(seed, MASK_STREAM)
-    return mask_tokens(batch, key, config.objective, vocabulary, config.phases[phase].max_predictions)
+        return mask_tokens(batch, mask_key(seed), EVALUATION_MASKS, vocabulary)
+    return mask_tokens(batch, mask_key(seed), config.objective, vocabulary, config.phases[phase].max_predictions)
+
+
+def mask_key(seed: UInt32[Array, ""] | None) -> UInt32[Array, ""]:
+    """The key of a run's masks; in evaluation (seed None) that of all runs."""
+    return hash_combine(jnp.uint32(0), EVALUATION_STREAM) if seed is None else hash_combine(seed, MASK_STREAM)
 
 
 def predictions_per_example(config: Config, phase: int) -> int:
@@ -29,7 +32,7 @@ def predictions_per_example(config: Config, phase: int) -> int:
 
 
 OBJECTIVE = Objective(
-    is_active=lambda model, objective: model.direction == "bidirectional",
+    is_active=lambda model, objective: model.direction == "bidirectional" and objective.token == "mlm",
     prepare=prepare,
     weight=lambda batch: batch["target_weights"].sum(),
     sums=mlm_head_sums,

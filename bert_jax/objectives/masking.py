@@ -15,7 +15,7 @@ from bert_jax.config import ObjectiveConfig
 from bert_jax.model.dropout import hash_combine
 from bert_jax.objectives.mask_groups import find_groups, find_words, group_length_probabilities, position_of_nth
 
-SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH = range(4)
+SELECT, REPLACE, RANDOM_TOKEN, GROUP_LENGTH, SAMPLE = range(5)
 """Streams of random bits, as words of `hash_combine`."""
 
 Batch = dict[str, Any]
@@ -100,9 +100,7 @@ def mask_tokens(
     """
     input_ids, segment_ids, unit = batch["input_ids"], batch["segment_ids"], objective.mask_unit
     slots, seq_len = batch["example_id"].shape[1], input_ids.shape[1]
-    slot = jnp.maximum(segment_ids - 1, 0)
-    example_BS = jnp.take_along_axis(batch["example_id"], slot, axis=1)
-    position_key = hash_combine(key, batch["mask_epoch"][:, None], example_BS, batch["position_ids"])
+    position_key = position_keys(batch, key)
 
     counts = prediction_counts_by_length(objective.mask_rate, seq_len, max_predictions)
     ordinary = (segment_ids > 0) & ~_is_special(input_ids, vocabulary)
@@ -128,6 +126,13 @@ def mask_tokens(
         "target_labels": jnp.take_along_axis(input_ids, positions, axis=1),
         "target_weights": weights,
     }
+
+
+def position_keys(batch: Batch, key: UInt32[Array, ""]) -> UInt32[Array, "B S"]:
+    """The key of every position: a function of (key, mask_epoch, example_id, offset in the example)."""
+    slot = jnp.maximum(batch["segment_ids"] - 1, 0)
+    example_BS = jnp.take_along_axis(batch["example_id"], slot, axis=1)
+    return hash_combine(key, batch["mask_epoch"][:, None], example_BS, batch["position_ids"])
 
 
 def _replace(

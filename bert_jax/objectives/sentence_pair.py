@@ -25,5 +25,5 @@ OBJECTIVE = Objective(
     is_active=lambda model, objective: objective.pair != "none",
     weight=lambda batch: _weights(batch).sum(),
     sums=sums,
-    heads={"pair": True},
+    heads=lambda model: {"pair": True},
 )

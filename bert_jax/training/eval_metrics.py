@@ -1,9 +1,11 @@
 """Held-out metrics, each with the value of a trivial baseline on the same rows."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
+from bert_jax.array_types import Float
 from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
 
 BASELINES = {
@@ -13,15 +15,39 @@ BASELINES = {
 """By metric: the name of its baseline metric, and the baseline's label in `format_metrics`."""
 
 
-def with_pair_majority_baseline(means: Mapping[str, float]) -> dict[str, float]:
-    """Replace `pair_negatives`, the share of label 1, by `pair_majority_accuracy`, the accuracy of a model that always
-    predicts the more frequent label.
+DETECTION_METRICS = ("rtd_loss", "rtd_accuracy", "rtd_precision", "rtd_recall", "rtd_auc", "rtd_replaced")
+"""Those of replaced-token detection, without a baseline."""
+
+
+def derive_metrics(means: Mapping[str, Any]) -> dict[str, float]:
+    """Replace what metrics are derived from by these metrics.
+
+    `pair_negatives`, the share of label 1, becomes `pair_majority_accuracy`, the accuracy of a model that always
+    predicts the more frequent label; `rtd_histogram` becomes `rtd_auc`, unless a class has no token.
     """
     metrics = dict(means)
     if "pair_negatives" in metrics:
         negatives = metrics.pop("pair_negatives")
         metrics["pair_majority_accuracy"] = max(negatives, 1.0 - negatives)
+    if "rtd_histogram" in metrics:
+        histogram = np.asarray(metrics.pop("rtd_histogram"), np.float64)
+        if histogram.any(axis=1).all():
+            metrics["rtd_auc"] = area_under_curve(histogram)
     return metrics
+
+
+def area_under_curve(histogram: Float[np.ndarray, "2 bins"]) -> float:
+    """Area under the ROC curve: the probability that a random positive scores higher than a random negative.
+
+    A pair in the same bin counts as a half, so the area is that of the scores rounded to bins. It is exact but for
+    pairs whose scores share a bin: their order adds or takes at most half of their share.
+
+    Args:
+      histogram: weight of negatives and of positives by score, in ascending order.
+    """
+    negatives, positives = histogram
+    below = np.cumsum(negatives) - negatives
+    return float((positives * (below + negatives / 2)).sum() / (negatives.sum() * positives.sum()))
 
 
 def format_metrics(metrics: Mapping[str, float]) -> str:
@@ -33,6 +59,7 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
         if name in metrics:
             suffix = f" ({label} {metrics[baseline]:.4f})" if baseline in metrics else ""
             parts.append(f"{name} {metrics[name]:.4f}{suffix}")
+    parts += [f"{name} {metrics[name]:.4f}" for name in DETECTION_METRICS if name in metrics]
     return ", ".join(parts)
 
 
@@ -47,15 +74,20 @@ class EvaluationSums:
           sep_id: id of [SEP], which is not in the corpora but is predicted by a causal model.
         """
         self.token_counts, self.sep_id = token_counts, sep_id
-        self.totals: dict[str, np.ndarray] = {}
+        self.totals: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         self.targets = np.zeros_like(token_counts)
 
     def add(self, prepared: dict[str, np.ndarray], sums: dict[str, tuple]) -> None:
         """Add one batch: its prepared rows, and (total, weight) of every quantity."""
         for name, pair in sums.items():
-            self.totals[name] = self.totals.get(name, 0.0) + np.asarray(pair, np.float64)
+            self._add(name, pair)
         labels, weights = np.ravel(prepared["target_labels"]), np.ravel(prepared["target_weights"])
         self.targets += np.bincount(labels, weights, minlength=len(self.targets))
+
+    def _add(self, name: str, pair: tuple) -> None:
+        total, weight = (np.asarray(x, np.float64) for x in pair)
+        before = self.totals.get(name, (0.0, 0.0))
+        self.totals[name] = before[0] + total, before[1] + weight
 
     @classmethod
     def merge(cls, parts: Iterable["EvaluationSums"]) -> "EvaluationSums":
@@ -65,15 +97,16 @@ class EvaluationSums:
         for part in parts:
             merged.targets += part.targets
             for name, pair in part.totals.items():
-                merged.totals[name] = merged.totals.get(name, 0.0) + pair
+                merged._add(name, pair)
         return merged
 
     def means(self) -> dict[str, float]:
         """The mean of every quantity, with baselines on the same targets and pairs.
 
         The baselines are `unigram_loss`, `unigram_accuracy` and `pair_majority_accuracy`
-        (`with_pair_majority_baseline`). The exponential of the loss over predicted tokens is `mlm_perplexity` or
-        `causal_perplexity`. A quantity of weight 0, such as the pair accuracy of rows without pair labels, is omitted.
+        (`derive_metrics`). The exponential of the loss over predicted tokens is `mlm_perplexity`, `causal_perplexity`
+        or `generator_perplexity`. A quantity of weight 0, such as the pair accuracy of rows without pair labels, is
+        omitted.
 
         The unigram model uses the token counts of the training splits plus one for every id; for [SEP] it uses the
         share of [SEP] among the targets.
@@ -83,12 +116,11 @@ class EvaluationSums:
         counts[self.sep_id] += counts.sum() * of_sep / max(predicted - of_sep, 1.0)
         unigram = counts / counts.sum()
         totals = self.totals | {
-            "unigram_loss": np.array([-(self.targets * np.log(unigram)).sum(), predicted]),
-            "unigram_accuracy": np.array([self.targets[unigram.argmax()], predicted]),
+            "unigram_loss": (-(self.targets * np.log(unigram)).sum(), predicted),
+            "unigram_accuracy": (self.targets[unigram.argmax()], predicted),
         }
-        metrics = with_pair_majority_baseline(
-            {name: float(total / weight) for name, (total, weight) in totals.items() if weight}
-        )
+        means = {name: total / weight for name, (total, weight) in totals.items() if weight}
+        metrics = {name: float(value) for name, value in derive_metrics(means).items()}
         with np.errstate(over="ignore"):  # the loss of a diverged run
             metrics |= {
                 f"{of}_perplexity": float(np.exp(metrics[f"{of}_loss"]))

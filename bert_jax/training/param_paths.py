@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 
-EMBEDDINGS, LAYERS = "encoder/embeddings/", "encoder/layers/"
-"""Beginnings of the paths of the embeddings' parameters, and of the stacked ones of the layers."""
+EMBEDDINGS, LAYERS, GENERATOR = "encoder/embeddings/", "encoder/layers/", "generator/"
+"""Beginnings of the paths of the embeddings' parameters, of the stacked ones of the layers, and of those of a
+generator."""
 
 
 def name_leaves(tree: Any) -> dict[str, Any]:

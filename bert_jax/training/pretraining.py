@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 from jax.sharding import Mesh
 
-from bert_jax.config import Config, MeshConfig, ObjectiveConfig
+from bert_jax.config import Config, MeshConfig
 from bert_jax.config.sections import FUSED_ATTENTION, PAIR_FORMATS
 from bert_jax.config.training import MIN_SEQ_LEN
 from bert_jax.data.batch import SpecialIds
@@ -20,6 +20,7 @@ from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, 
 from bert_jax.distributed.agreement import raise_on_all
 from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.errors import UserError
+from bert_jax.objectives import masked_lm
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.storage.cache import LocalCache
 from bert_jax.storage.paths import StoredPath
@@ -228,7 +229,7 @@ def _evaluation_config(config: Config, form: str | None, seq_len: int | None, ro
         model=model,
         data=data,
         evaluation=evaluation,
-        objective=ObjectiveConfig(pair=pair),
+        objective=dataclasses.replace(config.objective, pair=pair, mask_rate=masked_lm.EVALUATION_MASKS.mask_rate),
         phases=tuple(phases),
         mesh=MeshConfig(),
     )

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import jax
 import numpy as np
 
 from bert_jax.array_types import Array, Float, Key, UInt32
@@ -17,15 +18,19 @@ from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import pretraining_flops
+from bert_jax.model.generator import discriminator_params, generator_heads, generator_params, join_params
 from bert_jax.model.heads import Heads
 from bert_jax.objectives.losses import Objective, WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
-from bert_jax.objectives.objectives import active_objectives, pretraining_sums
+from bert_jax.objectives.objectives import Models, active_objectives, pretraining_sums
 from bert_jax.training.eval_metrics import EvaluationSums
 from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
     from bert_jax.data.batches import HeldOutRows, HostBatch, TrainingStream
+
+GENERATOR_KEY = 4
+"""Folded into the key of a run's initial parameters; `bert.init` folds in smaller numbers."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +54,8 @@ class Pretraining:
         return self.config.model_of(self.phase)
 
     def init_params(self, key: Key[Array, ""]) -> Params:
-        """New parameters of encoder and heads."""
-        return bert.init(self.model_config, key, heads_of(self.config))
+        """New parameters of encoder and heads, and of a generator."""
+        return init_params(self.config, self.phase, key)
 
     @property
     def objectives(self) -> dict[str, Objective]:
@@ -64,13 +69,25 @@ class Pretraining:
         return batch
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
-        """Weight of each loss term, e.g. the number of predicted tokens."""
-        return {f"{name}_loss": objective.weight(batch) for name, objective in self.objectives.items()}
+        """Weight of each loss term, e.g. the number of predicted tokens, divided by the term's factor in the loss."""
+        settings = self.config.objective
+        return {f"{name}_loss": one.weight(batch) / one.loss_weight(settings) for name, one in self.objectives.items()}
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and accuracy of all objectives."""
-        model = bert.model_from_params(self.model_config, heads_of(self.config), params)
-        return pretraining_sums(self.objectives, model, batch, dropout_key)
+        return pretraining_sums(self.objectives, self.models(params), batch, dropout_key)
+
+    def models(self, params: Params) -> Models:
+        """The model and, for replaced-token detection, its generator."""
+        heads, generator = heads_of(self.config), self.config.generator_of(self.phase)
+        if generator is None:
+            return Models(bert.model_from_params(self.model_config, heads, params))
+        embeddings = self.config.objective.generator_embeddings
+        of_both = discriminator_params(params, embeddings), generator_params(params, embeddings)
+        return Models(
+            bert.model_from_params(self.model_config, heads, of_both[0]),
+            bert.model_from_params(generator, generator_heads(generator), of_both[1]),
+        )
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
         """The rows with their targets, and their sums."""
@@ -117,12 +134,33 @@ def heads_of(config: Config) -> Heads:
         return Heads(mlm=False, task=config.finetune.head)
     heads: dict[str, Any] = {}
     for objective in active_objectives(config.model, config.objective).values():
-        heads |= objective.heads
+        heads |= objective.heads(config.model)
     return Heads(**heads)
 
 
+def init_params(config: Config, phase: int, key: Key[Array, ""]) -> Params:
+    """New parameters of a run's model in a phase, of its heads, and of its generator if it has one."""
+    params, generator = bert.init(config.model_of(phase), key, heads_of(config)), config.generator_of(phase)
+    if generator is None:
+        return params
+    of_generator = bert.init(generator, jax.random.fold_in(key, GENERATOR_KEY), generator_heads(generator))
+    return join_params(params, of_generator, config.objective.generator_embeddings)
+
+
+def param_shapes(config: Config, phase: int) -> Params:
+    """The tree that `init_params` returns, with `jax.ShapeDtypeStruct` leaves."""
+    return jax.eval_shape(lambda: init_params(config, phase, jax.random.key(0)))
+
+
 def train_step_flops(config: Config, phase: int, rows: int) -> float:
-    """FLOPs of the model in a step of a phase: forward and backward, MLM head at the predicted positions only."""
-    objectives = active_objectives(config.model, config.objective).values()
-    predictions = sum(objective.predictions(config, phase) for objective in objectives)
-    return pretraining_flops(config.model_of(phase), rows, config.phases[phase].seq_len, predictions)
+    """FLOPs of the model, and of its generator, in a step of a phase: forward and backward, MLM head at the predicted
+    positions only.
+    """
+    objectives, generator = active_objectives(config.model, config.objective).values(), config.generator_of(phase)
+    seq_len, flops = config.phases[phase].seq_len, 0.0
+    for model, of_generator in ((config.model_of(phase), False), (generator, True)):
+        if model is not None:
+            terms = (one for one in objectives if one.of_generator == of_generator)
+            predictions = sum(objective.predictions(config, phase) for objective in terms)
+            flops += pretraining_flops(model, rows, seq_len, predictions)
+    return flops

@@ -39,7 +39,7 @@ from bert_jax.training.sharding import (
     state_shardings,
     sum_over_rows,
 )
-from bert_jax.training.state import InitialParams, TrainState, repeat_layers, stack_depth
+from bert_jax.training.state import InitialParams, TrainState, repeat_layers
 from bert_jax.training.task import Params, Score, Task
 
 T = TypeVar("T")
@@ -139,12 +139,10 @@ class Programs:
         are reset if the phase's config says so; the loss average is reset.
         """
         settings = self.task.config.phases[phase]
-        depth = stack_depth(self.abstract_state(phase).params)
+        abstract = self.abstract_state(phase)
 
         def enter(state: TrainState) -> TrainState:
-            kept = state
-            if stack_depth(kept.params) != depth:
-                kept = repeat_layers(kept, depth)
+            kept = repeat_layers(state, abstract)
             params, average = kept.params, kept.average
             new = task_optimizer(self.task.in_phase(phase)).init(params)
             optimizer = jax.tree_util.tree_map_with_path(choose, kept.optimizer, new)
@@ -368,7 +366,7 @@ def _accumulate(micro_step: Callable[[Batch], Any], batch: Batch, micro_batches:
 
 def combine(sums: dict[str, WeightedSum], weights: dict[str, Float[Array, ""]]) -> Float[Array, ""]:
     """The loss: the sum over terms of total / global weight. A term of weight 0 counts as 0."""
-    return sum(sums[name].sum / jnp.maximum(weight, 1.0) for name, weight in weights.items())
+    return sum(sums[name].sum / jnp.where(weight > 0, weight, 1.0) for name, weight in weights.items())
 
 
 def _means(sums: dict[str, WeightedSum]) -> dict[str, Float[Array, "..."]]:

@@ -18,7 +18,7 @@ from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
 from bert_jax.storage.files import StagedDirectory
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.divergence import StepMeasures, check_divergence
-from bert_jax.training.eval_metrics import format_metrics, with_pair_majority_baseline
+from bert_jax.training.eval_metrics import derive_metrics, format_metrics
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.metrics import MetricsWriter
 from bert_jax.training.task import Task
@@ -133,12 +133,12 @@ class Reporter:
         if step % self.every and step != self.task.config.total_steps:
             return
         logged = {name: value for name, value in metrics.items() if name not in NOT_LOGGED}
-        values = {name: value.item() for name, value in jax.device_get(logged).items()}
+        values = derive_metrics({name: value.tolist() for name, value in jax.device_get(logged).items()})
         shown = next((name for name in (f"{of}_loss" for of in TOKEN_OBJECTIVES) if name in values), "loss")
         skipped = f", {self.skipped_steps} skipped" if self.skipped_steps else ""
         self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}{skipped}", refresh=False)
         timing, self.window = self.window.speed(self.peak), _Window()
-        self._write(step, "train", with_pair_majority_baseline(values) | {"tokens_seen": self.tokens_seen}, timing)
+        self._write(step, "train", values | {"tokens_seen": self.tokens_seen}, timing)
         self.goodput.write_totals(step)
 
     def _warn_if_first_skipped(self, step: int, loss: float, skipped_steps: int) -> None:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from bert_jax.training.divergence import DivergenceState
-from bert_jax.training.param_paths import map_with_paths
+from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.task import Params
 
 
@@ -64,14 +64,16 @@ def repeat_stack(stack: Any, depth: int) -> Any:
     return stack if len(stack) == depth else stack[np.arange(depth) % len(stack)]
 
 
-def repeat_layers(tree: Any, depth: int) -> Any:
-    """Parameters, or their moments, with every layer stack repeated up to `depth`; all other arrays are unchanged.
+def repeat_layers(tree: Any, like: Any) -> Any:
+    """Parameters, or an optimizer's state, with every layer stack repeated up to its depth in another tree; all other
+    arrays are unchanged.
 
     Args:
       tree: arrays; the leading axis of those under ``layers`` is the layers, or the groups that layers share.
-      depth: length of that axis in the result.
+      like: the same tree with the shapes of the result.
     """
-    return map_with_paths(lambda path, x: repeat_stack(x, depth) if "/layers/" in path else x, tree)
+    depths = {path: leaf.shape[0] for path, leaf in name_leaves(like).items() if "/layers/" in path}
+    return map_with_paths(lambda path, x: repeat_stack(x, depths[path]) if path in depths else x, tree)
 
 
 def stack_depth(params: Any) -> int:

@@ -59,6 +59,15 @@ def with_objective(**settings) -> Config:
     return Config(name="x", objective=ObjectiveConfig(**settings))
 
 
+def with_rtd(**settings) -> Config:
+    """Replaced-token detection; settings of the model or of the objective."""
+    known = {field.name for field in dataclasses.fields(ModelConfig)}
+    objective = {"token": "rtd", "pair": "none", "random_token_share": 0.0}
+    objective |= {name: value for name, value in settings.items() if name not in known}
+    model = ModelConfig(**{name: value for name, value in settings.items() if name in known})
+    return Config(name="x", model=model, objective=ObjectiveConfig(**objective))
+
+
 def with_data(**settings) -> Config:
     return Config(name="x", data=DataConfig(**settings))
 
@@ -178,6 +187,30 @@ CONTRADICTIONS = [
     (lambda: ModelConfig(parameter_groups=5), "model.parameter_groups 5", "model.num_layers 12"),
     (lambda: ModelConfig(head_size=5, positions="rotary"), "not 5", "set model.head_size"),
     (lambda: ObjectiveConfig(mask_token_share=0.95), "objective.mask_token_share 0.95", "must not exceed 1"),
+    (lambda: with_rtd(generator_width=1.5), "objective.generator_width 1.5 makes the generator wider", "at most 1"),
+    (
+        lambda: with_rtd(generator_width=0.3),
+        "objective.generator_width 0.3 gives a generator of width 230",
+        "e.g. 0.08",
+    ),
+    (lambda: with_rtd(random_token_share=0.1), "objective.random_token_share is 0.1", "set it to 0"),
+    (lambda: with_rtd(pair="nsp"), "objective.pair 'nsp' does not go with objective.token 'rtd'", "pair none"),
+    (lambda: with_rtd(direction="causal"), "model.direction 'causal' predicts the next token", "objective.token mlm"),
+    (
+        lambda: with_rtd(bottleneck_size=64, num_heads=4),
+        "objective.token 'rtd' has no generator for models with",
+        "mlm",
+    ),
+    (
+        lambda: config_lib.replace(with_rtd(), target={"mlm_accuracy": 0.7}),
+        "target.mlm_accuracy: only a model that",
+        "unset it",
+    ),
+    (
+        lambda: config_lib.replace(with_rtd(), distil=DistilConfig()),
+        "objective.token 'rtd' has no distillation",
+        "token mlm",
+    ),
     (lambda: OptimizerConfig(min_trust_ratio=2.0, max_trust_ratio=1.0), "max_trust_ratio 1.0", "use min <= max"),
     (lambda: OptimizerConfig(learning_rate_scales=(("a", -1.0),)), "learning_rate_scales.0.1 is -1", "in [0, "),
     (lambda: OptimizerConfig(layer_decay=0.0), "layer_decay is 0", "(0, 1]"),
@@ -229,6 +262,7 @@ UNDECISIVE = """
 """
 NEEDS = {
     "model.embeddings": {"embedding_size": 128},
+    "objective.token": {"random_token_share": 0.0},
     "phases.0.moments": {"step_count": "reset"},
     "start.embeddings": {"source": "runs/first"},
     "start.optimizer_state": {"source": "runs/first"},

@@ -21,7 +21,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.param_paths import name_leaves
-from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.pretraining_task import Pretraining, param_shapes
 from bert_jax.training.sharding import state_shardings
 from tests.objectives.masking_batches import VOCABULARY, make_batch
 
@@ -45,6 +45,7 @@ COUNTS = {
     "bert_mini": (11_170_560, 11_267_900),
     "bert_small": (28_763_648, 29_058_876),
     "bert_tiny": (4_385_920, 4_433_468),
+    "electra_small": (13_483_008, 14_196_219),
     "mobilebert": (24_844_544, 36_860_220),
     "modern_base": (149_015_040, 149_656_000),
     "roberta_base": (124_055_040, 124_697_433),
@@ -56,7 +57,7 @@ def paired(config: Config) -> bool:
 
 
 def shapes_of(config: Config) -> Any:
-    return bert.shapes(config.model, Heads(pair=paired(config)))
+    return param_shapes(config, -1)
 
 
 def mesh(data: int, fsdp: int, tensor: int) -> AbstractMesh:
@@ -108,7 +109,7 @@ def shrink(config: Config) -> Config:
     model = {"num_layers": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "scan_unroll": 1}
     model |= {"vocab_size": VOCABULARY.size, "max_positions": 32, "initializer_range": 0.02, "compute_dtype": "float32"}
     if config.model.embedding_size is not None:
-        model["embedding_size"] = 16
+        model["embedding_size"] = 24
     small = config_lib.replace(Config(name="small", objective=config.objective, data=config.data, model=config.model))
     return config_lib.replace(small, model=model, phases=(Phase(steps=1, seq_len=32, batch_size=4),))
 
@@ -152,6 +153,8 @@ def test_a_shrunken_preset_learns_from_a_batch(name):
     batch = make_batch([[(1, 32)], [(2, 27)], [(3, 14), (4, 18)], [(5, 20)]], 32)
     (_, losses), gradients = losses_and_gradients(config, params, batch)
     expected = {"mlm_loss": math.log(VOCABULARY.size)} | ({"pair_loss": math.log(2)} if paired(config) else {})
+    if config.objective.token == "rtd":
+        expected = {"generator_loss": math.log(VOCABULARY.size), "rtd_loss": math.log(2)}
     assert losses.keys() == expected.keys()
     for loss, value in expected.items():
         assert abs(losses[loss] - value) < 0.3, loss

@@ -54,7 +54,8 @@ def test_blocks_are_repeated_in_their_order():
     """0 1 2 becomes 0 1 2 0 1 2; a smaller depth drops the last layers."""
     tree = {"encoder": {"layers": {"bias": np.arange(3)}, "embeddings": {"word": np.arange(5)}}}
     for depth, expected in ((6, [0, 1, 2, 0, 1, 2]), (4, [0, 1, 2, 0]), (2, [0, 1]), (3, [0, 1, 2])):
-        found = repeat_layers(tree, depth)["encoder"]
+        like = {"encoder": {"layers": {"bias": np.zeros(depth)}, "embeddings": {"word": np.zeros(5)}}}
+        found = repeat_layers(tree, like)["encoder"]
         assert found["layers"]["bias"].tolist() == expected and found["embeddings"]["word"].tolist() == [0, 1, 2, 3, 4]
 
 

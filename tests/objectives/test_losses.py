@@ -10,7 +10,7 @@ from bert_jax.config import ModelConfig, ObjectiveConfig
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
-from bert_jax.objectives.objectives import active_objectives, pretraining_sums
+from bert_jax.objectives.objectives import Models, active_objectives, pretraining_sums
 from tests.objectives.masking_batches import KEY, OBJECTIVE, VOCABULARY, make_batch, masked
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -30,7 +30,8 @@ def parameters(pair: bool):
 def sums_of(params, batch):
     pair = "pair" in params
     objectives = active_objectives(CONFIG, ObjectiveConfig(pair="nsp" if pair else "none"))
-    return pretraining_sums(objectives, bert.model_from_params(CONFIG, Heads(pair=pair), params), batch, None)
+    models = Models(bert.model_from_params(CONFIG, Heads(pair=pair), params))
+    return pretraining_sums(objectives, models, batch, None)
 
 
 def loss_weights(batch, objective):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from bert_jax.array_types import Array, Float, Int
 from bert_jax.model.layers import barrier_on_gpus
 from bert_jax.training.optimizers.param_rules import ParamRule
-from bert_jax.training.param_paths import EMBEDDINGS, LAYERS, name_leaves
+from bert_jax.training.param_paths import EMBEDDINGS, GENERATOR, LAYERS, name_leaves
 
 ROW = 64
 """Elements of a row whose sum is taken first."""
@@ -54,26 +54,33 @@ def sum_per_tensor(array: Float[Array, "..."], tensor_axes: tuple[int, ...]) -> 
 
 
 def group_names(params: Any) -> list[str]:
-    """``embeddings``, ``layer_00`` ..., ``heads``: the groups of `group_sums`, in the same order.
+    """``embeddings``, ``layer_00`` ..., ``heads``, and ``generator`` if there is one: the groups of `group_sums`, in
+    the same order.
 
     Layers are slices of the stack; if layers share parameters, there are fewer slices than layers.
     """
-    depths = [leaf.shape[0] for name, leaf in name_leaves(params).items() if name.startswith(LAYERS)]
-    return ["embeddings", *(f"layer_{i:02d}" for i in range(max(depths, default=0))), "heads"]
+    leaves = name_leaves(params)
+    depths = [leaf.shape[0] for name, leaf in leaves.items() if name.startswith(LAYERS)]
+    others = ["heads", *(["generator"] if any(name.startswith(GENERATOR) for name in leaves) else [])]
+    return ["embeddings", *(f"layer_{i:02d}" for i in range(max(depths, default=0))), *others]
 
 
 def group_sums(sums: Any) -> Float[Array, " groups"]:
     """Total of every group, from a tree of sums of logical tensors."""
     embeddings = heads = jnp.zeros(1)
-    layers = []
+    layers, generator = [], []
     for name, leaf in name_leaves(sums).items():
         if name.startswith(LAYERS):
             layers.append(leaf.reshape(leaf.shape[0], -1).sum(1))
         elif name.startswith(EMBEDDINGS):
             embeddings += leaf.sum()
+        elif name.startswith(GENERATOR):
+            generator.append(leaf.sum())
         else:
             heads += leaf.sum()
-    return jnp.concatenate([embeddings, *([sum(layers)] if layers else []), heads])
+    return jnp.concatenate(
+        [embeddings, *([sum(layers)] if layers else []), heads, *([sum(generator)[None]] if generator else [])]
+    )
 
 
 def norm_metrics(gradient_sums: Any, update_sums: Any, weight_sums: Any, groups: Sequence[str]) -> Metrics:
