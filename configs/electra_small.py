@@ -4,13 +4,13 @@ Paper: Clark et al. 2020, "ELECTRA: Pre-training Text Encoders as Discriminators
 2003.10555), table 6; google-research/electra configure_pretraining.py. Replications: richarddwang/electra_pytorch.
 Command: bert-jax pretrain electra_small --corpus DIR --workdir DIR
 Computes in bfloat16, for accelerators; on a CPU, --model.compute-dtype float32 is faster.
-Expected: GLUE test 77.4 after 1M steps on Wikipedia and BooksCorpus, by the paper, which trained 4 days on one V100; GLUE
-dev 80.36 on OpenWebText by google-research/electra's README, and by the replication; not run here. The released
+Expected: GLUE test 77.4 after 1M steps on Wikipedia and BooksCorpus, by the paper, which trained 4 days on one V100;
+GLUE dev 80.36 on OpenWebText, by google-research/electra and by the replication; not run here. The released
 electra-small is another model, trained longer on more text.
 From the original: shape, generator, 15 % of the tokens masked, 85 % of them with [MASK] and none with a random token,
 weight 50 of the discriminator, shared embeddings of width 128, rate, warmup, decay, batch of 128 rows of 128 tokens,
 AdamW without bias correction.
-Other differences: ELECTRA's schedule multiplies the warmup by the decay; here the decay replaces the warmup after it, at
+Other differences: ELECTRA multiplies the warmup by the decay; here the warmup replaces the beginning of the decay, at
 most 1 % more. Examples are sentences of one document, not two segments of it with token types.
 Parameters: 13,483,008 of the discriminator's encoder, 14,196,219 with its head, and the generator's layers and head
 (vocabulary of 30,522).
