@@ -77,6 +77,9 @@ class OptimizerConfig:
     of the embeddings by layer_decay^(L + 1); heads and pooler have the full rate (Clark et al. 2020, appendix B). The
     published code of ELECTRA multiplies all but the head's by layer_decay once more, a known error
     (google-research/electra, issue 51)."""
+    reduce_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Type in which gradients are summed over devices; `bfloat16` sends half of the bytes. Parameters, moments and sums
+    over micro-batches are float32 in both."""
 
     def __post_init__(self) -> None:
         check(self, "optimizer.")

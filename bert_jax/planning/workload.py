@@ -8,6 +8,7 @@ import math
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.chips import Sizes
@@ -74,6 +75,8 @@ class Workload(NamedTuple):
     """Attention probabilities per layer."""
     logits: int
     bytes_per_activation: int
+    bytes_per_gradient: int
+    """Of an element when it crosses devices."""
 
     @property
     def tokens(self) -> int:
@@ -148,7 +151,8 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
         up_projections=2 if model.feed_forward == "gated" else 1,
         scores=rows * heads * settings.seq_len**2,
         logits=rows * predictions * even_shard_size(model.vocab_size, tensor),
-        bytes_per_activation=2 if model.compute_dtype == "bfloat16" else 4,
+        bytes_per_activation=jnp.dtype(model.compute_dtype).itemsize,
+        bytes_per_gradient=jnp.dtype(config.optimizer.reduce_dtype).itemsize,
     )
 
 

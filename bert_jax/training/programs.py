@@ -348,7 +348,8 @@ def _local_gradients(
     tokens = sum_over_rows((batch["segment_ids"] > 0).sum(), mesh)
     metrics = _means(sums) | {"loss": combine(sums, weights), "tokens": tokens}
     new_values = {name: metrics.pop(name) for name in sorted(metrics.keys() & name_leaves(params).keys())}
-    return reduce_gradients(gradients, shardings), metrics, new_values
+    gradients = reduce_gradients(gradients, shardings, task.config.optimizer.reduce_dtype)
+    return gradients, metrics, new_values
 
 
 def _accumulate(micro_step: Callable[[Batch], Any], batch: Batch, micro_batches: Array | int, accumulation: int) -> Any:

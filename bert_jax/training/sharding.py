@@ -229,17 +229,25 @@ def sum_over_devices(x: jax.Array) -> jax.Array:
     return sum_over_rows(x, mesh, tuple(axis for axis in DATA_AXES if axis in mesh.manual_axes))
 
 
-def reduce_gradients(gradients: Any, shardings: Any) -> Any:
-    """Sum over all row axes; each device gets the shard that it owns: one reduction per array."""
+def reduce_gradients(gradients: Any, shardings: Any, dtype: str) -> Any:
+    """Sum over all row axes; each device gets the shard that it owns: one reduction per array.
+
+    Args:
+      gradients: of this device's rows.
+      shardings: of the parameters.
+      dtype: in which they are summed (`OptimizerConfig.reduce_dtype`); the sums have the type of the gradients.
+    """
 
     def reduce(gradient: jax.Array, sharding: NamedSharding) -> jax.Array:
-        axis = _fsdp_axis(sharding)
+        if row_shards(sharding.mesh) == 1:
+            return gradient
+        axis, addend = _fsdp_axis(sharding), gradient.astype(dtype)
         if axis is None:
-            return sum_over_rows(gradient, sharding.mesh)
+            return sum_over_rows(addend, sharding.mesh).astype(gradient.dtype)
         scattered = _split_over_tensor(
-            lambda x: jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True), gradient, sharding
+            lambda x: jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True), addend, sharding
         )
-        return sum_over_rows(scattered, sharding.mesh, ("data",))
+        return sum_over_rows(scattered, sharding.mesh, ("data",)).astype(gradient.dtype)
 
     return jax.tree.map(reduce, gradients, shardings)
 

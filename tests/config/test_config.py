@@ -213,6 +213,7 @@ CONTRADICTIONS = [
     ),
     (lambda: OptimizerConfig(min_trust_ratio=2.0, max_trust_ratio=1.0), "max_trust_ratio 1.0", "use min <= max"),
     (lambda: OptimizerConfig(learning_rate_scales=(("a", -1.0),)), "learning_rate_scales.0.1 is -1", "in [0, "),
+    (lambda: OptimizerConfig(reduce_dtype="float16"), "optimizer.reduce_dtype is 'float16'", "bfloat16"),
     (lambda: OptimizerConfig(layer_decay=0.0), "layer_decay is 0", "(0, 1]"),
     (lambda: with_layer_decay(parameter_groups=1), "model.parameter_groups 1 shares", "set optimizer.layer_decay 1"),
     (lambda: with_head(reads="mean", cls_norm="centre"), "finetune.head.cls_norm 'centre'", "cls_norm none"),

@@ -1,0 +1,116 @@
+"""One step of a small model on one device and on meshes of four fake CPU devices; prints JSON.
+
+Run by test_collectives.py in a process of its own, because the number of devices is fixed when jax starts.
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+from collections import Counter
+
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.config import MeshConfig
+from bert_jax.objectives.masking import Vocabulary
+from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.sharding import (
+    make_mesh,
+    manual_specs,
+    put_rows,
+    reduce_gradients,
+    replicated,
+    state_shardings,
+)
+from tests.training import test_step_golden as golden
+
+CASES = {
+    # name: (data, fsdp, tensor, micro-batches, reduce_dtype)
+    "one": (1, 1, 1, 1, "float32"),
+    "float32": (2, 2, 1, 1, "float32"),
+    "bfloat16": (2, 2, 1, 1, "bfloat16"),
+}
+LOWERED = {
+    "one, bfloat16": (1, 1, 1, 1, "bfloat16"),
+    "bfloat16, 2 micro-batches": (2, 2, 1, 2, "bfloat16"),
+    "bfloat16, tensor": (2, 1, 2, 1, "bfloat16"),
+}
+"""Not compiled."""
+COLLECTIVE = re.compile(r'"stablehlo\.(all_reduce|reduce_scatter|all_gather)"\(.*?\) -> tensor<(?:\d+x)*(\w+)>', re.S)
+
+
+def make_programs(data: int, fsdp: int, tensor: int, reduce_dtype: str) -> Programs:
+    optimizer = dataclasses.replace(golden.BASE.optimizer, reduce_dtype=reduce_dtype)
+    config = dataclasses.replace(golden.BASE, optimizer=optimizer, mesh=MeshConfig(data, fsdp, tensor))
+    mesh = make_mesh(config.mesh, jax.devices()[: data * fsdp * tensor])
+    return Programs(Pretraining(config, Vocabulary(64, 4, (0, 1, 2, 3, 4))), mesh)
+
+
+def collective_types(programs: Programs, micro_batches: int) -> dict[str, int]:
+    """Collectives of arrays in the lowered step, counted by kind and type; sums of metrics are scalars."""
+    text = programs.trace_train_step(0, micro_batches).lower().as_text()
+    found = COLLECTIVE.finditer(text)
+    return Counter(f"{one[1]} {one[2]}" for one in found if "x" in one[0].rsplit("tensor<", 1)[1])
+
+
+def first_moments(programs: Programs, micro_batches: int) -> dict[str, np.ndarray]:
+    """A tenth of the gradient, clipped."""
+    rows, scalars = golden.rows(), put_step_scalars(0.01, 1, golden.BASE.seed, programs.mesh)
+    step = programs.train_step(0, micro_batches)
+    state, _ = step(programs.init_state(), put_rows(rows, programs.mesh, golden.ROWS), scalars)
+    return {name: np.asarray(x) for name, x in name_leaves(jax.device_get(state.optimizer.mu)).items()}
+
+
+def distance(moments: dict[str, np.ndarray], reference: dict[str, np.ndarray]) -> float:
+    squares = sum(float(np.square(moments[name] - x).sum()) for name, x in reference.items())
+    return (squares / sum(float(np.square(x).sum()) for x in reference.values())) ** 0.5
+
+
+def reduced(dtype: str | None) -> dict[str, np.ndarray]:
+    """Gradients that differ between devices, summed by `reduce_gradients`; None: by plain sums of float32."""
+    mesh = make_mesh(MeshConfig(2, 2, 1), jax.devices())
+    shapes = {"layers": {"up": {"kernel": jnp.zeros((2, 8, 16)), "bias": jnp.zeros((2, 16))}}}
+    shardings = state_shardings(mesh, shapes)
+
+    def sums(x):
+        first = jax.lax.axis_index("data") * 2 + jax.lax.axis_index("fsdp")
+        gradients = jax.tree.map(lambda x: jnp.sin(jnp.arange(x.size, dtype=jnp.float32) + first).reshape(x.shape), x)
+        if dtype is not None:
+            return reduce_gradients(gradients, shardings, dtype)
+        up = gradients["layers"]["up"]
+        kernel = jax.lax.psum_scatter(up["kernel"], "fsdp", scatter_dimension=1, tiled=True)
+        total = {"kernel": jax.lax.psum(kernel, "data"), "bias": jax.lax.psum(up["bias"], ("data", "fsdp"))}
+        return {"layers": {"up": total}}
+
+    specs = replicated(mesh).spec, manual_specs(shardings)
+    of_devices = jax.shard_map(sums, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+    return {name: np.asarray(x) for name, x in name_leaves(jax.jit(of_devices)(shapes)).items()}
+
+
+def main() -> None:
+    jax.config.update("jax_disable_most_optimizations", True)
+    results, moments = {}, {}
+    for name, (*sizes, micro_batches, reduce_dtype) in (CASES | LOWERED).items():
+        programs = make_programs(*sizes, reduce_dtype)
+        results[name] = {"collectives": collective_types(programs, micro_batches)}
+        if name in CASES:
+            moments[name] = first_moments(programs, micro_batches)
+            results[name]["distance"] = distance(moments[name], moments["one"])
+    plain = reduced(None)
+    sums = {dtype: reduced(dtype) for dtype in ("float32", "bfloat16")}
+    results["sums"] = {
+        dtype: {"distance": distance(one, plain), "types": sorted({str(x.dtype) for x in one.values()})}
+        for dtype, one in sums.items()
+    }
+    json.dump(results | {"parameters": len(moments["one"])}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
