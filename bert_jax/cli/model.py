@@ -124,6 +124,8 @@ class Convert:
     """Whether to keep the optimizer's moments; the formats bert-jax and tensorflow1 can store them."""
     drop: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="PATTERN")] = ()
     """Leave out tensors of the source by name (* matches anything); may be repeated."""
+    part: Literal["model", "generator"] = "model"
+    """What of a run of replaced-token detection to write: the discriminator, or its generator with the MLM head."""
     trim_vocabulary: bool = False
     """Remove embedding rows after the tokenizer's last token, as in padded vocabularies."""
     force: bool = False
@@ -143,7 +145,7 @@ class Convert:
         from bert_jax.distributed import jax_setup
 
         jax_setup.disable_absent_backends()
-        options = input_formats.ReadOptions(self.optimizer_state == "keep", self.drop, self.trim_vocabulary)
+        options = input_formats.ReadOptions(self.optimizer_state == "keep", self.drop, self.trim_vocabulary, self.part)
         choices = {"force": self.force, "pooling": self.pooling, "dtype": self.dtype}
         report = conversion.convert(self.source, self.destination, self.to, options, **choices)
         print(json.dumps(report.to_dict()) if self.json else "\n".join([*report.lines(), f"wrote {self.destination}"]))

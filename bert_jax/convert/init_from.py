@@ -10,11 +10,11 @@ from bert_jax.config import Config, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import COMPUTE_FIELDS, first_architecture_difference
-from bert_jax.errors import UserError
-from bert_jax.model import bert
+from bert_jax.errors import UserError, require
+from bert_jax.model.generator import GENERATOR
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths, name_leaves
-from bert_jax.training.pretraining_task import heads_of
+from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.state import InitialParams, Moments, repeat_stack
 
 Params = dict[str, Any]
@@ -44,9 +44,11 @@ def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
     """
     source, keep = config.start.source, config.start.optimizer_state == "keep"
     assert source is not None
-    with input_formats.open_model(source, input_formats.ReadOptions(optimizer_state=keep)) as source_model:
+    options = input_formats.ReadOptions(optimizer_state=keep, part="both" if config.generator_of(0) else "model")
+    with input_formats.open_model(source, options) as source_model:
         _check_source(source_model, config, tokenizer)
-        initialized = bert.init(config.model_of(0), jax.random.key(config.seed), heads_of(config))
+        initialized = model_spec(config, 0).init(jax.random.key(config.seed))
+        _check_tables(source_model.model.params, initialized, config)
         params, fresh = _fit(source_model.model.params, initialized, config)
         unused = sorted(name_leaves(source_model.model.params).keys() - name_leaves(params).keys())
         print(
@@ -105,7 +107,7 @@ def _fit(source_params: Params, default: Params, config: Config) -> tuple[Params
     fresh = []
 
     def choose(path: str, leaf: jax.Array | np.ndarray) -> np.ndarray:
-        if path not in named or (start.embeddings == "new" and path in VOCABULARY_PARAMS):
+        if path not in named or (start.embeddings == "new" and path.removeprefix(f"{GENERATOR}/") in VOCABULARY_PARAMS):
             fresh.append(path)
             return np.asarray(leaf)
         array = np.asarray(named[path])
@@ -119,6 +121,17 @@ def _fit(source_params: Params, default: Params, config: Config) -> tuple[Params
         return array
 
     return map_with_paths(choose, default), fresh
+
+
+def _check_tables(source_params: Params, initialized: Params, config: Config) -> None:
+    """Raise UserError if only one of source and run has tables that are differences to a generator's."""
+    source, run = (f"{GENERATOR}/encoder/embeddings/word" in name_leaves(x) for x in (source_params, initialized))
+    has, wanted = ("disentangled" if apart else "shared" for apart in (source, run))
+    require(
+        source == run,
+        f"start.source {config.start.source} has no {wanted} embeddings of a generator, which "
+        f"objective.generator_embeddings asks for: set objective.generator_embeddings {has}",
+    )
 
 
 def _check_vocabulary(source_model: SourceModel, config: Config, tokenizer: Tokenizer) -> None:

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 import jax
 
 from bert_jax import config as config_lib
-from bert_jax.config import Config, ModelConfig, Phase
+from bert_jax.config import Config, Phase
 from bert_jax.errors import UserError, require
 from bert_jax.experiments.study import Levels, Study
 from bert_jax.finetune.options import FinetuneOptions
-from bert_jax.model import bert
-from bert_jax.model.heads import Heads
+from bert_jax.model.generator import ModelSpec
 from bert_jax.objectives.objectives import active_objectives
-from bert_jax.training.pretraining_task import heads_of, train_step_flops
+from bert_jax.training.pretraining_task import model_spec, train_step_flops
 
 
 @dataclass(frozen=True)
@@ -59,13 +58,13 @@ def cost_of(config: Config) -> Cost:
         config.total_steps,
         sum(rows * phase.seq_len for _, phase, rows in phases),
         sum(train_step_flops(config, i, 1) * rows for i, _, rows in phases),
-        _parameters(config.model, heads_of(config)),
+        _parameters(model_spec(config, -1)),
     )
 
 
 @functools.cache  # tracing takes a tenth of a second
-def _parameters(model: ModelConfig, heads: Heads) -> int:
-    return sum(leaf.size for leaf in jax.tree.leaves(bert.shapes(model, heads)))
+def _parameters(spec: ModelSpec) -> int:
+    return sum(leaf.size for leaf in jax.tree.leaves(spec.shapes()))
 
 
 def make_cells(study: Study, vocab_size: int) -> list[Cell]:

@@ -6,12 +6,14 @@ shared embeddings, the generator's tables and their norm are the discriminator's
 tables of the discriminator's tree are differences to the generator's.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from bert_jax.array_types import Array, Key
 from bert_jax.config import ModelConfig
+from bert_jax.model import bert
 from bert_jax.model.heads import Heads
 
 Params = dict[str, Any]
@@ -19,6 +21,34 @@ GENERATOR = "generator"
 TABLES = ("word", "position", "token_type")
 SHARED = (*TABLES, "norm")
 """Parameters of the embeddings that both models have in common; each has its own projection."""
+
+_GENERATOR_KEY = 4
+"""Folded into the key of initial parameters; `bert.init` folds in smaller numbers."""
+
+
+class ModelSpec(NamedTuple):
+    """What the tree of a run's parameters depends on."""
+
+    model: ModelConfig
+    heads: Heads
+    generator: ModelConfig | None = None
+    """None: the run has no generator, and its tree is that of the model."""
+    embeddings: str = "shared"
+    """`ObjectiveConfig.generator_embeddings`."""
+
+    def init(self, key: Key[Array, ""]) -> Params:
+        """New parameters."""
+        params = bert.init(self.model, key, self.heads)
+        if self.generator is None:
+            return params
+        of_generator = bert.init(
+            self.generator, jax.random.fold_in(key, _GENERATOR_KEY), generator_heads(self.generator)
+        )
+        return join_params(params, of_generator, self.embeddings)
+
+    def shapes(self) -> Params:
+        """The tree that `init` returns, with `jax.ShapeDtypeStruct` leaves."""
+        return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
 
 def generator_heads(model: ModelConfig) -> Heads:

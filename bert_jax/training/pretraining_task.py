@@ -8,7 +8,6 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from bert_jax.array_types import Array, Float, Key, UInt32
@@ -18,7 +17,7 @@ from bert_jax.data.cursor import Cursor
 from bert_jax.model import bert
 from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import pretraining_flops
-from bert_jax.model.generator import discriminator_params, generator_heads, generator_params, join_params
+from bert_jax.model.generator import ModelSpec, discriminator_params, generator_heads, generator_params
 from bert_jax.model.heads import Heads
 from bert_jax.objectives.losses import Objective, WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
@@ -28,9 +27,6 @@ from bert_jax.training.task import Params, Score
 
 if TYPE_CHECKING:
     from bert_jax.data.batches import HeldOutRows, HostBatch, TrainingStream
-
-GENERATOR_KEY = 4
-"""Folded into the key of a run's initial parameters; `bert.init` folds in smaller numbers."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Pretraining:
 
     def init_params(self, key: Key[Array, ""]) -> Params:
         """New parameters of encoder and heads, and of a generator."""
-        return init_params(self.config, self.phase, key)
+        return model_spec(self.config, self.phase).init(key)
 
     @property
     def objectives(self) -> dict[str, Objective]:
@@ -79,13 +75,12 @@ class Pretraining:
 
     def models(self, params: Params) -> Models:
         """The model and, for replaced-token detection, its generator."""
-        heads, generator = heads_of(self.config), self.config.generator_of(self.phase)
+        model, heads, generator, embeddings = model_spec(self.config, self.phase)
         if generator is None:
-            return Models(bert.model_from_params(self.model_config, heads, params))
-        embeddings = self.config.objective.generator_embeddings
+            return Models(bert.model_from_params(model, heads, params))
         of_both = discriminator_params(params, embeddings), generator_params(params, embeddings)
         return Models(
-            bert.model_from_params(self.model_config, heads, of_both[0]),
+            bert.model_from_params(model, heads, of_both[0]),
             bert.model_from_params(generator, generator_heads(generator), of_both[1]),
         )
 
@@ -138,18 +133,10 @@ def heads_of(config: Config) -> Heads:
     return Heads(**heads)
 
 
-def init_params(config: Config, phase: int, key: Key[Array, ""]) -> Params:
-    """New parameters of a run's model in a phase, of its heads, and of its generator if it has one."""
-    params, generator = bert.init(config.model_of(phase), key, heads_of(config)), config.generator_of(phase)
-    if generator is None:
-        return params
-    of_generator = bert.init(generator, jax.random.fold_in(key, GENERATOR_KEY), generator_heads(generator))
-    return join_params(params, of_generator, config.objective.generator_embeddings)
-
-
-def param_shapes(config: Config, phase: int) -> Params:
-    """The tree that `init_params` returns, with `jax.ShapeDtypeStruct` leaves."""
-    return jax.eval_shape(lambda: init_params(config, phase, jax.random.key(0)))
+def model_spec(config: Config, phase: int) -> ModelSpec:
+    """What a run's parameters in a phase depend on."""
+    generator = config.generator_of(phase)
+    return ModelSpec(config.model_of(phase), heads_of(config), generator, config.objective.generator_embeddings)
 
 
 def train_step_flops(config: Config, phase: int, rows: int) -> float:

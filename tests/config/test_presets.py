@@ -21,7 +21,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.training.optimizers.param_rules import param_rules
 from bert_jax.training.optimizers.schedules import learning_rate
 from bert_jax.training.param_paths import name_leaves
-from bert_jax.training.pretraining_task import Pretraining, param_shapes
+from bert_jax.training.pretraining_task import Pretraining, model_spec
 from bert_jax.training.sharding import state_shardings
 from tests.objectives.masking_batches import VOCABULARY, make_batch
 
@@ -57,7 +57,7 @@ def paired(config: Config) -> bool:
 
 
 def shapes_of(config: Config) -> Any:
-    return param_shapes(config, -1)
+    return model_spec(config, -1).shapes()
 
 
 def mesh(data: int, fsdp: int, tensor: int) -> AbstractMesh:

@@ -5,7 +5,7 @@ import difflib
 import fnmatch
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from bert_jax.convert.families.family import HuggingFaceConfig
 from bert_jax.convert.families.hf_config_validation import validate_hf_config
@@ -30,6 +30,9 @@ class ReadOptions:
     """Patterns of the names of tensors to leave out."""
     trim_vocabulary: bool = False
     """Remove rows after the tokenizer's last token from the vocabulary's tables."""
+    part: Literal["model", "generator", "both"] = "model"
+    """What of a run of replaced-token detection, whose model is the discriminator; `both`: the tree of both models, as
+    in its checkpoints (model/generator.py)."""
 
 
 class InputFormat(NamedTuple):

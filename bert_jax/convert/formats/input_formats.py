@@ -55,6 +55,8 @@ def open_model(
         if run.matches(source):  # its checkpoints are read where they are
             yield run.read(source, options, Path(scratch))
             return
+        if options.part == "generator":
+            raise UserError(f"--part generator: {source} is not a run: leave --part out")
         with _local_copy(source) as local:
             yield _detect(local).read(local, options, Path(scratch))
 

@@ -12,10 +12,10 @@ from bert_jax.convert.name_map import check_finite
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import UserError
-from bert_jax.model import bert
+from bert_jax.model.generator import ModelSpec, Params, discriminator_params, generator_heads, generator_params
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
-from bert_jax.training.pretraining_task import heads_of
+from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.run_directory import checkpoint, workdir
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.state import Moments
@@ -66,17 +66,23 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
     if (directory / workdir.TOKENIZER).exists():
         load_tokenizer(directory, save)
-    model, heads = config.model_of(checkpoint.read_metadata(save)["phase"]), heads_of(config)
-    shapes = bert.shapes(model, heads)
+    spec = model_spec(config, checkpoint.read_metadata(save)["phase"])
+    if options.part == "generator" and spec.generator is None:
+        raise UserError(f"--part generator: the run in {directory} has no generator (objective.token): leave it out")
+    shapes = spec.shapes()
     # Moments are those of the trained parameters.
     averaged = config.optimizer.ema_decay is not None and not options.optimizer_state
     part = "average" if averaged else "params"
-    params = checkpoint.restore_parts(save, {part: shapes})[part]
+    params = _part_of(checkpoint.restore_parts(save, {part: shapes})[part], spec, spec.embeddings, options.part)
     moments = None
     if options.optimizer_state:
         state = {"count": jax.ShapeDtypeStruct((), np.int32), "mu": shapes, "nu": shapes}
         restored = checkpoint.restore_parts(save, {"optimizer": state})["optimizer"]
-        moments = Moments(int(restored["count"]), restored["mu"], restored["nu"])
+        # The moments of a difference of tables are those of the discriminator's table.
+        mode = spec.embeddings if options.part == "generator" else "shared"
+        trees = (_part_of(restored[name], spec, mode, options.part) for name in ("mu", "nu"))
+        moments = Moments(int(restored["count"]), *trees)
+    model, heads = spec.model, spec.heads
     notes = ()
     if heads.pair:
         notes = (f"Its sentence-pair head predicts {PAIR_LABELS[config.objective.pair]}.",)
@@ -86,10 +92,18 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
         for name, leaf in name_leaves(tree).items():
             check_finite(name, np.asarray(leaf), str(save))
     family = config.finetune.family if config.finetune else infer_model_type(model, heads)
+    if options.part == "generator":
+        model, heads = spec.generator, generator_heads(spec.generator)
     translated = NativeModel(family, model, heads, params)
     return SourceModel(
         "run", str(directory), translated, directory / workdir.TOKENIZER, optimizer_state=moments, notes=notes
     )
+
+
+def _part_of(tree: Params, spec: ModelSpec, embeddings: str, part: str) -> Params:
+    if spec.generator is None or part == "both":
+        return tree
+    return (generator_params if part == "generator" else discriminator_params)(tree, embeddings)
 
 
 def _open_checkpoint(save: epath.Path) -> epath.Path:

@@ -1,0 +1,132 @@
+"""A run of replaced-token detection: killed and continued, read, exported, fine-tuned and started from."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from etils import epath
+
+import bert_jax
+from bert_jax import config as config_lib
+from bert_jax.cli import main as cli
+from bert_jax.config import CheckpointConfig
+from bert_jax.convert.conversion import convert
+from bert_jax.convert.formats.format import ReadOptions
+from bert_jax.convert.formats.input_formats import open_model
+from bert_jax.convert.init_from import load_initial_params
+from bert_jax.errors import UserError
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training import pretraining
+from bert_jax.training.eval_metrics import format_metrics
+from tests.finetune.task_files import write_glue
+from tests.runs import Killed, arrays, assert_same_run, final_state
+
+TABLES = ("word", "position", "token_type")
+
+
+@pytest.fixture(scope="module")
+def config(plain_config):
+    """Disentangled embeddings of another width than either model's."""
+    return config_lib.replace(
+        plain_config,
+        model={"embedding_size": 24},
+        objective={
+            "token": "rtd",
+            "pair": "none",
+            "mask_token_share": 0.85,
+            "random_token_share": 0.0,
+            "generator_width": 0.5,
+            "generator_embeddings": "disentangled",
+        },
+        phases=(dataclasses.replace(plain_config.phases[0], steps=6),),
+        checkpoint=CheckpointConfig(every=2, keep=9),
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(config, train, tmp_path_factory):
+    """A finished run and its last evaluation."""
+    directory = tmp_path_factory.mktemp("rtd") / "run"
+    return directory, train(config, directory).evaluation
+
+
+def test_what_is_measured(trained):
+    _, found = trained
+    names = {"rtd_loss", "rtd_accuracy", "rtd_recall", "rtd_auc", "rtd_replaced", "generator_loss"}
+    names |= {"generator_accuracy", "generator_perplexity", "unigram_loss", "unigram_accuracy"}
+    assert found.keys() - {"rtd_precision"} == names and 0.5 < found["rtd_auc"] < 1 and 0 < found["rtd_replaced"] < 0.2
+    for name in ("generator_loss", "rtd_loss", "rtd_auc"):
+        assert f"{name} {found[name]:.4f}" in format_metrics(found)
+
+
+def test_a_killed_run_ends_the_same(trained, config, train, tmp_path):
+    def kill(count, state):
+        if count == 5:
+            raise Killed
+        return state
+
+    with pytest.raises(Killed):
+        train(config, tmp_path / "run", after_step=kill)
+    train(config, tmp_path / "run")
+    assert_same_run(tmp_path / "run", trained[0], config)
+
+
+def test_both_parts_are_read_and_exported(trained, config, tmp_path):
+    """Differences are added exactly, and both exports pass the parity report."""
+    params = arrays(final_state(trained[0], config)[0].params)
+    for part, name in (("model", "ElectraForPreTraining"), ("generator", "ElectraForMaskedLM")):
+        with open_model(trained[0], ReadOptions(part=part)) as source:
+            found = arrays(source.model.params)
+        for table in TABLES:
+            path = f"encoder/embeddings/{table}"
+            expected = params[f"generator/{path}"] + (params[path] if part == "model" else 0)
+            assert np.any(params[path])
+            np.testing.assert_array_equal(found[path], expected)
+        assert not any(path.startswith("generator/") for path in found)
+        to = tmp_path / part
+        assert cli.main(["convert", str(trained[0]), str(to), "--part", part]) == 0
+        assert json.loads((to / "config.json").read_text())["architectures"] == [name]
+    assert [len(found.token) > 0 for found in bert_jax.load(tmp_path / "generator").fill_mask("the [MASK] sings.")[0]]
+    with open_model(trained[0], ReadOptions(optimizer_state=True)) as source:
+        assert arrays(source.optimizer_state.mu).keys() == arrays(source.model.params).keys()
+
+
+def test_other_models_have_no_generator(tiny_run, tmp_path):
+    for source in (tiny_run, epath.Path(tmp_path)):
+        with pytest.raises(UserError, match="--part generator: "):
+            convert(source, epath.Path(tmp_path / "out"), "huggingface", ReadOptions(part="generator"))
+
+
+def test_a_run_starts_from_both_models_or_from_the_discriminator(trained, config, tiny_corpus, capsys):
+    tokenizer = Tokenizer.load(tiny_corpus)
+    start = dataclasses.replace(config.start, source=str(trained[0]))
+    again = load_initial_params(dataclasses.replace(config, start=start), tokenizer).params
+    expected = arrays(final_state(trained[0], config)[0].params)
+    for name, array in arrays(again).items():
+        np.testing.assert_array_equal(array, expected[name])
+    shared = config_lib.replace(config, start=start, objective={"generator_embeddings": "shared"})
+    with pytest.raises(UserError, match=r"set objective\.generator_embeddings disentangled"):
+        load_initial_params(shared, tokenizer)
+    masked = config_lib.replace(config, start=start, objective={"token": "mlm"})
+    found = arrays(load_initial_params(masked, tokenizer).params)
+    path = "encoder/embeddings/word"
+    np.testing.assert_array_equal(found[path], expected[path] + expected[f"generator/{path}"])
+    assert "initialized at random: mlm/bias" in capsys.readouterr().err
+
+
+def test_it_is_evaluated_like_the_run(trained, tiny_corpus):
+    """On rows of its own length, all metrics are those of its last evaluation."""
+    from bert_jax.data.mixture import CorpusWeight
+
+    found = pretraining.evaluate(trained[0], [CorpusWeight(tiny_corpus)]).metrics
+    assert found.keys() == trained[1].keys()
+    for name, value in trained[1].items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.slow
+def test_the_discriminator_is_fine_tuned(trained, tmp_path):
+    data = write_glue(tmp_path / "sst2", "sst2")
+    command = ["finetune", str(trained[0]), "--task", "sst2", "--data", str(data), "--workdir", str(tmp_path / "tuned")]
+    assert cli.main([*command, "--epochs", "1", "--max-length", "32"]) == 0
