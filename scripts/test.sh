@@ -37,6 +37,7 @@ fi
 
 export PATH=$venv/bin:$PATH
 export PYTHONNOUSERSITE=1
+unset PYTHONDONTWRITEBYTECODE # images of containers set it; every process would compile all modules and rewrite all asserts
 export JAX_PLATFORMS=cpu
 # Tests, and the processes they start, share compiled programs; a second run finds those of the first.
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax-cache}

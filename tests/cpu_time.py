@@ -47,15 +47,20 @@ class CpuTime:
     """A plugin of pytest. With pytest-xdist, reports carry the seconds from the processes that measured them."""
 
     def __init__(self) -> None:
-        self._last = _cpu_seconds()
+        self._last = self._collection = 0.0
         self._seconds: Counter[tuple[str, bool]] = Counter()
+
+    def pytest_collection_finish(self) -> None:
+        """Every process imports all test files: what that takes is not part of its first test."""
+        self._last = self._collection = _cpu_seconds()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Add `cpu_seconds` to a report: since the one before it, fixtures included."""
+        """Add `cpu_seconds` to a report: since the one before it, fixtures included. The first has the collection's."""
         report = yield
         now = _cpu_seconds()
         report.cpu_seconds, self._last = now - self._last, now
+        report.collection_seconds, self._collection = self._collection, 0.0
         return report
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -64,6 +69,7 @@ class CpuTime:
         package = parts[1] if len(parts) > 2 else "(others)"
         seconds = getattr(report, "cpu_seconds", 0.0)  # the report of a process that died has none
         self._seconds[package, "slow" in report.keywords] += seconds
+        self._seconds["(collection)", False] += getattr(report, "collection_seconds", 0.0)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table, the most expensive package first."""

@@ -1,5 +1,6 @@
 """Flags of `bert-jax` and `bert-data`: help, and mistakes that are found before a command imports jax."""
 
+import functools
 import json
 import os
 import re
@@ -163,6 +164,7 @@ READ_TASK_FILES = {
 """Commands that read the files of tasks, and the sections of their flags."""
 
 
+@functools.cache
 def flags_of(command):
     args = cli.parse(command, ARGUMENTS[command])
     return list(list_flags(type(args), args))

@@ -42,17 +42,20 @@ VALUES = st.one_of(
 )
 EXCLUDED = ("--plot", "--cluster.process", "--compilation-cache", "--help", "--help-all", "--topology")
 """Flags that write to other places, wait for other processes, change this process, or compile."""
-FLAGS = {command: [n for flag in flags_of(command) for n in flag.names if n not in EXCLUDED] for command in ARGUMENTS}
-ALL_FLAGS = [flag for flags in FLAGS.values() for flag in flags]
 CONFIGS = st.sampled_from(["bert_tiny", "bert_base", "modern_base"])
+
+
+def names_of(command: str) -> list[str]:
+    return [name for flag in flags_of(command) for name in flag.names if name not in EXCLUDED]
 
 
 @st.composite
 def command_lines(draw) -> list[str]:
-    command = draw(st.sampled_from(list(FLAGS)))
-    own = st.sampled_from(FLAGS[command])
+    command = draw(st.sampled_from(list(ARGUMENTS)))
+    own = st.sampled_from(names_of(command))
+    other = st.sampled_from([name for any_command in ARGUMENTS for name in names_of(any_command)])
     underscored = own.map(lambda flag: f"--{flag[2:].replace('-', '_')}")
-    names = st.one_of(own, own, own, own, own, underscored, st.sampled_from(ALL_FLAGS), VALUES.map("--{}".format))
+    names = st.one_of(own, own, own, own, own, underscored, other, VALUES.map("--{}".format))
     value = st.sampled_from(["0", "1", "2", "8", "64", "0.5", "None"]) | VALUES
     words = []
     for _ in range(draw(st.integers(0, 3))):

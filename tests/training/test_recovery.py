@@ -229,16 +229,23 @@ def test_skipped_rows_are_those_of_the_phase_of_the_first_bad_step(bad, two_phas
 @functools.partial(jax.jit, static_argnums=2)
 def scan_steps(losses, skipped, span):
     def step(state, given):
-        after, measures = update_divergence_state(state, *given, span)
+        after, measures = jax.vmap(lambda *run: update_divergence_state(*run, span))(state, *given)
         return after, (after, measures)
 
-    return jax.lax.scan(step, init_divergence_state(), (losses, skipped))[1]
+    first = jax.tree.map(lambda x: jnp.stack([x] * losses.shape[1]), init_divergence_state())
+    return jax.lax.scan(step, first, (losses, skipped))[1]
 
 
-def measure(losses, span: int = 50, skipped=()) -> tuple[DivergenceState, StepMeasures]:
-    """The states and measures of steps with these losses, as arrays."""
-    bad = ~np.isfinite(losses) if not len(skipped) else np.asarray(skipped)
-    return jax.device_get(scan_steps(np.asarray(losses, np.float32), bad, span))
+def measure_runs(losses, span: int = 50, skipped=None) -> list[tuple[DivergenceState, StepMeasures]]:
+    """The states and measures of the steps of each run, as arrays; one program for all."""
+    losses = np.asarray(losses, np.float32)
+    skipped = ~np.isfinite(losses) if skipped is None else np.asarray(skipped)
+    found = jax.device_get(scan_steps(losses.T, skipped.T, span))
+    return [jax.tree.map(lambda x, run=run: x[:, run], found) for run in range(len(losses))]
+
+
+def measure(losses, span: int = 50, skipped=None) -> tuple[DivergenceState, StepMeasures]:
+    return measure_runs([losses], span, None if skipped is None else [skipped])[0]
 
 
 def at_step(found: StepMeasures, step: int) -> StepMeasures:
@@ -246,9 +253,12 @@ def at_step(found: StepMeasures, step: int) -> StepMeasures:
     return StepMeasures(*(x[step].item() for x in found))
 
 
-def first_divergence(losses) -> int | None:
-    """The step, counted from 1, at which the run would roll back."""
-    found = measure(losses)[1]
+def first_divergences(runs) -> list[int | None]:
+    """Of each run, the step, counted from 1, at which it would roll back."""
+    return [_first_divergence(losses, found) for losses, (_, found) in zip(runs, measure_runs(runs), strict=True)]
+
+
+def _first_divergence(losses, found: StepMeasures) -> int | None:
     for step in np.flatnonzero(np.maximum(found.loss_rise, found.average_rise) > RecoveryConfig().spike):
         try:
             check_divergence(step + 1, losses[step], at_step(found, step), RecoveryConfig())
@@ -281,41 +291,52 @@ def sample_losses(steps: int, noise: float, seed: int) -> np.ndarray:
     return 5 + 4 * np.exp(-np.arange(steps) / 100) + noise * rng.standard_normal(steps)
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.5, 1.5, 3.0])
-def test_noise_is_no_divergence(noise):
+def test_noise_is_no_divergence():
     """A few tokens per step: 1.5 nats. The bound was 3 nats above the lowest average whatever the noise."""
-    assert [first_divergence(sample_losses(2000, noise, seed)) for seed in range(5)] == [None] * 5
+    runs = [sample_losses(2000, noise, seed) for noise in (0.05, 0.5, 1.5, 3.0) for seed in range(5)]
+    assert first_divergences(runs) == [None] * 20
 
 
-@pytest.mark.parametrize("tokens", [4, 8, 20, 200])
-def test_losses_of_few_tokens_are_no_divergence(tokens):
-    """A loss per token that is skewed: with 4 and 8 tokens, all runs had false divergences."""
+def losses_of_few_tokens(tokens: int) -> np.ndarray:
+    """Three runs of 4000 steps with a loss per token that is skewed."""
     rng = np.random.default_rng(tokens)
     means = 2 + 5 * np.exp(-np.arange(4000) / 1500)
     per_token = np.minimum(rng.lognormal(-0.5, 1.0, (3, 4000, tokens)) * means[:, None], 25.0)
     counts = rng.integers(tokens // 2, tokens + 1, (3, 4000, 1))
-    runs = np.where(np.arange(tokens) < counts, per_token, 0.0).sum(-1) / counts[..., 0]
-    assert [first_divergence(losses) for losses in runs] == [None] * 3
-    runs[:, 3000:] += 6.0
-    assert all(3000 < first_divergence(losses) < 3200 for losses in runs)
+    return np.where(np.arange(tokens) < counts, per_token, 0.0).sum(-1) / counts[..., 0]
 
 
-@pytest.mark.parametrize("noise", [0.05, 0.3])
-@pytest.mark.parametrize(
-    ("shape", "at"),
-    [*itertools.product(["spike", "level"], [30, 300, 1500]), *itertools.product(["slope", "oscillation"], [4, 1500])],
-)
-def test_divergence_is_found(noise, at, shape):
+def test_losses_of_few_tokens_are_no_divergence():
+    """With 4 and 8 tokens, all runs had false divergences."""
+    runs = np.concatenate([losses_of_few_tokens(tokens) for tokens in (4, 8, 20, 200)])
+    raised = runs.copy()
+    raised[:, 3000:] += 6.0
+    found = first_divergences(np.concatenate([runs, raised]))
+    assert found[:12] == [None] * 12
+    assert all(3000 < step < 3200 for step in found[12:]), found
+
+
+SHAPES = [
+    *itertools.product(["spike", "level"], [30, 300, 1500]),
+    *itertools.product(["slope", "oscillation"], [4, 1500]),
+]
+
+
+def test_divergence_is_found():
     """Early and late; for good or for three steps; at once or by and by."""
-    losses, after = sample_losses(2000, noise, 0), np.arange(2000 - at)
-    losses[at:] += {
-        "spike": 5.0 * (after < 3),
-        "level": 5.0,
-        "slope": np.minimum(0.1 * after, 8.0),
-        "oscillation": np.minimum(0.1 * after, 8.0) * (1 + np.cos(np.pi * after)),
-    }[shape]
-    found = first_divergence(losses)
-    assert found is not None and at < found <= at + {"spike": 3, "level": 3}.get(shape, 120)
+    cases = list(itertools.product(SHAPES, [0.05, 0.3]))
+    runs = [sample_losses(2000, noise, 0) for _, noise in cases]
+    for losses, ((shape, at), _) in zip(runs, cases, strict=True):
+        after = np.arange(2000 - at)
+        losses[at:] += {
+            "spike": 5.0 * (after < 3),
+            "level": 5.0,
+            "slope": np.minimum(0.1 * after, 8.0),
+            "oscillation": np.minimum(0.1 * after, 8.0) * (1 + np.cos(np.pi * after)),
+        }[shape]
+    for found, case in zip(first_divergences(runs), cases, strict=True):
+        (shape, at), _ = case
+        assert found is not None and at < found <= at + {"spike": 3, "level": 3}.get(shape, 120), case
 
 
 def test_what_counts_as_divergence():
