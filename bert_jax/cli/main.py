@@ -11,7 +11,7 @@ from bert_jax.cli.ablate import Ablate
 from bert_jax.cli.compress import COMMANDS as COMPRESS_COMMANDS
 from bert_jax.cli.doctor import Doctor
 from bert_jax.cli.finetune import Finetune
-from bert_jax.cli.model import Convert, Evaluate, FillMask
+from bert_jax.cli.model import Convert, Evaluate, FillMask, Merge
 from bert_jax.cli.plan import Plan, Schedule
 from bert_jax.cli.pretrain import Pretrain
 from bert_jax.cli.report import Report
@@ -61,6 +61,7 @@ COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "fill-mask": FillMask,
     "report": Report,
     "convert": Convert,
+    "merge": Merge,
     "finetune": Finetune,
     "compress": compress,
     "analyse": analyse,

@@ -1,9 +1,9 @@
-"""The commands ``bert-jax evaluate``, ``fill-mask`` and ``convert``, which use a trained model."""
+"""The commands ``bert-jax evaluate``, ``fill-mask``, ``convert`` and ``merge``, which use trained models."""
 
 import json
 import sys
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -15,21 +15,42 @@ from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.errors import printable
 from bert_jax.storage.paths import to_path
 
+if TYPE_CHECKING:
+    from bert_jax.training.pretraining import EvaluationResult
+
+
+OutputFormatName = Literal[
+    "huggingface",
+    "pytorch",
+    "tensorflow1",
+    "bert-jax",
+    "stablehlo",
+    "onnx",
+    "onnx-int8",
+    "onnx-both",
+    "openvino",
+    "openvino-int8",
+    "openvino-both",
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Held-out metrics of a run's newest checkpoint with their baselines, on the devices of one or more processes."""
+    """Held-out metrics of a run's newest checkpoint, or of a model, with their baselines, on the devices of one or more
+    processes."""
 
-    workdir: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="WORKDIR")]
-    """Directory of the run."""
+    model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
+    """Work directory of a run, or a model with an MLM head (docs/conversion.md has the formats)."""
     corpus: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
-    """Corpus whose validation split is scored, built with the run's tokenizer; may be repeated."""
+    """Corpus whose validation split is scored, built with the model's tokenizer; may be repeated."""
     format: Format | None = None
-    """Format of the scored rows, to compare runs of different formats (docs/ablation.md). Default: the run's."""
+    """Format of the scored rows, to compare runs of different formats (docs/ablation.md). Default: the run's;
+    full_sentences for a model."""
     seq_len: int | None = None
-    """Tokens per row. Default: those of the run's last phase."""
+    """Tokens per row. Default: those of the run's last phase; for a model 128."""
     rows: int | None = None
-    """Rows of each validation split to score; all if it has fewer. Default: the run's evaluation.rows."""
+    """Rows of each validation split to score; all if it has fewer. Default: the run's evaluation.rows; for a model
+    those of the presets."""
     json: bool = False
     """Print JSON instead of a table."""
     cluster: cluster_detection.ClusterConfig = field(default_factory=cluster_detection.ClusterConfig)
@@ -37,7 +58,7 @@ class Evaluate:
 
     def run(self) -> int:
         """Print the metrics in the first process."""
-        options = {name: getattr(self, name) for name in ("workdir", "corpus", "format", "seq_len", "rows")}
+        options = {name: getattr(self, name) for name in ("model", "corpus", "format", "seq_len", "rows")}
         words = ["evaluate", *self.words]
         code = supervisor.supervise_command(words, self.cluster, options, supervisor.STOPPING)
         if code is not None:
@@ -46,12 +67,11 @@ class Evaluate:
         # Validation splits are scored one by one: their shares are not used, and equal shares pass validation.
         mixture = [mixture_lib.CorpusWeight(to_path(text), 1.0) for text in self.corpus]
         from bert_jax.distributed import agreement, jax_setup, worker
-        from bert_jax.training import pretraining
 
         jax_setup.disable_absent_backends()
         jax_setup.end_on_sigterm()
         worker.connect_worker(self.cluster)
-        evaluation = pretraining.evaluate(self.workdir, mixture, form=self.format, seq_len=self.seq_len, rows=self.rows)
+        evaluation = self._score(mixture)
         supervised.announce_exit()
         scored = evaluation._asdict()
         metrics = scored.pop("metrics")
@@ -63,6 +83,18 @@ class Evaluate:
             print("scored: " + ", ".join(f"{name} {value}" for name, value in scored.items()) + " at most")
             print_metrics(metrics)
         return 0
+
+    def _score(self, mixture: list[mixture_lib.CorpusWeight]) -> "EvaluationResult":
+        """The metrics of the run or of the model."""
+        from bert_jax.convert.formats import input_formats, run
+        from bert_jax.convert.held_out import score_model
+        from bert_jax.training import pretraining
+
+        options = {"form": self.format, "seq_len": self.seq_len, "rows": self.rows}
+        if run.matches(self.model):
+            return pretraining.evaluate(self.model, mixture, **options)
+        with input_formats.open_model(self.model) as source_model:
+            return score_model(source_model, mixture, **options)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,19 +138,7 @@ class Convert:
     fairseq or NVIDIA. The format is detected (docs/conversion.md)."""
     destination: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="DESTINATION")]
     """Directory to create; it must not exist."""
-    to: Literal[
-        "huggingface",
-        "pytorch",
-        "tensorflow1",
-        "bert-jax",
-        "stablehlo",
-        "onnx",
-        "onnx-int8",
-        "onnx-both",
-        "openvino",
-        "openvino-int8",
-        "openvino-both",
-    ] = "huggingface"
+    to: OutputFormatName = "huggingface"
     """Format to write; the last seven are for serving (docs/compression/serving.md)."""
     optimizer_state: Literal["drop", "keep"] = "drop"
     """Whether to keep the optimizer's moments; the formats bert-jax and tensorflow1 can store them."""
@@ -149,3 +169,52 @@ class Convert:
         choices = {"force": self.force, "pooling": self.pooling, "dtype": self.dtype}
         report = conversion.convert(self.source, self.destination, self.to, options, **choices)
         print(json.dumps(report.to_dict()) if self.json else "\n".join([*report.lines(), f"wrote {self.destination}"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Merge:
+    """Write the mean of several models: of checkpoints of a run, or of runs from the same beginning."""
+
+    models: Annotated[tyro.conf.Positional[tuple[DirectoryArg, ...]], tyro.conf.arg(metavar="MODEL ...")]
+    """Runs, checkpoints of runs (RUN/checkpoints/STEP) or models, with one architecture and one tokenizer."""
+    out: DirectoryArg
+    """Directory to create; it must not exist."""
+    weights: tuple[float, ...] | None = None
+    """One number per model; they are divided by their sum. Default: equal ones."""
+    to: OutputFormatName = "bert-jax"
+    """Format to write."""
+    corpus: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR")] = ()
+    """Corpus on whose validation split the models and their mean are scored, in rows of full sentences; may be
+    repeated."""
+    seq_len: int | None = None
+    """Tokens per scored row. Default: 128."""
+
+    def run(self) -> None:
+        """Score, write, and print the scores."""
+        from contextlib import ExitStack
+
+        from bert_jax.convert import conversion
+        from bert_jax.convert.formats import input_formats
+        from bert_jax.convert.held_out import score_model
+        from bert_jax.convert.merge import merge_models
+        from bert_jax.distributed import jax_setup
+        from bert_jax.report import Section, Table
+        from bert_jax.report.text import render
+
+        jax_setup.disable_absent_backends()
+        conversion.check_destination(self.out, "--out ")
+        mixture = [mixture_lib.CorpusWeight(to_path(text), 1.0) for text in self.corpus]
+        scores = {}
+        with ExitStack() as stack:
+            merged = merge_models(self.models, self.weights, stack)
+            if self.corpus:
+                for path in self.models:
+                    with input_formats.open_model(path) as source_model:
+                        scores[str(path)] = score_model(source_model, mixture, seq_len=self.seq_len).metrics
+                scores[str(self.out)] = score_model(merged, mixture, seq_len=self.seq_len).metrics
+            conversion.convert(merged, self.out, self.to)
+        print(f"wrote {self.out}: {merged.notes[-1]}")
+        if scores:
+            names = tuple(next(iter(scores.values())))
+            rows = tuple((path, *(f"{found[name]:.4f}" for name in names)) for path, found in scores.items())
+            print(render([Section("held out", [Table(("model", *names), rows)])]))

@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -40,7 +40,7 @@ from bert_jax.training.run_directory.checkpoint import (
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.sharding import check_processes, device_kind, make_mesh
 from bert_jax.training.state import InitialParams
-from bert_jax.training.task import Task
+from bert_jax.training.task import Params, Task
 
 
 def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
@@ -155,8 +155,26 @@ class EvaluationResult(NamedTuple):
     metrics: dict[str, float]
 
 
-def evaluate(
-    directory: StoredPath,
+def evaluate(directory: StoredPath, parts: list[CorpusWeight], **options: Any) -> EvaluationResult:
+    """Held-out metrics of a run's newest intact checkpoint; arguments and errors as `evaluate_model`.
+
+    Raises:
+      UserError: also if there is no run or no checkpoint.
+    """
+    config = workdir.read_config(directory)
+    tokenizer = load_tokenizer(directory, newest_with_metadata(checkpoint_directory(directory)))
+
+    def load(programs: Programs) -> tuple[Params, int]:
+        return newest_params(programs, directory)
+
+    return evaluate_model(config, tokenizer, load, directory, parts, **options)
+
+
+def evaluate_model(
+    config: Config,
+    tokenizer: Tokenizer,
+    load_params: Callable[[Programs], tuple[Params, int]],
+    name: StoredPath,
     parts: list[CorpusWeight],
     *,
     form: str | None = None,
@@ -164,38 +182,39 @@ def evaluate(
     rows: int | None = None,
     make_programs: Callable[[Task, Mesh], Programs] = Programs,
 ) -> EvaluationResult:
-    """Held-out metrics of a run's newest intact checkpoint on the validation splits of corpora.
+    """Held-out metrics of a model on the validation splits of corpora.
 
     The rows are split over the devices of all processes, whatever the mesh of the run was. All processes call this.
 
     Args:
-      directory: of the run.
+      config: of the model's run, or one with its architecture and the wanted rows.
+      tokenizer: of the model.
+      load_params: returns its parameters on the mesh, and the phase whose depth they have.
+      name: its directory, for messages.
       parts: corpora with the validation splits to evaluate.
-      form: format of the rows, with examples that end at a sentence; None: format and example_end of the run. Pair
-        metrics need a format with the labels that the run was trained on.
-      seq_len: tokens per row; None: as in the run's last phase.
-      rows: of each validation split; None: the run's evaluation.rows.
+      form: format of the rows, with examples that end at a sentence; None: format and example_end of the config. Pair
+        metrics need a format with the labels that the model was trained on.
+      seq_len: tokens per row; None: as in the config's last phase.
+      rows: of each validation split; None: the config's evaluation.rows.
       make_programs: as in `pretrain`.
 
     Raises:
-      UserError: no run, no checkpoint, no corpus, a corpus built with another tokenizer, or rows that the model does
-        not support.
+      UserError: no corpus, a corpus built with another tokenizer, or rows that the model does not support.
     """
-    config = _evaluation_config(workdir.read_config(directory), form, seq_len, rows)
-    tokenizer = load_tokenizer(directory, newest_with_metadata(checkpoint_directory(directory)))
+    config = _evaluation_config(config, form, seq_len, rows)
     task = open_task(config, parts)
     assert task.train is not None
     if task.train.corpora[0].corpus.tokenizer_fingerprint != tokenizer.fingerprint:
         raise UserError(
-            f"corpus {parts[0].directory} was built with another tokenizer than the run in {directory}: "
-            f"build it again with --tokenizer {directory / workdir.TOKENIZER}"
+            f"corpus {parts[0].directory} was built with another tokenizer than the model in {name}: "
+            f"build it again with --tokenizer {name / workdir.TOKENIZER}"
         )
     data, max_rows = config.data, config.evaluation.rows
     mesh = make_mesh(config.mesh)
     check_processes(mesh, jax.process_count())  # training batches need not divide over this mesh
     programs = make_programs(task, mesh)
     with describing_device_errors("use more devices"):
-        metrics = programs.evaluate(*newest_params(programs, directory))
+        metrics = programs.evaluate(*load_params(programs))
     return EvaluationResult(data.format, data.example_end, config.phases[-1].seq_len, max_rows, metrics)
 
 

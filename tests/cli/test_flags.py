@@ -152,6 +152,7 @@ ARGUMENTS = {
     "compress quantise": ["run", "--out", "new"],
     "report": ["run"],
     "convert": ["run", "new"],
+    "merge": ["run", "run", "--out", "new"],
 }
 """What every command needs."""
 READ_TASK_FILES = {
@@ -240,8 +241,8 @@ def test_the_listed_flags_are_those_that_are_parsed(command):
         elif flag.default != () and flag.names[0].startswith("--"):
             values = flag.default if isinstance(flag.default, tuple) else (flag.default,)
             words += [flag.names[-1], *map(str, values)]
-    if command in ("fill-mask", "convert"):
-        words.append(ARGUMENTS[command][1])
+    if command in ("fill-mask", "convert", "merge"):
+        words.insert(1, ARGUMENTS[command][1])
     again = cli.parse(command, words)
     assert all(vars(again)[name] == value for name, value in vars(args).items() if name != "words")
 

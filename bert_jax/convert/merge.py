@@ -1,0 +1,66 @@
+"""The weighted mean of several models: of checkpoints of a run, or of runs that began with the same parameters
+(Wortsman et al. 2022, "Model soups").
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+
+from bert_jax.convert.formats import input_formats
+from bert_jax.convert.source_model import SourceModel
+from bert_jax.convert.translate import first_architecture_difference
+from bert_jax.errors import UserError, require
+from bert_jax.storage.paths import StoredPath
+from bert_jax.training.param_paths import map_with_paths, name_leaves
+
+
+def merge_models(sources: Sequence[StoredPath], weights: Sequence[float] | None, stack: ExitStack) -> SourceModel:
+    """The weighted mean of the parameters, computed in float64; all else is that of the first model.
+
+    Args:
+      sources: at least two runs, checkpoints or models (formats/input_formats.py).
+      weights: one per source; they are divided by their sum. None: equal ones.
+      stack: closes the first source's files.
+
+    Raises:
+      UserError: fewer than two sources; weights that are negative, all 0, or of another number; models whose
+        architecture, heads or tokenizers differ.
+    """
+    require(len(sources) > 1, f"merging needs at least two models, {len(sources)} given")
+    weights = [1.0] * len(sources) if weights is None else list(weights)
+    if len(weights) != len(sources):
+        raise UserError(f"--weights has {len(weights)} numbers for {len(sources)} models: give one for each")
+    valid = all(0 <= weight < np.inf for weight in weights) and 0 < sum(weights) < np.inf
+    require(valid, f"--weights {' '.join(map(str, weights))}: weights must not be negative, and one must be above 0")
+    shares = [weight / sum(weights) for weight in weights]
+    first = stack.enter_context(input_formats.open_model(sources[0]))
+    sums = {name: shares[0] * np.asarray(leaf, np.float64) for name, leaf in name_leaves(first.model.params).items()}
+    for source, share in zip(sources[1:], shares[1:], strict=True):
+        with input_formats.open_model(source) as other:
+            _check_alike(first, other)
+            for name, leaf in name_leaves(other.model.params).items():
+                sums[name] += share * np.asarray(leaf, np.float64)
+    params = map_with_paths(lambda path, leaf: sums[path].astype(np.float32), first.model.params)
+    parts = ", ".join(f"{source} ({share:.3g})" for source, share in zip(sources, shares, strict=True))
+    note = f"Its parameters are the weighted mean of those of {parts}."
+    return dataclasses.replace(
+        first,
+        source=f"the mean of {len(sources)} models",
+        model=first.model._replace(params=params),
+        hf_model=None,
+        notes=(*first.notes, note),
+    )
+
+
+def _check_alike(first: SourceModel, other: SourceModel) -> None:
+    """Raise UserError unless the parameters of two models mean the same."""
+    if (name := first_architecture_difference(first.model.config, other.model.config)) is not None:
+        values = [getattr(one.model.config, name) for one in (first, other)]
+        raise UserError(f"{first} and {other} are different models: {name} is {values[0]} and {values[1]}")
+    if first.model.heads != other.model.heads:
+        raise UserError(f"{first} and {other} have different heads: leave them out with bert-jax convert --drop")
+    prints = [None if (one := model.loaded_tokenizer) is None else one.fingerprint for model in (first, other)]
+    if prints[0] != prints[1]:
+        raise UserError(f"{first} and {other} have different tokenizers: a token id means something else in each")
