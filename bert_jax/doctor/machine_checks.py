@@ -30,6 +30,7 @@ from bert_jax.training.micro_batch import (
     requested_accumulation,
 )
 from bert_jax.training.optimizers import describe
+from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, newest_with_metadata, read_metadata
 from bert_jax.training.sharding import abstract_mesh, unsharded_dimensions
@@ -112,7 +113,7 @@ def resolve_devices(
 def model(context: CheckContext) -> Iterator[Finding]:
     """Size of the model and its compute type."""
     model, kind = context.config.model, context.config.model.compute_dtype
-    count = count_parameters(model, context.config.objective.pair != "none", Sizes()).total
+    count = count_parameters(model_spec(context.config, -1), Sizes()).total
     text = f"{context.config.name}: {count:,} parameters, {model.num_layers} layers of {model.hidden_size}, {kind}, "
     text += f"attention {model.attention}"
     values = {"parameters": count, "compute_dtype": kind, "attention": model.attention}
@@ -257,11 +258,11 @@ def _smaller_preset(config: Config, machine: Machine, sizes: Sizes) -> str | Non
     """The largest preset of BERT that has fewer parameters and fits into the memory that the host has, with the flag
     that it needs for that; None: there is none.
     """
-    wanted = count_parameters(config.model, False, Sizes()).total
+    wanted = count_parameters(model_spec(config, -1), Sizes()).total
     for name in PRESETS_BY_SIZE:
         preset = _as_computed(load_config(name), machine)
         preset = config_lib.replace(preset, model={"vocab_size": config.model.vocab_size})
-        if count_parameters(preset.model, False, Sizes()).total >= wanted:
+        if count_parameters(model_spec(preset, -1), Sizes()).total >= wanted:
             continue
         counts = [fewest_micro_batches_that_fit(preset, i, sizes, machine.memory) for i in range(len(preset.phases))]
         if None not in counts:

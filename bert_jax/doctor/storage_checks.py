@@ -19,6 +19,7 @@ from bert_jax.storage.failures import describe_error
 from bert_jax.storage.lock import holder
 from bert_jax.storage.paths import StoredPath, check_reachable, is_remote
 from bert_jax.training import continuation
+from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.run_directory import workdir as workdir_lib
 from bert_jax.training.run_directory.checkpoint import (
     check_checkpoint_storage,
@@ -143,7 +144,7 @@ def start(context: CheckContext) -> Iterator[Finding]:
 def disk(context: CheckContext) -> Iterator[Finding]:
     """Space for `checkpoint.keep` checkpoints, one that is being written, and one that is kept as known good."""
     config = context.config
-    parameters = count_parameters(config.model, config.objective.pair != "none", Sizes()).total
+    parameters = count_parameters(model_spec(config, -1), Sizes()).total
     size = CHECKPOINT_BYTES_PER_PARAMETER * parameters
     values = {"checkpoint": size, "keep": config.checkpoint.keep, "free": None}
     text = f"a checkpoint takes {size / GIB:,.2f} GiB"

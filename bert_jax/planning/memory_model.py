@@ -32,6 +32,14 @@ BATCH_ARRAYS = 6
 def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int) -> dict[str, int]:
     """Bytes per device by kind, for a step of a phase at its full batch size; arguments and errors as `workload`."""
     work = workload(config, phase, sizes, accumulation)
+    of_models = [_model_memory(one) for one in work.models]
+    total = {kind: sum(one[kind] for one in of_models) for kind in of_models[0]}
+    return total | {"batch": 4 * BATCH_ARRAYS * work.tokens * accumulation}
+
+
+def _model_memory(work: Workload) -> dict[str, int]:
+    """`estimate_memory` of one of the step's models, without the batch."""
+    sizes, accumulation = work.sizes, work.micro_batches
     model, parameters, width = work.model, work.parameters, work.model.hidden_size
     is_bfloat16 = work.bytes_per_activation == 2
     over_fsdp, several = sizes.fsdp > 1, accumulation > 1
@@ -63,7 +71,6 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
         "casts": 2 * is_bfloat16 * (parameters.whole + kernels) + 4 * is_copied * kernels,
         "activations": int(work.computed_layers * saved + everywhere),
         "temporaries": int(LAYER_WORKING_SHARE * layer) + LOGIT_BYTES * work.logits,
-        "batch": 4 * BATCH_ARRAYS * work.tokens * accumulation,
     }
 
 

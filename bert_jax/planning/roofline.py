@@ -113,14 +113,18 @@ def predict(
       UserError: rows or heads are not divisible by the mesh.
     """
     work = workload(config, phase, sizes, accumulation)
-    sent = expected_bytes_sent(work) if sent is None else sent
+    models = work.models
+    sent = _sum_by_kind([expected_bytes_sent(one) for one in models]) if sent is None else sent
     share = 1.0 if work.bytes_per_activation == 2 else chip.float32_share
     dense_share = chip.float8_share if work.model.dense_dtype == "float8" else share
-    dense = dense_flops(work)
-    peak_seconds = dense / dense_share + (program_flops(work) - dense) / share
+    dense = sum(map(dense_flops, models))
+    peak_seconds = dense / dense_share + (sum(map(program_flops, models)) - dense) / share
     seconds = {"matmul": peak_seconds / (chip.peak_flops * chip.efficiency.matmul)}
     bounds: dict[Bound, float] = {"compute": seconds["matmul"], "memory": 0.0, "links": 0.0}
-    for kind, (moved, operations) in elementwise_work(work).items():
+    of_models = [elementwise_work(one) for one in models]
+    all_moved, all_operations = (_sum_by_kind([{k: v[i] for k, v in one.items()} for one in of_models]) for i in (0, 1))
+    for kind, moved in all_moved.items():
+        operations = all_operations[kind]
         by_memory = moved / (chip.memory_bandwidth * getattr(chip.efficiency, kind))
         by_vector = operations / chip.vector_ops
         seconds[kind] = max(by_memory, by_vector)
@@ -133,8 +137,12 @@ def predict(
     return Prediction(seconds, max(bounds, key=bounds.__getitem__), flops, mfu, sent)
 
 
+def _sum_by_kind(parts: list[dict[str, float]]) -> dict[str, float]:
+    return {kind: sum(part[kind] for part in parts) for kind in parts[0]}
+
+
 def program_flops(work: Workload) -> float:
-    """FLOPs of the matrix products that one device computes in a step.
+    """FLOPs of the matrix products of one of the step's models that one device computes.
 
     They differ from those of the model (model/flops.py): attention windows are masked, not skipped; the head is padded
     to the maximum number of predictions of a packed row; `model.remat` recomputes; and the last layer computes keys and

@@ -14,12 +14,12 @@ from jax.sharding import AbstractMesh, AxisType
 from bert_jax.chips import Sizes
 from bert_jax.config import Config, ModelConfig, OptimizerConfig
 from bert_jax.errors import require
-from bert_jax.model import bert
-from bert_jax.model.heads import Heads
+from bert_jax.model.generator import ModelSpec, Params
 from bert_jax.model.layer_plan import count_last_layer_positions
 from bert_jax.objectives.masking import predictions_per_row
 from bert_jax.training.optimizers import describe
 from bert_jax.training.optimizers.param_rules import param_rules
+from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.sharding import AXES, manual_specs, state_shardings
 
 
@@ -77,11 +77,18 @@ class Workload(NamedTuple):
     bytes_per_activation: int
     bytes_per_gradient: int
     """Of an element when it crosses devices."""
+    generator: "Workload | None" = None
+    """Of the generator of replaced-token detection, whose parameters are counted with the discriminator's."""
 
     @property
     def tokens(self) -> int:
         """Tokens of a micro-batch."""
         return self.rows * self.seq_len
+
+    @property
+    def models(self) -> list["Workload"]:
+        """The workloads of the model and of its generator, whose sum is that of the step."""
+        return [self, *([] if self.generator is None else [self.generator])]
 
     @property
     def computed_layers(self) -> float:
@@ -134,39 +141,46 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
     else:
         rate, max_predictions = config.objective.mask_rate, settings.max_predictions
         predictions = predictions_per_row(rate, settings.seq_len, slots, max_predictions)
-    read = count_last_layer_positions(model.num_layers, predictions + slots * is_pair, settings.seq_len)
-    heads = model.num_heads // tensor
-    return Workload(
-        model,
-        sizes,
-        accumulation,
-        rows,
-        settings.seq_len,
-        predictions,
-        read / settings.seq_len,
-        count_parameters(model, is_pair, sizes),
-        update_work(model, is_pair, sizes, config.optimizer),
-        inner=heads * model.size_per_head,
-        wide=even_shard_size(model.intermediate_size, tensor),
-        up_projections=2 if model.feed_forward == "gated" else 1,
-        scores=rows * heads * settings.seq_len**2,
-        logits=rows * predictions * even_shard_size(model.vocab_size, tensor),
-        bytes_per_activation=jnp.dtype(model.compute_dtype).itemsize,
-        bytes_per_gradient=jnp.dtype(config.optimizer.reduce_dtype).itemsize,
-    )
+    spec = model_spec(config, phase)
+    counts = count_parameters(spec, sizes), update_work(spec, sizes, config.optimizer)
+
+    def of_model(model: ModelConfig, counts: tuple, predictions: int, read: int) -> Workload:
+        heads = even_shard_size(model.num_heads, tensor)
+        return Workload(
+            model,
+            sizes,
+            accumulation,
+            rows,
+            settings.seq_len,
+            predictions,
+            count_last_layer_positions(model.num_layers, read, settings.seq_len) / settings.seq_len,
+            *counts,
+            inner=heads * model.size_per_head,
+            wide=even_shard_size(model.intermediate_size, tensor),
+            up_projections=2 if model.feed_forward == "gated" else 1,
+            scores=rows * heads * settings.seq_len**2,
+            logits=rows * predictions * even_shard_size(model.vocab_size, tensor),
+            bytes_per_activation=jnp.dtype(model.compute_dtype).itemsize,
+            bytes_per_gradient=jnp.dtype(config.optimizer.reduce_dtype).itemsize,
+        )
+
+    if spec.generator is None:
+        return of_model(model, counts, predictions, predictions + slots * is_pair)
+    nothing = DeviceParameterCounts(0, 0, 0, 0, 0), UpdateWork(0, 0.0, 0.0)
+    generator = of_model(spec.generator, nothing, predictions, predictions)
+    return of_model(model, counts, 0, settings.seq_len)._replace(generator=generator)
 
 
 @functools.lru_cache(maxsize=256)
-def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> DeviceParameterCounts:
-    """Count the parameters of a model on a mesh.
+def count_parameters(spec: ModelSpec, sizes: Sizes) -> DeviceParameterCounts:
+    """Count the parameters of a run on a mesh.
 
     Args:
-      model: shapes.
-      pair: whether the model has a head for sentence pairs.
+      spec: model, heads and generator (`model_spec`).
       sizes: of the mesh.
     """
     mesh = AbstractMesh((sizes.data, sizes.fsdp, sizes.tensor), AXES, axis_types=(AxisType.Auto,) * 3)
-    shapes = _shapes(model, pair)
+    shapes = _shapes(spec)
     shardings = state_shardings(mesh, shapes)
     total = owned = matrices = whole = gathered = 0
     trees = shapes, param_rules(shapes), shardings, manual_specs(shardings)
@@ -182,9 +196,9 @@ def count_parameters(model: ModelConfig, pair: bool, sizes: Sizes) -> DevicePara
 
 
 @functools.lru_cache(maxsize=64)
-def update_work(model: ModelConfig, pair: bool, sizes: Sizes, optimizer: OptimizerConfig) -> UpdateWork:
+def update_work(spec: ModelSpec, sizes: Sizes, optimizer: OptimizerConfig) -> UpdateWork:
     """The work of an optimizer's update; other arguments as for `count_parameters`."""
-    description, counts, shapes = describe(optimizer.name), count_parameters(model, pair, sizes), _shapes(model, pair)
+    description, counts, shapes = describe(optimizer.name), count_parameters(spec, sizes), _shapes(spec)
     matrix_cost = description.matrix_cost or description.cost
     moments, step_bytes = (
         other * (counts.owned - counts.matrices) + of_matrix * counts.matrices
@@ -197,5 +211,5 @@ def update_work(model: ModelConfig, pair: bool, sizes: Sizes, optimizer: Optimiz
 
 
 @functools.lru_cache(maxsize=64)
-def _shapes(model: ModelConfig, pair: bool) -> bert.Params:
-    return bert.shapes(model, Heads(pair=pair))
+def _shapes(spec: ModelSpec) -> Params:
+    return spec.shapes()

@@ -258,7 +258,11 @@ def test_disk(context, monkeypatch):
     (calm,) = findings_of(context, "disk")
     # A parameter and its two moments, float32; tests/planning/test_estimates.py knows the number of parameters.
     size, keep = calm.values["checkpoint"], context.config.checkpoint.keep
-    assert size == 12 * storage_checks.count_parameters(context.config.model, False, storage_checks.Sizes()).total
+    assert (
+        size
+        == 12
+        * storage_checks.count_parameters(storage_checks.model_spec(context.config, -1), storage_checks.Sizes()).total
+    )
 
     def level(free, changed=context):
         monkeypatch.setattr(storage_checks.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(0, 0, free))

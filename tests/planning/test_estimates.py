@@ -11,12 +11,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from bert_jax import config as config_lib
 from bert_jax.chips import CHIPS, Sizes
 from bert_jax.config import Config, OptimizerConfig, Phase
 from bert_jax.config.presets import load_config
 from bert_jax.errors import UserError
 from bert_jax.model import families, layers, tpu_attention
 from bert_jax.model.dropout import DropoutKey, dropout
+from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.norms import LayerNorm
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.planning import roofline
@@ -179,6 +181,29 @@ def test_flops():
     dense = 3 * 8 * ((16 + 2) * 2 * 8 * (4 * 8 + 2 * 16) + 14 * 2 * 8 * 2 * 8)
     in_float8 = predict(run(dense_dtype="float8"), 0, ONE, 1, CHIP)
     assert in_float8.seconds["matmul"] == pytest.approx(prediction.seconds["matmul"] - dense / 2 / (1e12 * 0.5))
+
+
+def test_a_generator_is_counted():
+    """Parameters, FLOPs, activations and logits; the discriminator computes its last layer everywhere."""
+    plain = run()
+    objective = {"token": "rtd", "random_token_share": 0.0, "generator_width": 0.5}
+    config = config_lib.replace(plain, objective=objective)
+    work, before = workload(config, 0, ONE, 1), workload(plain, 0, ONE, 1)
+    assert (work.predictions, work.last_layer_share) == (0, 1.0)
+    assert (work.generator.predictions, work.generator.last_layer_share) == (before.predictions, 2 / 16)
+    assert (work.generator.model.hidden_size, work.generator.model.embedding_size) == (4, 8)
+    task = Pretraining(config, Vocabulary(96, 4, ()))
+    shapes = jax.eval_shape(task.init_params, jax.random.key(0))
+    assert work.parameters.total == sum(leaf.size for leaf in jax.tree.leaves(shapes)) > TOTAL
+    prediction = predict(config, 0, ONE, 1, CHIP)
+    of_both = pretraining_flops(config.model, 8, 16, 0), pretraining_flops(work.generator.model, 8, 16, 2)
+    assert prediction.flops == task.step_flops(0) == sum(of_both)
+    # At 14 of 16 positions the generator's last layer has no query, context, output of attention and feed-forward.
+    saved = 3 * 8 * 14 * (2 * 4 * (2 * 4 + 2 * 8) + 4 * 4 * 16)
+    assert prediction.seconds["matmul"] == pytest.approx((prediction.flops - saved) / (1e12 * 0.5))
+    memory, plain_memory = (estimate_memory(one, 0, ONE, 1) for one in (config, plain))
+    assert memory.keys() == plain_memory.keys() and memory["batch"] == plain_memory["batch"]
+    assert all(memory[kind] > plain_memory[kind] for kind in ("parameters", "moments", "activations", "temporaries"))
 
 
 def test_bytes_of_a_compiled_program_replace_the_expected_ones():

@@ -19,6 +19,7 @@ from bert_jax.planning.hlo import Collective
 from bert_jax.planning.kernels import Kernel
 from bert_jax.planning.topologies import Topology
 from bert_jax.report.text import render
+from bert_jax.training.pretraining_task import model_spec
 
 GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, 2, None)
 
@@ -67,7 +68,7 @@ def test_figures_of_a_row(config, compiled):
     found = run_plan.plan(config, TPUS, price=2.0)
     (row,) = found["phases"]
     memory = row["memory"]
-    parameters = workload.count_parameters(config.model, config.objective.pair != "none", Sizes(data=8)).total
+    parameters = workload.count_parameters(model_spec(config, -1), Sizes(data=8)).total
     assert memory["parameters"] == 4 * parameters and memory["moments"] == 8 * parameters
     kinds = ("parameters", "moments", "activations", "temporaries", "other")
     assert sum(memory[kind] for kind in kinds) == memory["total"] == 2 * GIB
@@ -85,7 +86,7 @@ def test_figures_of_a_row(config, compiled):
 
 def test_a_phase_that_does_not_fit(config, monkeypatch, compiled):
     """The compiler stops, before or after it counts the arguments; or the program is larger than the chip's memory."""
-    stored = 12 * workload.count_parameters(config.model, config.objective.pair != "none", Sizes(data=8)).total
+    stored = 12 * workload.count_parameters(model_spec(config, -1), Sizes(data=8)).total
     for counted, more in ((True, 0), (False, stored)):
         report = aot_compile.OutOfMemoryReport(20 * GIB, counted)
         monkeypatch.setattr(aot_compile, "compiled_step_stats", mock.Mock(return_value=report))
