@@ -14,6 +14,7 @@ have a higher clock; MLPerf, whose programs remove padding and use 8-bit floats 
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
@@ -147,6 +148,7 @@ def predicted_rows_per_second(run: PublishedRun, efficiency: Efficiency) -> floa
     return sum(one.batch_size * one.steps for one in run.work) / seconds
 
 
+@functools.cache
 def _config(work: Steps) -> Config:
     """BERT-large with LAMB and one example per row, of which 20 or 80 tokens are predicted."""
     model = dataclasses.replace(families.bert(num_layers=24, hidden_size=1024), compute_dtype="bfloat16")

@@ -66,13 +66,17 @@ def fit(cases: Sequence[Case], measured: Sequence[Sequence[float]], chip: Chip) 
 
     They are not negative, and products are not faster than the chip's: matmul is at most 1.
     """
-    kinds = Efficiency._fields
+    kinds, configs = Efficiency._fields, [config_of(case) for case in cases]
+
+    def seconds(number: int, assumed: Chip) -> float:
+        parts = predict(configs[number], 0, Sizes(), cases[number].accumulation, assumed).seconds
+        return sum(parts[kind] for kind in kinds)
 
     def errors(shares: np.ndarray) -> list[float]:
         """Not linear: what the vector units bound does not depend on an efficiency."""
         assumed = dataclasses.replace(chip, efficiency=Efficiency(*(1.0 / shares).tolist()))
-        found = [sum(predicted(case, assumed).seconds[kind] for kind in kinds) for case in cases]
-        return [seconds / one - 1.0 for seconds, samples in zip(found, measured, strict=True) for one in samples]
+        found = [seconds(number, assumed) for number in range(len(cases))]
+        return [took / one - 1.0 for took, samples in zip(found, measured, strict=True) for one in samples]
 
     least = np.array([1.0 if kind == "matmul" else 1e-6 for kind in kinds])
     shares = least_squares(errors, np.full(len(kinds), 1.5), bounds=(least, np.inf), xtol=1e-10, ftol=1e-12).x
