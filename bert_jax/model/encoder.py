@@ -160,14 +160,23 @@ class Encoder(nnx.Module):
         return hidden, kept, recorded
 
 
+def read_type(path: str, config: ModelConfig) -> str:
+    """The type that a parameter of the layers is read in: a kernel is cast to that of its product, unless the product
+    has operands of 8 bits.
+
+    Args:
+      path: of the parameter, as in ``encoder/layers/qkv/kernel``.
+      config: of the encoder.
+    """
+    return config.compute_dtype if config.dense_dtype == "compute" and "kernel" in path.split("/") else "float32"
+
+
 def _gradient_types(stacked: Any, config: ModelConfig) -> list[str]:
     """Of each parameter of the layers, the smallest type that represents the gradient of one layer exactly.
 
-    A kernel is cast to the type of the product that it is in. That is not so if the product has operands of 8 bits;
-    and gradients of shared parameters are sums of several.
+    It is the type that the parameter is read in, but for shared parameters, whose gradients are sums of several.
     """
-    is_cast = config.dense_dtype == "compute" and len(set(parameter_groups(config))) == config.num_layers
-    return [
-        config.compute_dtype if is_cast and "kernel" in jax.tree_util.keystr(path[-2:]) else str(x.dtype)
-        for path, x in jax.tree_util.tree_leaves_with_path(stacked)
-    ]
+    if len(set(parameter_groups(config))) < config.num_layers:
+        return [str(x.dtype) for x in jax.tree.leaves(stacked)]
+    paths = (path for path, _ in jax.tree_util.tree_leaves_with_path(stacked))
+    return [read_type(jax.tree_util.keystr(path, simple=True, separator="/"), config) for path in paths]

@@ -13,8 +13,9 @@ All assumptions of the model:
 
 - The kinds do not overlap: the step time is their sum. Communication does not overlap with computation, because the
   step gathers before its loop over micro-batches and reduces after it; overlap by XLA at the edges is ignored.
-- Collectives: the step (training/programs.py) gathers parameters over fsdp and reduces gradients once per step, by a
-  reduce-scatter over fsdp and then a reduction over data, in `optimizer.reduce_dtype`. XLA splits matrix products over tensor, which
+- Collectives: the step (training/programs.py) gathers parameters over fsdp, kernels of layers in the compute type, and
+  reduces gradients once per step, by a reduce-scatter over fsdp and then a reduction over data, in
+  `optimizer.reduce_dtype`. XLA splits matrix products over tensor, which
   costs all-reduces in every layer of every micro-batch. They are rings in all dimensions of the torus at once: an
   all-gather or reduce-scatter of V bytes over n devices sends (n - 1)/n V from each device, an all-reduce twice that.
   Between slices, only the part of a device after the reduce-scatter crosses the network.
@@ -219,7 +220,8 @@ def expected_bytes_sent(work: Workload) -> BytesSent:
     table_is_split = even_shard_size(model.vocab_size, sizes.tensor) < model.vocab_size
     return {
         "data": 2 * _remote_share(inside) * per_device,
-        "fsdp": _remote_share(sizes.fsdp) * ((4 + gradient) * parameters.gathered + 2 * gradient * copied),
+        "fsdp": _remote_share(sizes.fsdp)
+        * (parameters.gathered_bytes + gradient * parameters.gathered + 2 * gradient * copied),
         "tensor": 2 * _remote_share(sizes.tensor) * (layers + tables * table_is_split) * work.micro_batches,
         "network": 2 * _remote_share(sizes.slices) * per_device / inside,
     }

@@ -19,6 +19,7 @@ from bert_jax.model.layer_plan import count_last_layer_positions
 from bert_jax.objectives.masking import predictions_per_row
 from bert_jax.training.optimizers import describe
 from bert_jax.training.optimizers.param_rules import param_rules
+from bert_jax.training.param_collectives import gather_types
 from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.sharding import AXES, manual_specs, state_shardings
 
@@ -36,6 +37,8 @@ class DeviceParameterCounts(NamedTuple):
     """Parameters on the device while it computes gradients: gathered over fsdp, still split over tensor."""
     gathered: int
     """Those of `whole` that are split over fsdp: gathered, and reduced by a reduce-scatter."""
+    gathered_bytes: int
+    """Of `gathered`, in the types in which they are gathered."""
 
 
 class UpdateWork(NamedTuple):
@@ -166,7 +169,7 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
 
     if spec.generator is None:
         return of_model(model, counts, predictions, predictions + slots * is_pair)
-    nothing = DeviceParameterCounts(0, 0, 0, 0, 0), UpdateWork(0, 0.0, 0.0)
+    nothing = DeviceParameterCounts(0, 0, 0, 0, 0, 0), UpdateWork(0, 0.0, 0.0)
     generator = of_model(spec.generator, nothing, predictions, predictions)
     return of_model(model, counts, 0, settings.seq_len)._replace(generator=generator)
 
@@ -182,9 +185,9 @@ def count_parameters(spec: ModelSpec, sizes: Sizes) -> DeviceParameterCounts:
     mesh = AbstractMesh((sizes.data, sizes.fsdp, sizes.tensor), AXES, axis_types=(AxisType.Auto,) * 3)
     shapes = _shapes(spec)
     shardings = state_shardings(mesh, shapes)
-    total = owned = matrices = whole = gathered = 0
-    trees = shapes, param_rules(shapes), shardings, manual_specs(shardings)
-    for leaf, rule, sharding, spec in zip(*map(jax.tree.leaves, trees), strict=True):
+    total = owned = matrices = whole = gathered = gathered_bytes = 0
+    trees = shapes, param_rules(shapes), shardings, manual_specs(shardings), gather_types(shapes, spec.model)
+    for leaf, rule, sharding, spec, dtype in zip(*map(jax.tree.leaves, trees), strict=True):
         own = math.prod(sharding.shard_shape(leaf.shape))
         over_fsdp = "fsdp" in spec
         total += leaf.size
@@ -192,7 +195,8 @@ def count_parameters(spec: ModelSpec, sizes: Sizes) -> DeviceParameterCounts:
         matrices += own if rule.input_axes else 0
         whole += own * (sizes.fsdp if over_fsdp else 1)
         gathered += own * sizes.fsdp if over_fsdp else 0
-    return DeviceParameterCounts(total, owned, matrices, whole, gathered)
+        gathered_bytes += own * sizes.fsdp * jnp.dtype(dtype).itemsize if over_fsdp else 0
+    return DeviceParameterCounts(total, owned, matrices, whole, gathered, gathered_bytes)
 
 
 @functools.lru_cache(maxsize=64)

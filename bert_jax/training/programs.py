@@ -23,15 +23,14 @@ from bert_jax.objectives.masking import Batch
 from bert_jax.training.divergence import init_divergence_state, reset_for_phase, update_divergence_state
 from bert_jax.training.optimizers.optimizer import Optimizer
 from bert_jax.training.optimizers.param_rules import param_rules
+from bert_jax.training.param_collectives import gather_parameters, gather_types, reduce_gradients
 from bert_jax.training.param_paths import map_with_paths, name_leaves, path_name
 from bert_jax.training.sharding import (
-    gather_parameters,
     manual_axes,
     manual_specs,
     put_equal,
     put_replicated,
     put_rows,
-    reduce_gradients,
     replicated,
     round_up_to_shards,
     row_sharding,
@@ -323,7 +322,7 @@ def _local_gradients(
 
     `micro_batches` are (how many to compute, how many the rows are split into), `key_words` (seed, step).
     """
-    params = gather_parameters(param_shards, shardings)
+    params = gather_parameters(param_shards, shardings, gather_types(param_shards, task.config.model))
     seed, step = key_words
     batch = task.prepare(batch, seed)
     weights = sum_over_rows(task.loss_weight_sums(batch), mesh)

@@ -199,18 +199,6 @@ def row_spec() -> PartitionSpec:
     return PartitionSpec(DATA_AXES)
 
 
-def gather_parameters(params: Any, shardings: Any) -> Any:
-    """Full parameters from this device's shards (inside the manual region): one all-gather per array."""
-
-    def gather(shard: jax.Array, sharding: NamedSharding) -> jax.Array:
-        axis = _fsdp_axis(sharding)
-        if axis is None:
-            return shard
-        return _split_over_tensor(lambda x: jax.lax.all_gather(x, "fsdp", axis=axis, tiled=True), shard, sharding)
-
-    return jax.tree.map(gather, params, shardings)
-
-
 def sum_over_rows(tree: Any, mesh: Mesh | AbstractMesh, axes: tuple[str, ...] = DATA_AXES) -> Any:
     """Sum over devices with different rows (inside the manual region).
 
@@ -229,30 +217,7 @@ def sum_over_devices(x: jax.Array) -> jax.Array:
     return sum_over_rows(x, mesh, tuple(axis for axis in DATA_AXES if axis in mesh.manual_axes))
 
 
-def reduce_gradients(gradients: Any, shardings: Any, dtype: str) -> Any:
-    """Sum over all row axes; each device gets the shard that it owns: one reduction per array.
-
-    Args:
-      gradients: of this device's rows.
-      shardings: of the parameters.
-      dtype: in which they are summed (`OptimizerConfig.reduce_dtype`); the sums have the type of the gradients.
-    """
-
-    def reduce(gradient: jax.Array, sharding: NamedSharding) -> jax.Array:
-        if row_shards(sharding.mesh) == 1:
-            return gradient
-        axis, addend = _fsdp_axis(sharding), gradient.astype(dtype)
-        if axis is None:
-            return sum_over_rows(addend, sharding.mesh).astype(gradient.dtype)
-        scattered = _split_over_tensor(
-            lambda x: jax.lax.psum_scatter(x, "fsdp", scatter_dimension=axis, tiled=True), addend, sharding
-        )
-        return sum_over_rows(scattered, sharding.mesh, ("data",)).astype(gradient.dtype)
-
-    return jax.tree.map(reduce, gradients, shardings)
-
-
-def _split_over_tensor(use: Callable[[jax.Array], jax.Array], x: jax.Array, sharding: NamedSharding) -> jax.Array:
+def split_over_tensor(use: Callable[[jax.Array], jax.Array], x: jax.Array, sharding: NamedSharding) -> jax.Array:
     """``use(x)`` on each device's part of an array that is split over tensor. Without this, XLA would gather the array
     over tensor before a collective over fsdp.
     """
@@ -262,7 +227,8 @@ def _split_over_tensor(use: Callable[[jax.Array], jax.Array], x: jax.Array, shar
     return jax.shard_map(use, in_specs=spec, out_specs=spec, axis_names={"tensor"}, check_vma=False)(x)
 
 
-def _fsdp_axis(sharding: NamedSharding) -> int | None:
+def fsdp_axis(sharding: NamedSharding) -> int | None:
+    """The dimension that is split over fsdp; None: none."""
     return next((i for i, axis in enumerate(sharding.spec) if axis == "fsdp"), None)
 
 

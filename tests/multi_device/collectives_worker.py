@@ -18,37 +18,43 @@ import numpy as np
 
 from bert_jax.config import MeshConfig
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.training.param_paths import name_leaves
+from bert_jax.training import param_collectives
+from bert_jax.training.param_collectives import reduce_gradients
+from bert_jax.training.param_paths import LAYERS, name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs, put_step_scalars
 from bert_jax.training.sharding import (
     make_mesh,
     manual_specs,
     put_rows,
-    reduce_gradients,
     replicated,
     state_shardings,
 )
 from tests.training import test_step_golden as golden
 
 CASES = {
-    # name: (data, fsdp, tensor, micro-batches, reduce_dtype)
+    # name: (data, fsdp, tensor, micro-batches, reduce_dtype[, compute_dtype])
     "one": (1, 1, 1, 1, "float32"),
     "float32": (2, 2, 1, 1, "float32"),
     "bfloat16": (2, 2, 1, 1, "bfloat16"),
+    "bfloat16 products": (2, 2, 1, 1, "float32", "bfloat16"),
+    "bfloat16 products, gathered in float32": (2, 2, 1, 1, "float32", "bfloat16"),
 }
 LOWERED = {
     "one, bfloat16": (1, 1, 1, 1, "bfloat16"),
     "bfloat16, 2 micro-batches": (2, 2, 1, 2, "bfloat16"),
     "bfloat16, tensor": (2, 1, 2, 1, "bfloat16"),
+    "bfloat16 products, tensor": (1, 2, 2, 1, "float32", "bfloat16"),
+    "bfloat16 products, 2 micro-batches": (1, 4, 1, 2, "float32", "bfloat16"),
 }
 """Not compiled."""
 COLLECTIVE = re.compile(r'"stablehlo\.(all_reduce|reduce_scatter|all_gather)"\(.*?\) -> tensor<(?:\d+x)*(\w+)>', re.S)
 
 
-def make_programs(data: int, fsdp: int, tensor: int, reduce_dtype: str) -> Programs:
+def make_programs(data: int, fsdp: int, tensor: int, reduce_dtype: str, compute_dtype: str = "float32") -> Programs:
     optimizer = dataclasses.replace(golden.BASE.optimizer, reduce_dtype=reduce_dtype)
-    config = dataclasses.replace(golden.BASE, optimizer=optimizer, mesh=MeshConfig(data, fsdp, tensor))
+    model = dataclasses.replace(golden.BASE.model, compute_dtype=compute_dtype)
+    config = dataclasses.replace(golden.BASE, model=model, optimizer=optimizer, mesh=MeshConfig(data, fsdp, tensor))
     mesh = make_mesh(config.mesh, jax.devices()[: data * fsdp * tensor])
     return Programs(Pretraining(config, Vocabulary(64, 4, (0, 1, 2, 3, 4))), mesh)
 
@@ -97,19 +103,24 @@ def reduced(dtype: str | None) -> dict[str, np.ndarray]:
 def main() -> None:
     jax.config.update("jax_disable_most_optimizations", True)
     results, moments = {}, {}
-    for name, (*sizes, micro_batches, reduce_dtype) in (CASES | LOWERED).items():
-        programs = make_programs(*sizes, reduce_dtype)
+    read_type = param_collectives.read_type
+    for name, (data, fsdp, tensor, micro_batches, *dtypes) in (CASES | LOWERED).items():
+        param_collectives.read_type = (lambda *_: "float32") if name.endswith("gathered in float32") else read_type
+        programs = make_programs(data, fsdp, tensor, *dtypes)
         results[name] = {"collectives": collective_types(programs, micro_batches)}
         if name in CASES:
             moments[name] = first_moments(programs, micro_batches)
             results[name]["distance"] = distance(moments[name], moments["one"])
+    control = moments["bfloat16 products, gathered in float32"]
+    results["bfloat16 products"]["beside control"] = distance(moments["bfloat16 products"], control)
+    kernels = [name for name in control if name.startswith(LAYERS) and name.endswith("/kernel")]
     plain = reduced(None)
     sums = {dtype: reduced(dtype) for dtype in ("float32", "bfloat16")}
     results["sums"] = {
         dtype: {"distance": distance(one, plain), "types": sorted({str(x.dtype) for x in one.values()})}
         for dtype, one in sums.items()
     }
-    json.dump(results | {"parameters": len(moments["one"])}, sys.stdout)
+    json.dump(results | {"parameters": len(control), "kernels": len(kernels)}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -40,3 +40,15 @@ def test_sums_in_bfloat16(steps):
         assert set(reductions) <= {"all_reduce bf16", "reduce_scatter bf16"}, name
         assert reductions["all_reduce bf16"] == steps["parameters"], name
     assert steps["bfloat16"]["collectives"]["reduce_scatter bf16"] > 0
+
+
+def test_kernels_cross_devices_in_the_type_of_their_product(steps):
+    """Those of layers; the gradient is the same, bit for bit, and is reduced in float32."""
+    control = steps["bfloat16 products, gathered in float32"]
+    assert "all_gather bf16" not in control["collectives"] and 1e-4 < control["distance"] < 0.1
+    assert steps["bfloat16 products"]["beside control"] == 0
+    for name in ("bfloat16 products", "bfloat16 products, tensor", "bfloat16 products, 2 micro-batches"):
+        found = steps[name]["collectives"]
+        assert found["all_gather bf16"] == steps["kernels"], name
+        assert not found.get("all_reduce bf16") and not found.get("reduce_scatter bf16"), name
+    assert steps["bfloat16 products"]["collectives"]["all_gather f32"] > 0, "embeddings and heads"

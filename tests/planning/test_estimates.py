@@ -100,21 +100,24 @@ def test_memory_by_hand():
 def test_parameters_and_bytes_sent_by_hand():
     """A reduction of 4 bytes per parameter once per step, for any accumulation; between slices only a device's part."""
 
-    def sent(sizes, accumulation=1, reduce_dtype="float32"):
-        config = dataclasses.replace(run(), optimizer=OptimizerConfig(reduce_dtype=reduce_dtype))
+    def sent(sizes, accumulation=1, reduce_dtype="float32", **model):
+        config = dataclasses.replace(run(**model), optimizer=OptimizerConfig(reduce_dtype=reduce_dtype))
         return expected_bytes_sent(workload(config, 0, sizes, accumulation))
 
-    assert workload(run(), 0, ONE, 1).parameters == (TOTAL, TOTAL, 2 * MATRICES, TOTAL, 0)
-    by_fsdp = TOTAL, SPLIT // 4 + COPIED, 2 * MATRICES // 4, TOTAL, SPLIT
+    assert workload(run(), 0, ONE, 1).parameters == (TOTAL, TOTAL, 2 * MATRICES, TOTAL, 0, 0)
+    gathered = 4 * SPLIT - 2 * 2 * MATRICES, 4 * SPLIT  # kernels of layers in bfloat16; all in float32
+    by_fsdp = TOTAL, SPLIT // 4 + COPIED, 2 * MATRICES // 4, TOTAL, SPLIT, gathered[0]
     assert workload(run(), 0, Sizes(fsdp=4), 1).parameters == by_fsdp
     nothing = {"data": 0, "fsdp": 0, "tensor": 0, "network": 0}
     assert sent(ONE) == nothing
     for accumulation in (1, 2):
         assert sent(Sizes(data=4), accumulation) == nothing | {"data": pytest.approx(2 * 3 / 4 * 4 * TOTAL)}
-    split = {"fsdp": 3 / 4 * 4 * (2 * SPLIT + 2 * COPIED), "data": 2 * 1 / 2 * 4 * (SPLIT / 4 + COPIED)}
+    split = {"fsdp": 3 / 4 * (gathered[0] + 4 * SPLIT + 4 * 2 * COPIED), "data": 2 * 1 / 2 * 4 * (SPLIT / 4 + COPIED)}
     assert sent(Sizes(data=2, fsdp=4)) == pytest.approx(nothing | split)
-    halves = {"fsdp": 3 / 4 * ((4 + 2) * SPLIT + 2 * 2 * COPIED), "data": split["data"] / 2}
+    halves = {"fsdp": 3 / 4 * (gathered[0] + 2 * SPLIT + 2 * 2 * COPIED), "data": split["data"] / 2}
     assert sent(Sizes(data=2, fsdp=4), reduce_dtype="bfloat16") == pytest.approx(nothing | halves)
+    whole = sent(Sizes(fsdp=4), compute_dtype="float32"), sent(Sizes(fsdp=4), dense_dtype="float8")
+    assert all(one["fsdp"] == pytest.approx(3 / 4 * (gathered[1] + 4 * SPLIT + 8 * COPIED)) for one in whole)
     between = {"data": 2 * 3 / 4 * 4 * TOTAL, "network": 2 * 1 / 2 * 4 * TOTAL / 4}
     assert sent(Sizes(data=8, slices=2)) == pytest.approx(nothing | between)
 

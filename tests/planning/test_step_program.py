@@ -4,6 +4,7 @@ Of three layers, so that compilation takes a minute, for a TPU two; the figures 
 scripts/benchmarks/step_program.py. A change that needs more raises a limit here, with its reason.
 """
 
+import dataclasses
 import importlib.util
 import json
 from pathlib import Path
@@ -11,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from bert_jax.bench.train_step import Case
-from bert_jax.chips import CHIPS
+from bert_jax.chips import CHIPS, Sizes
 from bert_jax.cli import main as cli
+from bert_jax.config import presets
 from bert_jax.distributed.jax_setup import cuda_plugins
+from bert_jax.planning.workload import count_parameters
+from bert_jax.training.pretraining_task import model_spec
 from tests.pages import load_script
 
 script = load_script(Path(__file__).resolve().parents[2] / "scripts" / "benchmarks" / "step_program.py")
@@ -86,6 +90,32 @@ def test_plan_of_two_nodes(capsys):
     assert row["sent"]["network"] == pytest.approx(row["sent"]["data"] / 2, rel=0.01)
     assert row["kernels"]["attention"]["kernels"] == 6 and row["kernels"]["other Pallas kernels"]["kernels"] == 4
     assert row["kernels"]["products"]["kernels"] > 20 and row["kernels"]["collectives"]["bytes"] >= 2 * gradients
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not cuda_plugins(), reason="the extra plan-gpu is not installed")
+def test_types_that_cross_gpus(capsys):
+    """Kernels of layers are cast before they are gathered, and gradients before they are summed, as estimated."""
+    command = [
+        "plan",
+        "bert_tiny",
+        "--topology",
+        "h200:1x8",
+        "--mesh.fsdp",
+        "8",
+        "--json",
+        "--model.hidden-size",
+        "256",
+    ]
+    command += ["--model.compute-dtype", "bfloat16", "--model.attention", "pallas_gpu", "--model.vocab-size", "2048"]
+    assert cli.main([*command, "--optimizer.reduce-dtype", "bfloat16"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["phases"]
+    config = presets.load_config("bert_tiny")
+    model = dataclasses.replace(config.model, hidden_size=256, vocab_size=2048, compute_dtype="bfloat16")
+    parameters = count_parameters(model_spec(dataclasses.replace(config, model=model), 0), Sizes(fsdp=8))
+    assert row["compiled"] and parameters.gathered_bytes < 3 * parameters.gathered
+    assert row["collectives"]["all-gather"] == pytest.approx(parameters.gathered_bytes, rel=0.01)
+    assert row["collectives"]["reduce-scatter"] == pytest.approx(2 * parameters.gathered, rel=0.01)
 
 
 OF_TPU = {"layer ms": 0.65, "copies ms": 0.92, "rest ms": 8.6, "temporaries GB": 0.43}
