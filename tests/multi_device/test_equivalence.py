@@ -94,6 +94,15 @@ def test_scales_of_int8_span_devices(cases):
     assert "s8[" in other["hlo"] and "s8[" not in cases["cube/8"]["hlo"]
 
 
+def test_samples_of_a_generator_are_the_same_on_all_meshes(cases):
+    """The first step replaces exactly the same number of tokens; its one head is not split over tensor."""
+    reference, other = cases["one, rtd"], cases["cube/8, rtd"]
+    assert other["gradient_distance"] <= 1e-5 and 0 < reference["replaced"][0] < 0.2
+    assert other["replaced"][0] == reference["replaced"][0]
+    np.testing.assert_allclose(other["losses"][0], reference["losses"][0], rtol=1e-6)
+    np.testing.assert_allclose(other["losses"], reference["losses"], rtol=1e-3)
+
+
 def test_a_partial_batch_is_split_over_devices(outcome):
     """Each of 8 devices has its 3 of 24 rows, in order, followed by padding: no text, no example, no label."""
     shards = outcome["ramp"]["shards"]

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.compress.matches import RECIPES
-from bert_jax.config import Config, MeshConfig, OptimizerConfig, Phase
+from bert_jax.config import Config, MeshConfig, ObjectiveConfig, OptimizerConfig, Phase
 from bert_jax.finetune import finetuning_task
 from bert_jax.inference import loaded_model
 from bert_jax.model import bert, families
@@ -37,7 +37,7 @@ VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 20
 ACCUMULATION, RAMP_ROWS = 8, 24
 PHASE = Phase(steps=100, seq_len=SEQ_LEN, batch_size=ROWS, warmup_steps=0)
 CASES = {
-    # name: (data, fsdp, tensor, accumulation, optimizer[, dense_dtype])
+    # name: (data, fsdp, tensor, accumulation, optimizer[, dense_dtype[, objective]])
     "one": (1, 1, 1, 1, "adamw"),
     "data8": (8, 1, 1, 1, "adamw"),
     "data8/8": (8, 1, 1, ACCUMULATION, "adamw"),
@@ -50,6 +50,8 @@ CASES = {
     "cube/8, muon": (2, 2, 2, ACCUMULATION, "muon"),
     "one, int8": (1, 1, 1, 1, "adamw", "int8"),
     "cube/8, int8": (2, 2, 2, ACCUMULATION, "adamw", "int8"),
+    "one, rtd": (1, 1, 1, 1, "adamw", "compute", "rtd"),
+    "cube/8, rtd": (2, 2, 2, ACCUMULATION, "adamw", "compute", "rtd"),
 }
 
 
@@ -79,7 +81,12 @@ def rows_of_step(step: int) -> dict[str, np.ndarray]:
     }
 
 
-def make_task(mesh: MeshConfig, optimizer: str = "adamw", dense_dtype: str = "compute", **phase: int) -> Pretraining:
+DETECTION = ObjectiveConfig(token="rtd", pair="none", mask_token_share=0.85, random_token_share=0.0)
+
+
+def make_task(
+    mesh: MeshConfig, optimizer: str = "adamw", dense_dtype: str = "compute", token: str = "mlm", **phase: int
+) -> Pretraining:
     model = families.bert(num_layers=2, hidden_size=128, vocab_size=VOCAB, dense_dtype=dense_dtype)
     config = Config(
         name="equivalence",
@@ -87,23 +94,31 @@ def make_task(mesh: MeshConfig, optimizer: str = "adamw", dense_dtype: str = "co
         phases=(dataclasses.replace(PHASE, **phase),),
         mesh=mesh,
         optimizer=OptimizerConfig(name=optimizer),
+        objective=DETECTION if token == "rtd" else ObjectiveConfig(),
     )
     assert config.model.hidden_dropout == config.model.attention_dropout == 0.1
     return Pretraining(config, Vocabulary(VOCAB, 4, (0, 1, 2, 3, 4)))
 
 
 def run(
-    data: int, fsdp: int, tensor: int, accumulation: int, optimizer: str, dense_dtype: str = "compute"
+    data: int,
+    fsdp: int,
+    tensor: int,
+    accumulation: int,
+    optimizer: str,
+    dense_dtype: str = "compute",
+    token: str = "mlm",
 ) -> tuple[dict, dict[str, np.ndarray]]:
-    task = make_task(MeshConfig(data, fsdp, tensor), optimizer, dense_dtype)
+    task = make_task(MeshConfig(data, fsdp, tensor), optimizer, dense_dtype, token)
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
     programs, inputs = Programs(task, mesh), put_step_scalars(3e-3, 1, task.config.seed, mesh)
     state, compiled = programs.init_state(), programs.train_step(0, accumulation)
-    losses, norms, first_moments = [], {}, {}
+    losses, norms, first_moments, replaced = [], {}, {}, []
     for step in range(STEPS):
         rows = put_rows(rows_of_step(step), mesh, ROWS)
         state, metrics = compiled(state, rows, inputs)
         losses.append(float(metrics["loss"]))
+        replaced.append(float(metrics.get("rtd_replaced", 0.0)))
         if step == 0:  # after one step the first moment is a tenth of the clipped gradient
             norms = {name: float(value) for name, value in metrics.items() if "norm" in name or "ratio" in name}
             moments = name_leaves(jax.device_get(state.optimizer))
@@ -118,6 +133,7 @@ def run(
     facts = {
         "losses": losses,
         "norms": norms,
+        "replaced": replaced,
         "hlo": compiled.as_text(),
         "word_shard": word.addressable_shards[0].data.shape,
         "up_shard": kernel.addressable_shards[0].data.shape,
