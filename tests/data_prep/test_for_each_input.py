@@ -98,23 +98,23 @@ def test_words_of_an_input_are_counted_within_bounds():
     assert InputWordCounter(words, 3)(iter(blocks))[0] == table.counts != together
 
 
-def test_no_ngram_depends_on_ranges_and_workers(texts):
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_no_ngram_depends_on_ranges_and_workers(texts, workers):
     options = BuildOptions(decontamination_words=9, cleaning=CleaningOptions("nfkc"))
     cleaned = [clean(text, options.cleaning) for text in texts]
     assert cleaned != [clean(text) for text in texts], "the sides would not differ"
     slow = NgramIndex.build(cleaned, 9)
     digest = hashlib.sha256("".join(text + "\0" for text in cleaned).encode()).hexdigest()
-    for workers in (1, 2):
-        index, report = build_evaluation_index(sources_in_ranges(), options, workers)
-        assert np.array_equal(index.slots(), slow.slots())
-        assert report == {
-            "sources": SPECS,
-            "sha256": digest,
-            "texts": len(texts),
-            "texts_too_short": sum(len(text.split()) < 9 for text in cleaned),
-            "skipped": {},
-            "ngrams": len(slow.ngrams),
-        }
+    index, report = build_evaluation_index(sources_in_ranges(), options, workers)
+    assert np.array_equal(index.slots(), slow.slots())
+    assert report == {
+        "sources": SPECS,
+        "sha256": digest,
+        "texts": len(texts),
+        "texts_too_short": sum(len(text.split()) < 9 for text in cleaned),
+        "skipped": {},
+        "ngrams": len(slow.ngrams),
+    }
 
 
 @pytest.mark.slow
@@ -128,7 +128,7 @@ def test_no_byte_of_a_decontaminated_corpus_depends_on_workers(texts):
     assert files("c1") == files("c2")
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_damage_is_an_error_of_one_line_or_left_out(texts, workers, capsys):
     pathlib.Path("books/10.txt").write_bytes(b"\0")
     pathlib.Path("b.txt.gz").write_bytes(gzip.compress("\n\n".join(texts).encode())[:-200])
