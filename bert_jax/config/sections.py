@@ -249,6 +249,9 @@ class ObjectiveConfig:
     """Probability that a span ends after each of its words; 0.2, cut at ten words, gives 3.8 words on average."""
     max_span: Annotated[int, Interval("[1, 64]")] = 10
     """Longest span, in words."""
+    z_loss: NonNegative = 0.0
+    """Factor of the mean squared log-partition of the predicted tokens, a term of the loss that keeps logits small
+    (Chowdhery et al. 2022: 1e-4)."""
     pair: Literal["nsp", "sop", "none"] = "nsp"
     """Pair objective on [CLS]: next-sentence prediction (label 0: B follows A; 1: random B), sentence order
     (0: in order; 1: swapped; Lan et al. 2020), or none."""

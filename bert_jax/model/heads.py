@@ -1,7 +1,7 @@
 """Heads on the encoder: masked language model, sentence pair, and fine-tuned task."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,8 +70,8 @@ class MlmHead(nnx.Module):
 
     def label_scores(
         self, hidden: Float[Array, "B M H"], table: Float[Array, "V E"], labels: Int[Array, "B M"]
-    ) -> tuple[Float[Array, "B M"], Float[Array, "B M"]]:
-        """`label_log_likelihoods` of the logits, without their gradient."""
+    ) -> "LabelScores":
+        """`label_log_likelihoods` of the logits, without their gradient, and their log-partitions."""
         return decode_label_scores(*self._decoder_inputs(hidden, table), labels, self.num_classes)
 
     def _decoder_inputs(self, hidden: Array, table: Array) -> tuple[Array, Array, Array]:
@@ -113,14 +113,25 @@ def _decode_backward(residuals, gradient):
 decode.defvjp(_decode_forward, _decode_backward)
 
 
+class LabelScores(NamedTuple):
+    """What losses need of the logits at each position."""
+
+    likelihood: Float[Array, "*rows"]
+    """Log-likelihood of the label, in nats."""
+    correct: Float[Array, "*rows"]
+    """1.0 where no other class has a higher logit."""
+    log_partition: Float[Array, "*rows"]
+    """Logarithm of the sum of the exponentials of all logits."""
+
+
 def decode_label_scores(
     hidden: Float[Array, "*rows E"],
     table: Float[Array, "V E"],
     bias: Float[Array, " V"],
     labels: Int[Array, "*rows"],
     num_classes: int,
-) -> tuple[Float[Array, "*rows"], Float[Array, "*rows"]]:
-    """`label_log_likelihoods` of the logits of `decode`.
+) -> LabelScores:
+    """`label_log_likelihoods` of the logits of `decode`, and their log-partitions.
 
     Args:
       hidden, table, bias: as of `decode`.
@@ -129,7 +140,7 @@ def decode_label_scores(
     """
     added = num_classes - len(table)
     table, bias = jnp.pad(table, ((0, added), (0, 0))), jnp.pad(bias, (0, added), constant_values=IMPOSSIBLE)
-    return _label_scores(hidden, table, bias, labels)
+    return LabelScores(*_label_scores(hidden, table, bias, labels))
 
 
 @jax.custom_vjp
@@ -147,14 +158,16 @@ def _label_scores_forward(hidden, table, bias, labels):
     chosen = jnp.take_along_axis(logits, labels[..., None], axis=-1, mode="clip")[..., 0]
     largest = logits.max(-1)
     log_sums = largest + jnp.log(jnp.exp(logits - largest[..., None]).sum(-1))
-    scores = chosen - log_sums, (chosen >= largest).astype(jnp.float32)
+    scores = chosen - log_sums, (chosen >= largest).astype(jnp.float32), log_sums
     return scores, (hidden, table, labels, logits, log_sums)
 
 
 def _label_scores_backward(residuals, gradients):
     hidden, table, labels, logits, log_sums = residuals
     is_label = jax.lax.broadcasted_iota(labels.dtype, logits.shape, logits.ndim - 1) == labels[..., None]
-    gradient = (is_label - jnp.exp(logits - log_sums[..., None])) * gradients[0][..., None]
+    of_likelihood, _, of_log_sum = gradients
+    shares = jnp.exp(logits - log_sums[..., None])
+    gradient = is_label * of_likelihood[..., None] - shares * (of_likelihood - of_log_sum)[..., None]
     return *_decode_backward((hidden, table), gradient), None
 
 

@@ -6,12 +6,16 @@ Shapes: B rows, S positions, K packed examples per row, M predictions per row, V
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from bert_jax.array_types import Array, Float, Int
 from bert_jax.config import Config, ModelConfig, ObjectiveConfig
 from bert_jax.model.bert import BertModel
 from bert_jax.model.encoder import EncoderOutput
 from bert_jax.model.heads import label_log_likelihoods
 from bert_jax.objectives.masking import Batch
+
+Z_LOSS = "z_loss"
 
 
 class WeightedSum(NamedTuple):
@@ -51,10 +55,14 @@ class Objective(NamedTuple):
 
 
 def mlm_head_sums(name: str, model: BertModel, output: EncoderOutput, batch: Batch) -> dict[str, WeightedSum]:
-    """Loss and accuracy of the MLM head over the targets, whose positions are those of the output."""
-    table = model.encoder.embeddings.decoder_table()
+    """Loss, accuracy and z-loss of the MLM head over the targets, whose positions are those of the output.
+
+    The z-loss is the mean of the squared log-partition (Chowdhery et al. 2022, section 5).
+    """
+    table, weights = model.encoder.embeddings.decoder_table(), batch["target_weights"]
     scores = model.mlm.label_scores(output.hidden, table, batch["target_labels"])
-    return _label_sums(name, *scores, batch["target_weights"])
+    squares = WeightedSum((jnp.square(scores.log_partition) * weights).sum(), weights.sum())
+    return _label_sums(name, scores.likelihood, scores.correct, weights) | {f"{name}_{Z_LOSS}": squares}
 
 
 def classification(

@@ -19,7 +19,7 @@ from bert_jax.model.dropout import DropoutKey
 from bert_jax.model.flops import pretraining_flops
 from bert_jax.model.generator import ModelSpec, discriminator_params, generator_heads, generator_params
 from bert_jax.model.heads import Heads
-from bert_jax.objectives.losses import Objective, WeightedSum
+from bert_jax.objectives.losses import Z_LOSS, Objective, WeightedSum
 from bert_jax.objectives.masking import Batch, Vocabulary
 from bert_jax.objectives.objectives import Models, active_objectives, pretraining_sums
 from bert_jax.training.eval_metrics import EvaluationSums
@@ -66,12 +66,17 @@ class Pretraining:
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
         """Weight of each loss term, e.g. the number of predicted tokens, divided by the term's factor in the loss."""
-        settings = self.config.objective
-        return {f"{name}_loss": one.weight(batch) / one.loss_weight(settings) for name, one in self.objectives.items()}
+        settings, terms = self.config.objective, {}
+        for name, one in self.objectives.items():
+            terms[f"{name}_loss"] = one.weight(batch) / one.loss_weight(settings)
+            if settings.z_loss and one.predicts_tokens:
+                terms[f"{name}_{Z_LOSS}"] = terms[f"{name}_loss"] / settings.z_loss
+        return terms
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and accuracy of all objectives."""
-        return pretraining_sums(self.objectives, self.models(params), batch, dropout_key)
+        sums = pretraining_sums(self.objectives, self.models(params), batch, dropout_key)
+        return {name: one for name, one in sums.items() if self.config.objective.z_loss or not name.endswith(Z_LOSS)}
 
     def models(self, params: Params) -> Models:
         """The model and, for replaced-token detection, its generator."""

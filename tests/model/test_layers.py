@@ -173,12 +173,13 @@ def test_scores_of_labels_without_the_gradient_of_logits(kind, num_classes):
     labels = jnp.asarray(rng.integers(0, 11, (2, 3)))
 
     def plain(hidden, table, bias):
-        likelihood, correct = label_log_likelihoods(decode(hidden, table, bias), labels)
-        return (likelihood * weights).sum(), correct
+        logits = decode(hidden, table, bias)
+        likelihood, correct = label_log_likelihoods(logits, labels)
+        return ((likelihood + 0.1 * jax.nn.logsumexp(logits, -1) ** 2) * weights).sum(), correct
 
     def fused(hidden, table, bias):
-        likelihood, correct = decode_label_scores(hidden, table, bias, labels, num_classes)
-        return (likelihood * weights).sum(), correct
+        likelihood, correct, log_partition = decode_label_scores(hidden, table, bias, labels, num_classes)
+        return ((likelihood + 0.1 * log_partition**2) * weights).sum(), correct
 
     one, two = (jax.value_and_grad(function, (0, 1, 2), has_aux=True) for function in (plain, fused))
     arguments = hidden.astype(kind), table, bias

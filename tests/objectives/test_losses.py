@@ -1,16 +1,19 @@
 """Losses of masked rows, against numpy."""
 
+import dataclasses
 import functools
 
 import jax
 import numpy as np
 import pytest
 
-from bert_jax.config import ModelConfig, ObjectiveConfig
+from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, Phase
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
 from bert_jax.objectives.objectives import Models, active_objectives, pretraining_sums
+from bert_jax.training.pretraining_task import Pretraining
+from bert_jax.training.programs import combine
 from tests.objectives.masking_batches import KEY, OBJECTIVE, VOCABULARY, make_batch, masked
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -66,6 +69,8 @@ def test_losses_are_sums_and_counts():
     assert real.sum() == 3 + 4 + 2
     np.testing.assert_allclose(sums["mlm_loss"], (-picked[real].sum(), 9), rtol=1e-5)
     np.testing.assert_allclose(sums["mlm_accuracy"], ((logits.argmax(-1) == labels)[real].sum(), 9))
+    partitions = np.log(np.exp(logits.astype(np.float64)).sum(-1))
+    np.testing.assert_allclose(sums["mlm_z_loss"], ((partitions[real] ** 2).sum(), 9), rtol=1e-5)
 
     exists = np.asarray(batch["example_id"]) >= 0
     classes = np.asarray(batch["pair_labels"])
@@ -79,8 +84,22 @@ def test_losses_are_sums_and_counts():
 
 def test_without_a_pair_objective_there_are_no_pair_terms():
     batch = masked(make_batch([[(1, 48)]], 48), KEY, OBJECTIVE, VOCABULARY)
-    assert set(sums_of(parameters(False), batch)) == {"mlm_loss", "mlm_accuracy"}
+    assert set(sums_of(parameters(False), batch)) == {"mlm_loss", "mlm_accuracy", "mlm_z_loss"}
     assert set(loss_weights(batch, ObjectiveConfig(pair="none"))) == {"mlm"}
+
+
+def test_the_z_loss_is_a_term_on_request():
+    """Of the loss and of its metrics; its factor divides the weight."""
+    batch = masked(make_batch([[(1, 48)]], 48), KEY, OBJECTIVE, VOCABULARY)
+    phase, data = Phase(seq_len=48), DataConfig(format="full_sentences")
+    config = Config("z", CONFIG, objective=ObjectiveConfig(pair="none"), data=data, phases=(phase,))
+    for z_loss, terms in ((0.0, {"mlm_loss"}), (1e-2, {"mlm_loss", "mlm_z_loss"})):
+        objective = dataclasses.replace(config.objective, z_loss=z_loss)
+        task = Pretraining(dataclasses.replace(config, objective=objective), VOCABULARY)
+        weights, sums = task.loss_weight_sums(batch), task.sums(parameters(False), batch, None)
+        assert set(weights) == terms and set(sums) == terms | {"mlm_accuracy"}
+    mlm, z = sums["mlm_loss"], sums["mlm_z_loss"]
+    np.testing.assert_allclose(combine(sums, weights), (mlm.sum + 0.01 * z.sum) / mlm.weight, rtol=1e-6)
 
 
 def test_an_example_without_a_label_has_no_pair_loss():
