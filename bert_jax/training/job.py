@@ -97,7 +97,9 @@ def run_job(
         checkpoint and has none; kernels of attention compute something else on this device. Nothing is written before.
     """
     config = programs.task.config
-    check_kernels(config.model)
+    for model in (config.model, config.generator_of(-1)):
+        if model is not None:
+            check_kernels(model)
     identity = config, data.shares, data.paths
     with DirectoryLock(directory) as lock:
 
