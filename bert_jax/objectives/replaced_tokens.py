@@ -23,9 +23,9 @@ from bert_jax.objectives.losses import Objective, WeightedSum, mlm_head_sums
 from bert_jax.objectives.masking import SAMPLE, Batch, Vocabulary, mask_tokens, position_keys
 
 EVALUATION_MASKS = dataclasses.replace(masked_lm.EVALUATION_MASKS, mask_token_share=0.85, random_token_share=0.0)
-BINS, HALF_WIDTH = 1024, 16.0
+BINS, HALF_WIDTH = 16384, 16.0
 """Bins of the histogram of logits, of equal width in [-HALF_WIDTH, HALF_WIDTH]; others are in the first or last one."""
-_SIDE = 32  # BINS is its square
+_SIDE = 128  # BINS is its square
 
 
 def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, seed: UInt32[Array, ""] | None) -> Batch:
