@@ -162,10 +162,11 @@ class Config:
             f"phases.{i}.seq_len {phase.seq_len} is longer than {TPU_ATTENTION_MAX_LENGTH}, the longest row of "
             "model.attention 'pallas_tpu': lower it, or set model.attention xla or reference",
         )
-        rate = self.objective.mask_rate
+        rate = self.objective_of(i).mask_rate
+        field = "objective.mask_rate" if phase.mask_rate is None else f"phases.{i}.mask_rate"
         require(
             self.model.direction == "causal" or round(rate * phase.seq_len) >= 1,
-            f"objective.mask_rate {rate} rounds to no token in rows of {phase.seq_len} (phases.{i}.seq_len): "
+            f"{field} {rate} rounds to no token in rows of {phase.seq_len} (phases.{i}.seq_len): "
             f"use at least {1 / phase.seq_len:.2g}",
         )
         require(
@@ -190,6 +191,11 @@ class Config:
         """The model with the depth that it has in a phase."""
         num_layers = self.phases[phase].num_layers
         return self.model if num_layers is None else dataclasses.replace(self.model, num_layers=num_layers)
+
+    def objective_of(self, phase: int) -> ObjectiveConfig:
+        """The objective with the mask rate that it has in a phase."""
+        rate = self.phases[phase].mask_rate
+        return self.objective if rate is None else dataclasses.replace(self.objective, mask_rate=rate)
 
     def generator_of(self, phase: int) -> ModelConfig | None:
         """The generator of replaced-token detection in a phase; None: the run has no generator."""

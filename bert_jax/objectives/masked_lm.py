@@ -17,7 +17,8 @@ def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, se
     """Mask tokens; in evaluation (seed None) always 15 % and the same masks, whatever the run's rate and seed."""
     if seed is None:
         return mask_tokens(batch, mask_key(seed), EVALUATION_MASKS, vocabulary)
-    return mask_tokens(batch, mask_key(seed), config.objective, vocabulary, config.phases[phase].max_predictions)
+    objective, max_predictions = config.objective_of(phase), config.phases[phase].max_predictions
+    return mask_tokens(batch, mask_key(seed), objective, vocabulary, max_predictions)
 
 
 def mask_key(seed: UInt32[Array, ""] | None) -> UInt32[Array, ""]:
@@ -27,8 +28,8 @@ def mask_key(seed: UInt32[Array, ""] | None) -> UInt32[Array, ""]:
 
 def predictions_per_example(config: Config, phase: int) -> int:
     """Predicted positions of a row that is one example."""
-    settings = config.phases[phase]
-    return int(prediction_counts_by_length(config.objective.mask_rate, settings.seq_len, settings.max_predictions)[-1])
+    settings, rate = config.phases[phase], config.objective_of(phase).mask_rate
+    return int(prediction_counts_by_length(rate, settings.seq_len, settings.max_predictions)[-1])
 
 
 OBJECTIVE = Objective(

@@ -34,7 +34,7 @@ def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, se
     if seed is None:
         masked = mask_tokens(batch, key, EVALUATION_MASKS, vocabulary)
     else:
-        masked = mask_tokens(batch, key, config.objective, vocabulary, config.phases[phase].max_predictions)
+        masked = mask_tokens(batch, key, config.objective_of(phase), vocabulary, config.phases[phase].max_predictions)
     keys_BS = hash_combine(position_keys(batch, key), SAMPLE)
     return {**masked, "sample_keys": jnp.take_along_axis(keys_BS, masked["target_positions"], axis=1)}
 

@@ -142,7 +142,7 @@ def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Wor
     if model.direction == "causal":
         predictions = settings.seq_len - 1
     else:
-        rate, max_predictions = config.objective.mask_rate, settings.max_predictions
+        rate, max_predictions = config.objective_of(phase).mask_rate, settings.max_predictions
         predictions = predictions_per_row(rate, settings.seq_len, slots, max_predictions)
     spec = model_spec(config, phase)
     counts = count_parameters(spec, sizes), update_work(spec, sizes, config.optimizer)

@@ -230,6 +230,8 @@ CONTRADICTIONS = [
     (lambda: StartConfig(optimizer_state="keep"), "start.optimizer_state 'keep'", "set start.source"),
     (lambda: StartConfig("run", "new", "keep"), "start.optimizer_state 'keep'", "new embeddings have no moments"),
     (lambda: with_objective(mask_rate=0.003), "objective.mask_rate 0.003 rounds to no token", "use at least 0.0078"),
+    (lambda: Config("x", ModelConfig(), phases=(Phase(mask_rate=0.003),)), "phases.0.mask_rate 0.003 rounds", "0.0078"),
+    (lambda: Phase(mask_rate=1.5), "mask_rate is 1.5", "(0, 1)"),
     (lambda: with_objective(pair="sop"), "objective.pair 'sop' needs data.format sentence_order", "not 'segment_pair'"),
     (lambda: with_data(format="doc_sentences"), "objective.pair 'nsp' needs data.format segment_pair", "pair none"),
     (lambda: with_data(format="sentence_order"), "objective.pair 'nsp'", "not 'sentence_order'"),

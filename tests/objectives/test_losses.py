@@ -11,6 +11,7 @@ from bert_jax.config import Config, DataConfig, ModelConfig, ObjectiveConfig, Ph
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
 from bert_jax.model.heads import Heads
+from bert_jax.objectives import masked_lm
 from bert_jax.objectives.objectives import Models, active_objectives, pretraining_sums
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import combine
@@ -100,6 +101,21 @@ def test_the_z_loss_is_a_term_on_request():
         assert set(weights) == terms and set(sums) == terms | {"mlm_accuracy"}
     mlm, z = sums["mlm_loss"], sums["mlm_z_loss"]
     np.testing.assert_allclose(combine(sums, weights), (mlm.sum + 0.01 * z.sum) / mlm.weight, rtol=1e-6)
+
+
+def test_mask_rates_of_phases():
+    """Each phase has its own; evaluation has 15 % in all, and FLOPs count what is predicted."""
+    batch = make_batch([[(1, 46)]], 48)
+    rates = Phase(seq_len=48, mask_rate=0.3), Phase(seq_len=48)
+    objective = ObjectiveConfig(pair="none", mask_rate=0.1)
+    config = Config("rates", CONFIG, objective=objective, data=DataConfig(format="full_sentences"), phases=rates)
+    predicted, held_out = [], []
+    for phase in (0, 1):
+        task = Pretraining(config, VOCABULARY, phase=phase)
+        predicted.append(float(task.prepare(batch, jax.numpy.uint32(7))["target_weights"].sum()))
+        held_out.append(np.asarray(task.prepare(batch, None)["target_positions"]).tobytes())
+    assert predicted == [round(0.3 * 48), round(0.1 * 48)] and held_out[0] == held_out[1]
+    assert masked_lm.predictions_per_example(config, 0) == 14 and masked_lm.predictions_per_example(config, 1) == 5
 
 
 def test_an_example_without_a_label_has_no_pair_loss():
