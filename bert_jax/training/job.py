@@ -93,13 +93,12 @@ def run_job(
       restart: begin again at step 0 if the run has lost its checkpoints.
 
     Raises:
-      UserError: the work directory cannot be used, or another process trains in it; without `restart`, the run had a
-        checkpoint and has none; kernels of attention compute something else on this device. Nothing is written before.
+      UserError: the work directory cannot be used, or another process trains in it; without `restart`, its checkpoints
+        are lost; kernels of attention compute something else on this device. Nothing is written before.
     """
     config = programs.task.config
-    for model in (config.model, config.generator_of(-1)):
-        if model is not None:
-            check_kernels(model)
+    for model in filter(None, (config.model, config.generator_of(-1))):
+        check_kernels(model)
     identity = config, data.shares, data.paths
     with DirectoryLock(directory) as lock:
 
