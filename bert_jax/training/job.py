@@ -97,8 +97,7 @@ def run_job(
         are lost; kernels of attention compute something else on this device. Nothing is written before.
     """
     config = programs.task.config
-    for model in filter(None, (config.model, config.generator_of(-1))):
-        check_kernels(model)
+    check_kernels(config.model, config.generator_of(-1))
     identity = config, data.shares, data.paths
     with DirectoryLock(directory) as lock:
 

@@ -27,14 +27,15 @@ dropout mask or attention mask more than 0.4 (tests/training/test_kernel_check.p
 HEADS = Heads(mlm=False)
 
 
-def check_kernels(model: ModelConfig) -> None:
+def check_kernels(*models: ModelConfig | None) -> None:
     """Compare the kernels of `model.attention` with `reference` in float32; nothing without kernels. All call this.
 
     Raises:
       UserError: they differ on the first device of a process.
     """
-    if model.attention in KERNEL_ROW_LENGTHS:
-        raise_on_all(lambda: _check(model))
+    for model in models:
+        if model is not None and model.attention in KERNEL_ROW_LENGTHS:
+            raise_on_all(lambda model=model: _check(model))
 
 
 def _check(model: ModelConfig) -> None:
