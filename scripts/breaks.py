@@ -88,7 +88,7 @@ bert_jax/objectives/masking.py: objectives/test_masking.py objectives/test_maski
 bert_jax/objectives/sentence_pair.py: objectives training/test_packed_runs.py
     & (batch["pair_labels"] >= 0) =>
 bert_jax/planning/memory_model.py: planning
-    "full": work.tokens * width * work.bytes_per_activation, => "full": layer,
+    "full": work.micro_batch_tokens * width * work.bytes_per_activation, => "full": layer,
 bert_jax/tokenizers/cleaning.py: data_prep/test_trained_cleaning.py
     removes, normalizers.NFC()] => removes]
 bert_jax/tokenizers/wordpiece.py: tokenizers/test_added_tokens.py

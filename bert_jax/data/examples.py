@@ -11,7 +11,7 @@ import numba
 import numpy as np
 
 from bert_jax.config import DataConfig
-from bert_jax.data.hash_random import HALF, bernoulli_threshold, draw_bernoulli, draw_uniform_int, hash64, hash_combine
+from bert_jax.data.hash_random import HALF, bernoulli_threshold, draw_bernoulli, draw_uniform_int, hash64, hash_input
 from bert_jax.data.word_starts import WordStarts, cut_between_words
 
 EXAMPLE_DTYPE = np.dtype(
@@ -115,7 +115,7 @@ def make_examples(
 
 @numba.njit(cache=True, nogil=True)
 def _example_id(salt, sentence, skip):
-    return np.int32(hash64(hash_combine(hash_combine(salt, np.uint64(sentence)), np.uint64(skip))) >> np.uint64(33))
+    return np.int32(hash64(hash_input(hash_input(salt, np.uint64(sentence)), np.uint64(skip))) >> np.uint64(33))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -132,7 +132,7 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
             end = min(documents[document + 1], chunk_end)
             target = _target_tokens(state, key, document, kind, room, short)
             limits = kind, target, room, _piece_tokens(kind, target, room)
-            state[0] = hash64(hash_combine(key, np.uint64(position)))
+            state[0] = hash64(hash_input(key, np.uint64(position)))
             state[1] = np.uint64(0)
             source, unused = (0, 0), 0
             while position < end:
@@ -184,7 +184,7 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
 @numba.njit(cache=True, nogil=True)
 def _target_tokens(state, key, document, kind, room, short):
     """Target length of the pairs of a document, in tokens; the same in all chunks that contain parts of it."""
-    state[0] = hash64(hash_combine(hash_combine(key, DOCUMENT), np.uint64(document)))
+    state[0] = hash64(hash_input(hash_input(key, DOCUMENT), np.uint64(document)))
     state[1] = np.uint64(0)
     if kind != SENTENCES and draw_bernoulli(state, short):
         return 2 + draw_uniform_int(state, room - 1)

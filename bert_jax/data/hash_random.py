@@ -23,14 +23,14 @@ def make_key(*words: int) -> np.uint64:
     key = np.uint64(0)
     for word in words:
         # Compiled functions return Python integers, which numba would interpret as signed.
-        key = np.uint64(hash64(np.uint64(hash_combine(key, np.uint64(word)))))
+        key = np.uint64(hash64(np.uint64(hash_input(key, np.uint64(word)))))
     return key
 
 
 @numba.njit(cache=True, nogil=True)
-def hash_combine(a, b):
-    """Combines a key with a word; pass the result to `hash64`."""
-    return a * np.uint64(0x9E3779B97F4A7C15) + b + np.uint64(1)
+def hash_input(key, word):
+    """The argument of `hash64` for a key and a word."""
+    return key * np.uint64(0x9E3779B97F4A7C15) + word + np.uint64(1)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -45,7 +45,7 @@ def hash64(z):
 def draw_uniform_int(state, bound):
     """A uniform integer in [0, bound); increments the count in ``state[1]``."""
     state[1] += np.uint64(1)
-    high = hash64(hash_combine(state[0], state[1])) >> np.uint64(32)
+    high = hash64(hash_input(state[0], state[1])) >> np.uint64(32)
     return np.int64((high * np.uint64(bound)) >> np.uint64(32))
 
 
@@ -53,7 +53,7 @@ def draw_uniform_int(state, bound):
 def draw_bernoulli(state, limit):
     """True with probability limit / 2^53; increments the count."""
     state[1] += np.uint64(1)
-    return (hash64(hash_combine(state[0], state[1])) >> np.uint64(11)) < limit
+    return (hash64(hash_input(state[0], state[1])) >> np.uint64(11)) < limit
 
 
 @numba.njit(cache=True, nogil=True)
@@ -72,7 +72,7 @@ def permute_evenly(positions, size, key):
             is_odd = position & 1
             of_odd = left // 2
             of_even = left - of_odd
-            swapped = hash64(hash_combine(key, np.uint64(node))) & np.uint64(1)
+            swapped = hash64(hash_input(key, np.uint64(node))) & np.uint64(1)
             if is_odd:
                 first, left = (first if swapped else first + of_even), of_odd
             else:
@@ -101,7 +101,7 @@ def permute(positions, size, key):
         while True:
             left, right = value >> shift, value & mask
             for round_index in range(4):
-                left, right = right, left ^ (hash64(hash_combine(key ^ np.uint64(round_index), right)) & mask)
+                left, right = right, left ^ (hash64(hash_input(key ^ np.uint64(round_index), right)) & mask)
             value = (left << shift) | right
             if value < np.uint64(size):
                 break

@@ -34,7 +34,7 @@ def estimate_memory(config: Config, phase: int, sizes: Sizes, accumulation: int)
     work = workload(config, phase, sizes, accumulation)
     of_models = [_model_memory(one) for one in work.models]
     total = {kind: sum(one[kind] for one in of_models) for kind in of_models[0]}
-    return total | {"batch": 4 * BATCH_ARRAYS * work.tokens * accumulation}
+    return total | {"batch": 4 * BATCH_ARRAYS * work.micro_batch_tokens * accumulation}
 
 
 def _model_memory(work: Workload) -> dict[str, int]:
@@ -54,13 +54,13 @@ def _model_memory(work: Workload) -> dict[str, int]:
     products += model.feed_forward_networks * work.up_projections * work.wide
     saved = {
         "none": layer,
-        "dots": work.tokens * (width + products) * work.bytes_per_activation,
-        "full": work.tokens * width * work.bytes_per_activation,
+        "dots": work.micro_batch_tokens * (width + products) * work.bytes_per_activation,
+        "full": work.micro_batch_tokens * width * work.bytes_per_activation,
     }[model.remat]
     # The last layer saves its input everywhere, and computes keys and values from it.
     entries = 2 * sum(bottleneck_input_widths(model))
     kept = width if model.remat == "full" else width + entries + 2 * work.inner
-    everywhere = (1 - work.last_layer_share) * work.tokens * kept * work.bytes_per_activation
+    everywhere = (1 - work.last_layer_share) * work.micro_batch_tokens * kept * work.bytes_per_activation
     # A scan over the other layers copies their kernels; in bfloat16, that copy is the cast.
     is_copied = work.last_layer_share < 1 and not is_bfloat16
     return {
@@ -69,7 +69,7 @@ def _model_memory(work: Workload) -> dict[str, int]:
         "gradients": 4 * (parameters.whole * (1 + several) + parameters.owned * over_fsdp + table),
         "gathered": 4 * parameters.gathered,
         "casts": 2 * is_bfloat16 * (parameters.whole + kernels) + 4 * is_copied * kernels,
-        "activations": int(work.computed_layers * saved + everywhere),
+        "activations": int(work.effective_num_layers * saved + everywhere),
         "temporaries": int(LAYER_WORKING_SHARE * layer) + LOGIT_BYTES * work.logits,
     }
 
@@ -103,6 +103,7 @@ def _layer_bytes(work: Workload) -> int:
     if model.bottleneck_size is not None:
         read, dropped = read + model.layer_width, width
     activations = read + 4 * work.inner + networks * (1 + work.up_projections) * work.wide + sum(norm_widths(model))
-    activations, masks = size * work.tokens * activations, work.tokens * dropped * (model.hidden_dropout > 0)
+    tokens = work.micro_batch_tokens
+    activations, masks = size * tokens * activations, tokens * dropped * (model.hidden_dropout > 0)
     scores = 0 if model.attention in FUSED_ATTENTION else work.scores * (4 + size + (model.attention_dropout > 0))
     return activations + masks + scores

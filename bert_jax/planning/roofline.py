@@ -153,12 +153,13 @@ def program_flops(work: Workload) -> float:
     adapters = 8 * model.layer_width * (model.adapter_size or 0)  # every device of the tensor axis computes all of it
     attention = 4 * model.num_heads * model.size_per_head * work.seq_len / tensor
     attention_passes = 3 if model.remat == "none" else 4
-    layers = work.computed_layers * work.tokens * (_passes(model) * adapters + attention_passes * attention)
+    tokens = work.micro_batch_tokens
+    layers = work.effective_num_layers * tokens * (_passes(model) * adapters + attention_passes * attention)
     projection = 2 * projection_weights(model)
     outputs = model.hidden_size + even_shard_size(model.vocab_size, tensor)
     head = work.rows * work.predictions * 2 * model.decoder_width * outputs
     once = dense_flops(work) + work.update.flops
-    return once + work.micro_batches * (layers + 3 * (head + work.tokens * projection))
+    return once + work.micro_batches * (layers + 3 * (head + tokens * projection))
 
 
 def dense_flops(work: Workload) -> float:
@@ -167,8 +168,8 @@ def dense_flops(work: Workload) -> float:
     # Bottleneck projections are not split over tensor; those into it are computed everywhere, as keys and values are.
     layer = 2 * (weights.enter + weights.leave) + 2 * (weights.keys_and_values + weights.others) / tensor
     everywhere = 2 * weights.enter + 2 * weights.keys_and_values / tensor
-    layers = work.computed_layers * layer + (1 - work.last_layer_share) * everywhere
-    return work.micro_batches * work.tokens * _passes(work.model) * layers
+    layers = work.effective_num_layers * layer + (1 - work.last_layer_share) * everywhere
+    return work.micro_batches * work.micro_batch_tokens * _passes(work.model) * layers
 
 
 def _passes(model: ModelConfig) -> int:
@@ -179,11 +180,11 @@ def _passes(model: ModelConfig) -> int:
 def elementwise_work(work: Workload) -> dict[str, tuple[float, float]]:
     """Bytes moved and elementwise operations of one device in a step, by kind."""
     model, parameters = work.model, work.parameters
-    micro, layers = work.micro_batches, work.micro_batches * work.computed_layers
+    micro, layers = work.micro_batches, work.micro_batches * work.effective_num_layers
     passes = 3 if model.remat == "full" else 2
     # The accesses are counted for the two norms of a plain layer.
-    hidden = layers * work.tokens * sum(norm_widths(model)) / 2
-    wide = layers * work.tokens * model.feed_forward_networks * model.intermediate_size / work.sizes.tensor
+    hidden = layers * work.micro_batch_tokens * sum(norm_widths(model)) / 2
+    wide = layers * work.micro_batch_tokens * model.feed_forward_networks * model.intermediate_size / work.sizes.tensor
     scores, logits = layers * work.scores, micro * work.logits
     hidden_ops = hidden * 2 * (NORM_OPS + passes * (HASH_OPS + MASK_OPS) * (model.hidden_dropout > 0))
     if model.attention in FUSED_ATTENTION:
@@ -213,10 +214,10 @@ def expected_bytes_sent(work: Workload) -> BytesSent:
     per_device = gradient * (parameters.gathered / sizes.fsdp + copied)
     sub_layers = (1 + model.feed_forward_networks) / 2  # relative to attention and one feed-forward network
     width = model.layer_width * work.bytes_per_activation
-    layers = ALL_REDUCES[model.remat] * sub_layers * model.num_layers * work.tokens * width
+    layers = ALL_REDUCES[model.remat] * sub_layers * model.num_layers * work.micro_batch_tokens * width
     # A split table: each device looks up its own rows, and the sum over devices is the embedding of every token; the
     # backward pass of the decoded positions does the same.
-    tables = 4 * (model.embedding_width * work.tokens + model.decoder_width * work.rows * work.predictions)
+    tables = 4 * (model.embedding_width * work.micro_batch_tokens + model.decoder_width * work.rows * work.predictions)
     table_is_split = even_shard_size(model.vocab_size, sizes.tensor) < model.vocab_size
     return {
         "data": 2 * _remote_share(inside) * per_device,

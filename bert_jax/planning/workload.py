@@ -84,8 +84,8 @@ class Workload(NamedTuple):
     """Of the generator of replaced-token detection, whose parameters are counted with the discriminator's."""
 
     @property
-    def tokens(self) -> int:
-        """Tokens of a micro-batch."""
+    def micro_batch_tokens(self) -> int:
+        """Tokens of a micro-batch on one device."""
         return self.rows * self.seq_len
 
     @property
@@ -94,7 +94,7 @@ class Workload(NamedTuple):
         return [self, *([] if self.generator is None else [self.generator])]
 
     @property
-    def computed_layers(self) -> float:
+    def effective_num_layers(self) -> float:
         """Layers, the last one counted by the share of positions that it computes."""
         return self.model.num_layers - 1 + self.last_layer_share
 

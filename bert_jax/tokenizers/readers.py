@@ -23,14 +23,14 @@ _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".jo
 _VOCABULARY_OF = {"merges.txt": "vocab.json", "vocab.bpe": "encoder.json"}
 
 
-def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> TokenizerModel:
+def read(path: epath.Path, lowercase: bool | None, add_missing_special_tokens: bool) -> TokenizerModel:
     """Read a vocabulary; arguments and errors are those of `Tokenizer.load`."""
     path = _resolve(path)
     if path.name.endswith(tuple(_VOCABULARY_OF.values())):
         raise UserError(f"{path}: this vocabulary needs merges; name the merges file instead")
     file_type = path.suffix if path.suffix in (".model", ".json") else ".bpe" if vocab_name_for_merges(path) else ".txt"
     settings = hf_settings.read(path, file_type)
-    model = READERS[file_type](path, lowercase, settings, add_special_tokens)
+    model = READERS[file_type](path, lowercase, settings, add_missing_special_tokens)
     if lowercase not in (None, model.lowercase):
         raise UserError(f"{path}: it sets lowercase={model.lowercase}; lowercase={lowercase} contradicts it")
     settings.check_against(model, lowercase)
@@ -39,7 +39,7 @@ def read(path: epath.Path, lowercase: bool | None, add_special_tokens: bool) -> 
     return model
 
 
-def from_json(text: str, origin: str, add_special_tokens: bool = False) -> TokenizerModel:
+def from_json(text: str, origin: str, add_missing_special_tokens: bool = False) -> TokenizerModel:
     """Build a model from the text of a tokenizer.json, or of `SentencePieceBackend.to_json`.
 
     Raises:
@@ -50,16 +50,16 @@ def from_json(text: str, origin: str, add_special_tokens: bool = False) -> Token
         from bert_jax.tokenizers.sentencepiece_backend import model_bytes_from_json
 
         content, preprocessing = model_bytes_from_json(parse_json(text, origin, COPY_AGAIN), origin)
-        return from_sentencepiece(content, origin, add_special_tokens, preprocessing)
+        return from_sentencepiece(content, origin, add_missing_special_tokens, preprocessing)
     try:
         library = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{origin}: not a readable tokenizer.json ({error})") from error
-    return _from_library(library, origin, add_special_tokens)
+    return _from_library(library, origin, add_missing_special_tokens)
 
 
-def _from_library(library: tokenizers.Tokenizer, origin: str, add_special_tokens: bool) -> TokenizersBackend:
-    if add_special_tokens:
+def _from_library(library: tokenizers.Tokenizer, origin: str, add_missing_special_tokens: bool) -> TokenizersBackend:
+    if add_missing_special_tokens:
         is_wordpiece = isinstance(library.model, models.WordPiece)
         missing = kinds.missing_special_tokens(library.get_vocab(with_added_tokens=True), is_wordpiece)
         library.add_special_tokens(kinds.to_added_tokens(missing, is_wordpiece))
@@ -67,13 +67,16 @@ def _from_library(library: tokenizers.Tokenizer, origin: str, add_special_tokens
 
 
 def from_sentencepiece(
-    content: bytes, origin: str, add_special_tokens: bool = False, preprocessing: AlbertPreprocessing | None = None
+    content: bytes,
+    origin: str,
+    add_missing_special_tokens: bool = False,
+    preprocessing: AlbertPreprocessing | None = None,
 ) -> TokenizerModel:
     """Build a model from a SentencePiece .model file, with optional preprocessing; raises as `from_json`."""
     # Imported here because the import is slow and most tokenizers do not need it.
-    from bert_jax.tokenizers.sentencepiece_backend import SentencePieceBackend, add_special_tokens_to_model
+    from bert_jax.tokenizers.sentencepiece_backend import SentencePieceBackend, add_missing_special_tokens_to_model
 
-    content = add_special_tokens_to_model(content, origin) if add_special_tokens else content
+    content = add_missing_special_tokens_to_model(content, origin) if add_missing_special_tokens else content
     return SentencePieceBackend(content, origin, preprocessing)
 
 
@@ -128,7 +131,7 @@ def _read_vocab(text: str, path: epath.Path) -> list[str]:
 
 
 def _read_wordpiece(
-    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
+    path: epath.Path, lowercase: bool | None, settings: Settings, add_missing_special_tokens: bool
 ) -> TokenizerModel:
     pieces, note = _read_vocab(_text(path), path), None
     lowercase = settings.switch("do_lower_case") if lowercase is None else lowercase
@@ -137,7 +140,9 @@ def _read_wordpiece(
         case, has = ("uncased", "no piece has") if lowercase else ("cased", "some pieces have")
         note = f"{path}: read as {case}, because {has} upper-case letters and no {CONFIG} gives do_lower_case"
     added = (
-        kinds.missing_special_tokens({piece: i for i, piece in enumerate(pieces)}, True) if add_special_tokens else []
+        kinds.missing_special_tokens({piece: i for i, piece in enumerate(pieces)}, True)
+        if add_missing_special_tokens
+        else []
     )
     chinese = settings.switch("tokenize_chinese_chars")
     library = kinds.wordpiece(
@@ -161,7 +166,7 @@ def vocab_name_for_merges(path: epath.Path) -> str | None:
 
 
 def _read_merges(
-    path: epath.Path, lowercase: bool | None, settings: Settings, add_special_tokens: bool
+    path: epath.Path, lowercase: bool | None, settings: Settings, add_missing_special_tokens: bool
 ) -> TokenizerModel:
     vocabulary_path = path.parent / vocab_name_for_merges(path)
     if not vocabulary_path.exists():
@@ -179,7 +184,7 @@ def _read_merges(
     library = kinds.byte_bpe(vocab, _merges(_text(path), path, vocab), bool(lowercase), prefix_space=prefix_space)
     if "<mask>" in vocab:  # RobertaTokenizer of transformers 5 does not include the space before it, unlike 4
         library.add_special_tokens(["<mask>"])
-    return _from_library(library, str(path), add_special_tokens)
+    return _from_library(library, str(path), add_missing_special_tokens)
 
 
 def _merges(text: str, path: epath.Path, vocab: dict[str, int]) -> list[tuple[str, str]]:
@@ -203,5 +208,5 @@ READERS: dict[str, Callable[[epath.Path, bool | None, Settings, bool], Tokenizer
         path.read_bytes(), str(path), add, settings.preprocessing()
     ),
 }
-"""By file type (`hf_settings.FILE_TYPES`): a function of the path, `lowercase` and `add_special_tokens` of
+"""By file type (`hf_settings.FILE_TYPES`): a function of the path, `lowercase` and `add_missing_special_tokens` of
 `Tokenizer.load`, and the settings in the file's directory."""

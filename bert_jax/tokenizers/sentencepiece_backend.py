@@ -193,7 +193,7 @@ def model_bytes_from_json(wrapped: dict, origin: str) -> tuple[bytes, AlbertPrep
         raise UserError(f"{origin}: the SentencePiece model in it is damaged; make the file again") from error
 
 
-def add_special_tokens_to_model(content: bytes, origin: str) -> bytes:
+def add_missing_special_tokens_to_model(content: bytes, origin: str) -> bytes:
     """Append the special tokens that a model lacks.
 
     Raises:

@@ -73,7 +73,7 @@ class Tokenizer:
 
     @classmethod
     def load(
-        cls, path: os.PathLike | str, lowercase: bool | None = None, add_special_tokens: bool = False
+        cls, path: os.PathLike | str, lowercase: bool | None = None, add_missing_special_tokens: bool = False
     ) -> "Tokenizer":
         """Read a vocabulary in one of the common file formats.
 
@@ -87,7 +87,7 @@ class Tokenizer:
             strip_accents; None uses its do_lower_case, or else is derived from the vocabulary: one with upper-case
             letters outside its special tokens is cased, and `note` reports this. For merges, whether to lower-case.
             The other formats define it themselves.
-          add_special_tokens: append the special tokens that the vocabulary lacks, as new last ids.
+          add_missing_special_tokens: append the special tokens that the vocabulary lacks, as new last ids.
 
         Raises:
           UserError: no such file, a file that is not a vocabulary, a missing special token, a `lowercase` that
@@ -96,7 +96,7 @@ class Tokenizer:
         path = to_path(path)
         if is_remote(path):
             check_reachable(path)
-        return cls(readers.read(epath.Path(path), lowercase, add_special_tokens))
+        return cls(readers.read(epath.Path(path), lowercase, add_missing_special_tokens))
 
     @classmethod
     def from_json(cls, text: str, origin: str) -> "Tokenizer":

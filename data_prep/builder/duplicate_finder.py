@@ -72,8 +72,10 @@ class DuplicateFinder:
         ranges = write_ranges(
             self.directory, tables, blocks, first_parts[has_parts], offsets[bounds][has_parts], active
         )
-        with contextlib.closing(ranges):
+        try:
             return find_repeats(ParagraphKeys(ranges, min_bytes), self.run, self.memory_bytes)
+        finally:
+            ranges.remove_files()
 
     def _keys_per_range(self) -> int:
         return int(min(max(self.memory_bytes // 4 // _KEY_BYTES, 1), near_duplicates.MAX_RANGE))
@@ -84,5 +86,7 @@ class DuplicateFinder:
     ) -> Iterator[RowRanges]:
         starts = np.append(np.arange(0, tables.num_documents, per_range), tables.num_documents)
         ranges = write_ranges(self.directory, tables, blocks, tables.first_part[starts], starts, active)
-        with contextlib.closing(ranges):
+        try:
             yield ranges
+        finally:
+            ranges.remove_files()

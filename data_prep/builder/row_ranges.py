@@ -23,14 +23,14 @@ class RowRanges:
     starts: np.ndarray
     """first document (or paragraph) of each range, and the end of the last one, int64 [ranges + 1]"""
 
-    def open(self, index: int) -> tuple[np.ndarray, np.ndarray, list[tuple[str, int, int]]]:
+    def read_range(self, index: int) -> tuple[np.ndarray, np.ndarray, list[tuple[str, int, int]]]:
         """(whether each part begins a document; is considered; [(prepared block, first part, end part)])."""
         path = epath.Path(self.directory) / scratch.row_range_name(index)
         arrays = scratch.read_arrays(path)
         return arrays["starts"] == 1, arrays["active"] == 1, scratch.read_metadata(path)["blocks"]
 
-    def close(self) -> None:
-        """Removes the files."""
+    def remove_files(self) -> None:
+        """Removes the files; ranges cannot be read after it."""
         for index in range(len(self.starts) - 1):
             (epath.Path(self.directory) / scratch.row_range_name(index)).unlink(missing_ok=True)
 
@@ -39,8 +39,8 @@ def write_ranges(
     directory: epath.Path,
     tables: DocumentTables,
     blocks: Sequence[str],
-    first_parts: np.ndarray,
-    starts: np.ndarray,
+    part_bounds: np.ndarray,
+    row_bounds: np.ndarray,
     active: np.ndarray,
 ) -> RowRanges:
     """Writes the description of ranges.
@@ -49,12 +49,12 @@ def write_ranges(
       directory: the scratch directory.
       tables: of all documents.
       blocks: names of all prepared blocks.
-      first_parts: first part of each range, and the end of the last one.
-      starts: see `RowRanges`.
+      part_bounds: first part of each range, and the end of the last one.
+      row_bounds: `starts` of `RowRanges`.
       active: documents to consider, bool [num_documents].
     """
-    document = np.append(np.searchsorted(tables.first_part[: tables.num_documents], first_parts[:-1], "right") - 1, 0)
-    for index, (first, end) in enumerate(zip(first_parts[:-1].tolist(), first_parts[1:].tolist(), strict=True)):
+    document = np.append(np.searchsorted(tables.first_part[: tables.num_documents], part_bounds[:-1], "right") - 1, 0)
+    for index, (first, end) in enumerate(zip(part_bounds[:-1].tolist(), part_bounds[1:].tolist(), strict=True)):
         first_block = int(np.searchsorted(tables.part_offsets, first, "right")) - 1
         end_block = int(np.searchsorted(tables.part_offsets, end, "left"))
         rows = []
@@ -67,7 +67,7 @@ def write_ranges(
         documents = document[index] + np.cumsum(part_starts, dtype=np.int64) - int(part_starts[0])
         arrays = {"starts": part_starts, "active": active[documents].astype(np.uint8)}
         scratch.write_arrays(directory / scratch.row_range_name(index), arrays, {"blocks": rows})
-    return RowRanges(str(directory), starts)
+    return RowRanges(str(directory), row_bounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ class _DocumentRows:
         return self.ranges.starts
 
     def _read(self, index: int, name: str, combine) -> tuple[np.ndarray, np.ndarray]:
-        starts, active, blocks = self.ranges.open(index)
+        starts, active, blocks = self.ranges.read_range(index)
         documents = np.cumsum(starts) - 1
         rows, begin = None, 0
         for block, first, end in blocks:
@@ -126,7 +126,7 @@ class ParagraphKeys:
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """(paragraphs to consider, keys) of a range."""
-        _, active, blocks = self.ranges.open(index)
+        _, active, blocks = self.ranges.read_range(index)
         considered, keys, begin = [np.zeros(0, bool)], [np.zeros((0, 2), np.uint64)], 0
         for block, first, end in blocks:
             counts, sizes, of_block = _read_arrays(

@@ -67,10 +67,10 @@ def parse_sources(
     return [sources.parse(spec, workers, *chosen) for spec, *chosen in zip(ordered, *columns, strict=True)]
 
 
-def lost_text(lost_bytes: int, read_bytes: int) -> str:
-    """Words for the last line of a command: how much text could not be read; empty if there is none."""
+def lost_bytes_clause(lost_bytes: int, readable_bytes: int) -> str:
+    """A clause for the last line of a command: the share of text that could not be read; empty if there is none."""
     if not lost_bytes:
         return ""
-    share = lost_bytes / (lost_bytes + read_bytes)
+    share = lost_bytes / (lost_bytes + readable_bytes)
     percent = f"{share:.1%}" if share >= 0.001 else "under 0.1%"
     return f", without {percent} of the text ({lost_bytes:,} bytes could not be read)"

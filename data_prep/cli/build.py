@@ -31,7 +31,7 @@ from data_prep.cli.arguments import (
     Switch,
     Workers,
     damage_explained,
-    lost_text,
+    lost_bytes_clause,
     parse_sources,
 )
 
@@ -171,7 +171,7 @@ class Build:
                 manifest = build(request, engine)
             self._summarize(out, manifest)
             lost = sum(entry["bytes"] for entry in manifest["skipped"].values())
-            without = lost_text(lost, sum(source["text_bytes"] for source in manifest["sources"]))
+            without = lost_bytes_clause(lost, sum(source["text_bytes"] for source in manifest["sources"]))
             print(f"{out}: ready in {time.perf_counter() - started:.0f} s{without}; look at it with {inspect}")
         except KeyboardInterrupt:
             if not (out / MANIFEST).exists() or scratch_place(out, name, self.scratch).exists():

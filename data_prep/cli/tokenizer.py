@@ -16,7 +16,15 @@ from bert_jax.field_validation import Count, Share, check
 from bert_jax.storage.files import make_directory_if_local
 from bert_jax.storage.paths import check_reachable, check_writable
 from bert_jax.tokenizers.tokenizer import Tokenizer, model_file
-from data_prep.cli.arguments import Encodings, Sources, Switch, Workers, damage_explained, lost_text, parse_sources
+from data_prep.cli.arguments import (
+    Encodings,
+    Sources,
+    Switch,
+    Workers,
+    damage_explained,
+    lost_bytes_clause,
+    parse_sources,
+)
 from data_prep.for_each_input import Totals, report_skipped
 from data_prep.sources import Source
 from data_prep.vocabularies.merges import SCORES
@@ -109,7 +117,7 @@ class TrainTokenizer:
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
         case = "uncased" if tokenizer.lowercase else "cased"
-        without = lost_text(sum(total.lost_bytes for total in read), sum(total.text_bytes for total in read))
+        without = lost_bytes_clause(sum(total.lost_bytes for total in read), sum(total.text_bytes for total in read))
         about = f"{tokenizer.kind}, {tokenizer.vocab_size} pieces, {case}"
         print(f"{os.fspath(out)}: {about}, in {seconds:.0f} s{without}")
 

@@ -27,17 +27,17 @@ class HashRandom:
     def __init__(self, *words: int):
         self.key, self.count = 0, 0
         for word in words:
-            self.key = self.hash64(self.hash_combine(self.key, word))
+            self.key = self.hash64(self.hash_input(self.key, word))
 
     @classmethod
     def folded(cls, *words: int, extra: tuple[int, int]) -> "HashRandom":
         """The key of some words combined with two more, hashed once."""
         draws = cls(*words)
-        draws.key = cls.hash64(cls.hash_combine(cls.hash_combine(draws.key, extra[0]), extra[1]))
+        draws.key = cls.hash64(cls.hash_input(cls.hash_input(draws.key, extra[0]), extra[1]))
         return draws
 
     @staticmethod
-    def hash_combine(a: int, b: int) -> int:
+    def hash_input(a: int, b: int) -> int:
         return (a * 0x9E3779B97F4A7C15 + b + 1) & WORD
 
     @staticmethod
@@ -48,7 +48,7 @@ class HashRandom:
 
     def next(self) -> int:
         self.count += 1
-        return self.hash64(self.hash_combine(self.key, self.count))
+        return self.hash64(self.hash_input(self.key, self.count))
 
     def uniform_int(self, bound: int) -> int:
         return ((self.next() >> 32) * bound) >> 32

@@ -62,7 +62,7 @@ RELEASED = {"bert": "bert_base_uncased_vocab.txt", "electra": "bert_base_cased_v
 def tokenizer_of(family: str, scratch: Path) -> Tokenizer:
     """A released one where the folder has it, else a small one."""
     if FOLDER and family in RELEASED:
-        return Tokenizer.load(Path(FOLDER) / "vocab" / RELEASED[family], add_special_tokens=True)
+        return Tokenizer.load(Path(FOLDER) / "vocab" / RELEASED[family], add_missing_special_tokens=True)
     scratch.mkdir()
     return small_models.KINDS.get(family, small_models.wordpiece)(scratch)
 

@@ -183,7 +183,7 @@ CASED_PIECES = [
 
 
 def test_pieces_of_published_ids_with_stand_ins(uncased, cased, gpt2_files):
-    gpt2 = Tokenizer.load(gpt2_files, add_special_tokens=True)
+    gpt2 = Tokenizer.load(gpt2_files, add_missing_special_tokens=True)
     for tokenizer, texts, expected in (
         (uncased, UNCASED_TEXTS, UNCASED_PIECES),
         (cased, TEXTS, CASED_PIECES),
@@ -199,7 +199,7 @@ def test_published_ids_with_the_real_vocabularies():
     vocab = Path(SHARED) / "vocab"
     assert corpus_ids(Tokenizer.load(vocab / "bert_base_uncased_vocab.txt"), UNCASED_TEXTS) == UNCASED_IDS
     assert corpus_ids(Tokenizer.load(vocab / "bert_base_cased_vocab.txt"), TEXTS) == CASED_IDS
-    gpt2 = Tokenizer.load(vocab / "gpt2_vocab.bpe", add_special_tokens=True)
+    gpt2 = Tokenizer.load(vocab / "gpt2_vocab.bpe", add_missing_special_tokens=True)
     assert gpt2.encode_batch(GPT2_TEXTS) == GPT2_IDS
     assert gpt2.special_ids == tuple(range(50257, 50262))
 
@@ -217,7 +217,7 @@ def gpt2_files(tmp_path):
 def test_a_vocabulary_without_special_tokens_is_one_error_that_names_the_way_round(gpt2_files, tmp_path):
     with pytest.raises(UserError, match=r"no <pad>, <unk>, <s>, </s>, <mask> token; .*--from .*--add-special-tokens"):
         Tokenizer.load(gpt2_files)
-    tokenizer = Tokenizer.load(gpt2_files, add_special_tokens=True)
+    tokenizer = Tokenizer.load(gpt2_files, add_missing_special_tokens=True)
     size = 256 + len(GPT2_MERGES) + 1
     assert (tokenizer.pad_id, tokenizer.unk_id, tokenizer.cls_id) == (size, size + 1, size + 2)
     assert (tokenizer.sep_id, tokenizer.mask_id, tokenizer.vocab_size) == (size + 3, size + 4, size + 5)
@@ -232,7 +232,7 @@ def test_a_vocabulary_without_special_tokens_is_one_error_that_names_the_way_rou
 
 def test_missing_special_tokens_are_named_as_the_others(tmp_path):
     (tmp_path / "vocab.txt").write_text("a\n##b\n[MASK]\n")
-    tokenizer = Tokenizer.load(tmp_path, add_special_tokens=True)
+    tokenizer = Tokenizer.load(tmp_path, add_missing_special_tokens=True)
     assert [tokenizer.id_to_token(i) for i in range(7)] == ["a", "##b", "[MASK]", "[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     assert tokenizer.encode("ab c") == [0, 1, tokenizer.unk_id]
 
@@ -244,14 +244,14 @@ def test_openai_names_and_broken_merges(gpt2_files, tmp_path):
     with pytest.raises(UserError, match=r"need their vocabulary encoder\.json in the same directory"):
         Tokenizer.load(openai)
     vocabulary = (tmp_path / "gpt2-vocab.json").rename(openai / "encoder.json")
-    assert Tokenizer.load(openai, add_special_tokens=True).encode(GPT2_TEXTS[0])
-    assert Tokenizer.load(openai, lowercase=True, add_special_tokens=True).lowercase
+    assert Tokenizer.load(openai, add_missing_special_tokens=True).encode(GPT2_TEXTS[0])
+    assert Tokenizer.load(openai, lowercase=True, add_missing_special_tokens=True).lowercase
     with pytest.raises(UserError, match="this vocabulary needs merges"):
         Tokenizer.load(vocabulary)
     with (openai / "vocab.bpe").open("a") as file:
         file.write("Hello ĠWorld\n")
     with pytest.raises(UserError, match=rf"vocab\.bpe:{len(GPT2_MERGES) + 2}: not two pieces"):
-        Tokenizer.load(openai, add_special_tokens=True)
+        Tokenizer.load(openai, add_missing_special_tokens=True)
     damages = {
         '{"a": 0, "b": 1}': "not byte-level BPE",
         "[]": "is not a JSON object, but",
@@ -385,13 +385,13 @@ def test_special_tokens_are_appended_to_sentencepiece(tmp_path):
     bare = train(LINES, vocab_size=90, normalization_rule_name="nmt_nfkc_cf")
     path = tmp_path / "bare.model"
     path.write_bytes(bare)
-    tokenizer = Tokenizer.load(path, add_special_tokens=True)
+    tokenizer = Tokenizer.load(path, add_missing_special_tokens=True)
     library = sentencepiece_library.SentencePieceProcessor(model_proto=bare)
     assert (tokenizer.pad_id, tokenizer.mask_id) == (library.vocab_size(), library.vocab_size() + 1)
     assert corpus_ids(tokenizer, AWKWARD) == library.encode(AWKWARD)
     assert tokenizer.lowercase
     with pytest.raises(UserError, match="it sets lowercase=True;"):
-        Tokenizer.load(path, lowercase=False, add_special_tokens=True)
+        Tokenizer.load(path, lowercase=False, add_missing_special_tokens=True)
     (tmp_path / "second.model").write_bytes(bare)
     with pytest.raises(UserError, match=r"has 2 \.model files"):
         Tokenizer.load(tmp_path)
