@@ -217,7 +217,7 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     if not shown:
         raise UserError(f"--data {options.data} has no data for any suite: see docs/analysis.md for its folders")
     if len(points) > 1:
-        curves = page.flatten(page.emergence(shown, points))
+        curves = page.flatten_baselines(page.emergence(shown, points))
         write_atomic(options.out / CURVES, json.dumps(curves, indent=1, allow_nan=False).encode())
     sections = page.sections(f"Analysis of {options.model}", command, model, shown, points, left_out)
     write_page(options.out / PAGE, "--out", sections)

@@ -68,7 +68,7 @@ def emergence(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> d
     return curves
 
 
-def flatten(curves: Mapping[str, Mapping[str, Emergence]]) -> dict[str, dict[str, dict[int, float]]]:
+def flatten_baselines(curves: Mapping[str, Mapping[str, Emergence]]) -> dict[str, dict[str, dict[int, float]]]:
     """Values by suite, name and step; names of baselines are NAME (BASELINE)."""
     flat: dict[str, dict[str, dict[int, float]]] = {}
     for suite, by_name in curves.items():

@@ -53,8 +53,8 @@ class Quantity(NamedTuple):
 
 def compared(value: float | None, baselines: Mapping[str, float | None], factor: float = 1) -> Scalar:
     """A number over checkpoints; baselines that are undefined are left out."""
-    shown = {name: factor * one for name, one in baselines.items() if is_number(one)}
-    return Scalar(factor * value if is_number(value) else math.nan, shown)
+    shown = {name: factor * one for name, one in baselines.items() if is_finite(one)}
+    return Scalar(factor * value if is_finite(value) else math.nan, shown)
 
 
 def by_head(title: str, values: Sequence[Numbers] | np.ndarray, unit: str, center: float | None = None) -> Heatmap:
@@ -94,6 +94,6 @@ def floats(values: Numbers) -> tuple[float, ...]:
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
-def is_number(value: float | None) -> bool:
+def is_finite(value: float | None) -> bool:
     """Whether a number of a result is defined."""
     return value is not None and math.isfinite(value)

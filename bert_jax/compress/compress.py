@@ -115,7 +115,7 @@ def compress(
 
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
     check_teacher_heads(teacher.model.config, programs["mesh"])
-    teacher_score = make_run(options.seed).score_teacher()
+    teacher_score = make_run(options.seed).teacher_score()
     announce(f"teacher: score {teacher_score:.4f}")
     results = train_runs(make_run, workdir, data, options, announce)
     if results is None:

@@ -93,7 +93,7 @@ class CompressionRun(FinetuneRun):
             print(f"starting from {source} {self._teacher.path}", file=sys.stderr)
         return InitialParams(self.task.with_teacher(student, teacher, key), None)
 
-    def score_teacher(self) -> float:
+    def teacher_score(self) -> float:
         """The teacher's score on the data."""
         task = self.task.student
         phases = (dataclasses.replace(self.config.phases[0], frozen=()),)

@@ -95,33 +95,33 @@ class Recipe(NamedTuple):
     """Replace layers of the teacher by those of the student at random; None: train the student alone."""
 
 
-def layer_dropping(teacher: int, student: int, project: str | None) -> Recipe:
+def layer_dropping(teacher_depth: int, student_depth: int, map_name: str | None) -> Recipe:
     """No teacher in the loss (Sajjad et al. 2020): the first layers, fine-tuned on the labels."""
     return Recipe((), 1.0, 0.0, 1.0, "first")
 
 
-def distilbert(teacher: int, student: int, project: str | None) -> Recipe:
+def distilbert(teacher_depth: int, student_depth: int, map_name: str | None) -> Recipe:
     """Soft targets, labels, and the cosine of the last hidden states (Sanh et al. 2019), with its weights 5, 2 and 1.
 
     DistilBERT is distilled in pretraining: its labels are masked tokens, here they are the task's.
     """
-    return Recipe((Match(teacher, student, "hidden", "cosine", 1.0, project),), 2.0, 5.0, 2.0, "spread")
+    return Recipe((Match(teacher_depth, student_depth, "hidden", "cosine", 1.0, map_name),), 2.0, 5.0, 2.0, "spread")
 
 
-def pkd_skip(teacher: int, student: int, project: str | None) -> Recipe:
+def pkd_skip(teacher_depth: int, student_depth: int, map_name: str | None) -> Recipe:
     """Patient knowledge distillation (Sun et al. 2019), PKD-skip: [CLS] of every L / l-th teacher layer.
 
     The student's hidden states 1 to l - 1 are matched: with 12 and 6 layers to 2, 4, 6, 8, 10.
     """
-    return _pkd([round(layer * teacher / student) for layer in range(1, student)], project)
+    return _pkd([round(layer * teacher_depth / student_depth) for layer in range(1, student_depth)], map_name)
 
 
-def pkd_last(teacher: int, student: int, project: str | None) -> Recipe:
+def pkd_last(teacher_depth: int, student_depth: int, map_name: str | None) -> Recipe:
     """As `pkd_skip`, with the last layers: with 12 and 6 layers 7 to 11."""
-    return _pkd([layer + teacher - student for layer in range(1, student)], project)
+    return _pkd([layer + teacher_depth - student_depth for layer in range(1, student_depth)], map_name)
 
 
-def _pkd(teacher_layers: list[int], project: str | None) -> Recipe:
+def _pkd(teacher_layers: list[int], map_name: str | None) -> Recipe:
     require(
         len(teacher_layers) > 0,
         "--student-layers 1: pkd-skip and pkd-last match layers below the student's last one: give at least 2 layers, "
@@ -129,32 +129,32 @@ def _pkd(teacher_layers: list[int], project: str | None) -> Recipe:
     )
     # The loss is the mean over layers in PKD's code; its grid: alpha 0.2, 0.5, 0.7; beta 10 to 1000; T 5, 10, 20.
     weight = 100.0 / len(teacher_layers)
-    matches = [Match(layer, i, "cls", "normalised_mse", weight, project) for i, layer in enumerate(teacher_layers, 1)]
+    matches = [Match(layer, i, "cls", "normalised_mse", weight, map_name) for i, layer in enumerate(teacher_layers, 1)]
     return Recipe(tuple(matches), 10.0, 0.5, 0.5, "first")
 
 
-def tinybert(teacher: int, student: int, project: str | None) -> Recipe:
+def tinybert(teacher_depth: int, student_depth: int, map_name: str | None) -> Recipe:
     """Attention scores, embeddings, hidden states and soft targets (Jiao et al. 2020, equation 11), in one stage.
 
     Layer m of the student, from 1, is matched to layer m L / l of the teacher; one map is shared by all hidden states.
     """
-    layers = [round(layer * teacher / student) for layer in range(student + 1)]
+    layers = [round(layer * teacher_depth / student_depth) for layer in range(student_depth + 1)]
     scores = [Match(layer - 1, i - 1, "scores", "mse") for i, layer in enumerate(layers) if i]
-    hidden = [Match(layer, i, "hidden", "mse", 1.0, project) for i, layer in enumerate(layers)]
+    hidden = [Match(layer, i, "hidden", "mse", 1.0, map_name) for i, layer in enumerate(layers)]
     return Recipe((*scores, *hidden), 1.0, 1.0, 0.0, "spread")
 
 
-def similarity(teacher: int, student: int, project: str | None) -> Recipe:
+def similarity(teacher_depth: int, student_depth: int, map_name: str | None) -> Recipe:
     """Hidden states, their similarity matrices and soft targets (TextBrewer's T6; Yang et al. 2020), from the
     embeddings to the last layer.
     """
-    layers = [round(layer * teacher / student) for layer in range(student + 1)]
-    hidden = [Match(layer, i, "hidden", "mse", 1.0, project) for i, layer in enumerate(layers)]
+    layers = [round(layer * teacher_depth / student_depth) for layer in range(student_depth + 1)]
+    hidden = [Match(layer, i, "hidden", "mse", 1.0, map_name) for i, layer in enumerate(layers)]
     similarities = [Match(layer, i, "hidden", "similarity") for i, layer in enumerate(layers)]
     return Recipe((*hidden, *similarities), 8.0, 1.0, 0.0, "spread")
 
 
-def mobilebert(teacher: int, student: int, project: str | None) -> Recipe:
+def mobilebert(teacher_depth: int, student_depth: int, map_name: str | None) -> Recipe:
     """Feature maps, their means and variances, attention, soft targets and labels (MobileBERT; Sun et al. 2020).
 
     Weights of google-research/mobilebert README.md: 100, 5000, 5 and 1, each divided by the number of layers; the soft
@@ -162,15 +162,15 @@ def mobilebert(teacher: int, student: int, project: str | None) -> Recipe:
     the other, and has labels afterwards.
     """
     matches = []
-    for i in range(1, student + 1):
-        layer = round(i * teacher / student)
+    for i in range(1, student_depth + 1):
+        layer = round(i * teacher_depth / student_depth)
         for loss, weight in (("standardised_mse", 100.0), ("mse_of_means", 5000.0), ("variance_l1", 5.0)):
-            matches.append(Match(layer, i, "hidden", loss, weight / student, project))
-        matches.append(Match(layer - 1, i - 1, "scores", "kl", 1.0 / student))
+            matches.append(Match(layer, i, "hidden", loss, weight / student_depth, map_name))
+        matches.append(Match(layer - 1, i - 1, "scores", "kl", 1.0 / student_depth))
     return Recipe(tuple(matches), 1.0, 0.5, 0.5, "new")
 
 
-def theseus(teacher: int, student: int, project: str | None) -> Recipe:
+def theseus(teacher_depth: int, student_depth: int, map_name: str | None) -> Recipe:
     """Layers of the teacher are replaced at random, the loss is that of the labels (Xu et al. 2020)."""
     return Recipe((), 1.0, 0.0, 1.0, "first", Replacement())
 

@@ -25,7 +25,7 @@ POWER_SEEDS = (3, 5, 10, 20)
 """Numbers of seeds in the power table."""
 
 
-class CellResult(TypedDict):
+class CellCost(TypedDict):
     """A cell and the cost of each of its runs."""
 
     name: str
@@ -102,7 +102,7 @@ class Results(TypedDict):
     alpha: float
     margins: dict[str, float]
     baseline: Levels
-    cells: list[CellResult]
+    cells: list[CellCost]
     comparisons: list[Comparison]
     failure_rates: list[FailureRate]
     runs: list[RunResult]

@@ -169,12 +169,12 @@ class SquadData:
         return best_threshold(differences, answered, unanswered)[0]
 
 
-def read_squad_splits(directory: StoredPath, options: FileOptions) -> dict[str, list[Question]]:
+def read_squad_splits(directory: StoredPath, file_options: FileOptions) -> dict[str, list[Question]]:
     """The questions of train, dev and, if there is one, test.
 
     Args:
       directory: of the files.
-      options: with `skip_damaged`, what is left out is counted in a warning.
+      file_options: with `skip_damaged`, what is left out is counted in a warning.
 
     Raises:
       UserError: a missing split, a file that is not in SQuAD's form, or a training split without answers.
@@ -183,7 +183,7 @@ def read_squad_splits(directory: StoredPath, options: FileOptions) -> dict[str, 
     for split in ("train", "dev", "test"):
         path = find_split(directory, split, (".json",), required=split != "test")
         if path is not None:
-            splits[split], damaged = read_squad(path, skip_damaged=options.skip_damaged)
+            splits[split], damaged = read_squad(path, skip_damaged=file_options.skip_damaged)
             if damaged and is_first():
                 total = len(splits[split]) + len(damaged)
                 print(

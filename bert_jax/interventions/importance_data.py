@@ -75,9 +75,9 @@ def read_task(
     options: FinetuneOptions,
     count: int,
     seed: int,
-    held_out: int | None = None,
+    max_dev_examples: int | None = None,
 ) -> ImportanceData:
-    """`count` examples of train, and the dev splits or `held_out` examples of each.
+    """`count` examples of train, and at most `max_dev_examples` of each dev split.
 
     Args:
       model: fine-tuned on the task.
@@ -85,13 +85,13 @@ def read_task(
       task, options: as of fine-tuning.
       count: examples of train, drawn at random; all if there are fewer.
       seed: of the draws.
-      held_out: examples of each dev split; None: all.
+      max_dev_examples: most examples of each dev split; None: all.
 
     Raises:
       UserError: task data that do not have the form or the labels of the model's head.
     """
     head = model.heads.task
-    data, _ = open_task(model, directory, task, options, seed, held_out)
+    data, _ = open_task(model, directory, task, options, seed, max_dev_examples)
     check_head(head, data, "the model", "give the data that it was fine-tuned on")
     order = np.random.default_rng(seed).permutation(len(data.train.lengths))[:count]
     pad_id = model.tokenizer.pad_id
@@ -109,10 +109,15 @@ def read_task(
 
 
 def open_task(
-    model: LoadedModel, directory: StoredPath, task: str, options: FinetuneOptions, seed: int, held_out: int | None
+    model: LoadedModel,
+    directory: StoredPath,
+    task: str,
+    options: FinetuneOptions,
+    seed: int,
+    max_dev_examples: int | None,
 ) -> tuple[TaskData, FinetuneOptions]:
-    """`tasks.open_task` for a loaded model, without test splits and with at most `held_out` examples per dev split."""
-    splits = shorten_held_out(read_splits(task, directory, options), held_out, seed)
+    """`tasks.open_task` for a loaded model, without test splits and with at most `max_dev_examples` per dev split."""
+    splits = shorten_held_out(read_splits(task, directory, options), max_dev_examples, seed)
     return encode_splits(task, splits, options, as_source(model))
 
 

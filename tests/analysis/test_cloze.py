@@ -52,7 +52,7 @@ def test_ranks_and_preferences_count_ties_half():
     found = cloze_scores.preference(np.array([1.0, 2, 3]), np.array([1.0, 1, 4]))
     assert found == {"accuracy": 0.5, "items": 3, "ties": 1}
     assert cloze_scores.preference(np.zeros(0), np.zeros(0))["accuracy"] is None
-    assert cloze_scores.precision(rank, 1) == 1 / 3
+    assert cloze_scores.precision_at(rank, 1) == 1 / 3
 
 
 def test_agreement_of_models_with_known_answers(tmp_path):

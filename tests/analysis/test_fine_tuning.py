@@ -83,7 +83,7 @@ def test_parameter_distances(pair):
     changed = jax.tree.map(np.array, base)
     changed["encoder"]["layers"]["up"]["kernel"][1] *= 1.5
     changed["encoder"]["pooler"]["kernel"] += 1
-    found = similarities.parameter_distances(changed, base)
+    found = similarities.relative_parameter_changes(changed, base)
     assert found.pop("encoder/layers/up/kernel") == pytest.approx([0, 0.5, 0])
     assert "encoder/pooler/kernel" not in found and not any(np.any(value) for value in found.values())
 

@@ -156,11 +156,11 @@ def test_mixes_find_the_state_that_has_the_labels():
     for states, examples in zip(noise, (task.train, task.dev), strict=True):
         states[2] = 5 * planted(examples.labels, 3, rng) + 7
     scores = mix.probe_mixes(*([jnp.asarray(x) for x in states] for states in noise), task, epochs=20, seed=0)
-    assert scores.scores[1] < 0.7 and min(scores.scores[2:]) > 0.99
+    assert scores.cumulative_scores[1] < 0.7 and min(scores.cumulative_scores[2:]) > 0.99
     assert np.argmax(scores.weights) == 2 and scores.weights[2] > 0.8
     np.testing.assert_allclose(sum(scores.weights), 1, rtol=1e-5)
     assert abs(mix.centre_of_gravity(scores.weights) - 2) < 0.3
-    assert abs(mix.expected_layer(scores.scores) - 2) < 0.2
+    assert abs(mix.expected_layer(scores.cumulative_scores) - 2) < 0.2
 
 
 def test_a_mix_has_its_own_states_only():

@@ -176,7 +176,7 @@ def test_uuas_of_heads_is_that_of_their_attention():
         words = attention_trees.word_attention(row, capture(model, batch, [name])[name][0, 1])
         kept = np.flatnonzero(tree.counted)
         weights = -(words + words.T)[np.ix_(kept, kept)]
-        gold = trees.gold_edges(tree.heads, tree.counted)
+        gold = trees.gold_adjacency(tree.heads, tree.counted)
         correct += sum(gold[kept[i], kept[j]] for i, j in kruskal(weights))
         edges += gold.sum() // 2
     np.testing.assert_allclose(found[1, 1], correct / edges)
@@ -187,7 +187,7 @@ def test_attention_that_follows_the_tree_and_shuffled_attention():
     correct = shuffled = edges = 0
     of = [Tree(random_heads(12, rng), np.ones(12, bool)) for _ in range(150)]
     for tree in of:
-        attention = 0.01 * rng.random((12, 12)) + trees.gold_edges(tree.heads, tree.counted) * np.tri(12)
+        attention = 0.01 * rng.random((12, 12)) + trees.gold_adjacency(tree.heads, tree.counted) * np.tri(12)
         weights = attention + attention.T
         order = rng.permutation(12)
         found, gold = trees.correct_edges(-np.stack([weights, weights[order][:, order]]), tree.heads, tree.counted)

@@ -52,6 +52,6 @@ def ranks(scores: Float[np.ndarray, "n V"], gold: Int[np.ndarray, " n"]) -> tupl
     return 1 + (scores > own).sum(1) + tied / 2, tied
 
 
-def precision(rank: Float[np.ndarray, " n"], most: int) -> float | None:
-    """Share of ranks of at most `most` (P@most); None without ranks."""
-    return share(int((rank <= most).sum()), len(rank))
+def precision_at(gold_ranks: Float[np.ndarray, " n"], k: int) -> float | None:
+    """Share of ranks, from 1, of at most k (P@k); None without ranks."""
+    return share(int((gold_ranks <= k).sum()), len(gold_ranks))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import mean, precision, ranks, share
+from bert_jax.analysis.cloze.cloze_scores import mean, precision_at, ranks, share
 from bert_jax.analysis.cloze.lama_files import Fact, common_vocabulary, draw_facts, read_relations
 from bert_jax.analysis.cloze.predictions import (
     encode_masked,
@@ -88,8 +88,8 @@ def read_answers(scores: np.ndarray, gold: np.ndarray) -> Answers:
 def precisions(answers: Answers) -> dict[str, Any]:
     """P@1, P@10 and mean reciprocal rank, with the number of facts and of those with ties."""
     return {
-        "precision_at_1": precision(answers.ranks, 1),
-        "precision_at_10": precision(answers.ranks, 10),
+        "precision_at_1": precision_at(answers.ranks, 1),
+        "precision_at_10": precision_at(answers.ranks, 10),
         "mean_reciprocal_rank": float((1 / answers.ranks).mean()) if len(answers.ranks) else None,
         "facts": len(answers.ranks),
         "ties": int((answers.ties > 0).sum()),

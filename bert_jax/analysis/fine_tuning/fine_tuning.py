@@ -7,7 +7,12 @@ import numpy as np
 
 from bert_jax.analysis.fine_tuning import weights
 from bert_jax.analysis.fine_tuning.section import blocks, scalars
-from bert_jax.analysis.fine_tuning.similarities import attention_cosines, linear_cka, mean_cosines, parameter_distances
+from bert_jax.analysis.fine_tuning.similarities import (
+    attention_cosines,
+    linear_cka,
+    mean_cosines,
+    relative_parameter_changes,
+)
 from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
@@ -88,7 +93,7 @@ def run(inputs: SuiteInputs, settings: FineTuningSettings) -> SuiteResult:
         "base_sha256": setup.base.sha256,
         "compared_examples": len(chosen),
         "similarity": _similarity(inputs, setup, rows_of(examples, chosen)),
-        "parameter_distance": parameter_distances(setup.params, setup.base.model.params),
+        "parameter_distance": relative_parameter_changes(setup.params, setup.base.model.params),
     }
     losses = {
         "train": (setup.data.train, _draw(len(setup.data.train.lengths), settings.loss_examples, inputs.seed)),

@@ -40,7 +40,7 @@ def attention_cosines(x: Float[np.ndarray, "*heads S T"], y: Float[np.ndarray, "
     return mean_cosines(flat_x, flat_y)
 
 
-def parameter_distances(params: Params, base: Params) -> dict[str, float | list[float]]:
+def relative_parameter_changes(params: Params, base: Params) -> dict[str, float | list[float]]:
     """Length of the change of each tensor of the encoder's body, relative to the length in the base.
 
     A tensor that is zero in the base has the length of the change.

@@ -21,7 +21,7 @@ ImportanceOfMask = Callable[[Bool[np.ndarray, "L N"]], Float[np.ndarray, "L N"]]
 
 
 def leave_one_out(
-    evaluate: EvaluateMask, unchanged: Evaluation, shape: tuple[int, int], bar: tqdm.tqdm
+    evaluate: EvaluateMask, whole_model: Evaluation, shape: tuple[int, int], bar: tqdm.tqdm
 ) -> dict[str, Any]:
     """Loss and score without each head, and the standard error of the difference of the loss, [L, N] each."""
     found = {name: np.zeros(shape) for name in ("loss", "loss_difference", "standard_error", "score")}
@@ -30,7 +30,7 @@ def leave_one_out(
         mask[layer, head] = False
         one = evaluate(mask)
         found["loss"][layer, head], found["score"][layer, head] = one.loss, one.score
-        found["loss_difference"][layer, head], found["standard_error"][layer, head] = loss_difference(one, unchanged)
+        found["loss_difference"][layer, head], found["standard_error"][layer, head] = loss_difference(one, whole_model)
         bar.update()
     return found
 

@@ -162,7 +162,7 @@ def _read(inputs: SuiteInputs, settings: HeadsSettings) -> ImportanceData:
         paths = inputs.files("text", ".txt")
         return read_texts(model, paths, count, settings.max_length, settings.mask_share, seed)
     options = settings.finetune_options(model.config.max_positions)
-    return read_task(model, inputs.data / "task", settings.task, options, count, seed, held_out=count)
+    return read_task(model, inputs.data / "task", settings.task, options, count, seed, max_dev_examples=count)
 
 
 def _write(

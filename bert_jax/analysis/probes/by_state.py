@@ -70,12 +70,12 @@ def mix_summary(vectors: ProbeVectors, task: LabelTask, *, epochs: int, seed: in
     """Scalar mixes over states 0 to l, where their gains are, and how concentrated; other arguments as above."""
     scores = mix.probe_mixes(vectors.train, vectors.dev, task, epochs=epochs, seed=seed)
     return {
-        "score": scores.scores,
+        "score": scores.cumulative_scores,
         "weights": scores.weights,
         "centre_of_gravity": mix.centre_of_gravity(scores.weights),
         "weights_divergence_bits": mix.divergence_from_uniform_bits(scores.weights),
-        "expected_layer": mix.expected_layer(scores.scores),
-        "gain_concentration_bits": mix.gain_concentration_bits(scores.scores),
+        "expected_layer": mix.expected_layer(scores.cumulative_scores),
+        "gain_concentration_bits": mix.gain_concentration_bits(scores.cumulative_scores),
     }
 
 

@@ -38,25 +38,25 @@ class LinearProbe(NamedTuple):
 
 
 def log_probabilities(
-    probe: LinearProbe, vectors: Float[Array, "w H"], words: Int[Array, "n k"]
+    probe: LinearProbe, vectors: Float[Array, "w H"], word_indices: Int[Array, "n k"]
 ) -> Float[Array, "n C"]:
     """Log-probabilities of the labels, nats."""
-    inputs = vectors[words].reshape(len(words), -1)
+    inputs = vectors[word_indices].reshape(len(word_indices), -1)
     return jax.nn.log_softmax(inputs @ probe.weights + probe.bias[None])
 
 
-def _fit(vectors, words, labels, count, classes, epochs, penalty, key) -> LinearProbe:
+def _fit(vectors, word_indices, labels, count, classes, epochs, penalty, key) -> LinearProbe:
     """Steps of Adam on mean cross-entropy + penalty / (2 count) |weights|^2 of the first `count` examples.
 
     `count` may be traced, so that prefixes of all lengths share a program.
     """
-    width = vectors.shape[1] * words.shape[1]
+    width = vectors.shape[1] * word_indices.shape[1]
     probe = LinearProbe(jnp.zeros((width, classes)), jnp.zeros(classes))
     steps = jnp.maximum(MIN_STEPS, (epochs * count) // BATCH)
     optimizer = optax.scale_by_adam()
 
     def loss(probe, chosen):
-        log_p = log_probabilities(probe, vectors, words[chosen])
+        log_p = log_probabilities(probe, vectors, word_indices[chosen])
         picked = jnp.take_along_axis(log_p, labels[chosen][:, None], axis=1)
         return -picked.mean() + penalty / (2 * count) * jnp.square(probe.weights).sum()
 
@@ -73,7 +73,7 @@ def _fit(vectors, words, labels, count, classes, epochs, penalty, key) -> Linear
 @functools.partial(jax.jit, static_argnames=("classes", "epochs", "penalty"))
 def fit(
     vectors: Float[Array, "w H"],
-    words: Int[Array, "n k"],
+    word_indices: Int[Array, "n k"],
     labels: Int[Array, " n"],
     *,
     classes: int,
@@ -85,20 +85,20 @@ def fit(
 
     Args:
       vectors: of the words, standardised.
-      words: of each example.
+      word_indices: rows of `vectors` of each example.
       labels: from 0 to classes - 1.
       classes: C.
       epochs: visits of each example, on average.
       penalty: of half the squared norm of the weights, in nats over all examples.
       key: of the order of examples.
     """
-    return _fit(vectors, words, labels, len(labels), classes, epochs, penalty, key)
+    return _fit(vectors, word_indices, labels, len(labels), classes, epochs, penalty, key)
 
 
 @functools.partial(jax.jit, static_argnames=("classes", "epochs", "penalty"))
 def fit_prefixes(
     vectors: Float[Array, "w H"],
-    words: Int[Array, "n k"],
+    word_indices: Int[Array, "n k"],
     labels: Int[Array, " n"],
     ends: Int[Array, " s"],
     *,
@@ -121,18 +121,18 @@ def fit_prefixes(
 
     def stage(_, bounds):
         end, following = bounds
-        probe = _fit(vectors, words, labels, end, classes, epochs, penalty, key)
+        probe = _fit(vectors, word_indices, labels, end, classes, epochs, penalty, key)
 
         def add_chunk(i, total):
             chosen = end + i * CHUNK + jnp.arange(CHUNK)
             inside, chosen = chosen < following, jnp.minimum(chosen, len(labels) - 1)
-            log_p = log_probabilities(probe, vectors, words[chosen])
+            log_p = log_probabilities(probe, vectors, word_indices[chosen])
             picked = jnp.take_along_axis(log_p, labels[chosen][:, None], axis=1)[:, 0]
             return total - jnp.where(inside, picked, 0).sum()
 
         return probe, jax.lax.fori_loop(0, -(-(following - end) // CHUNK), add_chunk, 0.0)
 
-    empty = LinearProbe(jnp.zeros((vectors.shape[1] * words.shape[1], classes)), jnp.zeros(classes))
+    empty = LinearProbe(jnp.zeros((vectors.shape[1] * word_indices.shape[1], classes)), jnp.zeros(classes))
     probe, blocks = jax.lax.scan(stage, empty, (ends, nexts))
     return blocks, probe
 
@@ -220,5 +220,5 @@ def fit_and_score(
 
 
 @jax.jit
-def _predict(probe: LinearProbe, vectors: Array, words: Array) -> Int[Array, " n"]:
-    return log_probabilities(probe, vectors, words).argmax(-1)
+def _predict(probe: LinearProbe, vectors: Array, word_indices: Array) -> Int[Array, " n"]:
+    return log_probabilities(probe, vectors, word_indices).argmax(-1)

@@ -31,10 +31,10 @@ class MixProbes(NamedTuple):
     """[p, C]."""
 
 
-class MixScores(NamedTuple):
+class CumulativeMixScores(NamedTuple):
     """Of one task."""
 
-    scores: list[float]
+    cumulative_scores: list[float]
     """Of the mix of states 0 to l, by l; see `tasks.score`."""
     weights: list[float]
     """Softmax weights of the mix of all states."""
@@ -45,10 +45,10 @@ def mix_weights(scalars: Float[Array, "p L1"]) -> Float[Array, "p L1"]:
     return jax.nn.softmax(jnp.where(jnp.tri(*scalars.shape, dtype=bool), scalars, -jnp.inf), axis=-1)
 
 
-def _logits(probes: MixProbes, states: tuple[Array, ...], moments: tuple[Array, Array], words: Array) -> Array:
+def _logits(probes: MixProbes, states: tuple[Array, ...], moments: tuple[Array, Array], word_indices: Array) -> Array:
     """[p, n, C]; moments are means [L1, H] and scales [L1]."""
     means, scales = moments
-    chosen = jnp.stack([state[words] for state in states])
+    chosen = jnp.stack([state[word_indices] for state in states])
     chosen = (chosen - means[:, None, None]) * scales[:, None, None, None]
     mixed = jnp.einsum("pl,lnkh->pnkh", mix_weights(probes.scalars), chosen)
     flat = mixed.reshape(*mixed.shape[:2], -1)
@@ -59,7 +59,7 @@ def _logits(probes: MixProbes, states: tuple[Array, ...], moments: tuple[Array, 
 def fit(
     states: tuple[Float[Array, "w H"], ...],
     moments: tuple[Float[Array, "L1 H"], Float[Array, " L1"]],
-    words: Int[Array, "n k"],
+    word_indices: Int[Array, "n k"],
     labels: Int[Array, " n"],
     *,
     classes: int,
@@ -71,20 +71,20 @@ def fit(
     Args:
       states: word vectors of the hidden states.
       moments: from `state_moments`.
-      words: of each example.
+      word_indices: rows of `states` of each example.
       labels: from 0 to classes - 1.
       classes: C.
       epochs: visits of each example, on average.
       key: of the order.
     """
-    mixes, width, count = len(states), states[0].shape[1] * words.shape[1], len(labels)
+    mixes, width, count = len(states), states[0].shape[1] * word_indices.shape[1], len(labels)
     probes = MixProbes(jnp.zeros((mixes, mixes)), jnp.zeros((mixes, width, classes)), jnp.zeros((mixes, classes)))
     steps = jnp.maximum(MIN_STEPS, epochs * count // BATCH)
     optimizer = optax.scale_by_adam()
     factors = MixProbes(MIX_RATE_FACTOR, 1.0, 1.0)
 
     def loss(probes, chosen):
-        log_p = jax.nn.log_softmax(_logits(probes, states, moments, words[chosen]))
+        log_p = jax.nn.log_softmax(_logits(probes, states, moments, word_indices[chosen]))
         # The sum over mixes: their parameters are separate.
         return -jnp.take_along_axis(log_p, labels[chosen][None, :, None], axis=-1).sum(0).mean()
 
@@ -111,7 +111,7 @@ def state_moments(states: tuple[Float[Array, "w H"], ...]) -> tuple[Float[Array,
 
 def probe_mixes(
     train: Sequence[Float[Array, "w H"]], dev: Sequence[Float[Array, "v H"]], task: LabelTask, *, epochs: int, seed: int
-) -> MixScores:
+) -> CumulativeMixScores:
     """Probe the mixes of states 0 to l for all l.
 
     Args:
@@ -132,12 +132,12 @@ def probe_mixes(
         predictions.append(np.asarray(_predict(probes, tuple(dev), moments, padded))[:, : len(words)])
     scores = [score(task, of_mix, task.dev.labels) for of_mix in np.concatenate(predictions, axis=1)]
     weights = np.asarray(mix_weights(probes.scalars))[-1]
-    return MixScores(scores, weights.astype(float).tolist())
+    return CumulativeMixScores(scores, weights.astype(float).tolist())
 
 
 @jax.jit
-def _predict(probes: MixProbes, states: tuple[Array, ...], moments: tuple[Array, Array], words: Array) -> Array:
-    return _logits(probes, states, moments, words).argmax(-1)
+def _predict(probes: MixProbes, states: tuple[Array, ...], moments: tuple[Array, Array], word_indices: Array) -> Array:
+    return _logits(probes, states, moments, word_indices).argmax(-1)
 
 
 def centre_of_gravity(weights: Sequence[float]) -> float:

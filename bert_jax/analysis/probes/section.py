@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
-from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cells, compared, is_number
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cells, compared, is_finite
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Note, ReportBlock, Table
 
@@ -34,7 +34,7 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     if result["treebank"] is not None:
         structure, attention = result["treebank"]["structure"], result["treebank"]["attention_trees"]
         probes = [
-            max(filter(is_number, structure[name]["uuas"]), default=math.nan) for name in ("model", "random_weights")
+            max(filter(is_finite, structure[name]["uuas"]), default=math.nan) for name in ("model", "random_weights")
         ]
         heads = [max(map(max, attention[name])) for name in ("model", "random_weights")]
         baselines = {RANDOM: probes[1], "chain": structure["chain"]["uuas"]}

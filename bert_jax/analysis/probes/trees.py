@@ -57,7 +57,7 @@ def spanning_edges(distances: np.ndarray) -> Int[np.ndarray, "*matrices e 2"]:
     return edges.reshape(*matrices, n - 1, 2)
 
 
-def gold_edges(heads: Sequence[int], counted: Bool[np.ndarray, " n"]) -> Bool[np.ndarray, "n n"]:
+def gold_adjacency(heads: Sequence[int], counted: Bool[np.ndarray, " n"]) -> Bool[np.ndarray, "n n"]:
     """Which pairs of words are joined by an arc, both ways; arcs at words that are not counted are left out."""
     found = np.zeros((len(heads), len(heads)), bool)
     for word, head in enumerate(heads):
@@ -78,7 +78,7 @@ def correct_edges(
       heads: as in `tree_distances`.
       counted: False at punctuation.
     """
-    gold = gold_edges(heads, counted)
+    gold = gold_adjacency(heads, counted)
     kept = np.flatnonzero(counted)
     if len(kept) < 2:
         return np.zeros(distances.shape[:-2], np.int64), 0
