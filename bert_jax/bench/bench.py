@@ -86,8 +86,8 @@ def measure_group(
             continue
         try:
             step = build(result.case)
-            step.run(1)
-            warm = step.run(1)
+            step.time_steps(1)
+            warm = step.time_steps(1)
         except Exception as error:
             result.status = explain(error)
             continue
@@ -103,7 +103,7 @@ def measure_group(
             break
         for result, step, count in list(steps):
             try:
-                result.samples.append(step.run(count) / count)
+                result.samples.append(step.time_steps(count) / count)
                 result.status, result.loss = "measured", step.loss()
             except Exception as error:
                 result.status, result.samples = explain(error), []
@@ -253,7 +253,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         return transformers_step.TransformersStep(case, platform, len(harness.usable_cores()))
 
     ceiling = train_step.Ceiling(jax.devices()[0])
-    ceiling.sample()
+    ceiling.add_samples()
     results, slowest = [], 0.0
     for name, group in groups.items():
         group_results = [CaseResult(case, name) for case in group]
@@ -263,7 +263,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         # Free the group's arrays before the next group; sample again, as rates drift on a shared machine.
         gc.collect()
         if left() > 2:
-            ceiling.sample()
+            ceiling.add_samples()
     if results and not any(result.samples for result in results):
         raise UserError(f"no case was measured; the first one was {results[0].status}")
     return describe(ceiling, results, options.devices, earlier)
@@ -349,7 +349,13 @@ def planned_bytes(case: Case, devices: int) -> int:
 
 
 measure_steps = functools.partial(
-    harness.run, __doc__, flags, measure, harness.tables, prog="bert-jax bench", continues=lambda options: options.sweep
+    harness.run,
+    __doc__,
+    flags,
+    measure,
+    harness.report_lines,
+    prog="bert-jax bench",
+    continues=lambda options: options.sweep,
 )
 
 

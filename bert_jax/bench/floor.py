@@ -57,7 +57,7 @@ class FloorStep:
         ]
         self.memory_bytes = None
 
-    def run(self, steps: int) -> float:
+    def time_steps(self, steps: int) -> float:
         """Seconds of `steps` steps, until the device has finished."""
         with harness.measure_seconds() as timing:
             for _ in range(steps):

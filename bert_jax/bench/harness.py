@@ -1,8 +1,8 @@
 """What all benchmarks share: the command line, interleaved rounds, clocks, ratios by round, memory, tables and JSON.
 
 A benchmark defines its flags and a function that measures: it calls its variants in turn with `interleave`, and
-describes them with `summary`. `run` and `tables` do the rest. Only bert_jax's `errors` and `report` are imported: a
-benchmark decides what must be installed.
+describes them with `summary`. `run` and `report_lines` do the rest. Only bert_jax's `errors` and `report` are
+imported: a benchmark decides what must be installed.
 """
 
 import argparse
@@ -217,7 +217,7 @@ def summary(
     return rows
 
 
-def tables(report: Mapping[str, Any]) -> list[str]:
+def report_lines(report: Mapping[str, Any]) -> list[str]:
     """The machine; then a line for a value, and a table for rows (a list, or a dict by name). Samples are not shown."""
     about = report["environment"]
     machine = about.get("device", "no device"), about["processor"], f"{about['threads']} threads"

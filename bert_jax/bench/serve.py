@@ -72,7 +72,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         results["quality"] = measure_quality(models, to_path(options.serve[0]), options.task, to_path(options.data))
     results |= {"latency": [], "throughput": []}
     for length in lengths:
-        results["latency"] += measure_latency(models, length, options.rounds)
+        results["latency"] += latency_rows(models, length, options.rounds)
         rows = options.batch or max(1, BATCH_TOKENS // length)
         results["throughput"] += measure_throughput(models, length, rows, options.rounds)
         options.save(results)
@@ -104,7 +104,7 @@ def random_batch(models: Sequence[ServedModel], rows: int, length: int) -> Forwa
     return ForwardInputs(ids, np.zeros_like(ids), np.ones_like(ids))
 
 
-def measure_latency(models: Sequence[ServedModel], length: int, rounds: int) -> list[dict[str, Any]]:
+def latency_rows(models: Sequence[ServedModel], length: int, rounds: int) -> list[dict[str, Any]]:
     """Seconds of single calls with one row: a row of the table for each model."""
     batch = random_batch(models, 1, length)
     sides = {}
@@ -167,4 +167,4 @@ def measure_throughput(models: Sequence[ServedModel], length: int, rows: int, ro
     return table
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, harness.tables, prog="bert-jax bench")
+main = functools.partial(harness.run, __doc__, flags, measure, harness.report_lines, prog="bert-jax bench")

@@ -218,7 +218,7 @@ class TrainStep:
         """Wait until the newest step is done."""
         jax.block_until_ready(self.metrics)
 
-    def run(self, steps: int) -> float:
+    def time_steps(self, steps: int) -> float:
         """Seconds of `steps` steps, until the device has finished."""
         with harness.measure_seconds() as timing:
             for _ in range(steps):
@@ -257,8 +257,8 @@ class Ceiling:
                 if self._seconds(dtype, calls=1) > 0.1 / 8:
                     break
 
-    def sample(self, repeats: int = 3) -> None:
-        """Measure all rates again; takes about a second."""
+    def add_samples(self, repeats: int = 3) -> None:
+        """Measure `repeats` more rates of each type; takes about a second."""
         for dtype, rates in self.samples.items():
             calls = max(1, min(50, int(0.05 / self._seconds(dtype, calls=1))))
             rates += [2.0 * self.sizes[dtype] ** 3 / self._seconds(dtype, calls) for _ in range(repeats)]

@@ -37,10 +37,10 @@ class TransformersStep:
         if gpu:
             self.loss_of = torch.compile(self.loss_of)
             torch.cuda.reset_peak_memory_stats()
-        self.run(1)
+        self.time_steps(1)
         self.memory_bytes = torch.cuda.max_memory_allocated() if gpu else None
 
-    def run(self, steps: int) -> float:
+    def time_steps(self, steps: int) -> float:
         """Seconds of `steps` steps, until the device has finished."""
         with harness.measure_seconds() as timing:
             for _ in range(steps):

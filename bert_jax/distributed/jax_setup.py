@@ -37,7 +37,7 @@ def has_accelerator() -> bool:
     return any(Path(path).exists() for path in ACCELERATORS)
 
 
-def cuda_plugins() -> dict[str, str]:
+def cuda_plugin_versions() -> dict[str, str]:
     """Versions of the installed packages of jax's CUDA backend."""
     installed = {}
     for package in CUDA_PLUGINS:
@@ -90,5 +90,5 @@ def disable_absent_backends() -> None:
     """
     if not jax.config.jax_platforms:
         backend.register_backend_factory("tpu", lambda: None)  # None: no devices
-        if cuda_plugins() and not has_accelerator():
+        if cuda_plugin_versions() and not has_accelerator():
             jax.config.update("jax_platforms", "cpu")

@@ -95,17 +95,22 @@ class Monitor:
         self.votes: dict[int, bool] = {}  # by process that has ended its child: whether it can start another
         self.restart: dict[str, Any] | None = None  # what process 0 decided
 
-    def run(self, command: Sequence[str], settings: Mapping[str, Any], children: list[subprocess.Popen]) -> int:
-        """Run a child until it ends, or another process fails first; returns its exit code."""
+    def run(
+        self, command: Sequence[str], worker_settings: Mapping[str, Any], signal_targets: list[subprocess.Popen]
+    ) -> int:
+        """Run a child until it ends, or another process fails first; returns its exit code.
+
+        `signal_targets` has only the child then, for the handlers of signals.
+        """
         own_end, child_end = socket.socketpair()
         descriptors = {"descriptor": child_end.fileno(), "stderr": os.dup(2)}
-        environment = os.environ | {WORKER_ENV: json.dumps({**settings, **descriptors})}
+        environment = os.environ | {WORKER_ENV: json.dumps({**worker_settings, **descriptors})}
         pipe = self.error_output.open_pipe()
         # In a process group of its own: a terminal sends Ctrl-C to the group of this process, which forwards it.
         self.child = subprocess.Popen(
             command, env=environment, stderr=pipe, pass_fds=[*descriptors.values()], process_group=0
         )
-        children[:] = [self.child]
+        signal_targets[:] = [self.child]
         child_end.close()
         os.close(descriptors["stderr"])
         os.close(pipe)

@@ -79,7 +79,7 @@ class Kernel(NamedTuple):
 class Total(NamedTuple):
     """Sum over kernels."""
 
-    kernels: int
+    executions: int
     bytes: int
     cycles: int
 
@@ -130,14 +130,14 @@ def parse_kernels(text: str, unknown_trip_count: int = 1) -> list[Kernel]:
     return list(walk(entry, 1))
 
 
-def totals(kernels: Iterable[Kernel]) -> dict[str, Total]:
+def sum_kernels_by_kind(kernels: Iterable[Kernel]) -> dict[str, Total]:
     """Executions, bytes and cycles of kernels by kind, in the order of `KINDS`."""
     kernels = list(kernels)
-    by_kind = {kind: total(one for one in kernels if one.kind == kind) for kind in KINDS}
-    return {kind: found for kind, found in by_kind.items() if found.kernels}
+    by_kind = {kind: sum_kernels(one for one in kernels if one.kind == kind) for kind in KINDS}
+    return {kind: found for kind, found in by_kind.items() if found.executions}
 
 
-def total(kernels: Iterable[Kernel]) -> Total:
+def sum_kernels(kernels: Iterable[Kernel]) -> Total:
     """Executions, bytes and cycles of kernels."""
     rows = [(one.executions, one.bytes, one.cycles * one.executions) for one in kernels]
     return Total(*map(sum, zip(*rows, strict=True))) if rows else Total(0, 0, 0)

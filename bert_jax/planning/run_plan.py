@@ -137,8 +137,13 @@ def _kernels(
     if not found:
         return None
     if not chip.clock:
-        return {kind: {"kernels": n, "bytes": size} for kind, (n, size, _) in kernels.totals(found).items()}
-    return {kind: {"kernels": n, "seconds": x / chip.clock} for kind, (n, _, x) in kernels.totals(found).items()}
+        return {
+            kind: {"kernels": n, "bytes": size} for kind, (n, size, _) in kernels.sum_kernels_by_kind(found).items()
+        }
+    return {
+        kind: {"kernels": n, "seconds": x / chip.clock}
+        for kind, (n, _, x) in kernels.sum_kernels_by_kind(found).items()
+    }
 
 
 def _memory(

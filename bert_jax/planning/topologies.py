@@ -21,7 +21,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.chips import CHIPS, Chip, Sizes
 from bert_jax.config import MeshConfig
-from bert_jax.distributed.jax_setup import cuda_plugins
+from bert_jax.distributed.jax_setup import cuda_plugin_versions
 from bert_jax.errors import UserError, install_command, require
 from bert_jax.training.sharding import abstract_mesh, make_mesh
 
@@ -166,7 +166,7 @@ def _tpu_devices(text: str, name: str, shape: str, slices: int) -> tuple[jax.Dev
 
 def _gpu_devices(text: str, name: str, nodes: int, per_node: int) -> tuple[jax.Device, ...] | None:
     """Devices of nodes of described GPUs; None if the compiler for GPUs is not installed."""
-    if not (installed := cuda_plugins()):
+    if not (installed := cuda_plugin_versions()):
         return None
     wanted = jaxlib.version.__version__
     package, version = next(iter(installed.items()))

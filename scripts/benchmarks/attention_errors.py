@@ -100,7 +100,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--dtype", type=listed(dtypes), default=["float32", "bfloat16"], help="default: float32,bfloat16")
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
+main = functools.partial(harness.run, __doc__, flags, measure, harness.report_lines)
 
 
 if __name__ == "__main__":

@@ -161,7 +161,7 @@ def add_flags(add: Callable[..., Any]) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measure with the command line's options."""
-    return harness.run(__doc__, add_flags, measure, harness.tables, arguments)
+    return harness.run(__doc__, add_flags, measure, harness.report_lines, arguments)
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ class OneBatchPretraining(Pretraining):
         yield from itertools.islice(batches, WARM_UP)
         self.step.wait()
         for _ in range(self.rounds):
-            self.samples["bare"].append(timed(lambda: self.step.run(self.window), self.window)[1])
+            self.samples["bare"].append(timed(lambda: self.step.time_steps(self.window), self.window)[1])
             with harness.measure_seconds(self.window) as timing:
                 yield from itertools.islice(batches, self.window)
                 self.step.wait()
@@ -85,7 +85,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     """The loop without and with TensorBoard events, each compared with bare steps."""
     every = max(1, options.steps // 4)
     step = TrainStep(make_config(options, LogConfig(every=every)))
-    step.run(WARM_UP)
+    step.time_steps(WARM_UP)
     report: dict[str, Any] = {"metrics": len(step.metrics), "samples": {}}
     for name, tensorboard in (("loop", False), ("loop with tensorboard", True)):
         config = make_config(options, LogConfig(every=every, tensorboard=tensorboard))
@@ -113,7 +113,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--steps", type=positive, default=40, help="steps in a window, with four lines of metrics")
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
+main = functools.partial(harness.run, __doc__, flags, measure, harness.report_lines)
 
 
 if __name__ == "__main__":

@@ -222,7 +222,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--processes", type=listed(positive), default=[1, 64, 256, 512])
 
 
-main = partial(harness.run, __doc__, flags, measure, harness.tables)
+main = partial(harness.run, __doc__, flags, measure, harness.report_lines)
 
 
 if __name__ == "__main__":

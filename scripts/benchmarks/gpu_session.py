@@ -283,7 +283,7 @@ def losses(dry: bool) -> str:
     )
     step, found = TrainStep(config_of(case)), []
     for _ in range(10):
-        step.run(1)
+        step.time_steps(1)
         found.append(step.loss().hex())
     return " ".join(found)
 
@@ -319,7 +319,7 @@ def show(report: dict[str, Any]) -> Sequence[str]:
     """A row for each measurement."""
     shown = ("stage", "what", "outcome", "predicted ms", "ms", "peer ms", "MFU")
     rows = [{name: row.get(name) for name in shown} for row in report["measurements"]]
-    return harness.tables(report | {"measurements": rows})
+    return harness.report_lines(report | {"measurements": rows})
 
 
 def flags(add: Callable[..., Any]) -> None:

@@ -32,7 +32,7 @@ from bert_jax.chips import CHIPS, Chip
 from bert_jax.config import Config
 from bert_jax.errors import install_command, require
 from bert_jax.planning.aot_compile import CompiledStepStats, compiled_step_stats
-from bert_jax.planning.kernels import Kernel, total, totals
+from bert_jax.planning.kernels import Kernel, sum_kernels, sum_kernels_by_kind
 from bert_jax.planning.topologies import CUBES, Topology, parse_topology
 from bert_jax.training.implementation import choose_implementation
 
@@ -66,8 +66,8 @@ def milliseconds(size: int, cycles: int, chip: Chip) -> float:
 
 def table(kernels: Sequence[Kernel], chip: Chip) -> dict[str, dict[str, Any]]:
     """Kernels, GB and milliseconds by kind, and of all that are neither products nor attention."""
-    rest = total(one for one in kernels if one.kind not in ("products", "attention"))
-    rows = totals(kernels) | {"all but products and attention": rest}
+    rest = sum_kernels(one for one in kernels if one.kind not in ("products", "attention"))
+    rows = sum_kernels_by_kind(kernels) | {"all but products and attention": rest}
     return {
         kind: {"kernels": n, "GB": size / 1e9, "ms": milliseconds(size, cycles, chip)}
         for kind, (n, size, cycles) in rows.items()
@@ -219,7 +219,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--dump", help="directory to which XLA writes the program and its machine code, of one step")
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
+main = functools.partial(harness.run, __doc__, flags, measure, harness.report_lines)
 
 
 if __name__ == "__main__":

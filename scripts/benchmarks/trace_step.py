@@ -95,10 +95,10 @@ def names_of(events: Sequence[dict[str, Any]]) -> dict[tuple[int, int | None], s
 def trace(case: Case) -> dict[str, float]:
     """Milliseconds per step by kind of work."""
     step = TrainStep(config_of(case))
-    step.run(STEPS)
+    step.time_steps(STEPS)
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
-            step.run(STEPS)
+            step.time_steps(STEPS)
         (file,) = Path(directory).rglob("*.trace.json.gz")
         events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
     total = Counter[str]()
@@ -176,7 +176,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--plot", type=Path, help="write a PNG here (needs matplotlib)")
 
 
-main = functools.partial(harness.run, __doc__, flags, measure, harness.tables)
+main = functools.partial(harness.run, __doc__, flags, measure, harness.report_lines)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ class Machine:
         if case.batch in self.errors:
             raise self.errors[case.batch]
         self.now += 8.0
-        return SimpleNamespace(run=lambda steps: self.run(case.batch, steps), loss=lambda: 10.0, memory_bytes=None)
+        return SimpleNamespace(
+            time_steps=lambda steps: self.run(case.batch, steps), loss=lambda: 10.0, memory_bytes=None
+        )
 
     def run(self, name, steps):
         self.order.append(name)
@@ -279,5 +281,5 @@ def test_ceilings_of_types_that_a_gpu_has(kind, types):
     assert len(ceiling.samples) == types and set(ceiling.sizes.values()) == {1024}
     del ceiling._seconds
     ceiling.sizes = dict.fromkeys(ceiling.sizes, 64)
-    ceiling.sample(1)
+    ceiling.add_samples(1)
     assert all(len(rates) == 1 for rates in ceiling.samples.values())

@@ -45,7 +45,7 @@ def test_a_report_is_printed_and_written_with_its_circumstances(tmp_path, capsys
 
     def run(*words):
         try:
-            return harness.run("about", flags, measure, harness.tables, words)
+            return harness.run("about", flags, measure, harness.report_lines, words)
         except SystemExit as leaving:
             return leaving.code
 

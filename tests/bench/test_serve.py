@@ -190,7 +190,7 @@ def test_ratios_are_of_the_first_model(monkeypatch):
     slow, quick = serve.measure_throughput(models, 10, 4, 3)
     assert slow["speed / first"]["median"] == pytest.approx(1) and quick["speed / first"]["median"] == pytest.approx(3)
     assert quick["sentences/s"] == pytest.approx(20) and quick["tokens/s"] == pytest.approx(200)
-    slow, quick = serve.measure_latency(models, 10, 3)
+    slow, quick = serve.latency_rows(models, 10, 3)
     assert (slow["calls"], quick["calls"]) == (6, 18)
     assert slow["ms"] == pytest.approx(150) and quick["ms, 95 %"] == pytest.approx(50)
     assert quick["time / first"]["median"] == pytest.approx(1 / 3)

@@ -38,7 +38,7 @@ def test_the_tpu_backend_is_enabled_only_where_jax_found_a_tpu(monkeypatch, plat
 def test_the_cuda_backend_is_disabled_only_where_there_is_no_accelerator(monkeypatch, plugins, files, platforms):
     """Without CUDA's libraries, jax prints a traceback."""
     monkeypatch.setattr(xla_bridge, "_backend_factories", dict(xla_bridge._backend_factories))
-    monkeypatch.setattr(jax_setup, "cuda_plugins", lambda: plugins)
+    monkeypatch.setattr(jax_setup, "cuda_plugin_versions", lambda: plugins)
     monkeypatch.setattr(jax_setup, "ACCELERATORS", files)
     before = jax.config.jax_platforms
     try:

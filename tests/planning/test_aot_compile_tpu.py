@@ -10,7 +10,7 @@ from bert_jax import config as config_lib
 from bert_jax.chips import GIB
 from bert_jax.cli import main as cli
 from bert_jax.config import MeshConfig, presets
-from bert_jax.distributed.jax_setup import cuda_plugins
+from bert_jax.distributed.jax_setup import cuda_plugin_versions
 from bert_jax.planning import aot_compile, hlo, topologies
 from tests.multi_device.exchanges import compile_naive, gradients_sent, table_gathers
 from tests.pages import run_page
@@ -133,7 +133,7 @@ def test_hosts_are_those_of_the_topology(capfd):
     assert "mesh data x fsdp splits rows over 2 device(s), but there are 4 processes" in err
 
 
-@pytest.mark.skipif(not cuda_plugins(), reason="the extra plan-gpu is not installed")
+@pytest.mark.skipif(not cuda_plugin_versions(), reason="the extra plan-gpu is not installed")
 def test_commands_of_the_page(tmp_path, monkeypatch):
     """Here, because compilation for TPUs changes the process (tests/conftest.py)."""
     run_page("docs/plan.md", tmp_path, monkeypatch)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bert_jax.planning.kernels import Total, parse_kernels, totals
+from bert_jax.planning.kernels import Total, parse_kernels, sum_kernels_by_kind
 
 BACKWARD = 'metadata={op_name="jit(train_step)/transpose(jvp())/add"}'
 PROGRAM = f"""HloModule m, is_scheduled=true
@@ -96,7 +96,7 @@ def test_bytes(kernels, name, read, written):
 def test_products_and_loops(kernels):
     assert kernels["g"].product == "1x64x16x32 bf16 BIAS +C" and kernels["k"].product is None
     once = 4 * (2 * 64 * 32 + 32)
-    assert totals(kernels.values())["reductions"] == Total(3, 3 * once, 0), "three turns of the loop"
+    assert sum_kernels_by_kind(kernels.values())["reductions"] == Total(3, 3 * once, 0), "three turns of the loop"
 
 
 OF_TPU = f"""HloModule m, is_scheduled=true

@@ -27,7 +27,7 @@ GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, 2, None)
 @pytest.fixture(autouse=True)
 def no_gpu_compiler(monkeypatch):
     """Whether the extra `plan-gpu` is installed or not."""
-    monkeypatch.setattr(topologies, "cuda_plugins", dict)
+    monkeypatch.setattr(topologies, "cuda_plugin_versions", dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def test_every_gpu_is_described(name):
 
 
 def test_the_compiler_for_gpus_has_the_version_of_jax(monkeypatch, capsys):
-    monkeypatch.setattr(topologies, "cuda_plugins", lambda: {"jax-cuda13-plugin": "0.0.1"})
+    monkeypatch.setattr(topologies, "cuda_plugin_versions", lambda: {"jax-cuda13-plugin": "0.0.1"})
     assert cli.main(["plan", "bert_tiny", "--topology", "h100:1x8"]) == 2
     out, err = capsys.readouterr()
     assert not out and err.count("\n") == 1

@@ -15,7 +15,7 @@ from bert_jax.bench.train_step import Case
 from bert_jax.chips import CHIPS, Sizes
 from bert_jax.cli import main as cli
 from bert_jax.config import presets
-from bert_jax.distributed.jax_setup import cuda_plugins
+from bert_jax.distributed.jax_setup import cuda_plugin_versions
 from bert_jax.planning.workload import count_parameters
 from bert_jax.training.pretraining_task import model_spec
 from tests.pages import load_script
@@ -47,7 +47,7 @@ def program(request, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not cuda_plugins(), reason="the extra plan-gpu is not installed")
+@pytest.mark.skipif(not cuda_plugin_versions(), reason="the extra plan-gpu is not installed")
 def test_budgets(program):
     limits, kernels, code = program
     layer, total = (script.table(part, CHIPS["h200"]) for part in (script.one_layer(kernels), kernels))
@@ -75,7 +75,7 @@ def test_budgets(program):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not cuda_plugins(), reason="the extra plan-gpu is not installed")
+@pytest.mark.skipif(not cuda_plugin_versions(), reason="the extra plan-gpu is not installed")
 def test_plan_of_two_nodes(capsys):
     """The gradients of the program cross devices once, in each node and between nodes."""
     command = ["plan", "bert_tiny", "--topology", "h200:2x2", "--model.compute-dtype", "bfloat16", "--json"]
@@ -93,7 +93,7 @@ def test_plan_of_two_nodes(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not cuda_plugins(), reason="the extra plan-gpu is not installed")
+@pytest.mark.skipif(not cuda_plugin_versions(), reason="the extra plan-gpu is not installed")
 def test_types_that_cross_gpus(capsys):
     """Kernels of layers are cast before they are gathered, and gradients before they are summed, as estimated."""
     command = [
