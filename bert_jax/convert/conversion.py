@@ -258,7 +258,7 @@ def _check_parity(
     """
     inputs, reference, library = _run_source(source_model)
     graphs, problems = OUTPUT_FORMATS[to].graphs, ()
-    agreement = tokenizer_check.compare_written_tokenizer(
+    agreement = tokenizer_check.written_tokenizer_agreement(
         source_model, output_directory, OUTPUT_FORMATS[to].for_transformers
     )
     sides = [

@@ -67,7 +67,7 @@ def _missing_settings(tokenizer: Tokenizer, stated: dict[str, Any]) -> dict[str,
     return {name: value for name, value in tokenizer.settings.items() if name not in stated}
 
 
-def compare_written_tokenizer(
+def written_tokenizer_agreement(
     source_model: SourceModel, directory: Path, for_transformers: bool
 ) -> TokenizerAgreement | None:
     """Compare the ids of the sample texts: source in a reference library, source in bert_jax, and written tokenizer.

@@ -114,7 +114,7 @@ def attend_in_place(
     implementation: str,
     projected: Float[Array, "B S W"],
     segment_ids: Int[Array, "B S"],
-    bias: Float[Array, " W"] | None = None,
+    projection_bias: Float[Array, " W"] | None = None,
     **settings: Any,
 ) -> Float[Array, "B S N D"]:
     """`attend` by kernels, which read query, key and value where one projection wrote them, and write its gradient.
@@ -123,10 +123,10 @@ def attend_in_place(
       implementation: a kernel.
       projected: queries of all heads, keys of all heads, values of all heads; not rotated.
       segment_ids: as of `attend`.
-      bias: added to `projected`; the kernels add up its gradient.
+      projection_bias: added to `projected`; the kernels add up its gradient.
       settings: `num_heads`, and `before`, `after`, `dropout_rate` and `dropout_key` as of `attend`.
     """
-    return _kernel_attention(implementation)(projected, segment_ids, bias=bias, **settings)
+    return _kernel_attention(implementation)(projected, segment_ids, bias=projection_bias, **settings)
 
 
 def _kernel_attention(implementation: str) -> Callable[..., Float[Array, "B S N D"]]:

@@ -205,8 +205,8 @@ class Block(nnx.Module):
             and uses_kernels(self.config.attention, dropout_key, tap)
             and not tap.touches(PROJECTION_SITES)
         ):
-            projected, bias = self.qkv.side_by_side(query_key_source)
-            settings |= {"num_heads": self.config.num_heads, "bias": bias}
+            projected, projection_bias = self.qkv.side_by_side(query_key_source)
+            settings |= {"num_heads": self.config.num_heads, "projection_bias": projection_bias}
             context_BQND = attend_in_place(self.config.attention, projected, inputs.segment_ids, **settings)
         else:
             query, key, value = self._rotated(query_key_source, value_source, plan, inputs, query_positions)

@@ -12,7 +12,7 @@ from etils import epath
 
 from bert_jax.errors import UserError, require
 from bert_jax.storage.failures import describe_unreachable
-from bert_jax.storage.paths import StoredPath, file_system, is_remote, to_path
+from bert_jax.storage.paths import StoredPath, file_system_and_name, is_remote, to_path
 
 _WILDCARD = re.compile(r"[*?\[]")
 
@@ -31,7 +31,7 @@ def file_sizes(directory: StoredPath, *, recursive: bool = False) -> dict[str, i
     """
     if not is_remote(directory):
         return dict(_local_file_sizes(os.fspath(directory), "", recursive))
-    filesystem, name = file_system(directory)
+    filesystem, name = file_system_and_name(directory)
     try:
         entries = filesystem.find(name, detail=True).values() if recursive else filesystem.ls(name, detail=True)
     except FileNotFoundError:
@@ -65,7 +65,7 @@ class FileVersion(NamedTuple):
 def file_version(path: StoredPath | str) -> FileVersion:
     """The present version of a file; OSError if it cannot be looked up."""
     if is_remote(path):
-        filesystem, name = file_system(path)
+        filesystem, name = file_system_and_name(path)
         return _version(filesystem.info(name))
     status = os.stat(path)  # noqa: PTH116 (epath's has seconds only)
     return FileVersion(status.st_size, str(status.st_mtime_ns))
@@ -111,7 +111,7 @@ def _glob_disk(pattern: pathlib.Path) -> list[pathlib.Path]:
 def _find_in_store(pattern: str) -> dict[str, FileVersion]:
     """As `find_files`; each folder of the store is listed once."""
     to_path(pattern)
-    filesystem, name = file_system(pattern)
+    filesystem, name = file_system_and_name(pattern)
     try:
         try:
             found = filesystem.glob(name, detail=True)

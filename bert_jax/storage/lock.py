@@ -21,7 +21,7 @@ from bert_jax.field_validation import from_json
 from bert_jax.storage.failures import describe_full_disk
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.json_files import parse_json
-from bert_jax.storage.paths import StoredPath, file_system, is_remote
+from bert_jax.storage.paths import StoredPath, file_system_and_name, is_remote
 
 LOCK_FILE = "run.lock"
 HEARTBEAT_SECONDS = 10.0
@@ -267,7 +267,7 @@ def _create(path: StoredPath, content: bytes) -> None:
                 error.filename = os.fspath(path)
                 raise
         return
-    filesystem, name = file_system(path)
+    filesystem, name = file_system_and_name(path)
     try:
         filesystem.pipe_file(name, content, mode="create")
     except FileExistsError:

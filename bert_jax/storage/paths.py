@@ -72,7 +72,7 @@ def check_reachable(path: StoredPath) -> None:
         return
     scheme, _, rest = os.fspath(path).partition("://")
     bucket = rest.partition("/")[0]
-    file_system(path)
+    file_system_and_name(path)
     try:
         # Not exists(), which does not distinguish a missing bucket from an empty one.
         with contextlib.suppress(FileNotFoundError):
@@ -101,7 +101,7 @@ def check_writable(path: StoredPath) -> None:
     raise UserError(f"{parent}: you may not write there; choose another path, or change its permissions")
 
 
-def file_system(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
+def file_system_and_name(path: str | os.PathLike) -> tuple[fsspec.AbstractFileSystem, str]:
     """The fsspec file system of a path in a store, and its name there; UserError if its package is missing."""
     scheme = os.fspath(path).partition("://")[0]
     try:

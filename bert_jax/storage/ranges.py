@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from bert_jax.errors import OutageError
 from bert_jax.storage.failures import describe_unreachable
-from bert_jax.storage.paths import StoredPath, file_system
+from bert_jax.storage.paths import StoredPath, file_system_and_name
 
 ATTEMPTS = 3
 """Tries for a range, each of which the store's library repeats about five times within seconds."""
@@ -72,7 +72,7 @@ def read_blocks(path: StoredPath, size: int) -> Iterator[bytes]:
 
 def _request(ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
     """One request per range: its content, or the exception that it ended with."""
-    filesystem, _ = file_system(ranges[0].path)
+    filesystem, _ = file_system_and_name(ranges[0].path)
     options = {"batch_size": CONCURRENT_REQUESTS} if filesystem.async_impl else {}
     paths, starts, ends = ([os.fspath(one.path) for one in ranges], *zip(*(one[1:] for one in ranges), strict=True))
     try:

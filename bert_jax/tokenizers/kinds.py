@@ -43,7 +43,7 @@ def missing_special_tokens(vocab: Mapping[str, int], is_wordpiece: bool) -> list
     return [names[style] for names in ROLE_NAMES.values() if not any(name in vocab for name in names)]
 
 
-def find_roles(vocab: Mapping[str, int], is_wordpiece: bool, origin: str) -> dict[str, int]:
+def find_role_ids(vocab: Mapping[str, int], is_wordpiece: bool, origin: str) -> dict[str, int]:
     """The ids of the five roles; `origin` names the vocabulary in messages.
 
     Raises:

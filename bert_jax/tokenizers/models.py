@@ -12,7 +12,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from bert_jax.errors import UserError
-from bert_jax.tokenizers.kinds import BYTE_SPACE, CONTROL_TOKENS, WORD_START, find_roles, to_added_tokens
+from bert_jax.tokenizers.kinds import BYTE_SPACE, CONTROL_TOKENS, WORD_START, find_role_ids, to_added_tokens
 
 # Parts of a tokenizer.json that do not affect ids in bert_jax: the caller adds [CLS] and [SEP], texts are not
 # truncated or padded, and `version` is that of the file format.
@@ -109,7 +109,7 @@ class TokenizersBackend(TokenizerModel):
             raise UserError(f"{origin}: token ids are not 0..{len(vocab) - 1} without gaps or repeats")
         description = json.loads(library.to_str())
         self._is_wordpiece = description["model"]["type"] == "WordPiece"
-        self.roles = find_roles(vocab, self._is_wordpiece, origin)
+        self.roles = find_role_ids(vocab, self._is_wordpiece, origin)
         # As the classes of transformers do, which add the special tokens that a file does not add.
         added = {token.content for token in library.get_added_tokens_decoder().values()}
         library.add_special_tokens(

@@ -23,7 +23,7 @@ from bert_jax.tokenizers.kinds import (
     CONTROL_TOKENS,
     WORD_START,
     AlbertPreprocessing,
-    find_roles,
+    find_role_ids,
     missing_special_tokens,
 )
 from bert_jax.tokenizers.models import TokenizerModel
@@ -53,7 +53,7 @@ class SentencePieceBackend(TokenizerModel):
         proto = _parse(content, origin)
         self.pieces = [piece.piece for piece in proto.pieces]
         self._ids = {piece: i for i, piece in enumerate(self.pieces)}
-        self.roles = find_roles(self._ids, False, origin)
+        self.roles = find_role_ids(self._ids, False, origin)
         trainer = proto.trainer_spec
         if trainer.treat_whitespace_as_suffix:
             raise UserError(f"{origin}: marks words at their end; only models that mark their beginning can be used")

@@ -131,40 +131,40 @@ class DivergedError(UserError):
     """Training diverged and does not recover."""
 
 
-def check_divergence(step: int, loss: float, found: StepMeasures, recovery: RecoveryConfig) -> None:
+def check_divergence(step: int, loss: float, measures: StepMeasures, recovery: RecoveryConfig) -> None:
     """Raise if a step is out of bounds.
 
     Args:
       step: number of steps done, this one included.
       loss: of the step.
-      found: of the step, numbers.
+      measures: of the step, numbers.
       recovery: the bounds.
 
     Raises:
       DivergenceError: the run must be rolled back.
       DivergedError: too many steps are skipped, though not in a row; other rows would not help.
     """
-    if found.consecutive_skipped >= recovery.max_skipped:
-        first = step - found.consecutive_skipped + 1
-        reason = f"loss or gradient was not finite in {found.consecutive_skipped} steps in a row, {first} to {step}"
+    if measures.consecutive_skipped >= recovery.max_skipped:
+        first = step - measures.consecutive_skipped + 1
+        reason = f"loss or gradient was not finite in {measures.consecutive_skipped} steps in a row, {first} to {step}"
         raise DivergenceError(first, step, reason)
     # While steps are skipped in a row, the bound above decides.
-    if not found.consecutive_skipped and found.skipped_share > recovery.max_skipped_share:
+    if not measures.consecutive_skipped and measures.skipped_share > recovery.max_skipped_share:
         raise DivergedError(
-            f"training stops at step {step}: loss or gradient was not finite in {found.skipped_steps} steps, a share "
-            f"of {found.skipped_share:.0%} of the last {SKIP_SPAN} (recovery.max_skipped_share "
+            f"training stops at step {step}: loss or gradient was not finite in {measures.skipped_steps} steps, a "
+            f"share of {measures.skipped_share:.0%} of the last {SKIP_SPAN} (recovery.max_skipped_share "
             f"{recovery.max_skipped_share:g}): lower the learning rate, lengthen the warmup or set "
             "--model.compute-dtype float32, in another --workdir"
         )
     if recovery.spike is None:
         return
     above = f"above the lowest average of its phase (recovery.spike {recovery.spike:g}"
-    if found.loss_rise > max(recovery.spike, found.noise_bound):
+    if measures.loss_rise > max(recovery.spike, measures.noise_bound):
         reason = (
-            f"{IN_A_ROW} losses in a row up to step {step}, the last one {loss:.2f}, were {found.loss_rise:.2f} or "
-            f"more {above}, noise {found.noise_bound:.2f})"
+            f"{IN_A_ROW} losses in a row up to step {step}, the last one {loss:.2f}, were {measures.loss_rise:.2f} or "
+            f"more {above}, noise {measures.noise_bound:.2f})"
         )
         raise DivergenceError(step - IN_A_ROW + 1, step, reason)
-    if found.average_rise > recovery.spike:
-        reason = f"the average loss at step {step} was {found.average_rise:.2f} {above})"
+    if measures.average_rise > recovery.spike:
+        reason = f"the average loss at step {step} was {measures.average_rise:.2f} {above})"
         raise DivergenceError(step, step, reason)

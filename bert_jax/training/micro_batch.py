@@ -49,14 +49,14 @@ class TrainSteps:
         self._programs, self._ledger, self._accumulations = programs, ledger, accumulations
         self._steps: dict[int, tuple[TrainStep, int]] = {}
 
-    def precompile(self, first: int) -> None:
-        """Compile the train steps of all phases from `first` on, if the memory of the devices is known.
+    def precompile(self, first_phase: int) -> None:
+        """Compile the train steps of all phases from `first_phase` on, if the memory of the devices is known.
 
         Raises:
           UserError: a phase needs more memory than a device has.
         """
         if None in self._accumulations or devices_report_memory(self._programs.mesh):
-            for phase in range(first, len(self._accumulations)):
+            for phase in range(first_phase, len(self._accumulations)):
                 self.of_phase(phase)
 
     def of_phase(self, phase: int) -> tuple[TrainStep, int]:

@@ -88,7 +88,7 @@ def decide(
     report = {
         "dropped": dropped,
         "cleaned": sum_counts(entry["cleaned"] for entry in metadata),
-        "skipped": sum_skipped(metadata),
+        "skipped": merge_skipped(metadata),
         "read": {str(source): dict(counts) for source, counts in read.items()},
     }
     scratch.write_json(directory / scratch.PLANS, {"plans": plans, "report": report})
@@ -227,7 +227,7 @@ def sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
     return dict(total)
 
 
-def sum_skipped(metadata: list[dict]) -> dict[str, dict]:
+def merge_skipped(metadata: list[dict]) -> dict[str, dict]:
     """What was skipped in some blocks by reason: its count, its bytes and its first places."""
     skipped: dict[str, dict] = {}
     for block in metadata:

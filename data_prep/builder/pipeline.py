@@ -22,7 +22,7 @@ from bert_jax.storage.paths import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build_options import BuildOptions
 from data_prep.builder import resume, scratch, writer
-from data_prep.builder.decide import PreparedBlock, decide, sum_counts, sum_skipped
+from data_prep.builder.decide import PreparedBlock, decide, merge_skipped, sum_counts
 from data_prep.builder.duplicate_finder import DuplicateFinder
 from data_prep.builder.engines import Engine, IndexedInput
 from data_prep.builder.prepare import FIRST_PLACES, PrepareJob
@@ -152,7 +152,7 @@ def _read_notes(job: PrepareJob, inputs: Sequence[IndexedInput]) -> dict[tuple[i
     scratch_dir = epath.Path(job.scratch)
     sizes = file_sizes(scratch_dir)
     names = {scratch.input_marker_name(job.keys[source], number): (source, number) for source, number, _ in inputs}
-    contents = scratch.read_all_json(scratch_dir, {name: sizes[name] for name in names if name in sizes})
+    contents = scratch.read_json_files(scratch_dir, {name: sizes[name] for name in names if name in sizes})
     return {names[name]: content for name, content in contents.items()}
 
 
@@ -214,7 +214,7 @@ def _prepared_blocks(
 
 def _check_source(source: Source, metadata: list[dict], damaged: list[str]) -> None:
     """Raises UserError if a source gave no document, or none with a language in the given field."""
-    skipped = sum_skipped([*metadata, {"skipped": _skipped_files(damaged, 0)}])
+    skipped = merge_skipped([*metadata, {"skipped": _skipped_files(damaged, 0)}])
     first = next((entry["first"][0] for entry in skipped.values()), None)
     counts = {reason: entry["count"] for reason, entry in skipped.items()}
     parts = sum(block["parts"] for block in metadata)
@@ -267,7 +267,7 @@ def _report(
     content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}
     every = [message for source in sources for message in source.get("damaged", ())]
     lost = sum(note["damaged_bytes"] for note in all_notes.values())
-    content["skipped"] = sum_skipped([{"skipped": content["skipped"]}, {"skipped": _skipped_files(every, lost)}])
+    content["skipped"] = merge_skipped([{"skipped": content["skipped"]}, {"skipped": _skipped_files(every, lost)}])
     if decontamination_report:
         content["leak_check"] = decontamination_report
     return {**content, "settings": job.options.to_dict(), "sources": sources}

@@ -110,14 +110,14 @@ def read_json(path: epath.Path) -> Any:
         raise _damaged(path) from error
 
 
-def read_all_json(directory: epath.Path, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Reads files of `write_json`, whose sizes are given by name; those of a store are requested at the same time."""
+def read_json_files(directory: epath.Path, sizes_by_name: Mapping[str, int]) -> dict[str, Any]:
+    """Reads files of `write_json`, by name; those of a store, of these sizes in bytes, are requested together."""
     if is_remote(directory):
-        texts = read_ranges([ByteRange(directory / name, 0, size) for name, size in sizes.items()])
+        texts = read_ranges([ByteRange(directory / name, 0, size) for name, size in sizes_by_name.items()])
     else:
-        texts = [(directory / name).read_bytes() for name in sizes]
+        texts = [(directory / name).read_bytes() for name in sizes_by_name]
     contents = {}
-    for name, text in zip(sizes, texts, strict=True):
+    for name, text in zip(sizes_by_name, texts, strict=True):
         try:
             contents[name] = json.loads(text)
         except ValueError as error:

@@ -52,7 +52,7 @@ def needs_openvino() -> None:
         pytest.skip("openvino is not installed")
 
 
-def in_onnxruntime(model: NativeModel, inputs: ForwardInputs, graph: type = onnx_graph.FloatGraph):
+def in_onnxruntime(model: NativeModel, inputs: ForwardInputs, graph: type = onnx_graph.FloatGraphBuilder):
     """Outputs of a graph by their names in the parity report."""
     proto = onnx_model.build(model, graph)
     onnx.checker.check_model(proto, full_check=True)
@@ -214,7 +214,7 @@ def test_weights_in_8_bits(family):
     changes = {"albert": {"parameter_groups": 1, "embedding_size": 16}, "modernbert": MODERN}.get(family, {})
     model = random_model(heads=Heads(mlm=True, pair=True), family=family, **changes)
     inputs = batch(model)
-    outputs = in_onnxruntime(model, inputs, onnx_graph.CompressedGraph)
+    outputs = in_onnxruntime(model, inputs, onnx_graph.CompressedGraphBuilder)
     assert compared(outputs, jax_forward.run(dequantised(model), inputs), inputs).passed
     assert not compared(outputs, jax_forward.run(model, inputs), inputs).passed
 
@@ -224,7 +224,7 @@ def test_a_product_of_integers():
     rng = np.random.default_rng(0)
     x = rng.normal(1, 2, (3, 5, 16)).astype(np.float32)
     kernel = rng.normal(0, 0.1, (16, 7)).astype(np.float32)
-    graph = onnx_graph.Int8Graph({})
+    graph = onnx_graph.Int8GraphBuilder({})
     product = graph.multiply("x", "kernel", kernel)
     ports = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape)
@@ -245,7 +245,7 @@ def test_a_product_of_integers():
     assert 1e-3 < np.abs(found - x @ kernel).max() < 0.1
 
 
-@pytest.mark.parametrize("graph", ["Int8Graph", "CompressedGraph"])
+@pytest.mark.parametrize("graph", ["Int8GraphBuilder", "CompressedGraphBuilder"])
 def test_size(graph):
     model = random_model(hidden_size=256, intermediate_size=1024, vocab_size=3000)
     ratio = onnx_model.build(model, getattr(onnx_graph, graph)).ByteSize() / onnx_model.build(model).ByteSize()
@@ -262,7 +262,7 @@ def test_int8_is_that_of_onnxruntimes_own_tool(tmp_path):
     session = onnxruntime.InferenceSession(tmp_path / "int8.onnx")
     tool = session.run(None, onnx_files.feeds([x.name for x in session.get_inputs()], inputs))[0]
     exact = in_onnxruntime(model, inputs)["layer 1"]
-    found = in_onnxruntime(model, inputs, onnx_graph.Int8Graph)["layer 1"]
+    found = in_onnxruntime(model, inputs, onnx_graph.Int8GraphBuilder)["layer 1"]
     real_BS = inputs.attention_mask_BS > 0
     errors = [
         parity_report.relative_difference("", one, exact, real_BS).value for one in (found, tool)

@@ -80,7 +80,7 @@ def _write(source_model: SourceModel, directory: Path, files: Sequence[str]) -> 
     require_packages("ONNX", EXTRA, "onnx", "onnxruntime")
     (directory / MODEL).parent.mkdir()
     for file in files:
-        model = build(source_model, "Int8Graph" if file == INT8_MODEL else "FloatGraph")
+        model = build(source_model, "Int8GraphBuilder" if file == INT8_MODEL else "FloatGraphBuilder")
         (directory / file).write_bytes(model.SerializeToString(deterministic=True))
     write_files_beside(source_model, directory)
 

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto, helper, numpy_helper
 
 
-class FloatGraph:
+class FloatGraphBuilder:
     """Nodes and constants; every method that adds a node returns the name of its output."""
 
     def __init__(self, leaves: Mapping[str, np.ndarray]):
@@ -97,7 +97,7 @@ class FloatGraph:
         return self.add("Gather", x, self.constant("position_0", np.array(0, np.int64)), axis=1)
 
 
-class CompressedGraph(FloatGraph):
+class CompressedGraphBuilder(FloatGraphBuilder):
     """With the weights of dense layers and word embeddings in 8 bits, and float32 operators.
 
     Weights have a scale for every output (every token of the table), max |w| / 127, and no zero point. Position and
@@ -127,7 +127,7 @@ class CompressedGraph(FloatGraph):
         return self.add("MatMul", x, self.add("DequantizeLinear", weights, scales, axis=1))
 
 
-class Int8Graph(CompressedGraph):
+class Int8GraphBuilder(CompressedGraphBuilder):
     """The same weights, and products of integers.
 
     The inputs of a product are quantised when the graph runs, to 0..255 between the smallest and the largest value of

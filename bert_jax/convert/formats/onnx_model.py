@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 
 from bert_jax import __version__
 from bert_jax.config import ModelConfig
-from bert_jax.convert.formats.onnx_graph import FloatGraph
+from bert_jax.convert.formats.onnx_graph import FloatGraphBuilder
 from bert_jax.convert.forward_types import ForwardOutputs
 from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
@@ -31,12 +31,12 @@ MASKED = -1e4
 """Added to the scores of padding: its exponential is 0 in float32, and the number exists in float16."""
 
 
-def build(model: NativeModel, graph_class: type[FloatGraph] = FloatGraph) -> onnx.ModelProto:
+def build(model: NativeModel, graph_class: type[FloatGraphBuilder] = FloatGraphBuilder) -> onnx.ModelProto:
     """The model as a graph.
 
     Args:
       model: to write.
-      graph_class: `FloatGraph`, `CompressedGraph` or `Int8Graph`.
+      graph_class: `FloatGraphBuilder`, `CompressedGraphBuilder` or `Int8GraphBuilder`.
 
     Raises:
       UserError: the encoder has a part that the graph lacks (e.g. causal attention).
@@ -79,7 +79,7 @@ def _refuse_unsupported(config: ModelConfig) -> None:
             )
 
 
-def _embed(graph: FloatGraph, config: ModelConfig) -> str:
+def _embed(graph: FloatGraphBuilder, config: ModelConfig) -> str:
     at = "encoder/embeddings"
     total = graph.look_up(f"{at}/word", "input_ids")
     if config.positions == "learned":
@@ -93,7 +93,7 @@ def _embed(graph: FloatGraph, config: ModelConfig) -> str:
     return graph.dense(embedded, f"{at}/projection") if config.embedding_size is not None else embedded
 
 
-def _positions(graph: FloatGraph, config: ModelConfig) -> str:
+def _positions(graph: FloatGraphBuilder, config: ModelConfig) -> str:
     """Position embeddings: [S, H], or [B, S, H] of RoBERTa, which counts tokens, so that padding may be on either side.
 
     As in transformers, padding has the row before that of the first token (jax_forward.py).
@@ -106,12 +106,12 @@ def _positions(graph: FloatGraph, config: ModelConfig) -> str:
     return _first_rows(graph, graph.constant(path, graph.parameter(path)))
 
 
-def _first_rows(graph: FloatGraph, table: str) -> str:
+def _first_rows(graph: FloatGraphBuilder, table: str) -> str:
     """The rows of a table for the positions 0 to S - 1."""
     return graph.add("Slice", table, graph.integers(0), graph.add("Shape", "input_ids", start=1, end=2))
 
 
-def _attention_biases(graph: FloatGraph, windows: Iterable[int | None]) -> dict[int | None, str]:
+def _attention_biases(graph: FloatGraphBuilder, windows: Iterable[int | None]) -> dict[int | None, str]:
     """By window: [B, 1, 1, S], or [B, 1, S, S] of a local layer. 0 at tokens in reach, MASKED or less elsewhere."""
     mask = graph.add("Unsqueeze", graph.add("Cast", "attention_mask", to=TensorProto.FLOAT), graph.integers(1, 2))
     padding = graph.add("Mul", graph.add("Sub", graph.number(1.0), mask), graph.number(MASKED))
@@ -121,7 +121,7 @@ def _attention_biases(graph: FloatGraph, windows: Iterable[int | None]) -> dict[
     return biases
 
 
-def _outside(graph: FloatGraph, window: int) -> str:
+def _outside(graph: FloatGraphBuilder, window: int) -> str:
     """[S, S]: 0 where key and query are at most `window` positions apart, else MASKED."""
     first, step = (graph.constant(f"position_{i}", np.array(i, np.int64)) for i in (0, 1))
     positions = graph.add("Range", first, graph.add("Squeeze", graph.add("Shape", "input_ids", start=1, end=2)), step)
@@ -131,7 +131,7 @@ def _outside(graph: FloatGraph, window: int) -> str:
 
 
 def _rotations(
-    graph: FloatGraph, config: ModelConfig, bases: Iterable[float | None]
+    graph: FloatGraphBuilder, config: ModelConfig, bases: Iterable[float | None]
 ) -> dict[float | None, tuple[str, str] | None]:
     """By rotary base: cosine and sine of the angles of positions, [S, 1, D / 2] (Su et al. 2021, section 3.4)."""
     half, rotations = config.size_per_head // 2, {None: None}
@@ -144,7 +144,7 @@ def _rotations(
     return rotations
 
 
-def _rotate(graph: FloatGraph, x: str, rotation: tuple[str, str], half: int) -> str:
+def _rotate(graph: FloatGraphBuilder, x: str, rotation: tuple[str, str], half: int) -> str:
     """[B, S, N, D] with elements i and i + D / 2 rotated."""
     cosine, sine = rotation
     first, second = (
@@ -157,7 +157,7 @@ def _rotate(graph: FloatGraph, x: str, rotation: tuple[str, str], half: int) -> 
 
 
 def _layer(
-    graph: FloatGraph,
+    graph: FloatGraphBuilder,
     config: ModelConfig,
     placement: NormPlacement,
     group: int,
@@ -190,7 +190,7 @@ def _layer(
 
 
 def _attend(
-    graph: FloatGraph,
+    graph: FloatGraphBuilder,
     config: ModelConfig,
     group: int,
     hidden: str,
@@ -221,7 +221,7 @@ def _attend(
     return graph.add("Reshape", context, graph.integers(0, 0, config.num_heads * config.size_per_head))
 
 
-def _adapt(graph: FloatGraph, x: str, path: str, group: int) -> str:
+def _adapt(graph: FloatGraphBuilder, x: str, path: str, group: int) -> str:
     """x through an adapter (Houlsby et al. 2019), if the model has adapters."""
     if not graph.has(f"{path}/down/kernel"):
         return x
@@ -229,7 +229,7 @@ def _adapt(graph: FloatGraph, x: str, path: str, group: int) -> str:
     return graph.add("Add", x, graph.dense(inner, f"{path}/up", group))
 
 
-def _heads(graph: FloatGraph, model: NativeModel, states: Sequence[str]) -> dict[str, str]:
+def _heads(graph: FloatGraphBuilder, model: NativeModel, states: Sequence[str]) -> dict[str, str]:
     """The outputs of the heads, by the names of transformers."""
     config, heads, outputs, hidden = model.config, model.heads, {}, states[-1]
     if heads.mlm:
@@ -244,7 +244,7 @@ def _heads(graph: FloatGraph, model: NativeModel, states: Sequence[str]) -> dict
     return outputs
 
 
-def _task(graph: FloatGraph, model: NativeModel, states: Sequence[str]) -> dict[str, str]:
+def _task(graph: FloatGraphBuilder, model: NativeModel, states: Sequence[str]) -> dict[str, str]:
     """The outputs of the task head (model/heads.py)."""
     config, task = model.config, model.heads.task
     x = _mix(graph, states) if task.mix else states[-1]
@@ -270,7 +270,7 @@ def _task(graph: FloatGraph, model: NativeModel, states: Sequence[str]) -> dict[
     return {LOGITS: logits}
 
 
-def _mix(graph: FloatGraph, states: Sequence[str]) -> str:
+def _mix(graph: FloatGraphBuilder, states: Sequence[str]) -> str:
     scores = graph.parameter("task/mix/weights")
     exponentials = np.exp(scores - scores.max())
     weights = graph.parameter("task/mix/scale") * exponentials / exponentials.sum()
@@ -278,7 +278,7 @@ def _mix(graph: FloatGraph, states: Sequence[str]) -> str:
     return graph.add("Sum", *scaled)
 
 
-def _mean(graph: FloatGraph, x: str) -> str:
+def _mean(graph: FloatGraphBuilder, x: str) -> str:
     """Mean over the tokens of each row."""
     mask = graph.add("Unsqueeze", graph.add("Cast", "attention_mask", to=TensorProto.FLOAT), graph.integers(2))
     axes = graph.integers(1)
@@ -287,7 +287,7 @@ def _mean(graph: FloatGraph, x: str) -> str:
     return graph.add("Div", total, count)
 
 
-def _normalise_cls(graph: FloatGraph, x: str, kind: str, epsilon: float) -> str:
+def _normalise_cls(graph: FloatGraphBuilder, x: str, kind: str, epsilon: float) -> str:
     """What model/cls_norm.py does outside of training: LayerNorm, or a factor and an offset for every feature."""
     at = "task/cls_norm"
     if kind == "none":
@@ -305,7 +305,7 @@ def _normalise_cls(graph: FloatGraph, x: str, kind: str, epsilon: float) -> str:
     return graph.add("Add", scaled, graph.constant(f"{at}/offset", np.asarray(offset, np.float32)))
 
 
-def _finish(graph: FloatGraph, model: NativeModel, outputs: Mapping[str, str]) -> onnx.ModelProto:
+def _finish(graph: FloatGraphBuilder, model: NativeModel, outputs: Mapping[str, str]) -> onnx.ModelProto:
     """The checked model with named inputs and outputs."""
     axes, shapes = ("batch_size", "sequence_length"), _output_shapes(model)
     names = {value: name for name, value in outputs.items()}

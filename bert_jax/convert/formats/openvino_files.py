@@ -58,7 +58,7 @@ def _write(source_model: SourceModel, directory: Path, files: Sequence[str]) -> 
     (directory / MODEL).parent.mkdir()
     for file in files:
         serialised = onnx_files.build(
-            source_model, "CompressedGraph" if file == INT8_MODEL else "FloatGraph"
+            source_model, "CompressedGraphBuilder" if file == INT8_MODEL else "FloatGraphBuilder"
         ).SerializeToString()
         model = _core().read_model(serialised)
         if file == INT8_MODEL:
