@@ -43,6 +43,7 @@ export JAX_PLATFORMS=cpu
 export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$venv/jax-cache}
 export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
+export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$venv/numba-cache}
 # Most of the tests' time is compilation, and these code generators take more than half of that
 # (docs/log/project.md, 2026-11-22). jaxlib 0.11 does not know the flag and aborts on it. In the quick set, LLVM does not
 # optimise either.
