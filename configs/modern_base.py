@@ -9,13 +9,12 @@ billion tokens.
 Expected: no score is published for this length; not run here.
 Parameters: 149,015,040 of the encoder, 149,656,000 with the MLM head.
 From the original: shape, 30 % of the tokens masked, 1,024 tokens a row, peak 8e-4 after 3 billion tokens of warmup,
-betas, epsilon, batch and its ramp from 768 rows.
+StableAdamW without clipping by the global norm, betas, epsilon, batch and its ramp from 768 rows.
 Smaller: 172 billion tokens instead of 1,719, and a ramp over 5 billion instead of 50. ModernBERT's stage at 8,192
 tokens (300 billion more) is omitted.
 Other differences: ModernBERT's learning rate decays only in a last stage at 8,192 tokens; here it decays in the last
-tenth, by the same 1 - sqrt. AdamW with clipped gradients replaces StableAdamW. ModernBERT's weight decay of 1e-5 is not
-multiplied by the learning rate, only by its share of the peak, so it is 1e-5 / 8e-4 here. No dropout (ModernBERT: 0.1
-on the attention's output).
+tenth, by the same 1 - sqrt. ModernBERT's weight decay of 1e-5 is not multiplied by the learning rate, only by its share
+of the peak, so it is 1e-5 / 8e-4 here. No dropout (ModernBERT: 0.1 on the attention's output).
 Initial weights are BERT's, not Megatron's, which shrink with depth. The first layer's norm exists but is not used:
 768 parameters more than in the release.
 """
@@ -36,7 +35,9 @@ def config() -> Config:
         ),
         objective=ObjectiveConfig(pair="none", mask_rate=0.3),
         data=DataConfig(format="doc_sentences", example_end="row"),
-        optimizer=OptimizerConfig(beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=1e-5 / 8e-4),
+        optimizer=OptimizerConfig(
+            name="stable_adamw", beta1=0.9, beta2=0.98, epsilon=1e-6, weight_decay=1e-5 / 8e-4, clip_norm=None
+        ),
         phases=(
             Phase(
                 steps=37_200,
