@@ -13,7 +13,7 @@ from bert_jax.config.sections import Format
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervised, supervisor
 from bert_jax.errors import printable
-from bert_jax.storage.paths import to_path
+from bert_jax.storage.paths import check_reachable, to_path
 
 if TYPE_CHECKING:
     from bert_jax.training.pretraining import EvaluationResult
@@ -91,6 +91,7 @@ class Evaluate:
         from bert_jax.training import pretraining
 
         options = {"form": self.format, "seq_len": self.seq_len, "rows": self.rows}
+        check_reachable(self.model)
         if run.matches(self.model):
             return pretraining.evaluate(self.model, mixture, **options)
         with input_formats.open_model(self.model) as source_model:
