@@ -52,4 +52,5 @@ def test_adapters_decay_and_have_a_ratio_per_layer():
     rules = {name: rule for name, rule in name_leaves(param_rules(shapes)).items() if "_adapter/" in name}
     assert len(rules) == 8
     for name, rule in rules.items():
-        assert rule == ParamRule(decayed=name.endswith("/kernel"), tensor_axes=(0,)), name
+        is_kernel = name.endswith("/kernel")
+        assert rule == ParamRule(decayed=is_kernel, tensor_axes=(0,), input_axes=(1,) if is_kernel else ()), name

@@ -188,7 +188,7 @@ def test_tables_have_rules():
     assert rules["mlm/extra_columns"].decayed and rules["mlm/extra_columns"].tensor_axes == ()
     for path in ("query_key/kernel", "networks/1/up/kernel", "bottleneck/output/kernel", "value/kernel"):
         axes = (0, 2) if path.startswith("query_key") else (0,)
-        assert rules[f"encoder/layers/{path}"] == ParamRule(decayed=True, tensor_axes=axes)
+        assert rules[f"encoder/layers/{path}"] == ParamRule(decayed=True, tensor_axes=axes, input_axes=(1,))
     assert not rules["encoder/layers/bottleneck/input_norm/scale"].decayed
 
 
