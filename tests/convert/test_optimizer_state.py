@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -184,3 +185,13 @@ def test_init_from_nothing(tmp_path, tiny_corpus, capsys, monkeypatch):
     (line,) = capsys.readouterr().err.splitlines()
     assert "--start.source" in line or "--init-from" in line
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_with_muon_has_no_moments_of_adam(tiny_run, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(tiny_run, run)
+    described = json.loads((run / "config.json").read_text())
+    described["config"]["optimizer"]["name"] = "muon"
+    (run / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"trained with muon.*--optimizer-state drop"):
+        convert(run, tmp_path / "out", "bert-jax", input_formats.ReadOptions(optimizer_state=True))

@@ -61,6 +61,11 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
         directory, step = directory.parent.parent, directory.name
         save = _open_checkpoint(checkpoint.checkpoint_directory(directory) / step)
     config = workdir.read_config(directory)
+    if options.optimizer_state and config.optimizer.name == "muon":
+        raise UserError(
+            f"{directory} was trained with muon, whose matrices have no moments of Adam: leave its optimizer state out "
+            "(--optimizer-state drop, start.optimizer_state new)"
+        )
     save = save or checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
     if save is None:
         raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
