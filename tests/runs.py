@@ -68,6 +68,17 @@ class Killed(BaseException):
     """A run that ends at once: nothing catches it."""
 
 
+def kill_after(step: int) -> Callable[[int, Any], Any]:
+    """An `after_step` that ends the run after this step, before a checkpoint of it."""
+
+    def kill(count: int, state: Any) -> Any:
+        if count == step:
+            raise Killed
+        return state
+
+    return kill
+
+
 FACTORS = {-7: float("nan"), -8: float("inf"), -9: 3.0}
 """By a row's `mask_epoch`: what the loss of its micro-batch is multiplied with. One program has all of them: runs that
 are compared must not differ in how they were compiled."""

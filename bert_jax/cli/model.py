@@ -174,7 +174,7 @@ class Convert:
 
 @dataclass(frozen=True, kw_only=True)
 class Merge:
-    """Write the mean of several models: of checkpoints of a run, or of runs from the same beginning."""
+    """Write the mean of several models: of checkpoints of a run, or of runs that began with the same parameters."""
 
     models: Annotated[tyro.conf.Positional[tuple[DirectoryArg, ...]], tyro.conf.arg(metavar="MODEL ...")]
     """Runs, checkpoints of runs (RUN/checkpoints/STEP) or models, with one architecture and one tokenizer."""

@@ -131,8 +131,8 @@ class Phase:
     max_predictions: Count | None = None
     """Largest number of predicted tokens per example, whatever the mask rate is; None: no bound."""
     mask_rate: Annotated[float, Interval("(0, 1)")] | None = None
-    """Mask rate in this phase; None: objective.mask_rate. mmBERT lowers it from 30 to 15 to 5 % (Marone et al. 2025,
-    section 3)."""
+    """Mask rate in this phase; None: objective.mask_rate. mmBERT lowers it in steps, 30, 15 and 5 % (Marone et
+    al. 2025)."""
     num_layers: Layers | None = None
     """Depth in this phase; None: model.num_layers. Where a deeper phase begins, the layer stack is repeated
     (progressive stacking, Gong et al. 2019)."""

@@ -9,7 +9,7 @@ import numpy as np
 from bert_jax.config import Config, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import COMPUTE_FIELDS, first_architecture_difference
+from bert_jax.convert.translate import COMPUTE_FIELDS, TRAINING_FIELDS, first_architecture_difference
 from bert_jax.errors import UserError, require
 from bert_jax.model.generator import GENERATOR
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -18,10 +18,7 @@ from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.state import InitialParams, Moments, repeat_stack
 
 Params = dict[str, Any]
-MAY_DIFFER = (
-    *("num_layers", "vocab_size", "initializer_range", "hidden_dropout", "attention_dropout"),
-    *COMPUTE_FIELDS,
-)
+MAY_DIFFER = ("num_layers", "vocab_size", *TRAINING_FIELDS, *COMPUTE_FIELDS)
 """Fields of `ModelConfig` on which no parameter depends, or only its first or last axis."""
 VOCABULARY_PARAMS = ("encoder/embeddings/word", "mlm/bias", "mlm/extra_columns")
 """Parameters that `start.embeddings new` initializes: those with a row for each token id."""

@@ -10,13 +10,10 @@ import numpy as np
 
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.source_model import SourceModel
-from bert_jax.convert.translate import COMPUTE_FIELDS, first_architecture_difference
+from bert_jax.convert.translate import COMPUTE_FIELDS, TRAINING_FIELDS, first_architecture_difference
 from bert_jax.errors import UserError, require
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import map_with_paths, name_leaves
-
-MAY_DIFFER = ("initializer_range", "hidden_dropout", "attention_dropout", *COMPUTE_FIELDS)
-"""Fields of `ModelConfig` on which the meaning of parameters does not depend."""
 
 
 def merge_models(sources: Sequence[StoredPath], weights: Sequence[float] | None, stack: ExitStack) -> SourceModel:
@@ -59,8 +56,9 @@ def merge_models(sources: Sequence[StoredPath], weights: Sequence[float] | None,
 
 def _check_alike(first: SourceModel, other: SourceModel) -> None:
     """Raise UserError unless the parameters of two models mean the same."""
-    if (name := first_architecture_difference(first.model.config, other.model.config, MAY_DIFFER)) is not None:
-        values = [getattr(one.model.config, name) for one in (first, other)]
+    configs, may_differ = (first.model.config, other.model.config), (*TRAINING_FIELDS, *COMPUTE_FIELDS)
+    if (name := first_architecture_difference(*configs, may_differ)) is not None:
+        values = [getattr(config, name) for config in configs]
         raise UserError(f"{first} and {other} are different models: {name} is {values[0]} and {values[1]}")
     if first.model.heads != other.model.heads:
         raise UserError(f"{first} and {other} have different heads: leave them out with bert-jax convert --drop")

@@ -20,6 +20,8 @@ from bert_jax.training.param_paths import name_leaves
 
 COMPUTE_FIELDS = ("attention", "compute_dtype", "dense_dtype", "remat", "scan_unroll")
 """Fields of `ModelConfig` that change how outputs are computed, and not their values."""
+TRAINING_FIELDS = ("initializer_range", "hidden_dropout", "attention_dropout")
+"""Fields of `ModelConfig` that only training reads."""
 
 
 class NativeModel(NamedTuple):

@@ -13,10 +13,17 @@ EVALUATION_MASKS = ObjectiveConfig(mask_rate=0.15)
 """The same for all runs, so that held-out metrics of runs with different mask rates are comparable."""
 
 
-def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, seed: UInt32[Array, ""] | None) -> Batch:
+def prepare(
+    batch: Batch,
+    config: Config,
+    phase: int,
+    vocabulary: Vocabulary,
+    seed: UInt32[Array, ""] | None,
+    evaluation_masks: ObjectiveConfig = EVALUATION_MASKS,
+) -> Batch:
     """Mask tokens; in evaluation (seed None) always 15 % and the same masks, whatever the run's rate and seed."""
     if seed is None:
-        return mask_tokens(batch, mask_key(seed), EVALUATION_MASKS, vocabulary)
+        return mask_tokens(batch, mask_key(seed), evaluation_masks, vocabulary)
     objective, max_predictions = config.objective_of(phase), config.phases[phase].max_predictions
     return mask_tokens(batch, mask_key(seed), objective, vocabulary, max_predictions)
 

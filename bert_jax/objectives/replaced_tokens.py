@@ -20,7 +20,7 @@ from bert_jax.model.dropout import hash_combine
 from bert_jax.model.encoder import EncoderOutput
 from bert_jax.objectives import masked_lm
 from bert_jax.objectives.losses import Objective, WeightedSum, mlm_head_sums
-from bert_jax.objectives.masking import SAMPLE, Batch, Vocabulary, mask_tokens, position_keys
+from bert_jax.objectives.masking import SAMPLE, Batch, Vocabulary, position_keys
 
 EVALUATION_MASKS = dataclasses.replace(masked_lm.EVALUATION_MASKS, mask_token_share=0.85, random_token_share=0.0)
 BINS, HALF_WIDTH = 16384, 16.0
@@ -30,12 +30,8 @@ _SIDE = 128  # BINS is its square
 
 def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, seed: UInt32[Array, ""] | None) -> Batch:
     """Mask tokens as `masked_lm.prepare`, and add `sample_keys` [B, M], the keys of the samples at the targets."""
-    key = masked_lm.mask_key(seed)
-    if seed is None:
-        masked = mask_tokens(batch, key, EVALUATION_MASKS, vocabulary)
-    else:
-        masked = mask_tokens(batch, key, config.objective_of(phase), vocabulary, config.phases[phase].max_predictions)
-    keys_BS = hash_combine(position_keys(batch, key), SAMPLE)
+    masked = masked_lm.prepare(batch, config, phase, vocabulary, seed, EVALUATION_MASKS)
+    keys_BS = hash_combine(position_keys(batch, masked_lm.mask_key(seed)), SAMPLE)
     return {**masked, "sample_keys": jnp.take_along_axis(keys_BS, masked["target_positions"], axis=1)}
 
 

@@ -15,7 +15,7 @@ from bert_jax.finetune import finetune
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.training.param_paths import name_leaves
 from tests.finetune import task_files
-from tests.runs import Killed, committed, numbers
+from tests.runs import Killed, committed, kill_after, numbers
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 OPTIONS = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
@@ -78,16 +78,10 @@ def test_the_export_is_the_student_alone(compressed, tmp_path):
 @pytest.mark.slow
 def test_killed_and_continued(compressed, folder, teacher, tmp_path, tiny_programs):
     """The same result, metrics and predictions; afterwards other settings need another directory."""
-
-    def kill(count, state):
-        if count == 27:
-            raise Killed
-        return state
-
     student = dataclasses.replace(COMPRESSION, start="new", hidden_size=32, intermediate_size=48)
     arguments = teacher, "sst2", folder / "sst2", tmp_path / "run"
     with pytest.raises(Killed):
-        compress(*arguments, student, STUDENT_OPTIONS, make_programs=tiny_programs(after_step=kill))
+        compress(*arguments, student, STUDENT_OPTIONS, make_programs=tiny_programs(after_step=kill_after(27)))
     assert 0 < committed(tmp_path / "run")[0] < 27 and not (tmp_path / "run/results.json").exists()
     compress(*arguments, student, STUDENT_OPTIONS)
     assert numbers(tmp_path / "run") == numbers(compressed) != []

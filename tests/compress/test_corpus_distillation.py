@@ -19,7 +19,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.training import pretraining
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory import checkpoint, workdir
-from tests.runs import Killed, committed, numbers, share_programs
+from tests.runs import Killed, committed, kill_after, numbers, share_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 OPTIONS = CompressOptions(recipe="tinybert", start="new", hidden_size=32, intermediate_size=48)
@@ -81,15 +81,9 @@ def test_the_export_is_the_student_alone(distilled, tiny_corpus, tmp_path, capsy
 
 def test_killed_and_continued(distilled, config, tiny_run, tiny_corpus, tmp_path, programs):
     """The same metrics; other settings need another directory."""
-
-    def kill(count, state):
-        if count == 6:
-            raise Killed
-        return state
-
     arguments = config, [CorpusWeight(tiny_corpus)], tiny_run, tmp_path / "run"
     with pytest.raises(Killed):
-        distil_on_corpus(*arguments, OPTIONS, make_programs=programs(after_step=kill))
+        distil_on_corpus(*arguments, OPTIONS, make_programs=programs(after_step=kill_after(6)))
     assert committed(tmp_path / "run")[0] == 4
     distil_on_corpus(*arguments, OPTIONS, make_programs=programs())
     assert numbers(tmp_path / "run") == numbers(distilled) != []

@@ -25,7 +25,7 @@ from bert_jax.run_report import run_files, sections
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.workdir import read_config
 from tests.finetune import task_files
-from tests.runs import Killed, committed, numbers
+from tests.runs import Killed, committed, kill_after, numbers
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 OPTIONS = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
@@ -90,13 +90,7 @@ def test_tokens_and_spans(task, files, metric, least, folder, tiny_run, tmp_path
 @pytest.mark.slow
 def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_programs):
     """The same result, metrics and predictions, with shared steps, if more checkpoints are kept."""
-
-    def kill(count, state):
-        if count == 27:
-            raise Killed
-        return state
-
-    make = tiny_programs(after_step=kill)
+    make = tiny_programs(after_step=kill_after(27))
     arguments = tiny_run, "sst2", folder / "sst2", tmp_path / "run", OPTIONS
     with pytest.raises(Killed):
         finetune.finetune(*arguments, make_programs=make)
@@ -111,14 +105,8 @@ def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_program
 @pytest.mark.parametrize(("save_every", "saved"), [(None, 24), (7, 21)])
 def test_killed_in_its_only_epoch(save_every, saved, folder, tiny_run, tmp_path, tiny_programs):
     """It continues at the last tenth of the run, or at those of --save-every, bit-identical."""
-
-    def kill(count, state):
-        if count == 27:
-            raise Killed
-        return state
-
     options = dataclasses.replace(OPTIONS, steps=30, batch_size=2)
-    data, make = folder / "sst2", tiny_programs(after_step=kill)
+    data, make = folder / "sst2", tiny_programs(after_step=kill_after(27))
     finetune.finetune(tiny_run, "sst2", data, tmp_path / "whole", options)
     killed = dataclasses.replace(options, save_every=save_every)
     with pytest.raises(Killed):

@@ -35,9 +35,9 @@ def test_evaluate_of_two_processes(corpora, undisturbed_run, undisturbed):
 
 
 def test_evaluate_refuses_on_all(corpora, tmp_path):
-    """No run, which both find; and commands that differ."""
+    """No run and no model, which both find; and commands that differ."""
     words = ["evaluate", str(tmp_path), "--corpus", str(corpora[0])]
-    for extra, message in ({}, "holds no run of bert_jax"), ({1: ["--rows", "5"]}, "rows is 5 instead of None"):
+    for extra, message in ({}, "is not a run or a model"), ({1: ["--rows", "5"]}, "rows is 5 instead of None"):
         for code, out, err in end(start(words, 2, extra=extra)):
             assert code == 2 and not out.strip() and "Traceback" not in err
             assert message in err or "see its error message" in err, err

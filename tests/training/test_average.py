@@ -15,7 +15,7 @@ from bert_jax.training import pretraining, programs
 from bert_jax.training.divergence import init_divergence_state
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import TrainState
-from tests.runs import Killed, arrays, assert_same_run, final_state
+from tests.runs import Killed, arrays, assert_same_run, final_state, kill_after
 
 STEPS, DECAY = 4, 0.3
 
@@ -59,13 +59,8 @@ def test_the_average_is_evaluated_and_exported(config, train, tiny_corpus, tiny_
     scored = pretraining.evaluate(tmp_path / "run", [CorpusWeight(tiny_corpus)], make_programs=tiny_programs()).metrics
     assert scored["mlm_loss"] == pytest.approx(logged["mlm_loss"], rel=1e-6)
 
-    def kill(count, state):
-        if count == 3:
-            raise Killed
-        return state
-
     with pytest.raises(Killed):
-        train(config, tmp_path / "killed", after_step=kill)
+        train(config, tmp_path / "killed", after_step=kill_after(3))
     train(config, tmp_path / "killed")
     assert_same_run(tmp_path / "run", tmp_path / "killed", config)
 

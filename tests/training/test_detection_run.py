@@ -20,7 +20,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.eval_metrics import format_metrics
 from tests.finetune.task_files import write_glue
-from tests.runs import Killed, arrays, assert_same_run, final_state
+from tests.runs import Killed, arrays, assert_same_run, final_state, kill_after
 
 TABLES = ("word", "position", "token_type")
 
@@ -61,13 +61,8 @@ def test_what_is_measured(trained):
 
 
 def test_a_killed_run_ends_the_same(trained, config, train, tmp_path):
-    def kill(count, state):
-        if count == 5:
-            raise Killed
-        return state
-
     with pytest.raises(Killed):
-        train(config, tmp_path / "run", after_step=kill)
+        train(config, tmp_path / "run", after_step=kill_after(5))
     train(config, tmp_path / "run")
     assert_same_run(tmp_path / "run", trained[0], config)
 

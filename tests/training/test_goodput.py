@@ -10,7 +10,7 @@ from bert_jax.config import CheckpointConfig, Config, EvaluationConfig, LogConfi
 from bert_jax.training import loop, pretraining
 from bert_jax.training.run_directory import goodput
 from bert_jax.training.run_directory.goodput import FILE, KINDS, GoodputRecorder, format_summary, summarize
-from tests.runs import Killed, spoil
+from tests.runs import Killed, kill_after, spoil
 
 
 class Clock:
@@ -156,14 +156,8 @@ def test_a_run_killed_and_continued(config, train, tmp_path, ticking):
     """Everything that happened is counted once, and nothing twice: kinds add up to the time that passed."""
     config = dataclasses.replace(config, checkpoint=CheckpointConfig(every=3, keep=4))
     began, workdir = ticking.now + 1, tmp_path / "run"
-
-    def die(count, state):
-        if count == 6:
-            raise Killed
-        return state
-
     with pytest.raises(Killed):
-        train(config, workdir, after_step=die)
+        train(config, workdir, after_step=kill_after(6))
     ticking.now += 500
     train(config, workdir)
     found = summarize(workdir)
