@@ -323,8 +323,10 @@ class StartConfig:
     source: Annotated[str | None, tyro.conf.arg(aliases=("--init-from",))] = None
     """Work directory of a run, or any model that `bert-jax convert` reads, to initialise parameters from. If its depth
     differs, layers are repeated or dropped. None: random initialisation."""
-    embeddings: Literal["keep", "new"] = "keep"
-    """Keep the source's word embeddings, or initialise new ones for another vocabulary."""
+    embeddings: Literal["keep", "transfer", "new"] = "keep"
+    """Keep the source's word embeddings; or `transfer` them to another vocabulary of the same kind: tokens that the
+    source has keep their embedding and decoder bias, others get the mean of those of their pieces in the source (Gee et
+    al. 2022); or initialise `new` ones."""
     optimizer_state: Literal["keep", "new"] = "new"
     """Keep the source's optimizer state (moments and step count), or start with a new one."""
 
@@ -337,5 +339,6 @@ class StartConfig:
             require(self.source is not None or value == default, f"start.{name} '{value}': set start.source")
         require(
             self.embeddings == "keep" or self.optimizer_state == "new",
-            "start.optimizer_state 'keep' does not go with start.embeddings 'new': new embeddings have no moments",
+            f"start.optimizer_state 'keep' does not go with start.embeddings '{self.embeddings}': new embeddings have "
+            "no moments",
         )

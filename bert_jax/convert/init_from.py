@@ -10,6 +10,7 @@ from bert_jax.config import Config, ModelConfig
 from bert_jax.convert.formats import input_formats
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import COMPUTE_FIELDS, TRAINING_FIELDS, first_architecture_difference
+from bert_jax.convert.vocabulary_transfer import source_pieces, transfer_rows
 from bert_jax.errors import UserError, require
 from bert_jax.model.generator import GENERATOR
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -21,7 +22,7 @@ Params = dict[str, Any]
 MAY_DIFFER = ("num_layers", "vocab_size", *TRAINING_FIELDS, *COMPUTE_FIELDS)
 """Fields of `ModelConfig` on which no parameter depends, or only its first or last axis."""
 VOCABULARY_PARAMS = ("encoder/embeddings/word", "mlm/bias", "mlm/extra_columns")
-"""Parameters that `start.embeddings new` initializes: those with a row for each token id."""
+"""Parameters with a row for each token id, which start.embeddings is about."""
 
 
 def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
@@ -29,7 +30,7 @@ def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
 
     Layers are repeated or dropped to match the phase's depth (`repeat_stack`). Parameters that the source lacks,
     such as a pair head, and with start.embeddings new those of the vocabulary, are initialized at random; their moments
-    are 0.
+    are 0. With start.embeddings transfer, a token that the source lacks gets the mean of the rows of its pieces there.
 
     Args:
       config: with `start.source`.
@@ -46,11 +47,12 @@ def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
         _check_source(source_model, config, tokenizer)
         initialized = model_spec(config, 0).init(jax.random.key(config.seed))
         _check_tables(source_model.model.params, initialized, config)
-        params, fresh = _fit(source_model.model.params, initialized, config)
+        pieces = _pieces(source_model, config, tokenizer)
+        params, fresh = _fit(source_model.model.params, initialized, config, pieces)
         unused = sorted(name_leaves(source_model.model.params).keys() - name_leaves(params).keys())
         print(
             f"starting from {source}; initialized at random: {', '.join(fresh) or 'nothing'}; "
-            f"not used: {', '.join(unused) or 'nothing'}",
+            f"not used: {', '.join(unused) or 'nothing'}{_describe(pieces)}",
             file=sys.stderr,
         )
         if source_model.optimizer_state is None:
@@ -91,8 +93,32 @@ def _check_source(source_model: SourceModel, config: Config, tokenizer: Tokenize
         )
 
 
-def _fit(source_params: Params, default: Params, config: Config) -> tuple[Params, list[str]]:
+def _pieces(source_model: SourceModel, config: Config, tokenizer: Tokenizer) -> list[list[int]] | None:
+    """The source's pieces of every token with start.embeddings transfer."""
+    if config.start.embeddings != "transfer":
+        return None
+    known = source_model.loaded_tokenizer
+    assert known is not None  # _check_vocabulary
+    return source_pieces(known, tokenizer)
+
+
+def _describe(pieces: list[list[int]] | None) -> str:
+    if pieces is None:
+        return ""
+    means = sum(len(ids) > 1 for ids in pieces)
+    return f"; of {len(pieces):,} tokens, {means:,} have the mean embedding of several pieces of the source"
+
+
+def _fit(
+    source_params: Params, default: Params, config: Config, pieces: list[list[int]] | None = None
+) -> tuple[Params, list[str]]:
     """Fit the parameters of a source to the shapes of a run.
+
+    Args:
+      source_params: of the source.
+      default: tree with the shapes of the run.
+      config: of the run.
+      pieces: with start.embeddings transfer, those of `source_pieces`.
 
     Returns:
       a tree like `default`, with the source's leaves where it has them; and the paths that it does not have.
@@ -104,16 +130,20 @@ def _fit(source_params: Params, default: Params, config: Config) -> tuple[Params
     fresh = []
 
     def choose(path: str, leaf: jax.Array | np.ndarray) -> np.ndarray:
-        if path not in named or (start.embeddings == "new" and path.removeprefix(f"{GENERATOR}/") in VOCABULARY_PARAMS):
+        of_vocabulary = path.removeprefix(f"{GENERATOR}/") in VOCABULARY_PARAMS
+        if path not in named or (start.embeddings == "new" and of_vocabulary):
             fresh.append(path)
             return np.asarray(leaf)
         array = np.asarray(named[path])
+        if pieces is not None and of_vocabulary and array.shape[1:] == leaf.shape[1:]:
+            array = transfer_rows(array, pieces, np.asarray(leaf))
         if "/layers/" in path:
             array = repeat_stack(array, len(leaf))
         if array.shape != leaf.shape:
             raise UserError(
                 f"start.source {start.source}: {path} has shape {list(array.shape)}, this run needs "
-                f"{list(leaf.shape)}: only the depth and, with start.embeddings new, the vocabulary may differ"
+                f"{list(leaf.shape)}: only the depth and, with start.embeddings new or transfer, the vocabulary may "
+                "differ"
             )
         return array
 
@@ -137,10 +167,17 @@ def _check_vocabulary(source_model: SourceModel, config: Config, tokenizer: Toke
     source = config.start.source
     if source_model.tokenizer_path is None:
         raise UserError(f"start.source {source} has no tokenizer to compare: put its tokenizer.json in its directory")
-    if Tokenizer.load(source_model.tokenizer_path).fingerprint != tokenizer.fingerprint:
+    loaded = source_model.loaded_tokenizer
+    if config.start.embeddings == "transfer":
+        require(
+            loaded.kind == tokenizer.kind,
+            f"start.source {source} has a {loaded.kind} tokenizer, the corpus {tokenizer.kind}, whose pieces cannot be "
+            "compared: set start.embeddings new",
+        )
+    elif loaded.fingerprint != tokenizer.fingerprint:
         raise UserError(
             f"start.source {source} was trained with another tokenizer than the corpus: build the corpus with its "
-            "tokenizer, or set start.embeddings new"
+            "tokenizer, or set start.embeddings transfer or new"
         )
 
 
@@ -150,5 +187,5 @@ def _check_architecture(source_config: ModelConfig, config: ModelConfig, source:
     if name is not None:
         raise UserError(
             f"start.source {source} has model.{name} {getattr(source_config, name)}, this run {getattr(config, name)}: "
-            "only the depth and, with start.embeddings new, the vocabulary may differ"
+            "only the depth and, with start.embeddings new or transfer, the vocabulary may differ"
         )

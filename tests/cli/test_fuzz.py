@@ -83,7 +83,9 @@ def outcome(arguments: list[str]) -> int:
 @pytest.fixture(scope="module", autouse=True)
 def here(tmp_path_factory):
     """A directory that must contain only the files that the tests write."""
-    for command in ARGUMENTS:  # not at the first draw: what the commands import may use `random`, which strategies must not
+    for (
+        command
+    ) in ARGUMENTS:  # not at the first draw: what the commands import may use `random`, which strategies must not
         names_of(command)
     directory, before = tmp_path_factory.mktemp("fuzz"), pathlib.Path.cwd()
     os.chdir(directory)

@@ -12,13 +12,16 @@ from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.init_from import VOCABULARY_PARAMS, load_initial_params
+from bert_jax.convert.vocabulary_transfer import source_pieces
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference import loaded_model
-from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
 from bert_jax.training import pretraining
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.state import repeat_layers
+from data_prep.cli import main as bert_data
+from tests.building import make_documents
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 pretrain = functools.partial(pretraining.pretrain, load_initial_params=load_initial_params)
@@ -149,6 +152,69 @@ def test_a_head_with_another_activation_is_refused(tiny_config, tiny_corpus, tin
 
 
 def test_another_tokenizer_is_refused(tiny_config, tiny_run, other_corpus, tmp_path):
-    with pytest.raises(UserError, match=r"was trained with another tokenizer than the corpus.*start.embeddings new"):
+    with pytest.raises(
+        UserError, match=r"was trained with another tokenizer than the corpus.*start.embeddings transfer"
+    ):
         pretrain(starting(tiny_config, tiny_run), [CorpusWeight(other_corpus)], tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+SOURCE_PIECES = [*SPECIAL_TOKENS, "my", "##o", "##card", "##ium", "card", "ium", "a", "##a", "heart"]
+NEW_PIECES = ["heart", "[MASK]", "[UNK]", "[PAD]", "[CLS]", "[SEP]", "my", "myocard", "##ium", "##cardium", "zz", "a"]
+BY_HAND = {
+    "myocard": ["my", "##o", "##card"],
+    "##cardium": ["##card", "##ium"],
+    "zz": ["[UNK]"],
+}
+"""The source's pieces of the tokens that it lacks."""
+
+
+def test_transferred_embeddings(tiny_config, tiny_run, tmp_path):
+    """Rows of tokens that both have stay, others are means of the rows of their old pieces, biases likewise."""
+    config = starting(tiny_config, tmp_path, "transfer", vocab_size=14)
+    with input_formats.open_model(tiny_run) as source_model:
+        params = jax.tree.map(np.asarray, source_model.model.params)
+        params["encoder"]["embeddings"]["word"] = params["encoder"]["embeddings"]["word"][: len(SOURCE_PIECES)]
+        params["mlm"]["bias"] = params["mlm"]["bias"][: len(SOURCE_PIECES)]
+        smaller = dataclasses.replace(source_model.model.config, vocab_size=len(SOURCE_PIECES))
+        model = source_model.model._replace(config=smaller, params=params)
+        (tmp_path / "vocab").mkdir()
+        wordpiece(SOURCE_PIECES, True, "the source").save(tmp_path / "vocab" / "tokenizer.json")
+        native.write(dataclasses.replace(source_model, model=model, tokenizer_path=tmp_path / "vocab"), tmp_path)
+    tokenizer = wordpiece(NEW_PIECES, True, "the domain")
+    assert [tokenizer.id_to_token(i) for i in tokenizer.encode("myocardium zz")] == ["myocard", "##ium", "zz"]
+    found, old = leaves(load_initial_params(config, tokenizer).params), leaves(params)
+    drawn = leaves(load_initial_params(starting(tiny_config, tmp_path, "new", vocab_size=14), tokenizer).params)
+    for name in found:
+        if name not in VOCABULARY_PARAMS:
+            np.testing.assert_array_equal(found[name], old[name], err_msg=name)
+            continue
+        for row, piece in enumerate(NEW_PIECES):
+            own = [SOURCE_PIECES.index(part) for part in BY_HAND.get(piece, [piece])]
+            np.testing.assert_allclose(found[name][row], sum(old[name][i] for i in own) / len(own), rtol=1e-6)
+        np.testing.assert_array_equal(found[name][len(NEW_PIECES) :], drawn[name][len(NEW_PIECES) :])
+
+
+@pytest.mark.parametrize("kind", ["byte-bpe", "bpe", "sentencepiece-bpe"])
+def test_pieces_of_other_vocabularies(tmp_path, kind):
+    """A larger vocabulary of the same text: a new piece is what the smaller one makes of its text, at the beginning of
+    a word or inside of one."""
+    (tmp_path / "text.txt").write_text("\n\n".join(make_documents(3, 40)))
+    sizes = (300, 330) if kind == "byte-bpe" else (60, 75)
+    for size in sizes:
+        train = f"tokenizer --source text:{tmp_path}/text.txt --kind {kind} --vocab-size {size}"
+        assert bert_data.main([*train.split(), "--out", f"{tmp_path}/{size}.json"]) == 0
+    source, tokenizer = (Tokenizer.load(tmp_path / f"{size}.json") for size in sizes)
+    pieces = source_pieces(source, tokenizer)
+    new = [i for i in range(tokenizer.vocab_size) if source.token_to_id(tokenizer.id_to_token(i)) is None]
+    assert len(new) > 5 and len(pieces) == tokenizer.vocab_size
+    for i, ids in enumerate(pieces):
+        assert "".join(map(source.id_to_token, ids)) == tokenizer.id_to_token(i)
+        assert (len(ids) > 1) == (i in new)
+
+
+def test_pieces_of_another_kind_are_not_transferred(tiny_config, tiny_run, monkeypatch):
+    tokenizer = wordpiece(NEW_PIECES, True, "the domain")
+    monkeypatch.setattr(tokenizer, "kind", "Unigram")
+    with pytest.raises(UserError, match=r"has a WordPiece tokenizer, the corpus Unigram.*set start.embeddings new"):
+        load_initial_params(starting(tiny_config, tiny_run, "transfer"), tokenizer)
