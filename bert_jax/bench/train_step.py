@@ -21,7 +21,7 @@ from bert_jax.objectives import masking
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.implementation import check_devices, choose_implementation
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import check_rows, make_mesh, put_rows
 
 # (layers, width): Turc et al. 2019, table 1; Devlin et al. 2019, section 3.
@@ -196,7 +196,7 @@ class TrainStep:
         rows = synthetic_rows(phase.batch_size, phase.seq_len, contents, slots)
         rows = put_rows(rows, self.mesh, phase.batch_size)
         # A tiny learning rate, as in a long warmup: the loss stays that of random weights.
-        self.inputs = rows, put_step_scalars(1e-8, 1, 0, self.mesh)
+        self.inputs = rows, put_step_inputs(1e-8, 1, 0, self.mesh)
         programs = Programs(self.task, self.mesh)
         self.compiled = programs.train_step(0, self.accumulation)
         memory = self.memory_analysis()

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.array_types import Array, Float, Key, UInt32
+from bert_jax.array_types import Array, Float, Int, Key, UInt32
 from bert_jax.compress import distillation_losses
 from bert_jax.compress.matches import Match, Recipe
 from bert_jax.config import Config, ModelConfig
@@ -84,9 +84,11 @@ class TeacherTask(abc.ABC):
         maps = init_projections(self.recipe, self.config.model, self.teacher_model, key)
         return student | {TEACHER: teacher} | jax.device_get(maps)
 
-    def prepare(self, batch: Batch, seed: UInt32[Array, ""] | None) -> Batch:
+    def prepare(
+        self, batch: Batch, seed: UInt32[Array, ""] | None, mask_counts: Int[Array, " n"] | None = None
+    ) -> Batch:
         """As the student's task."""
-        return self.student.prepare(batch, seed)
+        return self.student.prepare(batch, seed, mask_counts)
 
     @property
     @abc.abstractmethod

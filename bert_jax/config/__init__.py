@@ -24,6 +24,7 @@ from bert_jax.config.sections import (
     ObjectiveConfig,
 )
 from bert_jax.config.training import (
+    MODEL_FIELDS,
     CheckpointConfig,
     EvaluationConfig,
     LogConfig,
@@ -104,11 +105,13 @@ class Config:
             all(a <= b for a, b in itertools.pairwise(self.model_of(i).num_layers for i in range(len(self.phases)))),
             "phases: num_layers shrinks from one phase to the next: the stack can only grow",
         )
-        require(
-            self.model_of(len(self.phases) - 1) == self.model,
-            f"phases.{len(self.phases) - 1}.num_layers is not model.num_layers {self.model.num_layers}: the last phase "
-            "must have the full depth",
-        )
+        for name in MODEL_FIELDS:
+            last, expected = getattr(self.phases[-1], name), getattr(self.model, name)
+            require(
+                last in (None, expected),
+                f"phases.{len(self.phases) - 1}.{name} {last} is not model.{name} {expected}: the last phase must have "
+                f"that of the model: change model.{name}, or leave it out",
+            )
         masked = self.model.direction == "bidirectional" and self.objective.token == "mlm"
         require(
             self.target.mlm_accuracy is None or masked,
@@ -162,19 +165,42 @@ class Config:
             f"phases.{i}.seq_len {phase.seq_len} is longer than {TPU_ATTENTION_MAX_LENGTH}, the longest row of "
             "model.attention 'pallas_tpu': lower it, or set model.attention xla or reference",
         )
-        rate = self.objective_of(i).mask_rate
-        field = "objective.mask_rate" if phase.mask_rate is None else f"phases.{i}.mask_rate"
-        require(
-            self.model.direction == "causal" or round(rate * phase.seq_len) >= 1,
-            f"{field} {rate} rounds to no token in rows of {phase.seq_len} (phases.{i}.seq_len): "
-            f"use at least {1 / phase.seq_len:.2g}",
-        )
+        if self.model.direction == "bidirectional":
+            self._check_mask_rates(i, phase)
+        else:
+            require(
+                phase.end_mask_rate is None,
+                f"phases.{i}.end_mask_rate {phase.end_mask_rate}: a causal model has no masks: leave it out",
+            )
         require(
             phase.hours is None or i == len(self.phases) - 1,
             f"phases.{i}.hours: only the last phase may have a time limit: give the others steps",
         )
+        for name, needs, has in (
+            ("rotary_base", "model.positions 'rotary'", self.model.positions == "rotary"),
+            ("local_rotary_base", "model.attention_window", self.model.attention_window is not None),
+        ):
+            value = getattr(phase, name)
+            require(value is None or has, f"phases.{i}.{name} {value} needs {needs}: set it, or leave this out")
         self.model_of(i)  # raises if the other settings of the model do not allow this depth
         self.generator_of(i)
+
+    def _check_mask_rates(self, i: int, phase: Phase) -> None:
+        """The mask rates at both ends of a phase, between which all others are."""
+        start = "objective.mask_rate" if phase.mask_rate is None else f"phases.{i}.mask_rate"
+        ordinary = phase.seq_len - (3 if self.data.paired else 2)  # without [CLS] and [SEP]
+        for name, rate in zip((start, f"phases.{i}.end_mask_rate"), self._mask_rates(i), strict=True):
+            count = round(rate * phase.seq_len)
+            require(
+                count >= 1,
+                f"{name} {rate} rounds to no token in rows of {phase.seq_len} (phases.{i}.seq_len): "
+                f"use at least {1 / phase.seq_len:.2g}",
+            )
+            require(
+                count <= ordinary or (phase.max_predictions or count) <= ordinary,
+                f"{name} {rate} needs {count} predictions in rows of {phase.seq_len} (phases.{i}.seq_len), which have "
+                f"{ordinary} tokens besides [CLS] and [SEP]: lower it",
+            )
 
     def locate_step(self, step: int) -> tuple[int, int]:
         """The phase of step `step`, counted from 0 over the run, and the step's number within that phase.
@@ -188,14 +214,25 @@ class Config:
         return phase, step
 
     def model_of(self, phase: int) -> ModelConfig:
-        """The model with the depth that it has in a phase."""
-        num_layers = self.phases[phase].num_layers
-        return self.model if num_layers is None else dataclasses.replace(self.model, num_layers=num_layers)
+        """The model with the depth and the rotary bases that it has in a phase."""
+        settings = self.phases[phase]
+        changes = {name: value for name in MODEL_FIELDS if (value := getattr(settings, name)) is not None}
+        return dataclasses.replace(self.model, **changes) if changes else self.model
 
     def objective_of(self, phase: int) -> ObjectiveConfig:
-        """The objective with the mask rate that it has in a phase."""
-        rate = self.phases[phase].mask_rate
-        return self.objective if rate is None else dataclasses.replace(self.objective, mask_rate=rate)
+        """The objective with the largest mask rate that it has in a phase."""
+        return dataclasses.replace(self.objective, mask_rate=max(self._mask_rates(phase)))
+
+    def mask_rate_at(self, phase: int, step: int) -> float:
+        """The mask rate of a step of a phase, counted from 0 at its start."""
+        start, end = self._mask_rates(phase)
+        return start + (end - start) * step / self.phases[phase].steps
+
+    def _mask_rates(self, phase: int) -> tuple[float, float]:
+        """At the start and after the last step of a phase."""
+        settings = self.phases[phase]
+        start = self.objective.mask_rate if settings.mask_rate is None else settings.mask_rate
+        return start, start if settings.end_mask_rate is None else settings.end_mask_rate
 
     def generator_of(self, phase: int) -> ModelConfig | None:
         """The generator of replaced-token detection in a phase; None: the run has no generator."""

@@ -36,6 +36,8 @@ SCHEDULE_FIELDS = (
     "hours",
 )
 """Fields of a phase that determine only its length and its learning rates."""
+MODEL_FIELDS = ("num_layers", "rotary_base", "local_rotary_base")
+"""Fields of a phase that replace those of the model, unless they are None."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +135,17 @@ class Phase:
     mask_rate: Annotated[float, Interval("(0, 1)")] | None = None
     """Mask rate in this phase; None: objective.mask_rate. mmBERT lowers it in steps, 30, 15 and 5 % (Marone et
     al. 2025)."""
+    end_mask_rate: Annotated[float, Interval("(0, 1)")] | None = None
+    """Mask rate after the last step of the phase, which the rate reaches linearly; None: it is constant. GPT-BERT goes
+    from 30 to 15 % (Charpentier and Samuel 2024)."""
     num_layers: Layers | None = None
     """Depth in this phase; None: model.num_layers. Where a deeper phase begins, the layer stack is repeated
     (progressive stacking, Gong et al. 2019)."""
+    rotary_base: Positive | None = None
+    """Base of the rotary wavelengths of global layers in this phase; None: model.rotary_base. ModernBERT raises it from
+    10,000 to 160,000 where rows grow from 1,024 to 8,192 tokens (Warner et al. 2024)."""
+    local_rotary_base: Positive | None = None
+    """The same of local layers; None: model.local_rotary_base."""
     frozen: tuple[str, ...] = ()
     """Parameters that are not trained: patterns as in optimizer.learning_rate_scales."""
     moments: Literal["keep", "reset"] = "keep"
@@ -152,6 +162,11 @@ class Phase:
         require(
             not (self.moments == "reset" and self.step_count == "keep"),
             "phases: moments 'reset' with step_count 'keep' would not correct the bias of zero moments: reset both",
+        )
+        require(
+            self.end_mask_rate is None or self.hours is None,
+            "phases: end_mask_rate with hours: a time limit decides the number of steps, over which the mask rate "
+            "would change: leave one of them out",
         )
         start = self.start_batch_size
         require(

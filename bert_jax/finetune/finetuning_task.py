@@ -73,7 +73,9 @@ class FineTuning:
         """New parameters of encoder and head."""
         return bert.init(self.config.model, key, self.heads)
 
-    def prepare(self, batch: Batch, seed: UInt32[Array, ""] | None) -> Batch:
+    def prepare(
+        self, batch: Batch, seed: UInt32[Array, ""] | None, mask_counts: Int[Array, " n"] | None = None
+    ) -> Batch:
         """The same rows."""
         return batch
 

@@ -32,7 +32,7 @@ def add_next_token_targets(batch: Batch) -> Batch:
 
 OBJECTIVE = Objective(
     is_active=lambda model, objective: model.direction == "causal",
-    prepare=lambda batch, config, phase, vocabulary, seed: add_next_token_targets(batch),
+    prepare=lambda batch, *rest: add_next_token_targets(batch),
     weight=lambda batch: batch["target_weights"].sum(),
     sums=mlm_head_sums,
     predicts_tokens=True,

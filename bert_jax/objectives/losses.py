@@ -40,8 +40,9 @@ class Objective(NamedTuple):
     sums: Callable[[str, BertModel, EncoderOutput, Batch], dict[str, WeightedSum]]
     """Sums over prepared rows, from the objective's name, the model and the encoder's output at the positions of the
     targets."""
-    prepare: Callable[..., Batch] = lambda batch, config, phase, vocabulary, seed: batch
-    """Adds targets to a batch, on the device: (batch, Config, phase, Vocabulary, seed); seed: see `Task.prepare`."""
+    prepare: Callable[..., Batch] = lambda batch, *rest: batch
+    """Adds targets to a batch, on the device: (batch, Config, phase, Vocabulary, seed, mask_counts); the last two: see
+    `Task.prepare`."""
     loss_weight: Callable[[ObjectiveConfig], float] = lambda objective: 1.0
     """Factor of the term's mean in the loss."""
     of_generator: bool = False

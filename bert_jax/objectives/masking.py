@@ -43,7 +43,7 @@ def prediction_counts_by_length(
     min(max_predictions, max(1, round(rate * n))), where n counts [CLS] and [SEP] (google-research/bert
     create_pretraining_data.py, max_predictions_per_seq); ties round to even. Host and device use this one table.
     """
-    counts = np.array([max(1, round(rate * n)) for n in range(seq_len + 1)], np.int32)
+    counts = np.maximum(1, np.rint(rate * np.arange(seq_len + 1))).astype(np.int32)
     counts[0] = 0
     counts = counts if max_predictions is None else np.minimum(counts, max_predictions)
     counts.flags.writeable = False  # all callers share this array
@@ -75,6 +75,7 @@ def mask_tokens(
     objective: ObjectiveConfig,
     vocabulary: Vocabulary,
     max_predictions: int | None = None,
+    counts: Int[Array, " n"] | None = None,
 ) -> Batch:
     """Choose the positions to predict and replace their tokens, on the device.
 
@@ -82,10 +83,11 @@ def mask_tokens(
     not depend on the row that an example is packed into, the batch, the step or the mesh.
 
     With mask_unit 'token', exactly `prediction_counts_by_length` positions of an example are chosen, or all its
-    ordinary tokens if there are fewer. With the other units that number is a budget. Words are tried in a random
-    order, in which those of an n-gram or span (mask_groups.py) are consecutive, and a word that would exceed the budget
-    is skipped (google-research/bert create_pretraining_data.py, do_whole_word_mask). So a group that does not fit is
-    split between two words, and words that fit use the rest of the budget; if all are too long, nothing is predicted.
+    ordinary tokens if there are fewer; a lower rate chooses a subset of them. With the other units that number is a
+    budget. Words are tried in a random order, in which those of an n-gram or span (mask_groups.py) are consecutive, and
+    a word that would exceed the budget is skipped (google-research/bert create_pretraining_data.py,
+    do_whole_word_mask). So a group that does not fit is split between two words, and words that fit use the rest of the
+    budget; if all are too long, nothing is predicted.
 
     Args:
       batch: input_ids, segment_ids, position_ids [B, S], example_id [B, K] (-1: none), mask_epoch [B].
@@ -93,6 +95,7 @@ def mask_tokens(
       objective: rate, unit, and shares of [MASK], random and unchanged tokens.
       vocabulary: special ids, and ids that continue a word.
       max_predictions: maximum number of predictions per example; None sets no maximum.
+      counts: `prediction_counts_by_length` of a lower rate that is not known at compile time; None: of the objective's.
 
     Returns:
       the batch with input_ids replaced, and target_positions, target_labels [B, M] int32 and
@@ -102,7 +105,7 @@ def mask_tokens(
     slots, seq_len = batch["example_id"].shape[1], input_ids.shape[1]
     position_key = position_keys(batch, key)
 
-    counts = prediction_counts_by_length(objective.mask_rate, seq_len, max_predictions)
+    counts = prediction_counts_by_length(objective.mask_rate, seq_len, max_predictions) if counts is None else counts
     ordinary = (segment_ids > 0) & ~_is_special(input_ids, vocabulary)
     if unit == "token":
         group_key = position_key
@@ -187,7 +190,7 @@ def _choose_tokens(
     segment_ids: Int[Array, "B S"],
     ordinary: Bool[Array, "B S"],
     score: UInt32[Array, "B S"],
-    counts: Int[np.ndarray, "..."],
+    counts: Int[Array | np.ndarray, "..."],
 ) -> Bool[Array, "B S"]:
     """The ordinary positions with the lowest scores in each example; `counts` gives their number by length."""
     same_BSS = _same_example(segment_ids)
@@ -199,7 +202,7 @@ def _choose_words(
     segment_ids: Int[Array, "B S"],
     length: Int[Array, "B S"],
     score: UInt32[Array, "B S"],
-    counts: Int[np.ndarray, "..."],
+    counts: Int[Array | np.ndarray, "..."],
 ) -> Bool[Array, "B S"]:
     """The words that a sequential pass in the order of (score, position) takes, skipping those that exceed the budget.
 

@@ -28,9 +28,16 @@ BINS, HALF_WIDTH = 16384, 16.0
 _SIDE = 128  # BINS is its square
 
 
-def prepare(batch: Batch, config: Config, phase: int, vocabulary: Vocabulary, seed: UInt32[Array, ""] | None) -> Batch:
+def prepare(
+    batch: Batch,
+    config: Config,
+    phase: int,
+    vocabulary: Vocabulary,
+    seed: UInt32[Array, ""] | None,
+    mask_counts: Int[Array, " n"] | None,
+) -> Batch:
     """Mask tokens as `masked_lm.prepare`, and add `sample_keys` [B, M], the keys of the samples at the targets."""
-    masked = masked_lm.prepare(batch, config, phase, vocabulary, seed, EVALUATION_MASKS)
+    masked = masked_lm.prepare(batch, config, phase, vocabulary, seed, mask_counts, EVALUATION_MASKS)
     keys_BS = hash_combine(position_keys(batch, masked_lm.mask_key(seed)), SAMPLE)
     return {**masked, "sample_keys": jnp.take_along_axis(keys_BS, masked["target_positions"], axis=1)}
 

@@ -22,7 +22,8 @@ PLOT_POINTS = 1000
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """The schedule as plain values: `phases`, and a `table` with some steps of the run.
+    """The schedule as plain values: `phases`, and a `table` with some steps of the run, with mask rates if they change
+    along a phase.
 
     Steps count from 0; those of a phase are in [`first_step`, `end_step`). `tokens` of a step are the tokens of the run
     up to and including this step.
@@ -54,7 +55,8 @@ def to_sections(schedule: dict[str, Any]) -> list[Section]:
     blocks: list[Note | Table] = [phase_table(schedule["phases"])]
     if schedule["phases"][-1]["hours"] is not None:
         blocks.append(Note("hours: time decides the number of steps, at most `steps`; the schedule is scaled to it"))
-    columns = {name: f"{{{name}:,}}" for name in STEP_COUNTS} | {"learning_rate": "{learning_rate:.3g}"}
+    rates = [name for name in ("learning_rate", "mask_rate") if name in schedule["table"][0]]
+    columns = {name: f"{{{name}:,}}" for name in STEP_COUNTS} | {name: f"{{{name}:.3g}}" for name in rates}
     title = f"{schedule['name']}: {schedule['steps']:,} steps, {schedule['tokens']:,} tokens"
     return [Section(title, (*blocks, make_table(schedule["table"], columns)), level=1)]
 
@@ -127,7 +129,7 @@ def _step_values(config: Config, starts: list[int], step: int) -> dict[str, Any]
     index, within = config.locate_step(step)
     phase = config.phases[index]
     before = sum(p.rows_before(p.steps) * p.seq_len for p in config.phases[:index])
-    return {
+    values = {
         "step": step,
         "phase": index,
         "seq_len": phase.seq_len,
@@ -135,3 +137,6 @@ def _step_values(config: Config, starts: list[int], step: int) -> dict[str, Any]
         "learning_rate": learning_rate_at(config, step),
         "tokens": before + phase.rows_before(within + 1) * phase.seq_len,
     }
+    if any(one.end_mask_rate is not None for one in config.phases):
+        values["mask_rate"] = config.mask_rate_at(index, within)
+    return values

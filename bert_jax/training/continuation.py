@@ -35,7 +35,8 @@ def check_phase_changes(workdir: StoredPath, before: Config, config: Config) -> 
         raise UserError(
             f"work directory {workdir} holds a run with other phases ({changed}), and its {cursor.step} steps so far "
             f"would not be the same: {difference}. Continue with its own phases, or start another run from it with "
-            f"--init-from {workdir}. Steps can only be added with decay constant, or before decay_start"
+            f"--init-from {workdir}. Steps can only be added with decay constant or before decay_start, and without "
+            "end_mask_rate"
         )
 
 
@@ -59,5 +60,8 @@ def _difference(before: Config, config: Config, cursor: Cursor, decisions: list[
             was, now = (time_budget.timed_learning_rate_at(one, decisions, step) for one in (before, config))
             if was != now:
                 return f"the learning rate of step {step + 1} was {was:.6g}, not {now:.6g}"
+            was, now = (one.mask_rate_at(i, step - begin) for one in (before, config))
+            if was != now:
+                return f"the mask rate of step {step + 1} was {was:.6g}, not {now:.6g}"
         begin += done
     return ""

@@ -17,11 +17,12 @@ from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_fi
 from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError
+from bert_jax.objectives import masked_lm
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps
-from bert_jax.training.programs import Programs, put_seed, put_step_scalars
+from bert_jax.training.programs import Programs, put_seed, put_step_inputs
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory import goodput as goodput_lib
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
@@ -183,7 +184,8 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                 barrier("the first step of a program")
                 previous_step = train_step
             batch = put_rows(rows, mesh, row_count)
-            inputs = put_step_scalars(schedule.learning_rate(cursor.step), micro_batches, seed, mesh)
+            rate, mask_counts = schedule.learning_rate(cursor.step), masked_lm.mask_counts_at(config, cursor.step)
+            inputs = put_step_inputs(rate, micro_batches, seed, mesh, mask_counts)
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)

@@ -28,7 +28,15 @@ from bert_jax.training.sharding import check_heads, check_processes, check_rows,
 EVENT = "micro_batch"
 FIRST_TOKENS = 65_536
 """Largest micro-batch of the first program that is tried, in tokens per device."""
-PHASE_FIELDS = ("batch_size", "start_batch_size", "seq_len", "num_layers", "max_predictions")
+PHASE_FIELDS = (
+    "batch_size",
+    "start_batch_size",
+    "seq_len",
+    "num_layers",
+    "max_predictions",
+    "mask_rate",
+    "end_mask_rate",
+)
 """Fields of a phase that determine its number of micro-batches. They may change until the phase begins."""
 
 MicroBatchRequest = int | Literal["auto"] | None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bert_jax.array_types import Array, Float, Key, UInt32
+from bert_jax.array_types import Array, Float, Int, Key, UInt32
 from bert_jax.config import Config, ModelConfig
 from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import Cursor
@@ -58,10 +58,12 @@ class Pretraining:
         """The terms of the loss, by name."""
         return active_objectives(self.config.model, self.config.objective)
 
-    def prepare(self, batch: Batch, seed: UInt32[Array, ""] | None) -> Batch:
+    def prepare(
+        self, batch: Batch, seed: UInt32[Array, ""] | None, mask_counts: Int[Array, " n"] | None = None
+    ) -> Batch:
         """Add the targets of all objectives, e.g. mask tokens."""
         for objective in self.objectives.values():
-            batch = objective.prepare(batch, self.config, self.phase, self.vocabulary, seed)
+            batch = objective.prepare(batch, self.config, self.phase, self.vocabulary, seed, mask_counts)
         return batch
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:

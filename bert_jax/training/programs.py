@@ -13,7 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import AbstractMesh, Mesh
 
-from bert_jax.array_types import Array, Bool, Float
+from bert_jax.array_types import Array, Bool, Float, Int
 from bert_jax.distributed.agreement import barrier
 from bert_jax.distributed.device_errors import compile_program
 from bert_jax.errors import UserError
@@ -46,8 +46,8 @@ Metrics = dict[str, Float[Array, ""]]
 DROPOUT_STREAM = 0x0D0
 
 
-class StepScalars(NamedTuple):
-    """Inputs that the host sets for each step without recompilation: replicated scalars on the device."""
+class StepInputs(NamedTuple):
+    """Inputs that the host sets for each step without recompilation, replicated on the devices."""
 
     learning_rate: Any
     """Of this step, float32."""
@@ -55,6 +55,9 @@ class StepScalars(NamedTuple):
     """Number of the batch's micro-batches that hold rows, int32; fewer than all only during a batch ramp."""
     seed: Any
     """Of the run, for masks and dropout, uint32: runs that differ only in their seed share a program."""
+    mask_counts: Any = None
+    """Predictions of this step by length of example, int32 [seq_len + 1]; None in a phase of constant mask rate, whose
+    program contains them."""
 
 
 def put_seed(seed: int, mesh: Mesh) -> Array:
@@ -62,13 +65,20 @@ def put_seed(seed: int, mesh: Mesh) -> Array:
     return put_replicated(np.asarray(seed, np.uint32), mesh)
 
 
-def put_step_scalars(learning_rate: float, micro_batches: int, seed: int | Array, mesh: Mesh) -> StepScalars:
+def put_step_inputs(
+    learning_rate: float,
+    micro_batches: int,
+    seed: int | Array,
+    mesh: Mesh,
+    mask_counts: Int[np.ndarray, " n"] | None = None,
+) -> StepInputs:
     """The inputs of one step, on the device; `seed` may be there already (`put_seed`)."""
-    scalars = put_replicated((np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)), mesh)
-    return StepScalars(*scalars, put_seed(seed, mesh) if isinstance(seed, int) else seed)
+    rate, count = np.asarray(learning_rate, np.float32), np.asarray(micro_batches, np.int32)
+    rate, count, mask_counts = put_replicated((rate, count, mask_counts), mesh)
+    return StepInputs(rate, count, put_seed(seed, mesh) if isinstance(seed, int) else seed, mask_counts)
 
 
-TrainStep = Callable[[TrainState, Batch, StepScalars], tuple[TrainState, Metrics]]
+TrainStep = Callable[[TrainState, Batch, StepInputs], tuple[TrainState, Metrics]]
 
 
 class Programs:
@@ -154,7 +164,7 @@ class Programs:
         program = self.once(("enter", phase), lambda: jax.jit(enter, out_shardings=self._shardings(phase)))
         return program(state)
 
-    def step_arguments(self, phase: int, rows: int | None = None) -> tuple[TrainState, Batch, StepScalars]:
+    def step_arguments(self, phase: int, rows: int | None = None) -> tuple[TrainState, Batch, StepInputs]:
         """Shapes, types and shardings of the arguments of a phase's train step, for `batch_size` or fewer rows."""
         size = rows or self.task.config.phases[phase].batch_size
         by_rows, everywhere = row_sharding(self.mesh), replicated(self.mesh)
@@ -162,9 +172,10 @@ class Programs:
             name: jax.ShapeDtypeStruct((size, *array.shape[1:]), array.dtype, sharding=by_rows)
             for name, array in self.task.in_phase(phase).blank_row().items()
         }
-        inputs = StepScalars(
-            *(jax.ShapeDtypeStruct((), kind, sharding=everywhere) for kind in (jnp.float32, jnp.int32, jnp.uint32))
-        )
+        shapes = [((), jnp.float32), ((), jnp.int32), ((), jnp.uint32)]
+        if self.task.config.phases[phase].end_mask_rate is not None:
+            shapes.append(((self.task.config.phases[phase].seq_len + 1,), jnp.int32))
+        inputs = StepInputs(*(jax.ShapeDtypeStruct(*shape, sharding=everywhere) for shape in shapes))
         return self.abstract_state(phase), batch, inputs
 
     def trace_train_step(self, phase: int, accumulation: int, rows: int | None = None) -> jax.stages.Traced:
@@ -263,16 +274,16 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
       task: the task in the phase to compile.
       abstract: shapes and shardings of the state in that phase. The data and fsdp axes of its mesh split the rows.
       accumulation: micro-batches per step. Each device splits its rows, and gradients cross devices once per step. In
-        a phase with a batch ramp, `StepScalars.micro_batches` of them are computed, and the other rows are padding.
+        a phase with a batch ramp, `StepInputs.micro_batches` of them are computed, and the other rows are padding.
     """
     mesh, shardings = abstract.step.sharding.mesh, jax.tree.map(lambda x: x.sharding, abstract)
     optimizer = task_optimizer(task)
     stable_steps = task.config.recovery.stable_steps
     ramps = task.config.phases[task.phase].start_batch_size is not None
 
-    def local_gradients(params: Params, step: Array, batch: Batch, inputs: StepScalars) -> tuple[Any, Metrics, Any]:
+    def local_gradients(params: Params, step: Array, batch: Batch, inputs: StepInputs) -> tuple[Any, Metrics, Any]:
         counts = (inputs.micro_batches if ramps else accumulation), accumulation
-        return _local_gradients(task, mesh, shardings.params, counts, params, (inputs.seed, step), batch)
+        return _local_gradients(task, mesh, shardings.params, counts, params, step, inputs, batch)
 
     everywhere = replicated(mesh).spec
     gradients_of = jax.shard_map(
@@ -286,7 +297,7 @@ def make_train_step(task: Task, abstract: TrainState, accumulation: int) -> jax.
         check_vma=False,
     )
 
-    def train_step(state: TrainState, batch: Batch, inputs: StepScalars) -> tuple[TrainState, Metrics]:
+    def train_step(state: TrainState, batch: Batch, inputs: StepInputs) -> tuple[TrainState, Metrics]:
         gradients, metrics, new_values = gradients_of(state.params, state.step, batch, inputs)
         gradients = jax.lax.with_sharding_constraint(gradients, shardings.params)
         finite = jnp.isfinite(metrics["loss"])
@@ -314,19 +325,19 @@ def _local_gradients(
     shardings: Any,
     micro_batches: tuple[Array | int, int],
     param_shards: Params,
-    key_words: tuple[Array, Array],
+    step: Array,
+    inputs: StepInputs,
     batch: Batch,
 ) -> tuple[Any, Metrics, dict[str, Array]]:
     """Gradient of the global loss from this device's rows, reduced over devices at the end; metrics; and new values of
     parameters that are not trained, by path (`Task.sums`).
 
-    `micro_batches` are (how many to compute, how many the rows are split into), `key_words` (seed, step).
+    `micro_batches` are (how many to compute, how many the rows are split into).
     """
     params = gather_parameters(param_shards, shardings, gather_types(param_shards, task.config.model))
-    seed, step = key_words
-    batch = task.prepare(batch, seed)
+    batch = task.prepare(batch, inputs.seed, inputs.mask_counts)
     weights = sum_over_rows(task.loss_weight_sums(batch), mesh)
-    key = hash_combine(seed, DROPOUT_STREAM, step)
+    key = hash_combine(inputs.seed, DROPOUT_STREAM, step)
     rules = param_rules(params, frozen=task.config.phases[task.phase].frozen)
 
     def micro_loss(params: Params, rows: Batch) -> tuple[Array, dict[str, WeightedSum]]:

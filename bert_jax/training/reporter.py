@@ -138,8 +138,16 @@ class Reporter:
         skipped = f", {self.skipped_steps} skipped" if self.skipped_steps else ""
         self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}{skipped}", refresh=False)
         timing, self.window = self.window.speed(self.peak), _Window()
-        self._write(step, "train", values | {"tokens_seen": self.tokens_seen}, timing)
+        values |= self._mask_rate(step - 1) | {"tokens_seen": self.tokens_seen}
+        self._write(step, "train", values, timing)
         self.goodput.write_totals(step)
+
+    def _mask_rate(self, step: int) -> dict[str, float]:
+        """Of step `step`, counted from 0, in a phase that changes it; empty in others."""
+        phase, within = self.task.config.locate_step(step)
+        if self.task.config.phases[phase].end_mask_rate is None:
+            return {}
+        return {"mask_rate": self.task.config.mask_rate_at(phase, within)}
 
     def _warn_if_first_skipped(self, step: int, loss: float, skipped_steps: int) -> None:
         """Warn at the first skipped step of this process; later ones are in the bar and at the end."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.array_types import Array, Float, Key, UInt32
+from bert_jax.array_types import Array, Float, Int, Key, UInt32
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.model.bert import Params
@@ -37,10 +37,13 @@ class Task(Protocol):
         """New parameters."""
         ...
 
-    def prepare(self, batch: Batch, seed: UInt32[Array, ""] | None) -> Batch:
+    def prepare(
+        self, batch: Batch, seed: UInt32[Array, ""] | None, mask_counts: Int[Array, " n"] | None = None
+    ) -> Batch:
         """Transform a device's rows before they are split into micro-batches, e.g. masking.
 
-        `seed` is that of the run; None: the rows are held-out rows, which are the same for all runs.
+        `seed` is that of the run; None: the rows are held-out rows, which are the same for all runs. `mask_counts` are
+        the step's predictions by length of example (`masked_lm.mask_counts_at`).
         """
         ...
 

@@ -31,7 +31,7 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun
 from bert_jax.finetune.tasks import open_task
 from bert_jax.training.micro_batch import TrainSteps, choose_accumulations
-from bert_jax.training.programs import put_seed, put_step_scalars
+from bert_jax.training.programs import put_seed, put_step_inputs
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.shared_programs import share_programs
@@ -65,7 +65,7 @@ class BertJaxRun:
         mesh = self.run.programs.mesh
         train_step, row_count, micro_batches = self.train_steps.of_batch(0, size)
         rate = timed_learning_rate_at(self.run.config, [], following.step - 1)
-        inputs = put_step_scalars(rate, micro_batches, self.seed, mesh)
+        inputs = put_step_inputs(rate, micro_batches, self.seed, mesh)
         self.state, metrics = train_step(self.state, put_rows(rows, mesh, row_count), inputs)
         return metrics["loss"]
 

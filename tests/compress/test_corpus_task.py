@@ -19,7 +19,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining, heads_of
-from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import InitialParams
 
@@ -143,7 +143,7 @@ def make_state(task, devices=1):
 
 def take_step(programs, state, rate=0.01):
     rows = put_rows(rows_of_step(), programs.mesh, ROWS)
-    state, metrics = programs.train_step(0, 1)(state, rows, put_step_scalars(rate, 1, 0, programs.mesh))
+    state, metrics = programs.train_step(0, 1)(state, rows, put_step_inputs(rate, 1, 0, programs.mesh))
     return state, {name: float(value) for name, value in metrics.items()}
 
 

@@ -232,6 +232,31 @@ CONTRADICTIONS = [
     (lambda: with_objective(mask_rate=0.003), "objective.mask_rate 0.003 rounds to no token", "use at least 0.0078"),
     (lambda: Config("x", ModelConfig(), phases=(Phase(mask_rate=0.003),)), "phases.0.mask_rate 0.003 rounds", "0.0078"),
     (lambda: Phase(mask_rate=1.5), "mask_rate is 1.5", "(0, 1)"),
+    (lambda: Phase(end_mask_rate=-0.1), "end_mask_rate is -0.1", "(0, 1)"),
+    (lambda: Phase(end_mask_rate=0.1, hours=1.0), "end_mask_rate with hours", "leave one of them out"),
+    (lambda: with_phases(Phase(end_mask_rate=0.003)), "phases.0.end_mask_rate 0.003 rounds", "at least 0.0078"),
+    (lambda: with_phases(Phase(end_mask_rate=0.99)), "phases.0.end_mask_rate 0.99 needs 127 predictions", "lower it"),
+    (
+        lambda: with_objective(mask_rate=0.985),
+        "objective.mask_rate 0.985 needs 126 predictions in rows of 128",
+        "125 to",
+    ),
+    (
+        lambda: with_phases(Phase(end_mask_rate=0.1), direction="causal"),
+        "phases.0.end_mask_rate 0.1: a causal model has no masks",
+        "leave it out",
+    ),
+    (lambda: with_phases(Phase(rotary_base=1e5), Phase()), "phases.0.rotary_base 100000", "model.positions 'rotary'"),
+    (
+        lambda: with_phases(Phase(local_rotary_base=1e5), Phase(), positions="rotary"),
+        "phases.0.local_rotary_base 100000.0 needs model.attention_window",
+        "leave this out",
+    ),
+    (
+        lambda: with_phases(Phase(rotary_base=1e5), positions="rotary"),
+        "phases.0.rotary_base 100000.0 is not model.rotary_base 10000.0",
+        "change model.rotary_base",
+    ),
     (lambda: with_objective(pair="sop"), "objective.pair 'sop' needs data.format sentence_order", "not 'segment_pair'"),
     (lambda: with_data(format="doc_sentences"), "objective.pair 'nsp' needs data.format segment_pair", "pair none"),
     (lambda: with_data(format="sentence_order"), "objective.pair 'nsp'", "not 'sentence_order'"),
@@ -243,7 +268,11 @@ CONTRADICTIONS = [
     (lambda: with_phases(Phase(), Phase(seq_len=513)), "phases.1.seq_len 513", "model.max_positions"),
     (lambda: with_phases(Phase(hours=1.0), Phase()), "phases.0.hours", "give the others steps"),
     (lambda: with_phases(Phase(num_layers=6), Phase(num_layers=3), Phase()), "num_layers shrinks", "only grow"),
-    (lambda: with_phases(Phase(num_layers=6)), "phases.0.num_layers", "the last phase must have the full depth"),
+    (
+        lambda: with_phases(Phase(num_layers=6)),
+        "phases.0.num_layers 6 is not model.num_layers 12",
+        "the last phase must",
+    ),
     (lambda: with_phases(Phase(frozen=("word",)), Phase()), "phases.1 trains parameters that", "froze (word)"),
 ]
 
@@ -272,6 +301,9 @@ NEEDS = {
 }
 """What must be set with a field, in its section."""
 OTHER_VALUES = {
+    "model.bottleneck_size": [48],
+    "phases.0.rotary_base": [10000.0],
+    "phases.0.local_rotary_base": [10000.0],
     "finetune": [dataclasses.asdict(FinetuneConfig("rte", TAGGER, "bert", 8, 64))],
     "distil": [dataclasses.asdict(DistilConfig(source_sha256="0"))],
 }
@@ -304,7 +336,7 @@ def type_of(config: Config, path: str) -> type:
 
 
 def test_fingerprint_covers_what_decides_updates_and_nothing_else():
-    model = ModelConfig(attention_dropout=0.0)
+    model = ModelConfig(attention_dropout=0.0, positions="rotary", attention_window=64)
     phase = Phase(accumulation=4, start_batch_size=64, ramp_steps=10)
     base = Config(name="x", model=model, objective=ObjectiveConfig(pair="none"), phases=(phase,))
     fields = config_lib.flatten(config_lib.to_dict(base))

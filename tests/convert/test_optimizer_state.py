@@ -21,7 +21,7 @@ from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.divergence import init_divergence_state
-from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.sharding import make_mesh, put_rows
 from bert_jax.training.state import Moments
@@ -133,7 +133,7 @@ def test_the_first_update_is_that_of_the_run_continued(made, tiny_config, tiny_c
         )
         return jax.device_get(update(dataclasses.replace(state, step=step, divergence=divergence), batch, inputs)[0])
 
-    inputs = put_step_scalars(1e-3, 1, 0, mesh)
+    inputs = put_step_inputs(1e-3, 1, 0, mesh)
     expected = after(continued)
     assert int(expected.optimizer.count) == 9
     for name in WITH_MOMENTS:

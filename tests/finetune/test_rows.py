@@ -16,7 +16,7 @@ from bert_jax.finetune.tables import Example
 from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.tokenizers import tokenizer
 from bert_jax.training.micro_batch import TrainSteps
-from bert_jax.training.programs import put_step_scalars
+from bert_jax.training.programs import put_step_inputs
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.sharding import put_rows
 from tests.finetune.tiny_task import EXAMPLES, MODEL, ROWS, arrays, make_programs, make_task
@@ -152,7 +152,7 @@ def test_a_step_is_the_same_with_fewer_rows_of_padding(tmp_path):
         programs = make_programs(dataclasses.replace(task, row_counts=counts))
         batch = next(programs.task.batches(Cursor()))
         step, rows, _ = TrainSteps(programs, Ledger(epath.Path(tmp_path) / "ledger"), (1,)).of_batch(0, batch.size)
-        inputs = put_rows(batch.rows, programs.mesh, rows), put_step_scalars(0.01, 1, 0, programs.mesh)
+        inputs = put_rows(batch.rows, programs.mesh, rows), put_step_inputs(0.01, 1, 0, programs.mesh)
         results.append((rows, *step(programs.init_state(), *inputs)))
     (padded, state, metrics), (fewer, other, other_metrics) = results
     assert fewer == needed < padded == ROWS

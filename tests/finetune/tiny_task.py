@@ -13,7 +13,7 @@ from bert_jax.finetune.example_rows import ExampleRows
 from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import heads_of
-from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import make_mesh, put_rows
 
 HEAD = TaskHead("classification", ("no", "yes"), "pooled")
@@ -76,7 +76,7 @@ def take_step(programs: Programs, state: Any, rate: float = 0.01, rows: Any = No
     """A step on `rows`, by default those of the first batch; `state` must not be used again."""
     batch = put_rows(first_batch(programs.task) if rows is None else rows, programs.mesh, ROWS)
     state, metrics = programs.train_step(0, 1)(
-        state, batch, put_step_scalars(rate, 1, programs.task.config.seed, programs.mesh)
+        state, batch, put_step_inputs(rate, 1, programs.task.config.seed, programs.mesh)
     )
     return state, {name: float(value) for name, value in metrics.items()}
 

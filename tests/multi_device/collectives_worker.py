@@ -22,7 +22,7 @@ from bert_jax.training import param_collectives
 from bert_jax.training.param_collectives import reduce_gradients
 from bert_jax.training.param_paths import LAYERS, name_leaves
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import (
     make_mesh,
     manual_specs,
@@ -68,7 +68,7 @@ def collective_types(programs: Programs, micro_batches: int) -> dict[str, int]:
 
 def first_moments(programs: Programs, micro_batches: int) -> dict[str, np.ndarray]:
     """A tenth of the gradient, clipped."""
-    rows, scalars = golden.rows(), put_step_scalars(0.01, 1, golden.BASE.seed, programs.mesh)
+    rows, scalars = golden.rows(), put_step_inputs(0.01, 1, golden.BASE.seed, programs.mesh)
     step = programs.train_step(0, micro_batches)
     state, _ = step(programs.init_state(), put_rows(rows, programs.mesh, golden.ROWS), scalars)
     return {name: np.asarray(x) for name, x in name_leaves(jax.device_get(state.optimizer.mu)).items()}

@@ -25,7 +25,7 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.tokenizers.tokenizer import wordpiece
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import make_mesh, put_rows, sum_over_devices
 from tests.compress import test_corpus_task
 from tests.compress.distillation import make_distillation, make_state
@@ -111,7 +111,7 @@ def run(
 ) -> tuple[dict, dict[str, np.ndarray]]:
     task = make_task(MeshConfig(data, fsdp, tensor), optimizer, dense_dtype, token)
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp * tensor])
-    programs, inputs = Programs(task, mesh), put_step_scalars(3e-3, 1, task.config.seed, mesh)
+    programs, inputs = Programs(task, mesh), put_step_inputs(3e-3, 1, task.config.seed, mesh)
     state, compiled = programs.init_state(), programs.train_step(0, accumulation)
     losses, norms, first_moments, replaced = [], {}, {}, []
     for step in range(STEPS):
@@ -174,7 +174,7 @@ def one_step(task: Pretraining, accumulation: int, rows: dict, micro_batches: in
     }
     programs = Programs(task, mesh)
     state, metrics = programs.train_step(0, accumulation)(
-        programs.init_state(), batch, put_step_scalars(3e-3, micro_batches, task.config.seed, mesh)
+        programs.init_state(), batch, put_step_inputs(3e-3, micro_batches, task.config.seed, mesh)
     )
     moments = {name: np.asarray(value) for name, value in name_leaves(jax.device_get(state.optimizer.mu)).items()}
     return {name: float(value) for name, value in metrics.items()}, moments, shards

@@ -118,6 +118,28 @@ def test_mask_rates_of_phases():
     assert masked_lm.predictions_per_example(config, 0) == 14 and masked_lm.predictions_per_example(config, 1) == 5
 
 
+def test_a_mask_rate_that_changes_along_a_phase():
+    """Linearly, from the first step to after the last; the next phase has its own."""
+    batch = make_batch([[(1, 46)]], 48)
+    phases = Phase(steps=4, seq_len=48, mask_rate=0.3, end_mask_rate=0.1), Phase(seq_len=48)
+    objective, data = ObjectiveConfig(pair="none", mask_rate=0.15), DataConfig(format="full_sentences")
+    config = Config("rates", CONFIG, objective=objective, data=data, phases=phases)
+    rates = [config.mask_rate_at(0, step) for step in range(5)]
+    np.testing.assert_allclose(rates, [0.3, 0.25, 0.2, 0.15, 0.1], rtol=1e-12)
+    assert rates[0] == 0.3 and config.mask_rate_at(1, 0) == config.mask_rate_at(1, 99) == 0.15
+    assert masked_lm.mask_counts_at(config, 4) is None
+    predicted = []
+    for step in range(4):
+        counts = jax.numpy.asarray(masked_lm.mask_counts_at(config, step))
+        after = Pretraining(config, VOCABULARY, phase=0).prepare(batch, jax.numpy.uint32(7), counts)
+        assert after["target_weights"].shape == (1, 14)
+        predicted.append(int(after["target_weights"].sum()))
+    assert predicted == [14, 12, 9, 7] == [round(rate * 46) for rate in rates[:4]]
+    rising = dataclasses.replace(config, phases=(dataclasses.replace(phases[0], end_mask_rate=0.5),))
+    for one, largest in ((config, 14), (rising, 24)):
+        assert masked_lm.predictions_per_example(one, 0) == largest
+
+
 def test_an_example_without_a_label_has_no_pair_loss():
     """The label is -1."""
     batch = masked(make_batch([[(11, 20), (5, 24)], [(9, 16)]], 48), KEY, OBJECTIVE, VOCABULARY)

@@ -60,10 +60,10 @@ def predictions(before: dict, after: dict, row: int, slot: int) -> dict[int, tup
     return by_offset
 
 
-def masks_of(packs, objective, slots=4) -> list[dict]:
+def masks_of(packs, objective, slots=4, counts=None) -> list[dict]:
     """Per row of 48 tokens: example id -> its predictions. With fixed `slots`, one compiled program serves all."""
     before = pack_rows(packs, 48, 3, slots)
-    after = jax.tree.map(np.asarray, masked(before, KEY, objective, PIECES))
+    after = jax.tree.map(np.asarray, masked(before, KEY, objective, PIECES, counts=counts))
     before = jax.tree.map(np.asarray, before)
     masks = [{e: predictions(before, after, row, k) for k, (e, _) in enumerate(pack)} for row, pack in enumerate(packs)]
     pairs = [pair for mask in masks for each in mask.values() for pair in each.values()]
@@ -250,6 +250,28 @@ def test_predictions_per_row_is_the_largest_sum(rate):
 
     for seq_len, slots in itertools.product((8, 17, 26), (1, 2, 3, 8, 64)):
         assert predictions_per_row(rate, seq_len, slots) == max(partitions(seq_len, slots))
+
+
+@pytest.mark.parametrize("rate", [0.05, 0.15, 0.25, 0.3, 1 / 3, 0.5, 0.3 + (0.15 - 0.3) * 3 / 7])
+def test_counts_by_length(rate):
+    """Of the rounded product, where ties go to the even number."""
+    assert prediction_counts_by_length(rate, 8192).tolist() == [0, *(max(1, round(rate * n)) for n in range(1, 8193))]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_a_rate_that_is_an_input(unit):
+    """The masks of the constant rate; of single tokens, a lower rate chooses a subset."""
+    packs = [[(i, text(i, n))] for i, n in enumerate(range(1, 49))] + PACKED
+    highest, masks = ObjectiveConfig(mask_rate=0.5, mask_unit=unit), []
+    for rate in (0.5, 0.25, 0.15, 0.05):
+        counts = jnp.asarray(prediction_counts_by_length(rate, 48))
+        masks.append(masks_of(packs, highest, counts=counts))
+        assert masks[-1] == masks_of(packs, replace(highest, mask_rate=rate))
+    for lower, higher in itertools.pairwise(reversed(masks)):
+        assert lower != higher
+        if unit == "token":
+            pairs = zip(lower, higher, strict=True)
+            assert all(low[example].items() <= high[example].items() for low, high in pairs for example in low)
 
 
 def test_predictions_of_one_example_per_row():

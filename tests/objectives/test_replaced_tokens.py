@@ -16,7 +16,7 @@ from bert_jax.objectives.replaced_tokens import logit_histogram, logit_sums, pla
 from bert_jax.training.eval_metrics import area_under_curve, derive_metrics
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs, combine, make_train_step, put_step_scalars
+from bert_jax.training.programs import Programs, combine, make_train_step, put_step_inputs
 from bert_jax.training.sharding import make_mesh
 from tests.objectives.masking_batches import ORDINARY, VOCABULARY, make_batch
 
@@ -181,7 +181,7 @@ def test_micro_batches_sample_the_same_tokens():
     programs, found = Programs(task, mesh), []
     for accumulation in (1, 4):
         step = make_train_step(task, programs.abstract_state(0), accumulation)
-        found.append(step(programs.init_state(), rows, put_step_scalars(1e-3, accumulation, 3, mesh))[1])
+        found.append(step(programs.init_state(), rows, put_step_inputs(1e-3, accumulation, 3, mesh))[1])
     one, four = ({name: np.asarray(value) for name, value in metrics.items()} for metrics in found)
     assert 0 < one["rtd_replaced"] < 0.3
     for name in ("rtd_replaced", "generator_accuracy", "rtd_histogram"):

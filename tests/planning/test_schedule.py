@@ -49,6 +49,16 @@ def test_rows_are_those_of_single_steps(start, ramp):
     )
 
 
+def test_mask_rates_that_change():
+    """A column of the table, in runs that have them."""
+    assert "mask_rate" not in schedule.to_dict(CONFIG)["table"][0]
+    phases = Phase(steps=10, warmup_steps=0, mask_rate=0.3, end_mask_rate=0.1), Phase(steps=10, warmup_steps=0)
+    found = schedule.to_dict(Config(name="x", phases=phases))
+    rates = {row["step"]: row["mask_rate"] for row in found["table"]}
+    assert rates[0] == 0.3 and rates[5] == pytest.approx(0.2) and rates[10] == rates[19] == 0.15
+    assert "mask_rate" in render(schedule.to_sections(found))
+
+
 def test_values():
     found = schedule.to_dict(CONFIG)
     rows = sum(CONFIG.phases[0].batch_size_at(step) for step in range(100))

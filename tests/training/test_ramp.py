@@ -11,7 +11,7 @@ from bert_jax.data.cursor import Cursor
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.training import pretraining
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import put_step_scalars
+from bert_jax.training.programs import put_step_inputs
 from bert_jax.training.sharding import make_mesh, put_rows
 from tests.runs import arrays, numbers
 
@@ -32,7 +32,7 @@ def one_step(task: Pretraining, make_programs, rows: dict[str, np.ndarray], micr
     phase, mesh = task.config.phases[0], make_mesh(task.config.mesh)
     batch, inputs = (
         put_rows(rows, mesh, phase.batch_size),
-        put_step_scalars(5e-3, micro_batches, task.config.seed, mesh),
+        put_step_inputs(5e-3, micro_batches, task.config.seed, mesh),
     )
     programs = make_programs()(task, mesh)
     state, metrics = programs.train_step(0, phase.accumulation)(programs.init_state(), batch, inputs)

@@ -16,7 +16,7 @@ import pytest
 from bert_jax.config import Config, ModelConfig, OptimizerConfig, Phase
 from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training.pretraining_task import Pretraining
-from bert_jax.training.programs import Programs, put_step_scalars
+from bert_jax.training.programs import Programs, put_step_inputs
 from bert_jax.training.sharding import make_mesh, put_rows
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "step.json"
@@ -71,7 +71,7 @@ def measure(programs: Programs) -> dict[str, float]:
     batch = put_rows(rows(), mesh, ROWS)
     _, sums = programs.eval_step(0)(state.params, batch)
     quiet = {f"evaluation {name}": float(value.sum / value.weight) for name, value in sums.items()}
-    _, metrics = programs.train_step(0, 1)(state, batch, put_step_scalars(0.01, 1, programs.task.config.seed, mesh))
+    _, metrics = programs.train_step(0, 1)(state, batch, put_step_inputs(0.01, 1, programs.task.config.seed, mesh))
     return {name: float(value) for name, value in sorted(metrics.items())} | quiet
 
 
@@ -98,7 +98,7 @@ def test_dropout_is_a_function_of_the_step():
         for _ in steps:
             batch = put_rows(rows(), programs.mesh, ROWS)
             state, metrics = programs.train_step(0, 1)(
-                state, batch, put_step_scalars(0.0, 1, programs.task.config.seed, programs.mesh)
+                state, batch, put_step_inputs(0.0, 1, programs.task.config.seed, programs.mesh)
             )
             losses.append(float(metrics["loss"]))
     assert losses[0] == losses[2] != losses[1]

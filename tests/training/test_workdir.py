@@ -128,6 +128,13 @@ STABLE = {"decay": "sqrt", "decay_start": 8}
             "of step 2 was 0.000333333, not 0.00025",
         ),
         (6, [phase()], [phase(seq_len=256)], "phases.0.seq_len was 128, not 256"),
+        (6, [phase()], [phase(end_mask_rate=0.1)], "phases.0.end_mask_rate was None, not 0.1"),
+        (
+            6,
+            [phase(decay="constant", mask_rate=0.3, end_mask_rate=0.1)],
+            [phase(decay="constant", mask_rate=0.3, end_mask_rate=0.1, steps=20)],
+            "the mask rate of step 2 was 0.28, not 0.29",
+        ),
         (12, [phase(), phase()], [phase()], "phases.1 is missing"),
         (12, [phase(decay="constant"), phase()], [phase(decay="constant", steps=11), phase()], "had 10 steps, not 11"),
     ],
