@@ -29,13 +29,22 @@ def with_vocabulary(config: Config, words: Sequence[str], mixture: Sequence[mixt
       words: the arguments as typed, CONFIG first.
       mixture: the corpora.
     """
-    given = any(word.partition("=")[0].replace("_", "-") == "--model.vocab-size" for word in words)
-    if given or words[0] not in presets.preset_files():
+    if "model.vocab_size" in given_fields(words) or words[0] not in presets.preset_files():
         return config
     try:
         return config_lib.replace(config, model={"vocab_size": mixture_lib.vocab_size(mixture)})
     except UserError:
         return config
+
+
+def given_fields(words: Sequence[str]) -> set[str]:
+    """Dotted names of the fields that flags set, such as ``model.vocab_size``.
+
+    Args:
+      words: the arguments as typed.
+    """
+    names = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
+    return {name.replace(".no_", ".") for name in names}
 
 
 def print_metrics(metrics: dict[str, float]) -> None:

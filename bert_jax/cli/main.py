@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import tyro
 
 from bert_jax.cli.ablate import Ablate
+from bert_jax.cli.adapt import Adapt
 from bert_jax.cli.compress import COMMANDS as COMPRESS_COMMANDS
 from bert_jax.cli.doctor import Doctor
 from bert_jax.cli.finetune import Finetune
@@ -53,6 +54,7 @@ def compress(argv: Sequence[str]) -> int | None:
 
 COMMANDS: dict[str, type | Callable[[Sequence[str]], int | None]] = {
     "pretrain": Pretrain,
+    "adapt": Adapt,
     "doctor": Doctor,
     "plan": Plan,
     "schedule": Schedule,
@@ -102,7 +104,7 @@ def _call(name: str, words: list[str]) -> int | None:
 
 
 def parse(name: str, words: Sequence[str]) -> object:
-    """Parse the arguments of a command; the first one of a command with a field `config` is CONFIG.
+    """Parse the arguments of a command; the first one of a command with a field `config` without default is CONFIG.
 
     Raises:
       UserError: there is no such config, or an argument is wrong.
@@ -110,7 +112,7 @@ def parse(name: str, words: Sequence[str]) -> object:
     """
     command = PARSED[name]
     fields = {field.name: field for field in dataclasses.fields(command)}
-    if "config" not in fields:
+    if "config" not in fields or fields["config"].default_factory is not dataclasses.MISSING:
         parsed = flags.parse(command, words, f"bert-jax {name}")
         return dataclasses.replace(parsed, words=tuple(words)) if "words" in fields else parsed
     given = words and not words[0].startswith("-")

@@ -65,24 +65,30 @@ class Pretrain:
             return code
 
         from bert_jax.distributed import agreement, jax_setup, worker  # jax is loaded only if needed, not for --help
-        from bert_jax.training.run_directory import goodput
+        from bert_jax.training.run_directory import workdir
 
         jax_setup.prepare_training(self.compilation_cache)
         worker.connect_worker(self.cluster)
         progress = self.train(mixture, window)
         supervised.announce_exit()
         if agreement.is_first() and progress.ended:
-            counts = f"{progress.cursor.step} steps, {progress.cursor.rows:,} rows, {progress.tokens_seen:,} tokens"
-            print(f"{END_MESSAGES[progress.ended]}: {counts}; results are in {self.workdir}")
             if progress.skipped_steps:
                 share = f"{progress.skipped_steps:,} of {progress.cursor.step:,} steps"
                 print(f"warning: {share} were skipped, because their loss or gradient was not finite", file=sys.stderr)
-            print_metrics(progress.evaluation)
-            print(goodput.format_summary(goodput.summarize(self.workdir)))
+            self.print_end(progress)
         elif agreement.is_first():
-            steps = f"step {progress.cursor.step} of {self.config.total_steps}"
+            steps = f"step {progress.cursor.step} of {workdir.read_config(self.workdir).total_steps}"
             print(f"stopped and saved at {steps}; the same command continues")
         return 0 if progress.ended else TRY_AGAIN
+
+    def print_end(self, progress: "loop.Progress") -> None:
+        """Print what a finished run has done."""
+        from bert_jax.training.run_directory import goodput
+
+        counts = f"{progress.cursor.step} steps, {progress.cursor.rows:,} rows, {progress.tokens_seen:,} tokens"
+        print(f"{END_MESSAGES[progress.ended]}: {counts}; results are in {self.workdir}")
+        print_metrics(progress.evaluation)
+        print(goodput.format_summary(goodput.summarize(self.workdir)))
 
     def train(self, mixture: list[mixture_lib.CorpusWeight], window: tuple[int, int] | None) -> "loop.Progress":
         """Train, or continue the run.

@@ -83,6 +83,7 @@ def cwd(sandbox, monkeypatch):
 
 
 PRETRAIN = "pretrain tiny.py --corpus corpus --workdir new"
+ADAPT = "run --phases.0.seq-len 32 --phases.0.batch-size 8 --corpus"
 REMEDY = "copy the corpus again or rebuild it"
 BAD = [
     # command line, parts of the error's line
@@ -106,6 +107,19 @@ BAD = [
     (f"{PRETRAIN[:-3]}run --seed 5", "run holds a different run ... seed 0 -> 5 ... choose another --workdir"),
     (f"{PRETRAIN[:-3]}notes", "notes holds files, but no run ... choose another --workdir"),
     (f"{PRETRAIN[:-3]}tiny.py/run", "cannot write to ... choose another"),
+    *[
+        (f"adapt {more} --workdir new", parts)
+        for more, parts in (
+            ("nowhere --corpus named --general corpus", "nowhere does not exist"),
+            ("run --corpus named --general corpus", "phases.0.seq_len 128 is longer than the position table"),
+            (f"{ADAPT} corpus --general ./corpus", "--general corpus is the same corpus as --corpus corpus"),
+            (f"{ADAPT} foreign --general corpus", "different tokenizers ... --tokenizer"),
+            (f"{ADAPT} corpus=2 --corpus named --general short", "has no weight ... give all of them a weight"),
+            (f"{ADAPT} named --general corpus --start.source export", "--start.source: the run starts from MODEL"),
+            (f"{ADAPT} named --general corpus --epochs 2 --phases.0.steps 3", "contradict each other"),
+            (f"{ADAPT} named --general corpus --model.activation relu", "has model.activation gelu, this run relu"),
+        )
+    ],
     ("evaluate run --corpus other", "built with another tokenizer ... again with --tokenizer run/tokenizer.json"),
     ("evaluate run --corpus corpus --seq-len 65", "--seq-len is 65 ... from 8 to 64"),
     ("evaluate run --corpus corpus --rows 0", "--rows is 0 ... at least 1"),

@@ -61,6 +61,12 @@ MISTAKES = [
         "needs --corpus DIR[=WEIGHT] and --workdir DIR: `bert-jax pretrain bert_tiny --help`",
     ),
     ("bert-jax evaluate run", "needs --corpus DIR: "),
+    ("bert-jax adapt run --corpus c --workdir w", "needs --general DIR[=WEIGHT]: "),
+    (
+        "bert-jax adapt run --corpus c --workdir w --general g --replay 1",
+        "--replay is 1: it must be a number in [0, 1)",
+    ),
+    ("bert-jax adapt run --corpus c --workdir w --general g --epochs 0", "--epochs is 0: it must be a number in (0, "),
     ("bert-jax fill-mask run", "fill-mask needs TEXT: "),
     ("bert-data build", "needs --source SPEC and --tokenizer FILE and --out DIR: "),
     (TOKENIZER, "needs --source or --from: "),
@@ -138,6 +144,7 @@ CONFIG_FILES = {
 }
 ARGUMENTS = {
     "pretrain": ["bert_base", "--corpus", "corpus", "--workdir", "new"],
+    "adapt": ["run", "--corpus", "corpus", "--general", "general", "--workdir", "new"],
     "doctor": ["bert_base", "--corpus", "corpus"],
     "ablate": ["nsp_tiny", "--corpus", "corpus", "--workdir", "new"],
     "plan": ["bert_base", "--topology", "v5e:2x2"],
@@ -265,6 +272,7 @@ def test_every_synonym_leads_to_a_flag():
     """The suggestion for `--lr` and the like is a flag of some command; the synonym is no flag of a command with it."""
     names = {command: {name for flag in flags_of(command) for name in flag.names} for command in ARGUMENTS}
     del names["compress pretrain"]  # it has flags of its own for the sizes of a model
+    del names["adapt"]  # and this one has --epochs
     names = names.values()
     for flag, others in SYNONYMS.items():
         commands = [flags for flags in names if flag in flags]

@@ -1,0 +1,323 @@
+"""Continued pretraining: a model on text of a domain, scored before and after on the domain and on general text.
+
+Gururangan et al. 2020 ("Don't Stop Pretraining") call it domain-adaptive pretraining. The learning rate is warmed up
+and decayed again, and a share of general text is replayed against forgetting (Ibrahim et al. 2024).
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, TypedDict
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import Config
+from bert_jax.convert.formats import input_formats
+from bert_jax.convert.init_from import load_initial_params
+from bert_jax.data import mixture as mixture_lib
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.mixture import CorpusWeight
+from bert_jax.distributed.agreement import is_first
+from bert_jax.errors import UserError, require
+from bert_jax.report import Note, Section, Table
+from bert_jax.report.text import render
+from bert_jax.storage.files import write_atomic
+from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.paths import StoredPath, to_path
+from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.eval_metrics import BASELINES
+from bert_jax.training.loop import Progress
+from bert_jax.training.pretraining import EvaluationResult, evaluate, evaluate_model
+from bert_jax.training.programs import Programs
+from bert_jax.training.sharding import put_equal
+from bert_jax.training.shared_programs import MakePrograms, SharedPrograms
+from bert_jax.training.state import InitialParams
+from bert_jax.training.task import Params, Task
+
+RESULTS = "results.json"
+WARMUP_SHARE = 0.06
+"""Of the steps, by default (Gururangan et al. 2020, appendix B)."""
+METRICS = ("mlm_loss", "mlm_accuracy", "generator_loss", "generator_accuracy", "rtd_loss", "rtd_accuracy")
+"""Those of the table; a run has the first two or the other ones."""
+MIN_GROUPS = 10
+"""Fewer batches of rows have no interval."""
+Sums = dict[str, tuple[float, float]]
+"""By metric: total and weight."""
+
+
+class Texts(NamedTuple):
+    """The corpora of a run."""
+
+    domain: list[CorpusWeight]
+    general: list[CorpusWeight]
+
+    def by_role(self) -> list[tuple[str, CorpusWeight]]:
+        """Every corpus with its role, `domain` or `general`."""
+        return [(role, part) for role, parts in self._asdict().items() for part in parts]
+
+
+class TextScore(NamedTuple):
+    """Held-out metrics of one corpus."""
+
+    name: str
+    rows: int
+    metrics: dict[str, float]
+    groups: list[Sums]
+    """Of each batch of rows."""
+
+
+class Change(TypedDict):
+    """A metric of one corpus before and after."""
+
+    unigram: float | None
+    before: float
+    after: float
+    change: float
+    interval: float | None
+    """Half of the width of a 95 % interval of the change; None: too few batches of rows."""
+
+
+def check_texts(texts: Texts) -> None:
+    """Check that both splits of all corpora are there, and that no general corpus is a domain corpus.
+
+    Raises:
+      UserError: they are not, or the same corpus is given twice.
+    """
+    for role, parts in texts._asdict().items():
+        require(bool(parts), f"no {role} corpus is given: add --{'corpus' if role == 'domain' else role} DIR")
+        mixture_lib.open_corpora(parts, "validation")
+    identities = {Corpus.open(part.directory).identity: part for part in texts.domain}
+    for part in texts.general:
+        if (same := identities.get(Corpus.open(part.directory).identity)) is not None:
+            raise UserError(
+                f"--general {part.directory} is the same corpus as --corpus {same.directory}: forgetting is measured "
+                "on other text; build a corpus of text like that of the model's first pretraining"
+            )
+
+
+def training_mixture(texts: Texts, replay: float, exponent: float) -> list[CorpusWeight]:
+    """The corpora of the training stream with their shares.
+
+    Args:
+      texts: the corpora; within domain and general text their weights decide, or else their sizes.
+      replay: share of rows from general text, in [0, 1).
+      exponent: `DataConfig.mixture_exponent`.
+    """
+    mixture = []
+    for parts, share in ((texts.domain, 1 - replay), (texts.general, replay)):
+        if share > 0:
+            parts, corpora = mixture_lib.open_corpora(parts)
+            shares = mixture_lib.resolve_shares(parts, [corpus.num_tokens for corpus in corpora], exponent)
+            mixture += [CorpusWeight(part.directory, share * of) for part, of in zip(parts, shares, strict=True)]
+    return mixture
+
+
+def run_config(
+    config: Config, source: StoredPath, given: Collection[str], texts: Texts, replay: float, epochs: float
+) -> Config:
+    """The config of the run: the source's model, and a schedule for passes over the domain's text.
+
+    Args:
+      config: that of the command.
+      source: any model that `bert-jax convert` reads.
+      given: dotted names of the fields of `config` that the user set; all others of the model are the source's.
+      texts: the corpora.
+      replay: as of `training_mixture`.
+      epochs: passes over the domain's tokens; not used if phases.0.steps is given.
+
+    Raises:
+      UserError: the source cannot be read, has no MLM head although it is to predict masked tokens, or no room for the
+        rows.
+    """
+    with input_formats.open_model(source) as source_model:
+        model, heads = source_model.model.config, source_model.model.heads
+    if config.objective.token == "mlm" and not heads.mlm:
+        is_discriminator = heads.task is not None and heads.task.kind == "replaced"
+        advice = "give its generator, or continue replaced-token detection with --objective.token rtd"
+        advice = advice if is_discriminator else "give a model that was saved with it"
+        raise UserError(f"{source} has no head for masked language modelling to continue with: {advice}")
+    own = [name.removeprefix("model.") for name in given if name.startswith("model.")]
+    model = dataclasses.replace(model, **{name: getattr(config.model, name) for name in own})
+    if config.start.embeddings == "transfer" and "vocab_size" not in own:
+        model = dataclasses.replace(model, vocab_size=mixture_lib.vocab_size(texts.domain))
+    phase = config.phases[0]
+    steps = phase.steps
+    if "phases.0.steps" not in given:
+        tokens = sum(Corpus.open(part.directory).num_tokens for part in texts.domain)
+        steps = max(1, round(epochs * tokens / ((1 - replay) * phase.batch_size * phase.seq_len)))
+    warmup = phase.warmup_steps if "phases.0.warmup_steps" in given else round(WARMUP_SHARE * steps)
+    decay_start = phase.decay_start if "phases.0.decay_start" in given else min(warmup, steps - 1)
+    phase = dataclasses.replace(phase, steps=steps, warmup_steps=warmup, decay_start=decay_start)
+    start = dataclasses.replace(config.start, source=str(source))
+    return dataclasses.replace(config, model=model, phases=(phase, *config.phases[1:]), start=start)
+
+
+class _RecordingPrograms(SharedPrograms):
+    """Programs that also store the sums of every evaluation batch."""
+
+    def __init__(self, task: Task, mesh: Mesh, made: dict[Any, Any]):
+        super().__init__(task, mesh, made)
+        self.groups: list[Sums] = []
+
+    def evaluate(self, params: Params, phase: int) -> dict[str, float]:
+        """As of `Programs`."""
+        score, rows = self.scorer(params, phase)
+
+        def record(batch: dict[str, np.ndarray]) -> tuple[Any, Any]:
+            prepared, sums = score(batch)
+            self.groups.append({name: (float(sums[name][0]), float(sums[name][1])) for name in METRICS if name in sums})
+            return prepared, sums
+
+        return self.task.in_phase(phase).evaluate(record, rows)
+
+
+def read_initial(config: Config, texts: Texts) -> InitialParams:
+    """The initial parameters of a run; arguments and errors as of `init_from.load_initial_params`."""
+    return load_initial_params(config, _common_tokenizer(config, texts))
+
+
+def _common_tokenizer(config: Config, texts: Texts) -> Tokenizer:
+    corpora = [Corpus.open(part.directory) for _, part in texts.by_role()]
+    return mixture_lib.common_tokenizer(corpora, config.model.vocab_size)
+
+
+Evaluate = Callable[[list[CorpusWeight], MakePrograms], EvaluationResult]
+
+
+class Scorer:
+    """Scores models of one config on corpora, each for itself, with compiled programs that they share."""
+
+    def __init__(self, config: Config, texts: Texts):
+        """Compiles nothing yet.
+
+        Args:
+          config: of the run.
+          texts: whose validation splits are scored.
+        """
+        self._config, self._texts, self._made = config, texts, {}
+
+    def score_initial(self, initial: InitialParams) -> list[TextScore]:
+        """The scores of a run's initial parameters."""
+        config, source = self._config, to_path(str(self._config.start.source))
+        tokenizer = _common_tokenizer(config, self._texts)
+
+        def load(programs: Programs) -> tuple[Params, int]:
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, programs.abstract_state(0).params)
+            return put_equal(initial.params, shardings, str(source)), 0
+
+        def run(parts: list[CorpusWeight], make_programs: MakePrograms) -> EvaluationResult:
+            return evaluate_model(config, tokenizer, load, source, parts, make_programs=make_programs)
+
+        return self._score(run)
+
+    def score_run(self, directory: StoredPath) -> list[TextScore]:
+        """The scores of a run's newest checkpoint."""
+        return self._score(lambda parts, make_programs: evaluate(directory, parts, make_programs=make_programs))
+
+    def _score(self, run: Evaluate) -> list[TextScore]:
+        scores = []
+        for _, part in self._texts.by_role():
+            made: list[_RecordingPrograms] = []
+
+            def make(task: Task, mesh: Mesh, made: list[_RecordingPrograms] = made) -> Programs:
+                made.append(_RecordingPrograms(task, mesh, self._made))
+                return made[0]
+
+            result = run([part], make)
+            validation = made[0].task.validation
+            rows = validation.count(validation.corpora[0], result.seq_len, result.rows)
+            scores.append(TextScore(validation.corpora[0].corpus.name, rows, result.metrics, made[0].groups))
+        return scores
+
+
+def compare(before: TextScore, after: TextScore) -> dict[str, Change]:
+    """The change of every metric of a corpus, with intervals of paired differences over batches of rows."""
+    changes = {}
+    for name in METRICS:
+        if name in before.metrics:
+            pairs = [(one[name], other[name]) for one, other in zip(before.groups, after.groups, strict=True)]
+            baseline = BASELINES[name][0] if name in BASELINES else ""
+            values = before.metrics[name], after.metrics[name]
+            changes[name] = Change(
+                unigram=before.metrics.get(baseline),
+                before=values[0],
+                after=values[1],
+                change=values[1] - values[0],
+                interval=half_interval(pairs),
+            )
+    return changes
+
+
+def half_interval(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> float | None:
+    """1.96 standard errors of the difference of two weighted means over groups (Cochran 1977, ratio estimator).
+
+    Args:
+      pairs: for each group (total, weight) of both sides, whose weights are equal if they are scored on the same
+        targets.
+
+    Returns:
+      None for fewer than `MIN_GROUPS` groups of a weight.
+    """
+    first, second = (np.array([pair[side] for pair in pairs if pair[side][1]], np.float64) for side in (0, 1))
+    if len(first) < MIN_GROUPS:
+        return None
+    means = [side[:, 0].sum() / side[:, 1].sum() for side in (first, second)]
+    residuals = (second[:, 0] - means[1] * second[:, 1]) / second[:, 1].mean()
+    residuals -= (first[:, 0] - means[0] * first[:, 1]) / first[:, 1].mean()
+    count = len(residuals)
+    return 1.96 * math.sqrt(float((residuals**2).sum()) / (count - 1) / count)
+
+
+def results(
+    config: Config, texts: Texts, replay: float, progress: Progress, before: list[TextScore], after: list[TextScore]
+) -> dict[str, Any]:
+    """What a run gained and lost, as plain values: the content of results.json."""
+    return {
+        "source": config.start.source,
+        "embeddings": config.start.embeddings,
+        "seed": config.seed,
+        "steps": progress.cursor.step,
+        "tokens_seen": progress.tokens_seen,
+        "replay": replay,
+        "seq_len": config.phases[-1].seq_len,
+        "group_rows": config.evaluation.batch_size,
+        "texts": [
+            {"role": role, "corpus": one.name, "rows": one.rows, "metrics": compare(one, other)}
+            for (role, _), one, other in zip(texts.by_role(), before, after, strict=True)
+        ],
+    }
+
+
+def write_results(directory: StoredPath, values: dict[str, Any]) -> None:
+    """Write results.json; the first process does."""
+    if is_first():
+        write_atomic(directory / RESULTS, (json.dumps(values, indent=1) + "\n").encode())
+
+
+def read_results(directory: StoredPath) -> dict[str, Any]:
+    """The content of results.json."""
+    return read_json_object(directory / RESULTS, "run bert-jax adapt again")
+
+
+def summary(values: dict[str, Any]) -> str:
+    """The table of `results`."""
+    rows = []
+    for text in values["texts"]:
+        label = f"{text['role']}: {text['corpus']} ({text['rows']:,} rows)"
+        for name, one in text["metrics"].items():
+            baseline = "" if one["unigram"] is None else f"{one['unigram']:.4f}"
+            interval = "" if one["interval"] is None else f" ±{one['interval']:.4f}"
+            numbers = baseline, f"{one['before']:.4f}", f"{one['after']:.4f}", f"{one['change']:+.4f}{interval}"
+            rows.append((f"{label} {name}", *numbers))
+    start = {"keep": "is the source", "transfer": "is the source with transferred embeddings"}
+    note = (
+        f"Before {start.get(values['embeddings'], 'has new embeddings')}, after {values['tokens_seen']:,} tokens in "
+        f"{values['steps']:,} steps, {values['replay']:.0%} of the rows from general text, whose change is the "
+        f"forgetting. Rows of {values['seq_len']} tokens, 15 % of them masked, the same before and after. One seed; "
+        f"± is a 95 % interval over groups of {values['group_rows']} rows, without the variance of training."
+    )
+    table = Table(("held out", "unigram", "before", "after", "change"), tuple(rows))
+    return render([Section("continued pretraining", [table, Note(note)])])

@@ -1,0 +1,135 @@
+"""`bert-jax adapt`: continued pretraining, scored before and after; killed and continued; refused in one line."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from bert_jax.cli import main as cli
+from bert_jax.cli.adapt import adaptation_config
+from bert_jax.convert import adaptation
+from bert_jax.convert.adaptation import Texts, half_interval, run_config
+from bert_jax.convert.formats import input_formats, native
+from bert_jax.convert.held_out import score_model
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.mixture import CorpusWeight
+from bert_jax.training import pretraining
+from bert_jax.training.reporter import Reporter
+from tests.runs import Killed, numbers
+
+pytestmark = pytest.mark.usefixtures("quick_compilation")
+SMALL = (
+    "--phases.0.seq-len 32 --phases.0.batch-size 8 --phases.0.learning-rate 5e-3 --evaluation.rows 12 "
+    "--evaluation.batch-size 1 --data.example-end sentence --log.no-tensorboard --checkpoint.every 2 --log.every 1"
+)
+
+
+def command(model, domain, general, workdir, more: str = "--phases.0.steps 4 --replay 0.25") -> list[str]:
+    words = ["adapt", str(model), "--corpus", str(domain), "--general", str(general), "--workdir", str(workdir)]
+    return [*words, *SMALL.split(), *more.split()]
+
+
+@pytest.fixture(scope="module")
+def adapted(tiny_export, second_corpus, tiny_corpus, tmp_path_factory):
+    """The work directory of a finished run. Read only."""
+    workdir = tmp_path_factory.mktemp("adapted") / "run"
+    assert cli.main([*command(tiny_export, second_corpus, tiny_corpus, workdir)]) == 0
+    return workdir
+
+
+def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, capsys):
+    """Both sides are what `bert-jax evaluate` gives; a finished run prints its table again, or its results."""
+    found = json.loads((adapted / "results.json").read_text())
+    assert [(text["role"], text["corpus"]) for text in found["texts"]] == [("domain", "second"), ("general", "corpus")]
+    for text, corpus in zip(found["texts"], (second_corpus, tiny_corpus), strict=True):
+        parts = [CorpusWeight(corpus)]
+        with input_formats.open_model(tiny_export) as source:
+            before = score_model(source, parts, seq_len=32, rows=12).metrics
+        after = pretraining.evaluate(adapted, parts).metrics
+        assert set(text["metrics"]) == {"mlm_loss", "mlm_accuracy"} and text["rows"] == 12
+        for name, one in text["metrics"].items():
+            assert one["before"] == pytest.approx(before[name], rel=1e-5)
+            assert one["after"] == pytest.approx(after[name], rel=1e-5)
+            assert one["change"] == one["after"] - one["before"] and one["interval"] > 0
+            assert one["unigram"] == pytest.approx(before[name.replace("mlm", "unigram")], rel=1e-6)
+    assert all(text["metrics"]["mlm_loss"]["change"] < -0.1 for text in found["texts"]) and found["steps"] == 4
+    assert found["tokens_seen"] == numbers(adapted, "train")[-1]["tokens_seen"] > 0
+    shares = json.loads((adapted / "config.json").read_text())["corpora"]
+    assert shares == {Corpus.open(second_corpus).identity: 0.75, Corpus.open(tiny_corpus).identity: 0.25}
+    again = command(tiny_export, second_corpus, tiny_corpus, adapted)
+    assert cli.main(again) == 0
+    printed = capsys.readouterr().out
+    for text in found["texts"]:
+        one = text["metrics"]["mlm_loss"]
+        line = f"{text['role']}: {text['corpus']} (12 rows) mlm_loss"
+        (cells,) = (row.removeprefix(line).split() for row in printed.splitlines() if row.startswith(line))
+        assert cells[:3] == [f"{one[name]:.4f}" for name in ("unigram", "before", "after")]
+    assert cli.main([*again, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+
+@pytest.mark.slow
+def test_a_killed_run_continues(adapted, tiny_export, second_corpus, tiny_corpus, tmp_path, monkeypatch):
+    words = command(tiny_export, second_corpus, tiny_corpus, tmp_path / "run")
+    steps, add_step = [], Reporter.add_step
+
+    def die(*arguments):
+        steps.append(1)
+        if len(steps) == 3:
+            raise Killed
+        add_step(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Reporter, "add_step", die)
+        with pytest.raises(Killed):
+            cli.main(words)
+    assert not (tmp_path / "run" / "results.json").exists()
+    assert cli.main(words) == 0
+    found, expected = (json.loads((run / "results.json").read_text()) for run in (tmp_path / "run", adapted))
+    assert found == expected
+
+
+def test_the_schedule_follows_from_the_text(tiny_export, second_corpus, tiny_corpus):
+    """One pass over the domain's tokens with rows of the share that replay leaves; 6 % warmup, then decay."""
+    texts = Texts([CorpusWeight(second_corpus)], [CorpusWeight(tiny_corpus)])
+    phase = dataclasses.replace(adaptation_config().phases[0], seq_len=16, batch_size=2)
+    config = dataclasses.replace(adaptation_config(), phases=(phase,))
+    tokens = Corpus.open(second_corpus).num_tokens
+    for epochs, replay in ((1.0, 0.1), (3.0, 0.0)):
+        found = run_config(config, tiny_export, (), texts, replay, epochs)
+        (phase,) = found.phases
+        assert phase.steps == round(epochs * tokens / (32 * (1 - replay))) and phase.steps > 10
+        assert phase.warmup_steps == phase.decay_start == round(0.06 * phase.steps) and found.model.vocab_size == 120
+        assert found.model.hidden_size == 64 and found.model.max_positions == 64
+    given = {"phases.0.steps", "phases.0.warmup_steps", "model.hidden_dropout"}
+    mine = dataclasses.replace(config.model, hidden_dropout=0.3)
+    phases = (dataclasses.replace(phase, steps=9, warmup_steps=4, decay_start=0),)
+    found = run_config(dataclasses.replace(config, model=mine, phases=phases), tiny_export, given, texts, 0.1, 1.0)
+    (phase,) = found.phases
+    assert (phase.steps, phase.warmup_steps, phase.decay_start, found.model.hidden_dropout) == (9, 4, 4, 0.3)
+
+
+def test_a_model_without_the_head_is_refused(tiny_export, second_corpus, tiny_corpus, tmp_path, capsys):
+    with input_formats.open_model(tiny_export) as source:
+        params = {name: part for name, part in source.model.params.items() if name != "mlm"}
+        model = source.model._replace(heads=dataclasses.replace(source.model.heads, mlm=False), params=params)
+        native.write(dataclasses.replace(source, model=model, hf_model=None), tmp_path)
+    assert cli.main(command(tmp_path, second_corpus, tiny_corpus, tmp_path / "run")) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {tmp_path} has no head for masked language modelling")
+    assert not (tmp_path / "run").exists()
+
+
+def test_intervals():
+    """For groups of one size: 1.96 standard errors of the mean of paired differences."""
+    rng = np.random.default_rng(0)
+    before, gain = rng.normal(50, 9, 40), rng.normal(4, 1, 40)
+    pairs = [((b, 10.0), (b - g, 10.0)) for b, g in zip(before, gain, strict=True)]
+    assert half_interval(pairs) == pytest.approx(1.96 * np.std(gain / 10, ddof=1) / np.sqrt(40))
+    assert half_interval([*pairs, ((0.0, 0.0), (0.0, 0.0))]) == half_interval(pairs)  # a batch without targets
+    assert half_interval(pairs[: adaptation.MIN_GROUPS - 1]) is None
+    weights = rng.integers(5, 15, 400)
+    draws = [rng.normal(3, 0.5, n).sum() for n in weights]
+    uneven = [((0.0, float(n)), (total, float(n))) for n, total in zip(weights, draws, strict=True)]
+    assert half_interval(uneven) == pytest.approx(1.96 * 0.5 / np.sqrt(weights.sum()), rel=0.1)
