@@ -31,6 +31,7 @@ SECOND_PHASE = "--phases.1.steps 1 --phases.1.seq-len 32 --phases.1.batch-size 8
 TWO_PHASES = ("bert_base", "bert_large", "bert_large_76min", "bert_large_lamb")
 SMALLER = {
     "pretrain": SMALL_RUN,
+    "adapt": SMALL_PHASE,
     "doctor": SMALL_RUN,
     "plan": f"{SMALL_RUN} --topology v5e:2x2",
     "tokenizer": "--vocab-size 120",
@@ -55,7 +56,7 @@ TRAINING += ["docs/report.md", "docs/slurm.md"]
 TRAINING += ["docs/stream.md", "docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
 TOOLS = ["docs/doctor.md", "docs/performance.md", "docs/tpu.md"]
 ALONE = ["docs/conversion.md", "docs/kubernetes.md", "docs/object_stores.md", "docs/plan.md", "docs/reference.md"]
-ALONE += ["docs/finetuning.md", "docs/multilingual.md", "docs/scaling.md"]
+ALONE += ["docs/continued_pretraining.md", "docs/finetuning.md", "docs/multilingual.md", "docs/scaling.md"]
 ALONE += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "compression").glob("*.md"))
 """Pages whose commands need something of their own."""
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
@@ -93,6 +94,8 @@ def shrink(line: str) -> list[str]:
     """The words of a command, with flags that make it small in place of its own."""
     words = shlex.split(line)
     smaller = shlex.split(SMALLER.get(" ".join(words[1:3]), SMALLER.get(words[1], "")))
+    if words[1] == "tokenizer" and "--from" in words:  # trains nothing
+        smaller = []
     if words[0] == "bert-jax" and words[1] in ("pretrain", "plan") and words[2] in TWO_PHASES:
         smaller += shlex.split(SECOND_PHASE)
     given = {flag for flag in smaller if flag.startswith("--")}

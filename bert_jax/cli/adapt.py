@@ -9,7 +9,7 @@ import tyro
 from bert_jax.cli.arguments import ConfigArg, Corpora, given_fields
 from bert_jax.cli.pretrain import Pretrain
 from bert_jax.command.flags import DirectoryArg
-from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase
+from bert_jax.config import Config, DataConfig, EvaluationConfig, ModelConfig, ObjectiveConfig, Phase, StartConfig
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.errors import require
 from bert_jax.field_validation import Positive, Rate
@@ -30,6 +30,7 @@ def adaptation_config() -> Config:
         data=DataConfig(format="full_sentences", example_end="row"),
         phases=(Phase(steps=1, warmup_steps=0),),
         evaluation=EvaluationConfig(batch_size=8),
+        start=StartConfig(source="MODEL"),
     )
 
 
@@ -71,7 +72,9 @@ class Adapt(Pretrain):
         from bert_jax.training import pretraining
 
         given = given_fields(self.words)
-        require("start.source" not in given, "--start.source: the run starts from MODEL: leave it out")
+        require(
+            given.isdisjoint(("start.source", "init_from")), "--start.source: the run starts from MODEL: leave it out"
+        )
         require(
             self.epochs is None or "phases.0.steps" not in given,
             "--epochs and --phases.0.steps contradict each other: give one",

@@ -27,6 +27,7 @@ from data_prep.cli.arguments import (
 )
 from data_prep.for_each_input import Totals, report_skipped
 from data_prep.sources import Source
+from data_prep.vocabularies.added_words import add_words
 from data_prep.vocabularies.merges import SCORES
 from data_prep.vocabularies.train import KINDS, VocabularySettings, train
 
@@ -88,6 +89,9 @@ class TrainTokenizer:
     one for each --source (default utf-8)."""
     add_special_tokens: Switch = False
     """With --from: append the special tokens that the vocabulary lacks, as new last ids."""
+    add_words: Annotated[DirectoryArg | None, tyro.conf.arg(metavar="FILE")] = None
+    """With --from: append the words of a UTF-8 file, one on each line, as new last ids of a WordPiece vocabulary.
+    Default: none."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
     """Number of processes; the result does not depend on it. Default: one per core."""
     training: Annotated[_Training, tyro.conf.arg(name="")] = dataclasses.field(default_factory=_Training)
@@ -131,7 +135,14 @@ class TrainTokenizer:
         for name in ("skip_damaged", "encoding"):
             if getattr(self, name):
                 raise UserError(f"--{name.replace('_', '-')} applies to --source only")
-        return Tokenizer.load(self.existing, self._case(None), self.add_special_tokens)
+        tokenizer = Tokenizer.load(self.existing, self._case(None), self.add_special_tokens)
+        if self.add_words is None:
+            return tokenizer
+        try:
+            words = self.add_words.read_text().split()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"--add-words {self.add_words}: cannot be read as UTF-8 text: {error}") from error
+        return add_words(tokenizer, words, str(self.add_words))
 
     def _train(self, read: list[Totals]) -> Tokenizer:
         """Trains; adds to `read` what was read of each source."""
@@ -140,6 +151,8 @@ class TrainTokenizer:
             report_skipped(sources, totals)
             read.extend(totals)
 
+        if self.add_words is not None:
+            raise UserError("--add-words applies to --from only; a trained vocabulary has the words of its texts")
         if self.add_special_tokens:
             raise UserError("--add-special-tokens applies to --from only; trained vocabularies have all special tokens")
         flags = {name: value for name, value in vars(self.training).items() if value is not None and value is not False}

@@ -92,6 +92,23 @@ def test_taking_over(folder, capsys, path, kind):
     assert Path("again.json").read_bytes() == Path("t.json").read_bytes()
 
 
+def test_words_of_a_domain(folder, capsys):
+    """They get new last ids; a text without them keeps its ids."""
+    Path("words.txt").write_text("aaab\na\n\n##bb\naaab\n")
+    assert run("--from", "vocab.txt", "--add-words", "words.txt", "--out", "t.json") == 0
+    assert "t.json: WordPiece, 9 pieces" in capsys.readouterr().out
+    before, after = Tokenizer.load("vocab.txt"), Tokenizer.load("t.json")
+    assert [after.id_to_token(i) for i in range(9)] == [*SPECIAL_TOKENS, "a", "##b", "aaab", "##bb"]
+    assert before.encode("aaab abb A ab") == [1, 5, 6, 6, 5, 5, 6] and after.encode("aaab abb A ab") == [
+        7,
+        5,
+        8,
+        5,
+        5,
+        6,
+    ]
+
+
 SOURCE = ["--source", "text:texts/en.txt", "--out", "new.json"]
 FROM = ["--from", "vocab.txt", "--out", "new.json"]
 
@@ -110,6 +127,14 @@ FROM = ["--from", "vocab.txt", "--out", "new.json"]
         ([*FROM, "--skip-damaged"], "--skip-damaged applies to --source only"),
         (["--from", "vocab.txt", "--out", "vocab.txt"], "vocab.txt: exists already"),
         ([*SOURCE, "--add-special-tokens"], "applies to --from only"),
+        ([*SOURCE, "--add-words", "vocab.txt"], "--add-words applies to --from only"),
+        ([*FROM, "--add-words", "absent.txt"], "--add-words absent.txt: cannot be read"),
+        ([*FROM, "--add-words", "vocab.txt"], "vocab.txt has no word that the vocabulary lacks"),
+        ([*FROM, "--add-words", "texts/en.txt"], "the tokenizer would read 'Dark' as 'dark'"),
+        (
+            ["--from", "spiece.model", "--add-special-tokens", "--add-words", "vocab.txt", "--out", "new.json"],
+            "a SentencePiece unigram vocabulary has no words of its own",
+        ),
         ([*SOURCE, "--kind", "bpe", "--score", "count"], "--score applies to --kind wordpiece, not to bpe"),
         ([*SOURCE, "--kind", "byte-bpe", "--max-characters", "9"], "applies to --kind wordpiece or bpe"),
     ],

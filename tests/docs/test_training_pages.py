@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from tests.building import make_documents
 from tests.pages import TRAINING, run_page
 from tests.stores import use_s3
@@ -20,6 +21,20 @@ def test_commands_on_an_object_store(folder, s3_server, monkeypatch):
     use_s3(monkeypatch, s3_server[0], "my-bucket")
     monkeypatch.setenv("BERT_JAX_CACHE", str(folder / "cache"))
     run_page("docs/object_stores.md", folder, monkeypatch)
+
+
+def test_commands_on_a_domain(folder, monkeypatch, capsys):
+    """A second body of text, and words that the tokenizer of the model splits."""
+    (folder / "general_texts").mkdir()
+    for index, document in enumerate(make_documents(8, 30)):
+        (folder / "general_texts" / f"{index}.txt").write_text(document)
+    (folder / "words.txt").write_text("riverstone\nwinds\n##wind\n")
+    run_page("docs/continued_pretraining.md", folder, monkeypatch)
+    assert capsys.readouterr().out.count("held out ") == 2
+    results = [json.loads((folder / "runs" / run / "results.json").read_text()) for run in ("domain", "words")]
+    assert [found["embeddings"] for found in results] == ["keep", "transfer"]
+    config = json.loads((folder / "runs/words/config.json").read_text())["config"]
+    assert config["model"]["vocab_size"] == Tokenizer.load(folder / "with_words/tokenizer.json").vocab_size
 
 
 def test_commands_on_several_languages(folder, monkeypatch):
