@@ -123,6 +123,10 @@ class Config:
             "objective.token mlm",
         )
         require(
+            self.start.generator is None or self.objective.token == "rtd",
+            "start.generator: only replaced-token detection has a generator: set objective.token rtd",
+        )
+        require(
             self.distil is None or self.objective.token == "mlm",
             "objective.token 'rtd' has no distillation: set objective.token mlm",
         )

@@ -338,6 +338,10 @@ class StartConfig:
     source: Annotated[str | None, tyro.conf.arg(aliases=("--init-from",))] = None
     """Work directory of a run, or any model that `bert-jax convert` reads, to initialise parameters from. If its depth
     differs, layers are repeated or dropped. None: random initialisation."""
+    generator: str | None = None
+    """With objective.token 'rtd': a model with an MLM head that is the generator of the source, which is a
+    discriminator alone, as the two models of a published ELECTRA. None: that of the source, if it is a run with a
+    generator, or a new one."""
     embeddings: Literal["keep", "transfer", "new"] = "keep"
     """Keep the source's word embeddings; or `transfer` them to another vocabulary of the same kind: tokens that the
     source has keep their embedding and decoder bias, others get the mean of those of their pieces in the source (Gee et
@@ -348,10 +352,15 @@ class StartConfig:
     def __post_init__(self) -> None:
         check(self, "start.")
         for name, value, default in (
+            ("generator", self.generator, None),
             ("embeddings", self.embeddings, "keep"),
             ("optimizer_state", self.optimizer_state, "new"),
         ):
             require(self.source is not None or value == default, f"start.{name} '{value}': set start.source")
+        require(
+            self.generator is None or self.optimizer_state == "new",
+            "start.optimizer_state 'keep' does not go with start.generator, another model: set it to new",
+        )
         require(
             self.embeddings == "keep" or self.optimizer_state == "new",
             f"start.optimizer_state 'keep' does not go with start.embeddings '{self.embeddings}': new embeddings have "

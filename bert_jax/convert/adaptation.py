@@ -136,7 +136,10 @@ def run_config(
         model, heads = source_model.model.config, source_model.model.heads
     if config.objective.token == "mlm" and not heads.mlm:
         is_discriminator = heads.task is not None and heads.task.kind == "replaced"
-        advice = "give its generator, or continue replaced-token detection with --objective.token rtd"
+        advice = (
+            "give its generator, or continue both with --objective.token rtd --objective.mask-token-share 0.85 "
+            "--objective.random-token-share 0 --start.generator GENERATOR"
+        )
         advice = advice if is_discriminator else "give a model that was saved with it"
         raise UserError(f"{source} has no head for masked language modelling to continue with: {advice}")
     own = [name.removeprefix("model.") for name in given if name.startswith("model.")]

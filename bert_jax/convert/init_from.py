@@ -12,7 +12,7 @@ from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import COMPUTE_FIELDS, TRAINING_FIELDS, first_architecture_difference
 from bert_jax.convert.vocabulary_transfer import source_pieces, transfer_rows
 from bert_jax.errors import UserError, require
-from bert_jax.model.generator import GENERATOR
+from bert_jax.model.generator import GENERATOR, SHARED, generator_heads, join_trained_params
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import model_spec
@@ -46,10 +46,11 @@ def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
     with input_formats.open_model(source, options) as source_model:
         _check_source(source_model, config, tokenizer)
         initialized = model_spec(config, 0).init(jax.random.key(config.seed))
-        _check_tables(source_model.model.params, initialized, config)
+        source_params = _with_generator(source_model, config)
+        _check_tables(source_params, initialized, config)
         pieces = _pieces(source_model, config, tokenizer)
-        params, fresh = _fit(source_model.model.params, initialized, config, pieces)
-        unused = sorted(name_leaves(source_model.model.params).keys() - name_leaves(params).keys())
+        params, fresh = _fit(source_params, initialized, config, pieces)
+        unused = sorted(name_leaves(source_params).keys() - name_leaves(params).keys())
         print(
             f"starting from {source}; initialized at random: {', '.join(fresh) or 'nothing'}; "
             f"not used: {', '.join(unused) or 'nothing'}{_describe(pieces)}",
@@ -77,6 +78,61 @@ def check_source(config: Config, tokenizer: Tokenizer) -> None:
     keep = config.start.optimizer_state == "keep"
     with input_formats.open_model(config.start.source, input_formats.ReadOptions(optimizer_state=keep)) as source_model:
         _check_source(source_model, config, tokenizer)
+        _with_generator(source_model, config)
+
+
+def _with_generator(source_model: SourceModel, config: Config) -> Params:
+    """The parameters of the source, with those of `start.generator` if there is one.
+
+    Raises:
+      UserError: the generator does not belong to the source, or is not the one that the objective describes.
+    """
+    path, mode = config.start.generator, config.objective.generator_embeddings
+    params = source_model.model.params
+    if path is None:
+        return params
+    require(GENERATOR not in params, f"start.source {config.start.source} has a generator: leave start.generator out")
+    with input_formats.open_model(path) as generator:
+        _check_generator(generator, source_model, config)
+        own, params = (jax.tree.map(np.asarray, tree) for tree in (generator.model.params, params))
+        if mode == "shared":
+            first, second = name_leaves(params), name_leaves(own)
+            shared = tuple(f"encoder/embeddings/{name}" for name in SHARED)
+            names = (name for name in second if name.startswith(shared))
+            differing = next((name for name in names if not np.array_equal(first.get(name), second[name])), None)
+            require(
+                differing is None,
+                f"start.generator {path}: {differing} is not that of start.source: set objective.generator_embeddings "
+                "disentangled",
+            )
+        return join_trained_params(params, own, mode)
+
+
+def _check_generator(generator: SourceModel, source_model: SourceModel, config: Config) -> None:
+    """Raise UserError if a generator is not the one of the objective, or has another tokenizer than the source."""
+    expected, path = config.generator_of(0), config.start.generator
+    assert expected is not None  # Config checks it
+    found, heads = generator.model.config, generator.model.heads
+    require(heads.mlm, f"start.generator {path} has no MLM head: give the model that fills masks")
+    ignored = ("vocab_size", *TRAINING_FIELDS, *COMPUTE_FIELDS)
+    if (name := first_architecture_difference(found, expected, ignored)) is not None:
+        share = found.hidden_size / config.model.hidden_size
+        raise UserError(
+            f"start.generator {path} has model.{name} {getattr(found, name)}, this run's generator "
+            f"{getattr(expected, name)}: set objective.generator_width {share:.4g} and objective.generator_layers "
+            f"{found.num_layers}, or leave it out"
+        )
+    require(
+        heads.mlm_activation == generator_heads(expected).mlm_activation,
+        f"start.generator {path} has an MLM head with {heads.mlm_activation}, which no generator has: leave it out",
+    )
+    tokenizers = (generator.loaded_tokenizer, source_model.loaded_tokenizer)
+    prints = {None if one is None else one.fingerprint for one in tokenizers}
+    require(
+        len(prints) == 1,
+        f"start.generator {path} has another tokenizer than start.source {config.start.source}: give the one that was "
+        "trained with it",
+    )
 
 
 def _check_source(source_model: SourceModel, config: Config, tokenizer: Tokenizer) -> None:

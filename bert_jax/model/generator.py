@@ -71,6 +71,22 @@ def join_params(discriminator: Params, generator: Params, embeddings: str) -> Pa
     return {**_with_embeddings(discriminator, _embeddings(discriminator) | zeros), GENERATOR: generator}
 
 
+def join_trained_params(discriminator: Params, generator: Params, embeddings: str) -> Params:
+    """The tree of two trained models: the inverse of `discriminator_params` and `generator_params`.
+
+    Args:
+      discriminator: its parameters, numpy arrays.
+      generator: its parameters; with shared embeddings, those that both have are equal.
+      embeddings: `ObjectiveConfig.generator_embeddings`.
+    """
+    joined = join_params(discriminator, generator, embeddings)
+    if embeddings == "shared":
+        return joined
+    first, second = _embeddings(discriminator), _embeddings(generator)
+    differences = {name: first[name] - second[name] for name in TABLES if name in first}
+    return _with_embeddings(joined, _embeddings(joined) | differences)
+
+
 def discriminator_params(params: Params, embeddings: str) -> Params:
     """The parameters of the discriminator; tables of differences are added to the generator's, which get no gradient.
 

@@ -110,6 +110,69 @@ def test_a_run_starts_from_both_models_or_from_the_discriminator(trained, config
     assert "initialized at random: mlm/bias" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """Both models in the form of transformers, which share no tables."""
+    directory = tmp_path_factory.mktemp("exported")
+    for part in ("model", "generator"):
+        convert(trained[0], epath.Path(directory / part), "huggingface", ReadOptions(part=part))
+    return directory
+
+
+def from_exports(config, exported, **changes):
+    start = dataclasses.replace(
+        config.start, source=str(exported / "model"), generator=str(exported / "generator"), **changes
+    )
+    return dataclasses.replace(config, start=start)
+
+
+def test_a_run_starts_from_two_published_models(trained, config, exported, tiny_corpus, capsys):
+    """Differences of tables are those of the run they came from; nothing is new."""
+    found = arrays(load_initial_params(from_exports(config, exported), Tokenizer.load(tiny_corpus)).params)
+    expected = arrays(final_state(trained[0], config)[0].params)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, atol=1e-7, err_msg=name)
+    assert "initialized at random: nothing" in capsys.readouterr().err
+
+
+def test_generators_that_do_not_belong(trained, config, exported, tiny_run, other_corpus, tiny_corpus):
+    tokenizer = Tokenizer.load(tiny_corpus)
+    good, start = from_exports(config, exported), config_lib.replace
+    cases = (
+        (start(good, objective={"generator_embeddings": "shared"}), "is not that of start.source: set objective.gen"),
+        (start(good, objective={"generator_width": 1.0}), "this run's generator 64: set objective.generator_width 0.5"),
+        (start(good, start={"generator": str(exported / "model")}), "has no MLM head"),
+        (start(good, start={"source": str(trained[0])}), "has a generator: leave start.generator out"),
+        (start(good, start={"generator": str(exported / "nowhere")}), "nowhere does not exist"),
+    )
+    for changed, message in cases:
+        with pytest.raises(UserError, match=message):
+            load_initial_params(changed, tokenizer)
+    with pytest.raises(UserError, match=r"set objective\.token rtd"):
+        start(good, objective={"token": "mlm"})
+    with pytest.raises(UserError, match=r"does not go with start\.generator"):
+        start(good, start={"optimizer_state": "keep"})
+
+
+@pytest.mark.slow
+def test_both_models_are_adapted(config, exported, tiny_corpus, second_corpus, tmp_path, capsys):
+    """`bert-jax adapt` with a discriminator, which alone is refused."""
+    words = ["adapt", str(exported / "model"), "--corpus", str(second_corpus), "--general", str(tiny_corpus)]
+    words += ["--workdir", str(tmp_path / "run"), "--phases.0.steps", "2", "--phases.0.seq-len", "32"]
+    words += ["--phases.0.batch-size", "8", "--evaluation.rows", "8", "--log.no-tensorboard"]
+    assert cli.main(words) == 2
+    flags = "--objective.token rtd --objective.mask-token-share 0.85 --objective.random-token-share 0 --start.generator"
+    assert f"or continue both with {flags} GENERATOR" in capsys.readouterr().err
+    words += [*flags.split(), str(exported / "generator"), "--objective.generator-width", "0.5"]
+    assert cli.main([*words, "--objective.generator-embeddings", "disentangled"]) == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    for text in results["texts"]:
+        assert set(text["metrics"]) == {"generator_loss", "generator_accuracy", "rtd_loss", "rtd_accuracy"}
+        assert all(0 <= one["before"] < 6 for one in text["metrics"].values())
+    assert "rtd_loss" in capsys.readouterr().out
+
+
 def test_it_is_evaluated_like_the_run(trained, tiny_corpus):
     """On rows of its own length, all metrics are those of its last evaluation."""
     from bert_jax.data.mixture import CorpusWeight
