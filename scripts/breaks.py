@@ -99,6 +99,10 @@ bert_jax/training/optimizers/lamb.py: training/test_optimizer.py
     return rule.decayed or FLAVOURS => return FLAVOURS
 bert_jax/training/optimizers/schedules.py: training/test_schedules.py
     return end + (peak - end) * share => return peak * share
+bert_jax/training/pretraining_task.py: training/test_schedule_run.py
+    active_objectives(self.model_config, => active_objectives(self.config.model,
+bert_jax/training/programs.py: training/test_schedule_run.py
+    inputs.seed, inputs.mask_counts) => inputs.seed)
 bert_jax/training/recovery.py: training/test_recovery.py
     cursor.step, before - within) => cursor.step)
 bert_jax/training/recovery.py: training/test_recovery.py

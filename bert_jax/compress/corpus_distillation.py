@@ -13,6 +13,7 @@ from bert_jax.compress.corpus_task import CorpusDistillation
 from bert_jax.compress.students import check_teacher, check_teacher_heads, check_tokenizers, student_params
 from bert_jax.compress.teacher_task import FROZEN, TEACHER, init_projections
 from bert_jax.config import Config, DistilConfig, ModelConfig, StartConfig
+from bert_jax.config.training import MODEL_FIELDS
 from bert_jax.convert.translate import COMPUTE_FIELDS
 from bert_jax.data.mixture import CorpusWeight, open_corpora
 from bert_jax.errors import require
@@ -114,11 +115,12 @@ def run_config(
         "--recipe theseus trains on the labels of a task: use bert-jax compress distil, or another recipe",
     )
     require(config.start.source is None, "--start.source: a student begins as --start or --student says: leave it out")
-    deep = [i for i, phase in enumerate(config.phases) if phase.num_layers is not None]
-    require(
-        not deep,
-        f"phases.{deep[0] if deep else 0}.num_layers: a student has the same depth in all phases: leave it out",
-    )
+    for i, phase in enumerate(config.phases):
+        for name in MODEL_FIELDS:
+            require(
+                getattr(phase, name) is None,
+                f"phases.{i}.{name} {getattr(phase, name)}: a student is the same model in all phases: leave it out",
+            )
     require(
         heads.mlm or not recipe.soft_weight,
         f"{teacher.path} has no MLM head, so it has no soft targets: give --soft-weight 0 and matches, or another "

@@ -118,11 +118,6 @@ class Config:
             "target.mlm_accuracy: only a model that predicts masked tokens has an MLM accuracy: unset it",
         )
         require(
-            self.model.direction == "bidirectional" or self.objective.token == "mlm",
-            "model.direction 'causal' predicts the next token, not what objective.token 'rtd' replaces: set "
-            "objective.token mlm",
-        )
-        require(
             self.start.generator is None or self.objective.token == "rtd",
             "start.generator: only replaced-token detection has a generator: set objective.token rtd",
         )
@@ -145,11 +140,27 @@ class Config:
             self.model.type_vocab_size >= 2 or not self.data.paired,
             f"data.format {data_format} marks its second segment with token type 1: set model.type_vocab_size 2",
         )
-        require(
-            pair == "none" or self.model.direction == "bidirectional",
-            "model.direction 'causal': [CLS] attends to no other token, so it cannot learn pairs: set "
-            "objective.pair none",
-        )
+        self._check_causal()
+
+    def _check_causal(self) -> None:
+        """What a model cannot learn in a causal phase."""
+        for i, phase in enumerate(self.phases):
+            if self.model_of(i).direction == "causal":
+                name = "model.direction" if phase.direction is None else f"phases.{i}.direction"
+                require(
+                    self.objective.token == "mlm",
+                    f"{name} 'causal' predicts the next token, not what objective.token 'rtd' replaces: set "
+                    "objective.token mlm",
+                )
+                require(
+                    self.objective.pair == "none",
+                    f"{name} 'causal': [CLS] attends to no other token, so it cannot learn pairs: set objective.pair "
+                    "none",
+                )
+                require(
+                    phase.end_mask_rate is None,
+                    f"phases.{i}.end_mask_rate {phase.end_mask_rate}: a causal model has no masks: leave it out",
+                )
 
     def _check_phase(self, i: int, phase: Phase) -> None:
         require(
@@ -169,13 +180,8 @@ class Config:
             f"phases.{i}.seq_len {phase.seq_len} is longer than {TPU_ATTENTION_MAX_LENGTH}, the longest row of "
             "model.attention 'pallas_tpu': lower it, or set model.attention xla or reference",
         )
-        if self.model.direction == "bidirectional":
+        if self.model_of(i).direction == "bidirectional":
             self._check_mask_rates(i, phase)
-        else:
-            require(
-                phase.end_mask_rate is None,
-                f"phases.{i}.end_mask_rate {phase.end_mask_rate}: a causal model has no masks: leave it out",
-            )
         require(
             phase.hours is None or i == len(self.phases) - 1,
             f"phases.{i}.hours: only the last phase may have a time limit: give the others steps",
@@ -218,7 +224,7 @@ class Config:
         return phase, step
 
     def model_of(self, phase: int) -> ModelConfig:
-        """The model with the depth and the rotary bases that it has in a phase."""
+        """The model with the depth, the rotary bases and the direction that it has in a phase."""
         settings = self.phases[phase]
         changes = {name: value for name in MODEL_FIELDS if (value := getattr(settings, name)) is not None}
         return dataclasses.replace(self.model, **changes) if changes else self.model

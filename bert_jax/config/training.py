@@ -36,7 +36,7 @@ SCHEDULE_FIELDS = (
     "hours",
 )
 """Fields of a phase that determine only its length and its learning rates."""
-MODEL_FIELDS = ("num_layers", "rotary_base", "local_rotary_base")
+MODEL_FIELDS = ("num_layers", "rotary_base", "local_rotary_base", "direction")
 """Fields of a phase that replace those of the model, unless they are None."""
 
 
@@ -146,6 +146,9 @@ class Phase:
     10,000 to 160,000 where rows grow from 1,024 to 8,192 tokens (Warner et al. 2024)."""
     local_rotary_base: Positive | None = None
     """The same of local layers; None: model.local_rotary_base."""
+    direction: Literal["bidirectional", "causal"] | None = None
+    """Direction of attention in this phase, and with it the objective: the next token, or masked ones; None:
+    model.direction. Causal phases before bidirectional ones: Gisserot-Boukhlef et al. 2025."""
     frozen: tuple[str, ...] = ()
     """Parameters that are not trained: patterns as in optimizer.learning_rate_scales."""
     moments: Literal["keep", "reset"] = "keep"
@@ -270,7 +273,8 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class EvaluationConfig:
-    """Held-out evaluation. Its masks are fixed: 15 % of the tokens, masked singly. A causal model has no masks."""
+    """Held-out evaluation. Its masks are fixed: 15 % of the tokens, masked singly. A causal model has no masks: in a
+    causal phase, all tokens are predicted from those before them."""
 
     every: CountOrZero = 1000
     """Steps between evaluations during training; one always runs at the end. 0: only at the end."""

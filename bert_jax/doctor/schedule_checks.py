@@ -174,7 +174,7 @@ def _copies(config: Config, epochs: Mapping[str, Sequence[PhaseEpochs]]) -> dict
                 "every epoch; leave it out"
             )
     if data.mask_copies is not None:
-        if config.model.direction == "causal":
+        if all(config.model_of(i).direction == "causal" for i in range(len(config.phases))):
             warnings["data.mask_copies"] = (
                 f"data.mask_copies {data.mask_copies} has no effect: a causal model has no masks; leave it out"
             )

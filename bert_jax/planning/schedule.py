@@ -138,5 +138,6 @@ def _step_values(config: Config, starts: list[int], step: int) -> dict[str, Any]
         "tokens": before + phase.rows_before(within + 1) * phase.seq_len,
     }
     if any(one.end_mask_rate is not None for one in config.phases):
-        values["mask_rate"] = config.mask_rate_at(index, within)
+        is_masked = config.model_of(index).direction == "bidirectional"
+        values["mask_rate"] = config.mask_rate_at(index, within) if is_masked else None
     return values

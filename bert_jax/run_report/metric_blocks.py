@@ -51,7 +51,9 @@ def _curves(runs: Sequence[RunFiles], split: str, name: str) -> Curves:
         steps, values = _thinned(*run.curve(split, name))
         if steps:
             series.append(Series(run.name if several else name, steps, values, color=color))
-        steps, values = _thinned(*run.curve(split, baseline))
+        points = dict(zip(*run.curve(split, baseline), strict=True))  # in all phases, whatever they predict
+        measured = [step for step in run.curve(split, name)[0] if step in points]
+        steps, values = _thinned(measured, [points[step] for step in measured])
         # Baselines of training steps are those of single batches. Runs on the same rows have the same baseline.
         if steps and split == HELD_OUT and values[-1:] not in drawn:
             drawn.add(values[-1:])
@@ -72,6 +74,7 @@ def final_metrics(run: RunFiles) -> tuple[Note, Table]:
     last = {title: run.last(split) for split, title in SPLITS.items()}
     last = {title: values for title, values in last.items() if values}
     names = [name for name in _names([run], HELD_OUT, TRAINING) if "/" not in name and name != "tokens_seen"]
+    names = [name for name in names if any(name in values for values in last.values())]
     rows = []
     for name in names:
         baseline, label = BASELINES.get(name, ("", ""))
@@ -84,8 +87,8 @@ def final_metrics(run: RunFiles) -> tuple[Note, Table]:
 
 def compared_metrics(runs: Sequence[RunFiles], split: str) -> Table | None:
     """The last value of each metric of a split, with differences to the first run; None without such metrics."""
-    names = [name for name in _names(runs, split) if "/" not in name]
     last = [run.last(split) for run in runs]
+    names = [name for name in _names(runs, split) if "/" not in name and any(name in one for one in last)]
     if not names:
         return None
     rows = [("step", *(f"{one['step']:,}" if one else MISSING for one in last))]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 
 from bert_jax.config import Config
 from bert_jax.errors import UserError
+from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.lock import LOCK_FILE
 from bert_jax.storage.paths import StoredPath, is_remote
@@ -21,6 +22,7 @@ from bert_jax.training.run_directory.checkpoint import (
     read_metadata,
 )
 
+TOKEN_LOSSES = {f"{of}_loss" for of in TOKEN_OBJECTIVES}
 BASELINE_NAMES = {baseline for baseline, _ in BASELINES.values()}
 END_REASONS = {"steps": "all steps are done", "time": "the time limit is reached", "target": "the target is reached"}
 """By `ended` of a checkpoint (training/loop.py)."""
@@ -110,9 +112,12 @@ class RunFiles:
         return list(points), list(points.values())
 
     def last(self, split: str) -> dict[str, float]:
-        """The last value of every metric of a split, baselines included."""
+        """The last value of every metric of a split, baselines included, without those of another objective before."""
         last: dict[str, float] = {}
+        before: set[str] = set()
         for line in self._split(split):
+            if (losses := TOKEN_LOSSES & line.keys()) != before:
+                last, before = {}, losses
             last |= {name: value for name, value in line.items() if _is_number(value)}
         return last
 

@@ -134,10 +134,10 @@ def filled_masks(runs: Sequence[RunFiles], texts: Sequence[str]) -> Table | None
     filled: dict[str, list[str]] = {text: [] for text in texts}
     for run in runs:
         config = run.config
-        can_fill = run.checkpoint is not None and config.finetune is None and config.model.direction == "bidirectional"
-        model = loaded_model.load(run.directory) if can_fill else None
+        model = loaded_model.load(run.directory) if run.checkpoint is not None and config.finetune is None else None
+        can_fill = model is not None and model.heads.mlm and model.config.direction == "bidirectional"
         for text, cells in filled.items():
-            cells.append(_candidates(model, text) if model is not None and model.heads.mlm else MISSING)
+            cells.append(_candidates(model, text) if can_fill else MISSING)
     if all(cell == MISSING for cells in filled.values() for cell in cells):
         return None
     header = ("text", *(run.name for run in runs)) if len(runs) > 1 else ("text", "most probable tokens")

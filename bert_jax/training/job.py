@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from bert_jax.config import Config
+from bert_jax.config import Config, ModelConfig
 from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_first
 from bert_jax.distributed.shared_directory import check_shared_directory
 from bert_jax.errors import UserError
@@ -97,7 +97,7 @@ def run_job(
         are lost; kernels of attention compute something else on this device. Nothing is written before.
     """
     config = programs.task.config
-    check_kernels(config.model, config.generator_of(-1))
+    check_kernels(*_attention_models(config))
     identity = config, data.shares, data.paths
     with DirectoryLock(directory) as lock:
 
@@ -128,6 +128,12 @@ def run_job(
         )
         barrier("the end")  # the other processes wait for the files of the first one
     return progress
+
+
+def _attention_models(config: Config) -> list[ModelConfig | None]:
+    """A model of each direction that the phases have, and the generator."""
+    models = map(config.model_of, range(len(config.phases)))
+    return [*{model.direction: model for model in models}.values(), config.generator_of(-1)]
 
 
 def _prepare(directory: StoredPath, before: Config | None, config: Config, data: RunData) -> None:

@@ -36,6 +36,7 @@ PHASE_FIELDS = (
     "max_predictions",
     "mask_rate",
     "end_mask_rate",
+    "direction",
 )
 """Fields of a phase that determine its number of micro-batches. They may change until the phase begins."""
 

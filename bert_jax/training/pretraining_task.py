@@ -46,7 +46,7 @@ class Pretraining:
 
     @property
     def model_config(self) -> ModelConfig:
-        """The model with its depth in the phase."""
+        """The model in the phase (`Config.model_of`)."""
         return self.config.model_of(self.phase)
 
     def init_params(self, key: Key[Array, ""]) -> Params:
@@ -56,7 +56,7 @@ class Pretraining:
     @property
     def objectives(self) -> dict[str, Objective]:
         """The terms of the loss, by name."""
-        return active_objectives(self.config.model, self.config.objective)
+        return active_objectives(self.model_config, self.config.objective)
 
     def prepare(
         self, batch: Batch, seed: UInt32[Array, ""] | None, mask_counts: Int[Array, " n"] | None = None
@@ -150,9 +150,10 @@ def train_step_flops(config: Config, phase: int, rows: int) -> float:
     """FLOPs of the model, and of its generator, in a step of a phase: forward and backward, MLM head at the predicted
     positions only.
     """
-    objectives, generator = active_objectives(config.model, config.objective).values(), config.generator_of(phase)
+    main, generator = config.model_of(phase), config.generator_of(phase)
+    objectives = active_objectives(main, config.objective).values()
     seq_len, flops = config.phases[phase].seq_len, 0.0
-    for model, of_generator in ((config.model_of(phase), False), (generator, True)):
+    for model, of_generator in ((main, False), (generator, True)):
         if model is not None:
             terms = (one for one in objectives if one.of_generator == of_generator)
             predictions = sum(objective.predictions(config, phase) for objective in terms)

@@ -107,7 +107,7 @@ SMALL = "--phases.0.steps 2 --phases.0.seq-len 32 --phases.0.batch-size 8 --phas
         ("--model.num-layers 2", "--model.num-layers: a student has the form of its teacher"),
         ("--model.attention xla --model.attention-dropout 0 --recipe tinybert", "does not keep the scores"),
         ("--init-from elsewhere", "a student begins as --start or --student says"),
-        ("--phases.0.num-layers 2", "a student has the same depth in all phases"),
+        ("--phases.0.num-layers 2", "phases.0.num_layers 2: a student is the same model in all phases"),
         ("--student-layers 3", "the teacher has 1 layers: use at most 1"),
         (
             "--hidden-size 32 --start new --recipe distilbert --num-heads 4 --matches M",

@@ -241,10 +241,23 @@ CONTRADICTIONS = [
         "objective.mask_rate 0.985 needs 126 predictions in rows of 128",
         "125 to",
     ),
+    (lambda: with_phases(Phase(direction="causal"), Phase()), "phases.0.direction 'causal'", "pair none"),
     (
-        lambda: with_phases(Phase(end_mask_rate=0.1), direction="causal"),
+        lambda: config_lib.replace(with_rtd(), phases=(Phase(direction="causal"), Phase())),
+        "phases.0.direction 'causal' predicts the next token, not what",
+        "objective.token mlm",
+    ),
+    (
+        lambda: dataclasses.replace(
+            with_objective(pair="none"), phases=(Phase(direction="causal", end_mask_rate=0.1), Phase())
+        ),
         "phases.0.end_mask_rate 0.1: a causal model has no masks",
         "leave it out",
+    ),
+    (
+        lambda: dataclasses.replace(with_objective(pair="none"), phases=(Phase(direction="causal"),)),
+        "phases.0.direction causal is not model.direction bidirectional",
+        "the last phase must",
     ),
     (lambda: with_phases(Phase(rotary_base=1e5), Phase()), "phases.0.rotary_base 100000", "model.positions 'rotary'"),
     (
@@ -302,6 +315,7 @@ NEEDS = {
 """What must be set with a field, in its section."""
 OTHER_VALUES = {
     "model.bottleneck_size": [48],
+    "phases.0.direction": ["bidirectional"],
     "phases.0.rotary_base": [10000.0],
     "phases.0.local_rotary_base": [10000.0],
     "finetune": [dataclasses.asdict(FinetuneConfig("rte", TAGGER, "bert", 8, 64))],

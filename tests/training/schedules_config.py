@@ -1,5 +1,5 @@
-"""Config of a run with every schedule: a mask rate that rises along the first phase, and one that falls along the
-second, which has longer rows and larger rotary bases; a constant mask rate in the third.
+"""Config of a run with every schedule: a causal phase, then masked ones; a mask rate that rises along the second phase,
+and one that falls along the third, which has longer rows and larger rotary bases.
 """
 
 from bert_jax.config import (
@@ -13,7 +13,7 @@ from bert_jax.config import (
     Phase,
 )
 
-STEPS = (6, 5, 4)
+STEPS = (5, 4, 6)
 """Of each phase."""
 
 
@@ -29,9 +29,9 @@ def config() -> Config:
         objective=ObjectiveConfig(pair="none", mask_rate=0.2),
         data=DataConfig(format="doc_sentences", examples_per_row=4, prefetch=2),
         phases=(
-            Phase(steps=STEPS[0], **short, **rows, end_mask_rate=0.4),
-            Phase(steps=STEPS[1], seq_len=48, batch_size=4, **rows, mask_rate=0.3, end_mask_rate=0.05),
-            Phase(steps=STEPS[2], seq_len=48, batch_size=4, **rows, mask_rate=0.1),
+            Phase(steps=STEPS[0], **short, **rows, direction="causal"),
+            Phase(steps=STEPS[1], **short, **rows, end_mask_rate=0.4),
+            Phase(steps=STEPS[2], seq_len=48, batch_size=4, **rows, mask_rate=0.3, end_mask_rate=0.05),
         ),
         checkpoint=CheckpointConfig(every=4, keep=9),
         log=LogConfig(every=1, tensorboard=False),
