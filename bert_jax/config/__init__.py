@@ -163,6 +163,12 @@ class Config:
                 )
 
     def _check_phase(self, i: int, phase: Phase) -> None:
+        for name, needs, has in (
+            ("rotary_base", "model.positions 'rotary'", self.model.positions == "rotary"),
+            ("local_rotary_base", "model.attention_window", self.model.attention_window is not None),
+        ):
+            value = getattr(phase, name)
+            require(value is None or has, f"phases.{i}.{name} {value} needs {needs}: set it, or leave this out")
         require(
             phase.seq_len <= self.model.max_positions,
             f"phases.{i}.seq_len {phase.seq_len} is longer than the position table: "
@@ -186,12 +192,6 @@ class Config:
             phase.hours is None or i == len(self.phases) - 1,
             f"phases.{i}.hours: only the last phase may have a time limit: give the others steps",
         )
-        for name, needs, has in (
-            ("rotary_base", "model.positions 'rotary'", self.model.positions == "rotary"),
-            ("local_rotary_base", "model.attention_window", self.model.attention_window is not None),
-        ):
-            value = getattr(phase, name)
-            require(value is None or has, f"phases.{i}.{name} {value} needs {needs}: set it, or leave this out")
         self.model_of(i)  # raises if the other settings of the model do not allow this depth
         self.generator_of(i)
 

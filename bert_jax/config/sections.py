@@ -146,6 +146,13 @@ class ModelConfig:
             self.positions == "learned" or self.size_per_head % 2 == 0,
             f"model.positions 'rotary' needs an even head size, not {self.size_per_head}: set model.head_size",
         )
+        for name in ("rotary_base", "local_rotary_base"):
+            value = getattr(self, name)
+            require(
+                self.positions == "rotary" or value == getattr(ModelConfig, name),
+                f"model.{name} {value:g} has no effect with model.positions '{self.positions}': set model.positions "
+                "rotary, or leave it out",
+            )
         require(
             self.attention in ("auto", "reference", "deferred", *KERNEL_ROW_LENGTHS) or self.attention_dropout == 0,
             f"model.attention '{self.attention}' has no dropout on attention probabilities: "

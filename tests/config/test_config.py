@@ -259,6 +259,7 @@ CONTRADICTIONS = [
         "phases.0.direction causal is not model.direction bidirectional",
         "the last phase must",
     ),
+    (lambda: ModelConfig(rotary_base=5e4), "model.rotary_base 50000 has no effect", "set model.positions rotary"),
     (lambda: with_phases(Phase(rotary_base=1e5), Phase()), "phases.0.rotary_base 100000", "model.positions 'rotary'"),
     (
         lambda: with_phases(Phase(local_rotary_base=1e5), Phase(), positions="rotary"),
