@@ -138,6 +138,9 @@ class Phase:
     end_mask_rate: Annotated[float, Interval("(0, 1)")] | None = None
     """Mask rate after the last step of the phase, which the rate reaches linearly; None: it is constant. GPT-BERT goes
     from 30 to 15 % (Charpentier and Samuel 2024)."""
+    corpus_weights: tuple[tuple[str, NonNegative], ...] = ()
+    """Weights of all corpora in this phase, by name: rows per row of a corpus with weight 1; 0: none. Empty: those of
+    the flags --corpus."""
     num_layers: Layers | None = None
     """Depth in this phase; None: model.num_layers. Where a deeper phase begins, the layer stack is repeated
     (progressive stacking, Gong et al. 2019)."""
@@ -171,6 +174,12 @@ class Phase:
             "phases: end_mask_rate with hours: a time limit decides the number of steps, over which the mask rate "
             "would change: leave one of them out",
         )
+        names = [name for name, _ in self.corpus_weights]
+        require(len(set(names)) == len(names), f"phases: corpus_weights names a corpus twice: {', '.join(names)}")
+        require(
+            not names or any(weight for _, weight in self.corpus_weights),
+            f"phases: corpus_weights gives all corpora the weight 0 ({', '.join(names)}): give one a positive weight",
+        )
         start = self.start_batch_size
         require(
             (start is None) == (self.ramp_steps == 0),
@@ -192,8 +201,11 @@ class Phase:
         )
 
     def without_schedule(self) -> "Phase":
-        """The phase with the defaults of SCHEDULE_FIELDS: phases that are equal then have the same programs."""
-        return dataclasses.replace(self, **{name: getattr(Phase, name) for name in SCHEDULE_FIELDS})
+        """The phase with the defaults of SCHEDULE_FIELDS and corpus_weights: phases that are equal then have the same
+        programs."""
+        return dataclasses.replace(
+            self, **{name: getattr(Phase, name) for name in (*SCHEDULE_FIELDS, "corpus_weights")}
+        )
 
     @property
     def fewest_micro_batches(self) -> int:

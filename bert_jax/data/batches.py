@@ -22,7 +22,7 @@ from bert_jax.config import Config, DataConfig
 from bert_jax.data.batch import Rows, SpecialIds, empty_rows
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor, batch_size
-from bert_jax.data.mixture import MixtureOrder
+from bert_jax.data.mixture import order_by_phase
 from bert_jax.data.row_reader import CorpusRows
 
 READ_THREADS = 2
@@ -60,16 +60,17 @@ class TrainingStream:
 
         Args:
           corpora: their order is part of what determines the stream.
-          shares: of each corpus, in rows; positive, summing to 1.
+          shares: of each corpus, in rows, in phases without `corpus_weights`; positive, summing to 1.
           config: of the run.
           special_ids: ids of the special tokens of a row.
           process_index, process_count: which share of each batch to read; shares are equal and consecutive.
 
         Raises:
-          UserError: a share rounds to no row of a cycle.
+          UserError: see `order_by_phase`.
         """
         self.corpora = [CorpusRows(corpus, config.data, special_ids, config.seed) for corpus in corpora]
-        self.mixture_order, self.config, self.special_ids = MixtureOrder(shares), config, special_ids
+        self.mixture_orders = order_by_phase(config, [corpus.name for corpus in corpora], shares)
+        self.config, self.special_ids = config, special_ids
         self.shares, self.process_index, self.process_count = tuple(shares), process_index, process_count
         self._init_args = (tuple(corpora), self.shares, config, special_ids, process_index, process_count)
         self._cursors: dict[tuple[Cursor, int], Cursor] = {}
@@ -93,7 +94,7 @@ class TrainingStream:
     def _advance(self, cursor: Cursor, count: int) -> Cursor:
         """The cursor `count` rows later, whether a step uses these rows or not."""
         seq_len = self.config.phases[cursor.phase].seq_len
-        corpus_of_row = self.mixture_order.corpus_of_rows(cursor.rows, count)
+        corpus_of_row = self.mixture_orders[cursor.phase].corpus_of_rows(cursor.rows, count)
         rows_by_corpus = np.bincount(corpus_of_row, minlength=len(self.corpora))
         positions = tuple(
             corpus.advance(seq_len, position, int(corpus_rows))
@@ -122,7 +123,7 @@ class TrainingStream:
         rows = empty_rows(
             count, seq_len, self.config.data.max_examples_per_row(seq_len), self.special_ids.pad_id, first
         )
-        corpus_of_row = self.mixture_order.corpus_of_rows(cursor.rows, size)
+        corpus_of_row = self.mixture_orders[cursor.phase].corpus_of_rows(cursor.rows, size)
         for i, (corpus, position) in enumerate(zip(self.corpora, cursor.positions, strict=True)):
             of_corpus = corpus_of_row == i
             slots = np.flatnonzero(of_corpus[first : first + count])

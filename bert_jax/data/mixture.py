@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from bert_jax.config import Config, Phase
 from bert_jax.data.corpus import TOKENIZER, Corpus, read_manifest, stored_files
 from bert_jax.errors import UserError, require
 from bert_jax.storage.cache import LocalCache
@@ -208,15 +209,15 @@ class MixtureOrder:
         """Spreads the rows of each corpus evenly over a cycle.
 
         Args:
-          shares: of each corpus; positive, summing to 1.
+          shares: of each corpus; not negative, summing to 1.
 
         Raises:
-          UserError: a share that rounds to no row of a cycle.
+          UserError: a positive share that rounds to no row of a cycle.
         """
         counts = rows_per_cycle(shares)
-        if (counts == 0).any():
+        if lost := [share for share, count in zip(shares, counts, strict=True) if share > 0 and count == 0]:
             raise UserError(
-                f"a corpus has a share of {min(shares):.2g} of the mixture, which is rounded to 0 of {CYCLE_ROWS:,} "
+                f"a corpus has a share of {min(lost):.2g} of the mixture, which is rounded to 0 of {CYCLE_ROWS:,} "
                 "rows: give it more weight, or leave it out"
             )
         corpus_of_row = np.concatenate([np.full(count, corpus) for corpus, count in enumerate(counts)])
@@ -232,11 +233,43 @@ class MixtureOrder:
         return self.order[(start + np.arange(count)) % CYCLE_ROWS]
 
 
+def order_by_phase(config: Config, names: Sequence[str], shares: Sequence[float]) -> list[MixtureOrder]:
+    """The order in each phase of a run.
+
+    Args:
+      config: of the run.
+      names: of the corpora.
+      shares: of the corpora in phases without `corpus_weights`; positive, summing to 1.
+
+    Raises:
+      UserError: a phase has weights for other corpora, or a share rounds to no row of a cycle.
+    """
+    return [MixtureOrder(_shares_in_phase(phase, i, names, shares)) for i, phase in enumerate(config.phases)]
+
+
+def _shares_in_phase(phase: Phase, index: int, names: Sequence[str], shares: Sequence[float]) -> Sequence[float]:
+    weights = dict(phase.corpus_weights)
+    if not weights:
+        return shares
+    if unknown := weights.keys() - set(names):
+        raise UserError(
+            f"phases.{index}.corpus_weights: there is no corpus '{min(unknown)}'; the corpora are {', '.join(names)}"
+        )
+    if missing := set(names) - weights.keys():
+        raise UserError(
+            f"phases.{index}.corpus_weights has no weight for corpus '{min(missing)}': add it, with weight 0 for none "
+            "of its rows"
+        )
+    largest = max(weights.values())
+    scaled = [weights[name] / largest for name in names]
+    return [one / sum(scaled) for one in scaled]
+
+
 def rows_per_cycle(shares: Sequence[float] | np.ndarray) -> np.ndarray:
     """Rows of a cycle that each corpus gets, int64 [num_corpora]: they sum to CYCLE_ROWS, by largest remainders.
 
     Args:
-      shares: of each corpus; positive, in proportion. Of equal remainders the earlier one is rounded up.
+      shares: of each corpus; not negative, in proportion. Of equal remainders the earlier one is rounded up.
     """
     exact = np.asarray(shares, np.float64) / np.sum(shares) * CYCLE_ROWS
     counts = np.floor(exact + 1e-9).astype(np.int64)

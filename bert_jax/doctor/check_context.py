@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 from bert_jax.config import Config
 from bert_jax.data.corpus import Corpus
-from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
+from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder, order_by_phase
 from bert_jax.storage.paths import StoredPath
 
 Level = Literal["ok", "warning", "error"]
@@ -65,7 +65,7 @@ class CheckContext:
     corpora: list[Corpus]
     """Train splits, in the order of `open_corpora`; empty if they cannot be opened."""
     mixture_order: MixtureOrder | None
-    """Order in which the corpora share the rows; None without corpora."""
+    """Order in which the corpora share the rows of phases without `corpus_weights`; None without corpora."""
     machine: Machine = ONE_DEVICE
     paths: tuple[str, ...] = ()
     """Paths of the corpora, as given."""
@@ -84,3 +84,12 @@ class CheckContext:
         """Share of the rows by `Corpus.identity`."""
         counts = [] if self.mixture_order is None else self.mixture_order.counts.tolist()
         return {corpus.identity: count / CYCLE_ROWS for corpus, count in zip(self.corpora, counts, strict=True)}
+
+    @property
+    def orders(self) -> list[MixtureOrder]:
+        """The order in each phase.
+
+        Raises:
+          UserError: see `order_by_phase`.
+        """
+        return order_by_phase(self.config, [corpus.name for corpus in self.corpora], list(self.shares.values()))

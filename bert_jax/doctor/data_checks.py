@@ -1,6 +1,7 @@
 """Checks of a config with its corpora: files, vocabulary, rows, coverage, packing, pairs, epochs. Needs no jax."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from bert_jax.config import DataConfig
 from bert_jax.data.batch import SpecialIds
@@ -8,7 +9,7 @@ from bert_jax.data.batches import HeldOutRows
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.epoch_counts import LOW_COVERAGE, EpochStatistics
 from bert_jax.data.integrity import check_corpus_files
-from bert_jax.data.mixture import common_tokenizer
+from bert_jax.data.mixture import CYCLE_ROWS, common_tokenizer
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.doctor.epochs import PhaseEpochs, estimate_epochs
 
@@ -23,7 +24,12 @@ def mixture(context: CheckContext) -> Iterator[Finding]:
     shares = {one.name: context.shares[one.identity] for one in context.corpora}
     sizes = [f"{one.name} ({one.num_tokens:,} tokens) {shares[one.name]:.1%} of the rows" for one in context.corpora]
     tokens = {one.name: one.num_tokens for one in context.corpora}
-    yield finding("mixture", "; ".join(sizes), {"shares": shares, "tokens": tokens})
+    values: dict[str, Any] = {"shares": shares, "tokens": tokens}
+    for i, (phase, order) in enumerate(zip(context.config.phases, context.orders, strict=True)):
+        if phase.corpus_weights:
+            values[f"phases.{i}"] = in_phase = dict(zip(shares, (order.counts / CYCLE_ROWS).tolist(), strict=True))
+            sizes.append(f"in phase {i} " + ", ".join(f"{name} {share:.1%}" for name, share in in_phase.items()))
+    yield finding("mixture", "; ".join(sizes), values)
 
 
 def files(context: CheckContext) -> Iterator[Finding]:
@@ -43,18 +49,20 @@ def vocabulary(context: CheckContext) -> Iterator[Finding]:
 
 def streams(context: CheckContext) -> Iterator[Finding]:
     """Epochs of every corpus in every phase."""
-    config = context.config
-    found = estimate_epochs(config, context.corpora, context.mixture_order, context.planned_tokens)
-    for corpus in context.corpora:
+    config, orders = context.config, context.orders
+    found = estimate_epochs(config, context.corpora, orders, context.planned_tokens)
+    for i, corpus in enumerate(context.corpora):
         so_far = 0.0
         for number, (phase, epochs) in enumerate(zip(config.phases, found[corpus.name], strict=True)):
-            counts = epochs.statistics
+            counts, share = epochs.statistics, orders[number].counts[i] / CYCLE_ROWS
+            if share == 0:
+                continue
             where = f"{corpus.name}, phase {number}"
             if counts.windows < counts.all_windows:
                 where += f", from {counts.windows} of {counts.all_windows} windows"
             common = {"corpus": corpus.name, "phase": number, "seq_len": phase.seq_len}
             findings = [
-                _rows(counts, phase.seq_len, context.shares[corpus.identity] * phase.batch_size),
+                _rows(counts, phase.seq_len, share * phase.batch_size),
                 _coverage(counts, number),
                 _packing(counts, phase.seq_len, config.data),
                 _pairs(counts),

@@ -1,5 +1,6 @@
 """The number of epochs of each phase. Needs no jax and reads no records."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -13,15 +14,20 @@ from bert_jax.data.epoch_plan import EpochPlanner
 from bert_jax.data.mixture import CYCLE_ROWS, MixtureOrder
 
 
-def rows_by_phase_and_corpus(config: Config, turns: MixtureOrder) -> np.ndarray:
-    """Rows that each phase reads of each corpus, int64 [num_phases, num_corpora]."""
-    bounds = np.cumsum([0, *(phase.rows_before(phase.steps) for phase in config.phases)])
-    taken = [
-        int(row) // CYCLE_ROWS * turns.counts
-        + np.bincount(turns.order[: row % CYCLE_ROWS], minlength=len(turns.counts))
-        for row in bounds
-    ]
-    return np.diff(np.stack(taken), axis=0)
+def rows_by_phase_and_corpus(config: Config, orders: Sequence[MixtureOrder]) -> np.ndarray:
+    """Rows that each phase reads of each corpus, int64 [num_phases, num_corpora]; `orders` has that of each phase."""
+    bounds = np.cumsum([0, *(phase.rows_before(phase.steps) for phase in config.phases)]).tolist()
+
+    def rows_before(order: MixtureOrder, row: int) -> np.ndarray:
+        rest = np.bincount(order.order[: row % CYCLE_ROWS], minlength=len(order.counts))
+        return row // CYCLE_ROWS * order.counts + rest
+
+    return np.stack(
+        [
+            rows_before(order, end) - rows_before(order, start)
+            for order, (start, end) in zip(orders, itertools.pairwise(bounds), strict=True)
+        ]
+    )
 
 
 class PhaseEpochs(NamedTuple):
@@ -36,7 +42,7 @@ class PhaseEpochs(NamedTuple):
 
 
 def estimate_epochs(
-    config: Config, corpora: Sequence[Corpus], turns: MixtureOrder, budget: float = 1
+    config: Config, corpora: Sequence[Corpus], orders: Sequence[MixtureOrder], budget: float = 1
 ) -> dict[str, list[PhaseEpochs]]:
     """Epochs that each phase makes of each corpus, by the corpus's name.
 
@@ -44,8 +50,8 @@ def estimate_epochs(
 
     Args:
       config: of the run.
-      corpora: of the run, in the order of `turns`.
-      turns: how the corpora share the rows.
+      corpora: of the run, in the order of `orders`.
+      orders: how the corpora share the rows of each phase.
       budget: tokens to plan per corpus and phase, as in `measure_epoch`. By default one window, which takes tenths of a
         second for corpora of any size.
 
@@ -53,7 +59,7 @@ def estimate_epochs(
       UserError: see `EpochPlanner`.
     """
     found = {}
-    for corpus, rows in zip(corpora, rows_by_phase_and_corpus(config, turns).T.tolist(), strict=True):
+    for corpus, rows in zip(corpora, rows_by_phase_and_corpus(config, orders).T.tolist(), strict=True):
         first, phases = 0, []
         for phase, count in zip(config.phases, rows, strict=True):
             statistics = measure_epoch(EpochPlanner(corpus, config.data, phase.seq_len, config.seed), budget=budget)

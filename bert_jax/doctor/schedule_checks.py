@@ -82,7 +82,7 @@ def settings(context: CheckContext) -> Iterator[Finding]:
     """Settings that have no effect, or not the usual one, in a run of this length, schedule and format."""
     config, epochs = context.config, {}
     if context.mixture_order is not None and (config.data.example_copies or config.data.mask_copies):
-        epochs = estimate_epochs(config, context.corpora, context.mixture_order)
+        epochs = estimate_epochs(config, context.corpora, context.orders)
     warnings = questionable_settings(config, epochs)
     if config.name in preset_files():  # what a preset chooses is intended
         shipped = questionable_settings(load_config(config.name), {})

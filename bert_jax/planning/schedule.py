@@ -3,11 +3,11 @@
 Token counts include padding; the share of padding depends on the corpus (`bert-jax doctor`).
 """
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from bert_jax import config as config_lib
 from bert_jax.config import Config
 from bert_jax.errors import UserError, install_command
 from bert_jax.report import Note, Section, Table
@@ -28,18 +28,17 @@ def to_dict(config: Config) -> dict[str, Any]:
     Steps count from 0; those of a phase are in [`first_step`, `end_step`). `tokens` of a step are the tokens of the run
     up to and including this step.
     """
-    starts = _starts(config)
+    starts, plain = _starts(config), config_lib.to_dict(config)["phases"]
     phases = [
         {
             "phase": i,
             "first_step": start,
             "end_step": start + phase.steps,
             "tokens": phase.rows_before(phase.steps) * phase.seq_len,
-            **dataclasses.asdict(phase),
+            **values,
             "num_layers": config.model_of(i).num_layers,
-            "frozen": list(phase.frozen),
         }
-        for i, (start, phase) in enumerate(zip(starts, config.phases, strict=True))
+        for i, (start, phase, values) in enumerate(zip(starts, config.phases, plain, strict=True))
     ]
     return {
         "name": config.name,

@@ -228,10 +228,16 @@ CONTRADICTIONS = [
     (lambda: Phase(learning_rate=10**400), "learning_rate is 1000", "a number in [0, 1e30]"),
     (lambda: StartConfig(embeddings="new"), "start.embeddings 'new'", "start.source"),
     (lambda: StartConfig(optimizer_state="keep"), "start.optimizer_state 'keep'", "set start.source"),
-    (lambda: StartConfig("run", "new", "keep"), "start.optimizer_state 'keep'", "new embeddings have no moments"),
+    (
+        lambda: StartConfig("run", embeddings="new", optimizer_state="keep"),
+        "start.optimizer_state 'keep'",
+        "new embeddings have no moments",
+    ),
     (lambda: with_objective(mask_rate=0.003), "objective.mask_rate 0.003 rounds to no token", "use at least 0.0078"),
     (lambda: Config("x", ModelConfig(), phases=(Phase(mask_rate=0.003),)), "phases.0.mask_rate 0.003 rounds", "0.0078"),
     (lambda: Phase(mask_rate=1.5), "mask_rate is 1.5", "(0, 1)"),
+    (lambda: Phase(corpus_weights=(("a", 0.0),)), "corpus_weights gives all corpora the weight 0 (a)", "positive"),
+    (lambda: Phase(corpus_weights=(("a", 1.0), ("a", 2.0))), "corpus_weights names a corpus twice", "a, a"),
     (lambda: Phase(end_mask_rate=-0.1), "end_mask_rate is -0.1", "(0, 1)"),
     (lambda: Phase(end_mask_rate=0.1, hours=1.0), "end_mask_rate with hours", "leave one of them out"),
     (lambda: with_phases(Phase(end_mask_rate=0.003)), "phases.0.end_mask_rate 0.003 rounds", "at least 0.0078"),
@@ -311,6 +317,7 @@ NEEDS = {
     "objective.token": {"random_token_share": 0.0},
     "phases.0.moments": {"step_count": "reset"},
     "start.embeddings": {"source": "runs/first"},
+    "start.generator": {"source": "runs/first"},
     "start.optimizer_state": {"source": "runs/first"},
 }
 """What must be set with a field, in its section."""

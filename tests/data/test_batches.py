@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import re
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from bert_jax.data.batches import TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.mixture import CYCLE_ROWS
+from bert_jax.errors import UserError
 from tests.data.memory import SPECIAL_IDS, make_corpus, random_documents
 
 
@@ -242,6 +244,32 @@ def test_skipped_rows_in_a_ramp(make, two_phases):
     assert not any(row in expected for row in skipped["input_ids"].tolist())
 
 
+def test_weights_of_a_phase(two_phases):
+    """A phase has its own shares; a corpus without weight keeps its position; a resumed stream is the same."""
+    corpora = [make_corpus(random_documents(i, 20 * i), name=f"part{i}") for i in (1, 2, 3)]
+    weights = (("part3", 1.0), ("part1", 3.0), ("part2", 0.0))
+    phases = two_phases.phases[0], dataclasses.replace(two_phases.phases[0], corpus_weights=weights)
+    config = dataclasses.replace(two_phases, phases=(*phases, two_phases.phases[0]))
+    stream = TrainingStream(corpora, [0.2, 0.25, 0.55], config, SPECIAL_IDS)
+    batches = list(stream.batches(Cursor()))
+    steps = config.phases[0].steps
+    first, second, third = (batches[i * steps - 1].next_cursor for i in (1, 2, 3))
+    assert [order.counts.tolist() for order in stream.mixture_orders][:2] == [[2000, 2500, 5500], [7500, 0, 2500]]
+    assert second.positions[1].row == 0 and second.positions[1].epoch <= first.positions[1].epoch + 1
+    assert third.positions[1] != second.positions[1], "read again in a phase without weights"
+    assert_same_batches(batches[steps + 2 :], stream.batches(batches[steps + 1].next_cursor))
+    for changed, message in (
+        ((("part1", 1.0), ("part4", 1.0)), "phases.1.corpus_weights: there is no corpus 'part4'"),
+        ((("part1", 1.0), ("part2", 1.0)), "phases.1.corpus_weights has no weight for corpus 'part3'"),
+        ((("part1", 1.0), ("part2", 1e-9), ("part3", 0.0)), "a corpus has a share of 1e-09 of the mixture"),
+    ):
+        wrong = dataclasses.replace(phases[1], corpus_weights=changed)
+        with pytest.raises(UserError, match=re.escape(message)):
+            TrainingStream(
+                corpora, [0.2, 0.25, 0.55], dataclasses.replace(config, phases=(phases[0], wrong)), SPECIAL_IDS
+            )
+
+
 def test_mixture_order(two_phases):
     """Exact shares in every cycle; each corpus's rows are those it has alone, in its own order and epochs."""
     corpora = [make_corpus(random_documents(i, 20 * i), name=f"part{i}") for i in (1, 2, 3)]
@@ -251,8 +279,8 @@ def test_mixture_order(two_phases):
     stream = TrainingStream(corpora, shares, config, SPECIAL_IDS)
     updates = list(stream.batches(Cursor()))
     rows = {name: np.concatenate([update.rows[name] for update in updates]) for name in updates[0].rows}
-    corpus_of_row = stream.mixture_order.corpus_of_rows(0, len(rows["row"]))
-    cycle = stream.mixture_order.corpus_of_rows(0, CYCLE_ROWS)
+    corpus_of_row = stream.mixture_orders[0].corpus_of_rows(0, len(rows["row"]))
+    cycle = stream.mixture_orders[0].corpus_of_rows(0, CYCLE_ROWS)
     np.testing.assert_array_equal(np.bincount(cycle), np.array(shares) * CYCLE_ROWS)
     np.testing.assert_allclose(np.bincount(corpus_of_row) / len(corpus_of_row), shares, atol=2 / len(corpus_of_row))
     for i, corpus in enumerate(corpora):

@@ -149,9 +149,11 @@ def test_epochs_of_a_phase_are_those_of_the_stream(small, steps):
 
 def test_rows_of_each_corpus_by_phase():
     config = config_of(phases=(Phase(steps=333, batch_size=7), Phase(steps=41, batch_size=9)))
-    turns = MixtureOrder([0.2, 0.5, 0.3])
-    expected = [np.bincount(turns.corpus_of_rows(start, count)) for start, count in ((0, 2331), (2331, 369))]
-    np.testing.assert_array_equal(rows_by_phase_and_corpus(config, turns), expected)
+    orders = MixtureOrder([0.2, 0.5, 0.3]), MixtureOrder([0.6, 0.4, 0.0])
+    bounds = (0, 2331), (2331, 369)
+    expected = [np.bincount(o.corpus_of_rows(*bound), minlength=3) for o, bound in zip(orders, bounds, strict=True)]
+    assert expected[1][2] == 0
+    np.testing.assert_array_equal(rows_by_phase_and_corpus(config, orders), expected)
 
 
 def level_of(findings, name) -> str:

@@ -45,7 +45,7 @@ def test_rows_are_those_of_single_steps(start, ramp):
     assert (len(set(sizes)) > 1) == (start not in (None, 24))
     assert [phase.rows_before(step) for step in range(61)] == [sum(sizes[:step]) for step in range(61)]
     assert phase.rows_before(60) == epochs.rows_by_phase_and_corpus(
-        Config(name="x", phases=(phase,)), MixtureOrder([1.0])
+        Config(name="x", phases=(phase,)), [MixtureOrder([1.0])]
     )
 
 
