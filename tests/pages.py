@@ -51,7 +51,14 @@ SMALLER = {
 }
 """Flags that replace those of a command, by its second word, or its second and third."""
 
-TRAINING = ["README.md", "docs/ablation.md", "docs/large_batch.md", "docs/pods.md", "docs/pretrain.md"]
+TRAINING = [
+    "README.md",
+    "docs/ablation.md",
+    "docs/large_batch.md",
+    "docs/pods.md",
+    "docs/pretrain.md",
+    "docs/recipes.md",
+]
 TRAINING += ["docs/report.md", "docs/slurm.md"]
 TRAINING += ["docs/stream.md", "docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
 TOOLS = ["docs/doctor.md", "docs/performance.md", "docs/tpu.md"]

@@ -4,6 +4,10 @@
     python scripts/benchmarks/gpu_session.py OUT --stages device,trace     # a part, where a command may take 10 minutes
     python scripts/benchmarks/gpu_session.py OUT --trees before=../before,without-norm=../without_norm
     python scripts/benchmarks/gpu_session.py OUT --dry                     # the same commands, tiny, on a CPU
+    python scripts/benchmarks/gpu_session.py OUT --stages words --corpus CORPUS   # trains words_10m; twice
+
+`words` trains the preset words_10m for 9 minutes in OUT/words and saves; the same command continues it
+(docs/recipes.md). It is no part of a session unless it is named.
 
 Each measurement is a process with a limit of time; the next one starts in any case. A tree is another checkout of
 bert_jax, measured in turn with this one: the commit before a change, or this one with a commit reverted (`git worktree
@@ -59,6 +63,18 @@ EDITS = {
 """Where the tiles of attention are in the sources."""
 TILES = [(64, 4, 2), (64, 4, 3), (128, 8, 2), (128, 8, 3)]
 """Rows of a block of attention, warps and stages: those of the sources, and the others that are tried."""
+WORDS_SECONDS = 540
+"""Of one call that trains."""
+DRY_SECONDS = {"words": 120}
+"""Of a call on a CPU that ends before its work does."""
+SAVING_SECONDS = 45
+"""Between SIGTERM, at which a run saves and exits with 75, and the end of its time."""
+DRY_WORDS = (
+    "--phases.0.hours None --phases.0.steps 20000 --phases.0.warmup-steps 1 --phases.0.seq-len 16 "
+    "--phases.0.batch-size 2 --model.num-layers 1 --model.hidden-size 64 --model.num-heads 2 "
+    "--model.intermediate-size 64 --model.compute-dtype float32"
+)
+"""A run that takes longer than a dry call."""
 NO_COMMAND_BUFFERS = "--xla_gpu_enable_command_buffer="
 
 
@@ -87,6 +103,7 @@ class Setting(NamedTuple):
     scratch: Path
     trees: dict[str, Path]
     dry: bool
+    corpus: Path | None = None
 
     def first(self, names: Iterable[Any]) -> list[Any]:
         """All of them, or the first."""
@@ -175,6 +192,23 @@ def float8(at: Setting) -> Iterator[Command]:
     yield at.bench("large", "float8", PREDICTED["large"], *([] if at.dry else ["--dense-dtype", "float8"]))
 
 
+def words(at: Setting) -> Iterator[Command]:
+    """Train words_10m until the time is up; the next call continues."""
+    require(at.corpus is not None, "--stages words needs a corpus: give --corpus DIR")
+    command = [
+        "-m",
+        "bert_jax",
+        "pretrain",
+        "words_10m",
+        "--corpus",
+        str(at.corpus),
+        "--workdir",
+        str(at.out / "words"),
+    ]
+    command += DRY_WORDS.split() if at.dry else ["--model.attention", "pallas_gpu"]
+    yield Command("train words_10m", command, file="words.txt")
+
+
 STAGES: dict[str, tuple[Callable[[Setting], Iterator[Command]], int]] = {
     "device": (device, 90),
     "trace": (trace, 330),
@@ -185,6 +219,7 @@ STAGES: dict[str, tuple[Callable[[Setting], Iterator[Command]], int]] = {
     "float8": (float8, 60),
     "tests": (tests, 120),
     "deterministic": (deterministic, 60),
+    "words": (words, WORDS_SECONDS),
 }
 """Measurements and seconds of each stage, in order."""
 
@@ -208,22 +243,24 @@ def run(command: Command, seconds: float, at: Setting, log: Any) -> dict[str, An
     report = at.scratch / "measured.json"
     report.unlink(missing_ok=True)
     words = [sys.executable, *command.words]
-    if "pytest" not in words and __file__ not in words:
+    trains = "pretrain" in words
+    if not (trains or "pytest" in words or __file__ in words):
         words += ["--json", str(report)]
     environment = os.environ | {"PYTHONPATH": str(command.tree), "JAX_COMPILATION_CACHE_DIR": str(at.scratch / "cache")}
     environment["JAX_PLATFORMS"] = "cpu" if at.dry else "cuda"  # tests choose the CPU otherwise
     if not at.dry:  # a CPU does not know the flags
         environment["XLA_FLAGS"] = command.flags
     started = time.monotonic()
-    try:
-        done = subprocess.run(
-            words, cwd=command.tree, env=environment, timeout=seconds,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
-        printed, outcome = done.stdout, "done" if done.returncode == 0 else f"exit code {done.returncode}"
-    except subprocess.TimeoutExpired as error:
-        printed = (error.stdout or b"").decode(errors="replace")
-        outcome = f"stopped after {seconds:.0f} s"
+    with subprocess.Popen(
+        words, cwd=command.tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=seconds - (SAVING_SECONDS if trains and not at.dry else 0))
+            outcome = "done" if process.returncode == 0 else f"exit code {process.returncode}"
+        except subprocess.TimeoutExpired:
+            (process.terminate if trains else process.kill)()
+            printed, _ = process.communicate()
+            outcome = "saved; repeat the command" if process.returncode == 75 else f"stopped after {seconds:.0f} s"
     log.write(f"== {command.what}: {outcome}\n{printed}\n")
     log.flush()
     if command.file:
@@ -301,10 +338,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         require((path / "bert_jax").is_dir(), f"--trees {name}={path}: there is no bert_jax")
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch, (options.out / "log.txt").open("w") as log:
-        at = Setting(options.out.resolve(), Path(scratch), trees, options.dry)
+        at = Setting(options.out.resolve(), Path(scratch), trees, options.dry, options.corpus)
         for name in options.stages:
             stage, seconds = STAGES[name]
-            end = time.monotonic() + seconds * (100 if at.dry else 1)
+            end = time.monotonic() + (DRY_SECONDS.get(name, 100 * seconds) if at.dry else seconds)
             for command in stage(at):
                 left = end - time.monotonic()
                 harness.progress(f"{name}: {command.what}")
@@ -325,7 +362,9 @@ def show(report: dict[str, Any]) -> Sequence[str]:
 def flags(add: Callable[..., Any]) -> None:
     """The command line."""
     add("out", type=Path, metavar="OUT", help="directory for the files")
-    add("--stages", type=listed(one_of(*STAGES)), default=list(STAGES), help=f"default: {','.join(STAGES)}")
+    usual = [name for name in STAGES if name != "words"]
+    add("--stages", type=listed(one_of(*STAGES)), default=usual, help=f"default: {','.join(usual)}")
+    add("--corpus", type=Path, metavar="DIR", help="of the stage words")
     add("--trees", type=listed(str), default=[], help="NAME=DIR,...: before, without-CHANGE")
     add("--dry", action="store_true", help="tiny, on a CPU")
     add("--figures", action="store_true", help=argparse.SUPPRESS)

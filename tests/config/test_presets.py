@@ -35,6 +35,8 @@ DRAWN = ["bert_mini", "bert_tiny"]
 # (encoder, with its pooler if there is a pair objective; the same with heads).
 COUNTS = {
     "albert_base": (11_683_584, 11_813_810),
+    "babylm_100m": (111_693_312, 112_300_288),
+    "babylm_10m": (27_928_320, 28_084_352),
     "bert_24h": (334_094_336, 335_176_506),
     "bert_base": (109_482_240, 110_106_428),
     "bert_large": (335_141_888, 336_226_108),
@@ -46,9 +48,14 @@ COUNTS = {
     "bert_small": (28_763_648, 29_058_876),
     "bert_tiny": (4_385_920, 4_433_468),
     "electra_small": (13_483_008, 14_196_219),
+    "ettin_17m": (16_797_696, 16_913_856),
+    "ettin_32m": (31_883_520, 32_081_728),
     "mobilebert": (24_844_544, 36_860_220),
     "modern_base": (149_015_040, 149_656_000),
+    "modern_base_8k": (149_015_040, 149_656_000),
     "roberta_base": (124_055_040, 124_697_433),
+    "words_10m": (33_212_928, 33_392_058),
+    "words_10m_cpu": (7_220_160, 7_288_122),
 }
 
 
@@ -90,7 +97,7 @@ def test_docstrings(name):
 
 def test_presets_for_accelerators_compute_in_bfloat16():
     kinds = {name: presets.load_config(name).model.compute_dtype for name in PRESETS}
-    assert [name for name, kind in kinds.items() if kind == "float32"] == ["bert_mini", "bert_tiny"]
+    assert [name for name, kind in kinds.items() if kind == "float32"] == ["bert_mini", "bert_tiny", "words_10m_cpu"]
 
 
 def test_learning_rates_of_mlperf():

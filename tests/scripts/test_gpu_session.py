@@ -31,10 +31,28 @@ def test_a_dry_session(tmp_path, capsys):
     assert len([path for path in tmp_path.rglob("*") if path.is_file()]) <= 8
 
 
+@pytest.mark.slow
+def test_training_goes_on_with_the_next_call(tmp_path, tiny_corpus):
+    """Two dry calls, each stopped by its limit of time: both save, and the second begins where the first ended."""
+    command = [str(tmp_path), "--dry", "--stages", "words", "--corpus", str(tiny_corpus)]
+    steps = []
+    for _ in range(2):
+        assert session().main(command) == 0
+        (row,) = json.loads((tmp_path / "report.json").read_text())
+        assert row["outcome"] == "saved; repeat the command", (tmp_path / "words.txt").read_text()
+        steps.append(max(int(path.name) for path in (tmp_path / "words" / "checkpoints").iterdir()))
+    assert 0 < steps[0] < steps[1]
+
+
+def test_training_needs_a_corpus(tmp_path, capsys):
+    assert session().main([str(tmp_path), "--dry", "--stages", "words"]) == 2
+    assert "give --corpus DIR" in capsys.readouterr().err
+
+
 def test_commands_of_a_session(tmp_path):
     """`bench` knows the flags of every command that times a step, and most are beside a prediction."""
     trees = {"before": ROOT} | {f"without-{change}": ROOT for change in session().SAVED}
-    at = session().Setting(tmp_path, tmp_path, trees, dry=False)
+    at = session().Setting(tmp_path, tmp_path, trees, dry=False, corpus=tmp_path)
     commands = {name: list(stage(at)) for name, (stage, _) in session().STAGES.items()}
     timed = [one for stage in commands.values() for one in stage if one.words[: len(BENCH)] == BENCH]
     parser = argparse.ArgumentParser()
