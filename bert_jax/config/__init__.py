@@ -118,10 +118,6 @@ class Config:
             "target.mlm_accuracy: only a model that predicts masked tokens has an MLM accuracy: unset it",
         )
         require(
-            self.start.generator is None or self.objective.token == "rtd",
-            "start.generator: only replaced-token detection has a generator: set objective.token rtd",
-        )
-        require(
             self.distil is None or self.objective.token == "mlm",
             "objective.token 'rtd' has no distillation: set objective.token mlm",
         )

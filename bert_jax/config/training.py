@@ -354,16 +354,16 @@ class StartConfig:
     source: Annotated[str | None, tyro.conf.arg(aliases=("--init-from",))] = None
     """Work directory of a run, or any model that `bert-jax convert` reads, to initialise parameters from. If its depth
     differs, layers are repeated or dropped. None: random initialisation."""
-    generator: str | None = None
-    """With objective.token 'rtd': a model with an MLM head that is the generator of the source, which is a
-    discriminator alone, as the two models of a published ELECTRA. None: that of the source, if it is a run with a
-    generator, or a new one."""
     embeddings: Literal["keep", "transfer", "new"] = "keep"
     """Keep the source's word embeddings; or `transfer` them to another vocabulary of the same kind: tokens that the
     source has keep their embedding and decoder bias, others get the mean of those of their pieces in the source (Gee et
     al. 2022); or initialise `new` ones."""
     optimizer_state: Literal["keep", "new"] = "new"
     """Keep the source's optimizer state (moments and step count), or start with a new one."""
+    generator: str | None = None
+    """With objective.token 'rtd': a model with an MLM head that is the generator of the source, which is a
+    discriminator alone, as the two models of a published ELECTRA. None: that of the source, if it is a run with a
+    generator, or a new one."""
 
     def __post_init__(self) -> None:
         check(self, "start.")

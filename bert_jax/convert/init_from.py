@@ -111,7 +111,8 @@ def _with_generator(source_model: SourceModel, config: Config) -> Params:
 def _check_generator(generator: SourceModel, source_model: SourceModel, config: Config) -> None:
     """Raise UserError if a generator is not the one of the objective, or has another tokenizer than the source."""
     expected, path = config.generator_of(0), config.start.generator
-    assert expected is not None  # Config checks it
+    if expected is None:
+        raise UserError("start.generator: only replaced-token detection has a generator: set objective.token rtd")
     found, heads = generator.model.config, generator.model.heads
     require(heads.mlm, f"start.generator {path} has no MLM head: give the model that fills masks")
     ignored = ("vocab_size", *TRAINING_FIELDS, *COMPUTE_FIELDS)
