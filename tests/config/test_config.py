@@ -319,7 +319,6 @@ NEEDS = {
     "start.embeddings": {"source": "runs/first"},
     "start.generator": {"source": "runs/first"},
     "start.optimizer_state": {"source": "runs/first"},
-    "start.generator": {"source": "runs/first"},
 }
 """What must be set with a field, in its section."""
 OTHER_VALUES = {
