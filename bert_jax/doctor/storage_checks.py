@@ -19,6 +19,7 @@ from bert_jax.storage.failures import describe_error
 from bert_jax.storage.lock import holder
 from bert_jax.storage.paths import StoredPath, check_reachable, is_remote
 from bert_jax.training import continuation
+from bert_jax.training.fork import open_fork
 from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.run_directory import workdir as workdir_lib
 from bert_jax.training.run_directory.checkpoint import (
@@ -137,7 +138,8 @@ def start(context: CheckContext) -> Iterator[Finding]:
     if context.workdir is not None and any(committed_checkpoint_paths(checkpoint_directory(context.workdir))):
         yield finding("start", f"{source}: not needed, {context.workdir} has a checkpoint", values)
         return
-    check_source(config, common_tokenizer(context.corpora, config.model.vocab_size))
+    if open_fork(config, context.corpora) is None:
+        check_source(config, common_tokenizer(context.corpora, config.model.vocab_size))
     yield finding("start", f"the run starts from {source}", values)
 
 

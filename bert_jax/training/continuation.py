@@ -30,7 +30,7 @@ def check_phase_changes(workdir: StoredPath, before: Config, config: Config) -> 
     metadata = read_metadata(checkpoint)
     cursor = Cursor.from_dict(metadata["cursor"])
     decisions = [entry for entry in metadata["ledger"] if entry["event"] == time_budget.EVENT]
-    if difference := _difference(before, config, cursor, decisions):
+    if difference := first_difference(before, config, cursor, decisions):
         changed = "; ".join(describe_config_diff({"phases": old}, {"phases": new})[:3])
         raise UserError(
             f"work directory {workdir} holds a run with other phases ({changed}), and its {cursor.step} steps so far "
@@ -40,8 +40,21 @@ def check_phase_changes(workdir: StoredPath, before: Config, config: Config) -> 
         )
 
 
-def _difference(before: Config, config: Config, cursor: Cursor, decisions: list[dict[str, Any]]) -> str:
-    """The first difference between two configs in the steps up to a cursor; empty if there is none."""
+def first_difference(
+    before: Config,
+    config: Config,
+    cursor: Cursor,
+    decisions: list[dict[str, Any]],
+    may_differ: tuple[str, ...] = (),
+) -> str:
+    """The first difference between two configs in the steps up to a cursor; empty if there is none.
+
+    Args:
+      before, config: the two configs.
+      cursor: after these steps.
+      decisions: entries of the ledger about time limits (`time_budget.EVENT`).
+      may_differ: fields of phases that are not compared.
+    """
     old, new = (config_lib.identity_fields(one)["phases"] for one in (before, config))
     begin = 0
     for i in range(cursor.phase + 1):
@@ -52,7 +65,7 @@ def _difference(before: Config, config: Config, cursor: Cursor, decisions: list[
         if i == len(new):
             return f"phases.{i} is missing"
         for name in old[i]:
-            if name not in SCHEDULE_FIELDS and old[i][name] != new[i][name]:
+            if name not in (*SCHEDULE_FIELDS, *may_differ) and old[i][name] != new[i][name]:
                 return f"phases.{i}.{name} was {old[i][name]}, not {new[i][name]}"
         if new[i]["steps"] < done or (completed and new[i]["steps"] > done):
             return f"phases.{i} had {done} steps, not {new[i]['steps']}"

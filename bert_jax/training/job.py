@@ -29,7 +29,7 @@ from bert_jax.training.run_directory.checkpoint import (
 from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints, has_lost_checkpoints
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.sharding import put_equal
-from bert_jax.training.state import InitialParams
+from bert_jax.training.state import Fork, InitialParams
 from bert_jax.training.task import Params
 
 
@@ -74,7 +74,7 @@ def run_job(
     directory: StoredPath,
     data: RunData,
     *,
-    initial: InitialParams | None = None,
+    initial: InitialParams | Fork | None = None,
     announce: Callable[[], None] = lambda: None,
     profile: tuple[int, int] | None = None,
     start: float | None = None,
@@ -87,7 +87,7 @@ def run_job(
       accumulations: of `micro_batch.choose_accumulations`, which must have been called.
       directory: work directory of the run.
       data: what it is trained on.
-      initial: initial parameters and moments; None: random initialisation.
+      initial: initial parameters and moments, or a checkpoint of another run to continue; None: random initialisation.
       announce: called in the first process after all checks, before compilation.
       profile, start: see `loop.train`.
       restart: begin again at step 0 if the run has lost its checkpoints.

@@ -30,7 +30,7 @@ from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.workdir import LEDGER
 from bert_jax.training.sharding import put_rows
-from bert_jax.training.state import InitialParams, TrainState
+from bert_jax.training.state import Fork, InitialParams, TrainState
 from bert_jax.training.time_budget import WallClockSchedule
 
 
@@ -62,8 +62,8 @@ class RunContext:
     workdir: StoredPath
     metadata: dict[str, Any]
     """JSON values to keep in every checkpoint."""
-    initial: InitialParams | None
-    """Initial parameters; None: random initialisation."""
+    initial: InitialParams | Fork | None
+    """Initial parameters, or a checkpoint of another run to continue; None: random initialisation."""
     ledger: Ledger
     train_steps: TrainSteps
     profile: tuple[int, int] | None
@@ -79,7 +79,7 @@ def train(
     workdir: StoredPath,
     metadata: dict[str, Any],
     *,
-    initial: InitialParams | None = None,
+    initial: InitialParams | Fork | None = None,
     profile: tuple[int, int] | None = None,
     start: float | None = None,
     check: Callable[[], None] = lambda: None,
@@ -96,7 +96,7 @@ def train(
       accumulations: of `micro_batch.choose_accumulations`, which must have been called.
       workdir: of the run, acquired for it (workdir.write_run_config).
       metadata: JSON values to keep in every checkpoint.
-      initial: initial parameters and moments; None: random initialisation.
+      initial: initial parameters and moments, or a checkpoint of another run to continue; None: random initialisation.
       profile: write a trace of steps [first, last) to workdir/profile.
       start: `time.perf_counter()` at the start of the process, for goodput.
       check: called after every step; an exception from it ends the run without a save.
@@ -215,13 +215,13 @@ def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainSt
     restored = checkpoints.restore_newest(lambda metadata: run.programs.abstract_state(metadata["phase"]))
     if restored is not None:
         state, saved = restored
-        run.ledger.restore(saved["ledger"])
-        cursor = recovery.with_skipped_rows(Cursor.from_dict(saved["cursor"]), run.ledger)
-        cursor = cursor.in_phase(config.locate_step(cursor.step)[0])  # the next phase, if the run was extended
-        if is_first():
-            print(f"continuing from step {cursor.step}", file=sys.stderr)
-        counts = saved["tokens_seen"], saved["skipped_steps"], saved["metric_lines"]
-        return state, Progress(cursor, saved["phase"], *counts, saved["evaluation"])
+        return state, _continued(run, saved, Cursor.from_dict(saved["cursor"]), saved["metric_lines"])
+    if isinstance(run.initial, Fork):
+        saved = run.initial.metadata
+        state = checkpoints.restore(run.initial.checkpoint, run.programs.abstract_state(saved["phase"]))
+        progress = _continued(run, saved, run.initial.cursor, metric_lines=0)
+        _save(run, checkpoints, state, progress)  # a restart does not need the source again
+        return state, progress
     progress = Progress(recovery.with_skipped_rows(Cursor(), run.ledger), 0, 0, 0, 0, {})
     if run.initial is None:
         if config.start.source is not None:
@@ -230,6 +230,19 @@ def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainSt
     state = run.programs.state_from_initial(run.initial)
     _save(run, checkpoints, state, progress)  # a restart does not need the source again
     return state, progress
+
+
+def _continued(run: RunContext, saved: dict[str, Any], cursor: Cursor, metric_lines: int) -> Progress:
+    """The progress to continue with from a checkpoint's metadata, whose ledger becomes that of the run."""
+    run.ledger.restore(saved["ledger"])
+    cursor = recovery.with_skipped_rows(cursor, run.ledger)
+    # The next phase, if the run was extended.
+    cursor = cursor.in_phase(run.programs.task.config.locate_step(cursor.step)[0])
+    if is_first():
+        print(f"continuing from step {cursor.step}", file=sys.stderr)
+    return Progress(
+        cursor, saved["phase"], saved["tokens_seen"], saved["skipped_steps"], metric_lines, saved["evaluation"]
+    )
 
 
 def _save(run: RunContext, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:

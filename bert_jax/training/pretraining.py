@@ -26,6 +26,7 @@ from bert_jax.storage.cache import LocalCache
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop
+from bert_jax.training.fork import open_fork
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
 from bert_jax.training.micro_batch import MicroBatchRequest, choose_accumulations
@@ -39,7 +40,7 @@ from bert_jax.training.run_directory.checkpoint import (
 )
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.sharding import check_processes, device_kind, make_mesh
-from bert_jax.training.state import InitialParams
+from bert_jax.training.state import Fork, InitialParams
 from bert_jax.training.task import Params, Task
 
 
@@ -121,7 +122,7 @@ def pretrain(
         accumulations,
         directory,
         RunData(shares, paths, tokenizer_text, corpora[0].tokenizer_fingerprint),
-        initial=_initial_params(config, directory, corpora[0], load_initial_params),
+        initial=_initial_params(config, directory, corpora, load_initial_params),
         announce=announce,
         profile=profile,
         start=start,
@@ -132,15 +133,17 @@ def pretrain(
 def _initial_params(
     config: Config,
     directory: StoredPath,
-    corpus: Corpus,
+    corpora: list[Corpus],
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None,
-) -> InitialParams | None:
-    """Initial parameters for a config with `start.source`, unless the run has a checkpoint."""
+) -> InitialParams | Fork | None:
+    """What a config with `start.source` begins with, unless the run has a checkpoint."""
     if config.start.source is None or has_checkpoint(directory):
         return None
+    if (fork := open_fork(config, corpora)) is not None:
+        return fork
     if load_initial_params is None:
         raise ValueError("a config with start.source needs load_initial_params")
-    return load_initial_params(config, Tokenizer.load(corpus.directory))
+    return load_initial_params(config, Tokenizer.load(corpora[0].directory))
 
 
 class EvaluationResult(NamedTuple):

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bert_jax.data.cursor import Cursor
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training.divergence import DivergenceState
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.task import Params
@@ -48,6 +50,17 @@ class InitialParams(NamedTuple):
     params: Params
     optimizer_state: Moments | None = None
     """None: a new one."""
+
+
+class Fork(NamedTuple):
+    """A checkpoint of another run that a run continues, as if its steps were the run's own."""
+
+    checkpoint: StoredPath
+    """An intact one."""
+    metadata: dict[str, Any]
+    """Saved with it."""
+    cursor: Cursor
+    """Its position in the stream, with the run's corpora."""
 
 
 def repeat_stack(stack: Any, depth: int) -> Any:

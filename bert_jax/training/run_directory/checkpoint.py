@@ -195,8 +195,12 @@ class Checkpoints:
         if checkpoint is None:
             return None
         metadata = read_metadata(checkpoint)
+        return self.restore(checkpoint, abstract(metadata)), metadata
+
+    def restore(self, checkpoint: epath.Path, abstract: Any) -> Any:
+        """The state of an intact checkpoint, also of another run; `abstract` as in `restore_newest`."""
         with download_if_needed(checkpoint / "state", ORBAX_STORES) as state:
-            return self._orbax.restore(state, args=ocp.args.StandardRestore(abstract(metadata))), metadata
+            return self._orbax.restore(state, args=ocp.args.StandardRestore(abstract))
 
 
 def _clear(target: epath.Path) -> None:
