@@ -29,7 +29,7 @@ def config() -> Config:
         ),
         objective=ObjectiveConfig(pair="none", mask_rate=0.3),
         data=DataConfig(format="doc_sentences", example_end="row"),
-        phases=(Phase(steps=100_000, hours=2.0, seq_len=64, batch_size=32, learning_rate=2e-3, warmup_steps=6_000),),
+        phases=(Phase(steps=100_000, hours=2.0, seq_len=64, batch_size=32, learning_rate=1.6e-3, warmup_steps=6_000),),
         checkpoint=CheckpointConfig(every=500),
         log=LogConfig(every=50),
         evaluation=EvaluationConfig(every=250),
