@@ -315,12 +315,13 @@ def summary(values: dict[str, Any]) -> str:
             interval = "" if one["interval"] is None else f" ±{one['interval']:.4f}"
             numbers = baseline, f"{one['before']:.4f}", f"{one['after']:.4f}", f"{one['change']:+.4f}{interval}"
             rows.append((f"{label} {name}", *numbers))
-    start = {"keep": "is the source", "transfer": "is the source with transferred embeddings"}
+    start = {"keep": "the source", "transfer": "the source with transferred embeddings"}
     note = (
-        f"Before {start.get(values['embeddings'], 'has new embeddings')}, after {values['tokens_seen']:,} tokens in "
-        f"{values['steps']:,} steps, {values['replay']:.0%} of the rows from general text, whose change is the "
-        f"forgetting. Rows of {values['seq_len']} tokens, 15 % of them masked, the same before and after. One seed; "
-        f"± is a 95 % interval over groups of {values['group_rows']} rows, without the variance of training."
+        f"Before: {start.get(values['embeddings'], 'the source with new embeddings')}. After: "
+        f"{values['tokens_seen']:,} tokens in {values['steps']:,} steps, {values['replay']:.0%} of the rows from "
+        f"general text. The change on general text is the forgetting. Rows of {values['seq_len']} tokens, 15 % of them "
+        f"masked, the same before and after. One seed; ± is a 95 % interval over groups of {values['group_rows']} "
+        f"rows, without the variance of training; fewer than {MIN_GROUPS} groups have none."
     )
     table = Table(("held out", "unigram", "before", "after", "change"), tuple(rows))
     return render([Section("continued pretraining", [table, Note(note)])])
