@@ -105,6 +105,9 @@ def shrink(line: str) -> list[str]:
         smaller = []
     if words[0] == "bert-jax" and words[1] in ("pretrain", "plan") and words[2] in TWO_PHASES:
         smaller += shlex.split(SECOND_PHASE)
+    if "--phases.0.decay" in words and smaller:  # a schedule in steps, of which a fork names one
+        at = smaller.index("--phases.0.steps")
+        del smaller[at : at + 2]
     given = {flag for flag in smaller if flag.startswith("--")}
     kept, skip = [], False
     for word in words:
