@@ -65,12 +65,12 @@ TILES = [(64, 4, 2), (64, 4, 3), (128, 8, 2), (128, 8, 3)]
 """Rows of a block of attention, warps and stages: those of the sources, and the others that are tried."""
 WORDS_SECONDS = 540
 """Of one call that trains."""
-DRY_SECONDS = {"words": 120}
+DRY_SECONDS = {"words": 90}
 """Of a call on a CPU that ends before its work does."""
 SAVING_SECONDS = 45
 """Between SIGTERM, at which a run saves and exits with 75, and the end of its time."""
 DRY_WORDS = (
-    "--phases.0.hours None --phases.0.steps 20000 --phases.0.warmup-steps 1 --phases.0.seq-len 16 "
+    "--phases.0.hours None --phases.0.steps 1000000 --phases.0.warmup-steps 1 --phases.0.seq-len 16 "
     "--phases.0.batch-size 2 --model.num-layers 1 --model.hidden-size 64 --model.num-heads 2 "
     "--model.intermediate-size 64 --model.compute-dtype float32"
 )

@@ -240,9 +240,14 @@ def test_a_product_of_integers():
     zero = np.clip(np.rint(-min(x.min(), 0) / step), 0, 255)
     integers = np.clip(np.rint(x / step) + zero, 0, 255) - zero
     scale = np.abs(kernel).max(0) / 127
-    expected = integers @ np.rint(kernel / scale) * step * scale
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-    assert 1e-3 < np.abs(found - x @ kernel).max() < 0.1
+    weights = np.rint(kernel / scale)
+    exact = integers @ weights
+    # CPUs without VNNI add the products of two neighbours in 16 bits.
+    pairs = ((integers + zero)[..., None] * weights).reshape(3, 5, 8, 2, 7).sum(3)
+    saturated = np.clip(pairs, -(2**15), 2**15 - 1).sum(2) - zero * weights.sum(0)
+    assert (saturated != exact).any()
+    assert any(np.allclose(found, one * step * scale, rtol=1e-5, atol=1e-5) for one in (exact, saturated))
+    assert 1e-3 < np.abs(exact * step * scale - x @ kernel).max() < 0.1
 
 
 @pytest.mark.parametrize("graph", ["Int8GraphBuilder", "CompressedGraphBuilder"])
@@ -267,7 +272,7 @@ def test_int8_is_that_of_onnxruntimes_own_tool(tmp_path):
     errors = [
         parity_report.relative_difference("", one, exact, real_BS).value for one in (found, tool)
     ]  # the tool also rounds position embeddings
-    assert 0.002 < errors[0] < 1.1 * errors[1] < 0.1, errors
+    assert 0.002 < errors[0] < 1.1 * errors[1] < 0.12, errors  # 0.093 where products saturate
 
 
 @pytest.mark.parametrize("to", ["onnx", "onnx-int8", "openvino", "openvino-int8"])

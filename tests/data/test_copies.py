@@ -115,7 +115,7 @@ def test_copies_that_never_come_again(corpus, special_ids, tiny_config, copies, 
     steps = [(round(epochs * length), seq_len) for length, (epochs, seq_len) in zip(lengths, phases, strict=True)]
     config = run_of(tiny_config, *steps, example_copies=copies, mask_copies=copies)
     stream = TrainingStream([corpus], [1.0], config, special_ids)
-    found = questionable_settings(config, estimate_epochs(config, [corpus], stream.mixture_order))
+    found = questionable_settings(config, estimate_epochs(config, [corpus], stream.mixture_orders))
     assert {name for name in found if "copies" in name} == (
         {"data.example_copies", "data.mask_copies"} if warned else set()
     )
