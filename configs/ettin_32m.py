@@ -15,7 +15,6 @@ import dataclasses
 
 from bert_jax.config import Config
 from bert_jax.config.presets import load_config
-from bert_jax.model import families
 
 
 def config() -> Config:
@@ -27,11 +26,6 @@ def config() -> Config:
     return dataclasses.replace(
         smaller,
         name="ettin_32m",
-        model=dataclasses.replace(
-            families.modern(num_layers=10, hidden_size=384, intermediate_size=576, max_positions=8192),
-            rotary_base=160_000.0,
-            local_rotary_base=160_000.0,
-            compute_dtype="bfloat16",
-        ),
+        model=dataclasses.replace(smaller.model, num_layers=10, hidden_size=384, num_heads=6, intermediate_size=576),
         phases=(first, *smaller.phases[1:]),
     )

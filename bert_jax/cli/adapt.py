@@ -85,7 +85,7 @@ class Adapt(Pretrain):
         parts = adaptation.training_mixture(texts, self.replay, config.data.mixture_exponent)
         machine_checks.check_memory(config, self.micro_batch, self.workdir)
         scorer = adaptation.Scorer(config, texts)
-        initial = adaptation.read_initial(config, texts)
+        initial = scorer.read_initial()
         before = scorer.score_initial(initial)
         progress = pretraining.pretrain(
             config,

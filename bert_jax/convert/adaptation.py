@@ -6,7 +6,6 @@ and decayed again, and a share of general text is replayed against forgetting (I
 
 import dataclasses
 import json
-import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, TypedDict
 
@@ -27,8 +26,7 @@ from bert_jax.report.text import render
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.paths import StoredPath, to_path
-from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.eval_metrics import BASELINES
+from bert_jax.training.eval_metrics import BASELINES, mean_difference
 from bert_jax.training.loop import Progress
 from bert_jax.training.pretraining import EvaluationResult, evaluate, evaluate_model
 from bert_jax.training.programs import Programs
@@ -86,14 +84,15 @@ def check_texts(texts: Texts) -> None:
     Raises:
       UserError: they are not, or the same corpus is given twice.
     """
+    opened = {}
     for role, parts in texts._asdict().items():
         require(bool(parts), f"no {role} corpus is given: add --{'corpus' if role == 'domain' else role} DIR")
-        mixture_lib.open_corpora(parts, "validation")
-    identities = {Corpus.open(part.directory).identity: part for part in texts.domain}
-    for part in texts.general:
-        if (same := identities.get(Corpus.open(part.directory).identity)) is not None:
+        opened[role] = mixture_lib.open_corpora(parts, "validation")[1]
+    domain = {corpus.identity: corpus for corpus in opened["domain"]}
+    for corpus in opened["general"]:
+        if (same := domain.get(corpus.identity)) is not None:
             raise UserError(
-                f"--general {part.directory} is the same corpus as --corpus {same.directory}: forgetting is measured "
+                f"--general {corpus.directory} is the same corpus as --corpus {same.directory}: forgetting is measured "
                 "on other text; build a corpus of text like that of the model's first pretraining"
             )
 
@@ -177,16 +176,6 @@ class _RecordingPrograms(SharedPrograms):
         return self.task.in_phase(phase).evaluate(record, rows)
 
 
-def read_initial(config: Config, texts: Texts) -> InitialParams:
-    """The initial parameters of a run; arguments and errors as of `init_from.load_initial_params`."""
-    return load_initial_params(config, _common_tokenizer(config, texts))
-
-
-def _common_tokenizer(config: Config, texts: Texts) -> Tokenizer:
-    corpora = [Corpus.open(part.directory) for _, part in texts.by_role()]
-    return mixture_lib.common_tokenizer(corpora, config.model.vocab_size)
-
-
 Evaluate = Callable[[list[CorpusWeight], MakePrograms], EvaluationResult]
 
 
@@ -199,20 +188,28 @@ class Scorer:
         Args:
           config: of the run.
           texts: whose validation splits are scored.
+
+        Raises:
+          UserError: see `mixture.common_tokenizer`.
         """
         self._config, self._texts, self._made = config, texts, {}
+        corpora = [Corpus.open(part.directory) for _, part in texts.by_role()]
+        self._tokenizer = mixture_lib.common_tokenizer(corpora, config.model.vocab_size)
+
+    def read_initial(self) -> InitialParams:
+        """The initial parameters of the run; errors as of `init_from.load_initial_params`."""
+        return load_initial_params(self._config, self._tokenizer)
 
     def score_initial(self, initial: InitialParams) -> list[TextScore]:
         """The scores of a run's initial parameters."""
         config, source = self._config, to_path(str(self._config.start.source))
-        tokenizer = _common_tokenizer(config, self._texts)
 
         def load(programs: Programs) -> tuple[Params, int]:
             shardings = jax.tree.map(lambda leaf: leaf.sharding, programs.abstract_state(0).params)
             return put_equal(initial.params, shardings, str(source)), 0
 
         def run(parts: list[CorpusWeight], make_programs: MakePrograms) -> EvaluationResult:
-            return evaluate_model(config, tokenizer, load, source, parts, make_programs=make_programs)
+            return evaluate_model(config, self._tokenizer, load, source, parts, make_programs=make_programs)
 
         return self._score(run)
 
@@ -255,23 +252,16 @@ def compare(before: TextScore, after: TextScore) -> dict[str, Change]:
 
 
 def half_interval(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> float | None:
-    """1.96 standard errors of the difference of two weighted means over groups (Cochran 1977, ratio estimator).
+    """1.96 standard errors of the difference of two weighted means over groups.
 
     Args:
-      pairs: for each group (total, weight) of both sides, whose weights are equal if they are scored on the same
-        targets.
+      pairs: for each group (total, weight) of both sides, whose weights are equal: they are scored on the same targets.
 
     Returns:
       None for fewer than `MIN_GROUPS` groups of a weight.
     """
-    first, second = (np.array([pair[side] for pair in pairs if pair[side][1]], np.float64) for side in (0, 1))
-    if len(first) < MIN_GROUPS:
-        return None
-    means = [side[:, 0].sum() / side[:, 1].sum() for side in (first, second)]
-    residuals = (second[:, 0] - means[1] * second[:, 1]) / second[:, 1].mean()
-    residuals -= (first[:, 0] - means[0] * first[:, 1]) / first[:, 1].mean()
-    count = len(residuals)
-    return 1.96 * math.sqrt(float((residuals**2).sum()) / (count - 1) / count)
+    rows = np.array([(after - before, weight) for (before, weight), (after, _) in pairs if weight], np.float64)
+    return None if len(rows) < MIN_GROUPS else 1.96 * mean_difference(*rows.T)[1]
 
 
 def results(

@@ -260,9 +260,7 @@ def _shares_in_phase(phase: Phase, index: int, names: Sequence[str], shares: Seq
             f"phases.{index}.corpus_weights has no weight for corpus '{min(missing)}': add it, with weight 0 for none "
             "of its rows"
         )
-    largest = max(weights.values())
-    scaled = [weights[name] / largest for name in names]
-    return [one / sum(scaled) for one in scaled]
+    return [weights[name] / sum(weights.values()) for name in names]
 
 
 def rows_per_cycle(shares: Sequence[float] | np.ndarray) -> np.ndarray:

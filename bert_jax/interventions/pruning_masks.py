@@ -20,6 +20,7 @@ from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import analysis_config, compute
 from bert_jax.model.activations import SITES, Edit
 from bert_jax.model.heads import label_log_likelihoods
+from bert_jax.training.eval_metrics import mean_difference
 
 CONTEXT, ACTIVATIONS = "attention.context", "feed_forward.activations"
 """The sites that masks are factors of: those of heads and of units."""
@@ -178,13 +179,5 @@ def _derivatives(config, heads, kind, params, batch, factors) -> dict[str, Float
 
 
 def loss_difference(evaluation: Evaluation, unchanged: Evaluation) -> tuple[float, float]:
-    """How much the loss is above that of the unchanged model, and the standard error over examples.
-
-    The error is that of the ratio of two sums over the same examples (Cochran 1977, section 2.11); NaN for one example.
-    """
-    differences, weights = evaluation.sums - unchanged.sums, unchanged.weights
-    count, total = len(weights), weights.sum()
-    mean = differences.sum() / total
-    residuals = differences - mean * weights
-    error = np.sqrt(count / (count - 1) * np.square(residuals).sum()) / total if count > 1 else np.nan
-    return float(mean), float(error)
+    """How much the loss is above that of the unchanged model, and the standard error over examples."""
+    return mean_difference(evaluation.sums - unchanged.sums, unchanged.weights)

@@ -28,33 +28,27 @@ def check_phase_changes(workdir: StoredPath, before: Config, config: Config) -> 
     if old == new or (checkpoint := newest_intact(checkpoint_directory(workdir))) is None:
         return
     metadata = read_metadata(checkpoint)
-    cursor = Cursor.from_dict(metadata["cursor"])
-    decisions = [entry for entry in metadata["ledger"] if entry["event"] == time_budget.EVENT]
-    if difference := first_difference(before, config, cursor, decisions):
+    if difference := first_difference(before, config, metadata):
         changed = "; ".join(describe_config_diff({"phases": old}, {"phases": new})[:3])
+        step = metadata["cursor"]["step"]
         raise UserError(
-            f"work directory {workdir} holds a run with other phases ({changed}), and its {cursor.step} steps so far "
-            f"would not be the same: {difference}. Continue with its own phases, or start another run from it with "
+            f"work directory {workdir} holds a run with other phases ({changed}), and its {step} steps so far would "
+            f"not be the same: {difference}. Continue with its own phases, or start another run from it with "
             f"--init-from {workdir}. Steps can only be added with decay constant or before decay_start, and without "
             "end_mask_rate"
         )
 
 
-def first_difference(
-    before: Config,
-    config: Config,
-    cursor: Cursor,
-    decisions: list[dict[str, Any]],
-    may_differ: tuple[str, ...] = (),
-) -> str:
-    """The first difference between two configs in the steps up to a cursor; empty if there is none.
+def first_difference(before: Config, config: Config, metadata: dict[str, Any], may_differ: tuple[str, ...] = ()) -> str:
+    """The first difference between two configs in the steps up to a checkpoint; empty if there is none.
 
     Args:
       before, config: the two configs.
-      cursor: after these steps.
-      decisions: entries of the ledger about time limits (`time_budget.EVENT`).
+      metadata: of the checkpoint.
       may_differ: fields of phases that are not compared.
     """
+    cursor = Cursor.from_dict(metadata["cursor"])
+    decisions = [entry for entry in metadata["ledger"] if entry["event"] == time_budget.EVENT]
     old, new = (config_lib.identity_fields(one)["phases"] for one in (before, config))
     begin = 0
     for i in range(cursor.phase + 1):

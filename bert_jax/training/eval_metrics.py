@@ -128,3 +128,18 @@ class EvaluationSums:
                 if f"{of}_loss" in metrics
             }
         return dict(sorted(metrics.items()))
+
+
+def mean_difference(differences: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"]) -> tuple[float, float]:
+    """The difference of two weighted means, and its standard error: that of the ratio of two sums over the same
+    examples (Cochran 1977, section 2.11); NaN for one example.
+
+    Args:
+      differences: of the two totals of each example.
+      weights: of each example, the same for both totals.
+    """
+    count, total = len(weights), weights.sum()
+    mean = differences.sum() / total
+    residuals = differences - mean * weights
+    error = np.sqrt(count / (count - 1) * np.square(residuals).sum()) / total if count > 1 else np.nan
+    return float(mean), float(error)

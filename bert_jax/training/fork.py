@@ -14,7 +14,6 @@ from bert_jax.data.cursor import CorpusPosition, Cursor
 from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.errors import UserError, require
 from bert_jax.storage.paths import StoredPath, to_path
-from bert_jax.training import time_budget
 from bert_jax.training.continuation import first_difference
 from bert_jax.training.run_directory.checkpoint import (
     checkpoint_directory,
@@ -70,14 +69,13 @@ def open_fork(config: Config, corpora: Sequence[Corpus]) -> Fork | None:
         f"start.source {source} was trained with another tokenizer than the corpus: build the corpus with its "
         "tokenizer",
     )
-    cursor = Cursor.from_dict(metadata["cursor"])
-    decisions = [entry for entry in metadata["ledger"] if entry["event"] == time_budget.EVENT]
-    if difference := first_difference(saved["config"], config, cursor, decisions, may_differ=("corpus_weights",)):
+    if difference := first_difference(saved["config"], config, metadata, may_differ=("corpus_weights",)):
         raise UserError(f"start.source {source}: its {step} steps would not be the same: {difference}")
     require(
         step < config.total_steps,
         f"start.source {source} has done {step} steps, and the phases have {config.total_steps}: raise phases.N.steps",
     )
+    cursor = Cursor.from_dict(metadata["cursor"])
     if cursor.positions:
         known = dict(zip(sorted(saved["corpora"]), cursor.positions, strict=True))  # the order of `open_corpora`
         positions = tuple(known.get(corpus.identity, CorpusPosition()) for corpus in corpora)
