@@ -211,11 +211,10 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
 
 def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> dict[str, float]:
     """The metrics of a finished run, on the held-out rows that all runs of its study are scored on."""
-    rows, objective = opened.study.rows, run.cell.config.objective
+    rows, pair = opened.study.rows, run.cell.config.objective.pair
+    forms = {"mlm": rows.format} | ({} if pair == "none" else {pair: PAIR_FORMATS[pair][0]})
     measured: dict[str, float] = {}
-    scored = {"mlm": rows.format} | (
-        {} if objective.pair == "none" else {objective.pair: PAIR_FORMATS[objective.pair][0]}
-    )
+    scored = {name: form for name, form in forms.items() if any(m.startswith(f"{name}_") for m in run.cell.metrics)}
     for name, form in scored.items():
         evaluation = pretraining.evaluate(
             run.directory,
@@ -225,6 +224,6 @@ def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> dic
             rows=rows.count,
             make_programs=make_programs,
         )
-        values = {metric.replace("pair_", f"{objective.pair}_"): value for metric, value in evaluation.metrics.items()}
+        values = {metric.replace("pair_", f"{pair}_"): value for metric, value in evaluation.metrics.items()}
         measured |= {metric: value for metric, value in values.items() if metric.startswith(f"{name}_")}
     return {metric: measured[metric] for metric in opened.study.margins if metric in measured}

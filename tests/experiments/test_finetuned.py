@@ -78,6 +78,13 @@ def test_parts_keep_shared_pretraining_together(study, tiny_corpus, task_data, t
     ]
 
 
+def test_held_out_rows_are_scored_only_for_margins(study, tiny_corpus, task_data, tmp_path, monkeypatch):
+    """A level may have no MLM head, as replaced-token detection."""
+    opened = open_study(study, tiny_corpus, tmp_path / "new", task_data)
+    monkeypatch.setattr(runner.pretraining, "evaluate", lambda *_, **__: pytest.fail("nothing is compared"))
+    assert runner.measure(opened, opened.runs[0], lambda *_: None) == {}
+
+
 @pytest.mark.slow
 def test_results_of_fine_tuning():
     """The multi-bootstrap of per-example scores; failed fine-tuning runs are shown; all failed: no score."""

@@ -154,7 +154,7 @@ def test_a_run_continues_with_other_processes_and_meshes(tmp_path, corpora, undi
     """One process with 8 devices, 4 with 4 devices and two micro-batches each, one with 2; against 2 processes."""
     workdir = tmp_path / "run"
     first = continue_run(corpora[0], workdir, 15, 1, 8, "--mesh.data 2 --mesh.fsdp 2 --mesh.tensor 2")
-    four = "--mesh.data 4 --mesh.fsdp 2 --mesh.tensor 2 --micro-batch 2"
+    four = "--mesh.data 4 --mesh.fsdp 2 --mesh.tensor 2 --micro-batch 1"
     second = continue_run(corpora[0], workdir, first + 20, 4, 4, four)
     assert 0 < first < second < STEPS
     assert continue_run(corpora[0], workdir, None, 1, 2, "--mesh.data 1 --mesh.fsdp 2") == STEPS
