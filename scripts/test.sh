@@ -45,11 +45,10 @@ export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS=0
 export JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES=-1
 export NUMBA_CACHE_DIR=${NUMBA_CACHE_DIR:-$venv/numba-cache}
 # Most of the tests' time is compilation, and these code generators take more than half of that
-# (docs/log/project.md, 2026-11-22). jaxlib 0.11 does not know the flag and aborts on it. In the quick set, LLVM does not
-# optimise either.
+# (docs/log/project.md, 2026-11-22). jaxlib 0.11 does not know the flag and aborts on it. In quick tests, LLVM does not
+# optimise either; slow ones train long enough to gain from it.
 fusion=--xla_cpu_use_fusion_emitters=false
 if XLA_FLAGS=$fusion python -c 'import jax; jax.devices()' 2>/dev/null; then export XLA_FLAGS="${XLA_FLAGS:-} $fusion"; fi
-if ! $all; then export XLA_FLAGS="${XLA_FLAGS:-} --xla_backend_optimization_level=0"; fi
 # No test may need the network.
 export HF_HUB_OFFLINE=1
 
@@ -78,11 +77,10 @@ check "ruff check" ruff check .
 check "ruff format" ruff format --check .
 check "import contracts" lint-imports
 if $all; then check "documentation site" bash scripts/docs.sh; fi
+XLA_FLAGS="${XLA_FLAGS:-} --xla_backend_optimization_level=0" check "pytest, quick tests" tests "not slow and not beam"
 if $all; then
-    check "pytest" tests "not beam"
+    check "pytest, slow tests" tests "slow and not beam"
     check "pytest, Beam" beam_tests
-else
-    check "pytest" tests "not slow"
 fi
 
 if ((${#failed[@]})); then

@@ -30,9 +30,23 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 pytest_plugins = ["tests.fixtures"]
 
 
+class FailedNames:
+    """A plugin of pytest that names a failed test at once: a run that is cut off prints no summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Called where reports are printed, and in the processes of pytest-xdist, which print nothing."""
+        if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+            terminal = self.config.pluginmanager.getplugin("terminalreporter")
+            terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})")
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the CPU seconds of packages."""
+    """Measure the CPU seconds of packages, and name failed tests."""
     config.pluginmanager.register(CpuTime())
+    config.pluginmanager.register(FailedNames(config))
 
 
 @pytest.fixture(autouse=True, scope="module")
