@@ -15,10 +15,10 @@ MESHES = ["data8", "data8/8", "fsdp8", "fsdp8/8", "cube/8"]
 VOCAB, WIDTH, ACCUMULATION = 512, 128, 8
 
 
-@pytest.fixture
-def exchanges(cases, outcome):
+@pytest.fixture(scope="module")
+def exchanges(outcome):
     """Collectives by case; "naive ..." are control programs with known mistakes."""
-    programs = {name: case["hlo"] for name, case in cases.items()}
+    programs = {name: case["hlo"] for name, case in outcome["cases"].items()}
     programs |= {f"naive {name}": text for name, text in outcome["controls"].items()}
     return {name: parse_collectives(text) for name, text in programs.items()}
 

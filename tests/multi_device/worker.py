@@ -9,7 +9,8 @@ import math
 import os
 import sys
 
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+FLAGS = " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # the level of LLVM, not of HLO
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FLAGS
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +34,7 @@ from tests.finetune import tiny_task
 from tests.finetune.tiny_task import with_cls_norm
 from tests.multi_device.exchanges import compile_naive
 
-VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 20
+VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 10
 ACCUMULATION, RAMP_ROWS = 8, 24
 PHASE = Phase(steps=100, seq_len=SEQ_LEN, batch_size=ROWS, warmup_steps=0)
 CASES = {
