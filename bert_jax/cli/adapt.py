@@ -79,7 +79,8 @@ class Adapt(Pretrain):
             self.epochs is None or "phases.0.steps" not in given,
             "--epochs and --phases.0.steps contradict each other: give one",
         )
-        texts = adaptation.Texts(mixture, [mixture_lib.parse_corpus_weight(text) for text in self.general])
+        general = [mixture_lib.parse_corpus_weight(text, "--general") for text in self.general]
+        texts = adaptation.Texts(mixture, general)
         adaptation.check_texts(texts)
         config = adaptation.run_config(self.config, self.model, given, texts, self.replay, self.epochs or 1.0)
         parts = adaptation.training_mixture(texts, self.replay, config.data.mixture_exponent)

@@ -32,8 +32,8 @@ class CorpusWeight:
     """Rows of it per row of a corpus with weight 1; None: weights follow from the sizes of the corpora."""
 
 
-def parse_corpus_weight(text: str) -> CorpusWeight:
-    """Parses ``--corpus DIR`` or ``--corpus DIR=WEIGHT``. If the whole text is an existing path, it has no weight.
+def parse_corpus_weight(text: str, flag: str = "--corpus") -> CorpusWeight:
+    """Parses the value of a flag, ``DIR`` or ``DIR=WEIGHT``. If the whole text is an existing path, it has no weight.
 
     Raises:
       UserError: the weight is not a positive, finite number, or the store of the path cannot be reached.
@@ -49,8 +49,8 @@ def parse_corpus_weight(text: str) -> CorpusWeight:
         value = math.nan
     if not directory or not 0 < value < math.inf:
         raise UserError(
-            f"--corpus {text}: there is no such directory, and '{weight}' is not a weight: write a positive number "
-            "after the '=', as in --corpus books=0.3"
+            f"{flag} {text}: there is no such directory, and '{weight}' is not a weight: write a positive number "
+            f"after the '=', as in {flag} books=0.3"
         )
     return CorpusWeight(to_path(directory), value)
 

@@ -113,6 +113,7 @@ BAD = [
             ("nowhere --corpus named --general corpus", "nowhere does not exist"),
             ("run --corpus named --general corpus", "phases.0.seq_len 128 is longer than the position table"),
             (f"{ADAPT} corpus --general ./corpus", "--general corpus is the same corpus as --corpus corpus"),
+            (f"{ADAPT} named --general corpus=x", "--general corpus=x: there is no such directory ... as in --general"),
             (f"{ADAPT} foreign --general corpus", "different tokenizers ... --tokenizer"),
             (f"{ADAPT} corpus=2 --corpus named --general short", "has no weight ... give all of them a weight"),
             (f"{ADAPT} named --general corpus --start.source export", "--start.source: the run starts from MODEL"),
