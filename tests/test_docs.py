@@ -132,8 +132,8 @@ def test_the_architecture_has_every_package():
 
 @pytest.mark.slow
 def test_quickstart(tmp_path, monkeypatch):
-    """The whole script with 12 steps, and again on its finished output. It warns of nothing. Its first two commands have
-    run on a tenth of the text; the script finds their files.
+    """The whole script with 12 steps, and again on its finished output. It warns of nothing. Its first two commands
+    run before it, on a tenth of the text.
     """
     directory = tmp_path / "quickstart"
     directory.mkdir()

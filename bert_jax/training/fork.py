@@ -80,7 +80,7 @@ def open_fork(config: Config, corpora: Sequence[Corpus]) -> Fork | None:
         known = dict(zip(sorted(saved["corpora"]), cursor.positions, strict=True))  # the order of `open_corpora`
         positions = tuple(known.get(corpus.identity, CorpusPosition()) for corpus in corpora)
         cursor = dataclasses.replace(cursor, positions=positions)
-    return Fork(checkpoint, metadata, cursor)
+    return Fork(str(checkpoint), metadata, cursor)
 
 
 def _constants(config: Config) -> dict[str, Any]:

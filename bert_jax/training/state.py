@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from bert_jax.data.cursor import Cursor
-from bert_jax.storage.paths import StoredPath
 from bert_jax.training.divergence import DivergenceState
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.task import Params
@@ -55,8 +54,8 @@ class InitialParams(NamedTuple):
 class Fork(NamedTuple):
     """A checkpoint of another run that a run continues, as if its steps were the run's own."""
 
-    checkpoint: StoredPath
-    """An intact one."""
+    checkpoint: str
+    """Path of an intact one."""
     metadata: dict[str, Any]
     """Saved with it."""
     cursor: Cursor

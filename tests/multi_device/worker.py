@@ -9,8 +9,8 @@ import math
 import os
 import sys
 
-FLAGS = " --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"  # the level of LLVM, not of HLO
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + FLAGS
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"  # of LLVM, not of HLO
 
 import jax
 import jax.numpy as jnp
