@@ -18,7 +18,7 @@ from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError
 from bert_jax.objectives import masked_lm
-from bert_jax.storage.paths import StoredPath, to_path
+from bert_jax.storage.paths import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps
@@ -218,7 +218,7 @@ def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainSt
         return state, _continued(run, saved, Cursor.from_dict(saved["cursor"]), saved["metric_lines"])
     if isinstance(run.initial, Fork):
         saved = run.initial.metadata
-        state = checkpoints.restore(to_path(run.initial.checkpoint), run.programs.abstract_state(saved["phase"]))
+        state = checkpoints.restore(run.initial.checkpoint, run.programs.abstract_state(saved["phase"]))
         progress = _continued(run, saved, run.initial.cursor, metric_lines=0)
         _save(run, checkpoints, state, progress)  # a restart does not need the source again
         return state, progress

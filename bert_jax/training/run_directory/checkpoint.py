@@ -197,9 +197,9 @@ class Checkpoints:
         metadata = read_metadata(checkpoint)
         return self.restore(checkpoint, abstract(metadata)), metadata
 
-    def restore(self, checkpoint: epath.Path, abstract: Any) -> Any:
+    def restore(self, checkpoint: epath.PathLike, abstract: Any) -> Any:
         """The state of an intact checkpoint, also of another run; `abstract` as in `restore_newest`."""
-        with download_if_needed(checkpoint / "state", ORBAX_STORES) as state:
+        with download_if_needed(epath.Path(checkpoint) / "state", ORBAX_STORES) as state:
             return self._orbax.restore(state, args=ocp.args.StandardRestore(abstract))
 
 
