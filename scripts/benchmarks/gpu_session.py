@@ -65,7 +65,7 @@ TILES = [(64, 4, 2), (64, 4, 3), (128, 8, 2), (128, 8, 3)]
 """Rows of a block of attention, warps and stages: those of the sources, and the others that are tried."""
 WORDS_SECONDS = 540
 """Of one call that trains."""
-DRY_SECONDS = {"words": 90}
+DRY_SECONDS = {"words": 60}
 """Of a call on a CPU that ends before its work does."""
 SAVING_SECONDS = 45
 """Between SIGTERM, at which a run saves and exits with 75, and the end of its time."""
