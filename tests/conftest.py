@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import jaxtyping
@@ -30,11 +31,24 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 pytest_plugins = ["tests.fixtures"]
 
 
-class FailedNames:
-    """A plugin of pytest that names a failed test at once: a run that is cut off prints no summary."""
+class CutOff:
+    """A plugin of pytest for a machine that ends a run after a fixed time, whatever it has found by then.
+
+    A failed test is named at once. With `BERT_JAX_TEST_DEADLINE`, in seconds of the Unix clock, tests that have not
+    begun by then are skipped, and counted at the end.
+    """
+
+    REASON = "the deadline has passed"
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
+        self.deadline = float(os.environ.get("BERT_JAX_TEST_DEADLINE", "inf"))
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        """Before fixtures are made."""
+        if time.time() > self.deadline:
+            pytest.skip(self.REASON)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Called where reports are printed, and in the processes of pytest-xdist, which print nothing."""
@@ -42,11 +56,17 @@ class FailedNames:
             terminal = self.config.pluginmanager.getplugin("terminalreporter")
             terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})")
 
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the number of tests that were not run."""
+        late = sum(self.REASON in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
+        if late:
+            terminalreporter.write_line(f"NOT RUN: {late} tests, since {self.REASON} (BERT_JAX_TEST_DEADLINE)")
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Measure the CPU seconds of packages, and name failed tests."""
+    """Measure the CPU seconds of packages, and be ready to be cut off."""
     config.pluginmanager.register(CpuTime())
-    config.pluginmanager.register(FailedNames(config))
+    config.pluginmanager.register(CutOff(config))
 
 
 @pytest.fixture(autouse=True, scope="module")
