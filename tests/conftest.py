@@ -35,7 +35,7 @@ class CutOff:
     """A plugin of pytest for a machine that ends a run after a fixed time, whatever it has found by then.
 
     A failed test is named at once. With `BERT_JAX_TEST_DEADLINE`, in seconds of the Unix clock, tests that have not
-    begun by then are skipped, and counted at the end.
+    begun by then are skipped and counted, and the run fails.
     """
 
     REASON = "the deadline has passed"
@@ -43,6 +43,7 @@ class CutOff:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.deadline = float(os.environ.get("BERT_JAX_TEST_DEADLINE", "inf"))
+        self.late = 0
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self) -> None:
@@ -52,15 +53,21 @@ class CutOff:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Called where reports are printed, and in the processes of pytest-xdist, which print nothing."""
+        self.late += report.skipped and self.REASON in str(report.longrepr)
         if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
             terminal = self.config.pluginmanager.getplugin("terminalreporter")
             terminal.write_line(f"\nFAILED {report.nodeid} ({report.when})")
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """A run that is not complete does not pass."""
+        if self.late:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the number of tests that were not run."""
-        late = sum(self.REASON in str(report.longrepr) for report in terminalreporter.stats.get("skipped", ()))
-        if late:
-            terminalreporter.write_line(f"NOT RUN: {late} tests, since {self.REASON} (BERT_JAX_TEST_DEADLINE)")
+        if self.late:
+            terminalreporter.write_line(f"NOT RUN: {self.late} tests, since {self.REASON} (BERT_JAX_TEST_DEADLINE)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -214,7 +214,8 @@ def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> dic
     rows, pair = opened.study.rows, run.cell.config.objective.pair
     forms = {"mlm": rows.format} | ({} if pair == "none" else {pair: PAIR_FORMATS[pair][0]})
     measured: dict[str, float] = {}
-    scored = {name: form for name, form in forms.items() if any(m.startswith(f"{name}_") for m in run.cell.metrics)}
+    compared = {metric.partition("_")[0] for metric in run.cell.metrics}
+    scored = {name: form for name, form in forms.items() if name in compared}
     for name, form in scored.items():
         evaluation = pretraining.evaluate(
             run.directory,

@@ -6,7 +6,7 @@ Question: which optimizer reaches the lowest loss of a small masked LM at equal 
 Published: no comparison on masked language models is known to us.
 Command: bert-jax ablate muon_batch --corpus DIR --workdir DIR
 Recipe: bert_mini with one phase of 5,000 steps of 256 rows of 128 tokens (164 million tokens), 625 of 2,048 rows; ours.
-Cost: 54 runs, 2.4e+17 FLOPs; 14 minutes on one H100 by the roofline of bert-jax plan. Not run here.
+Cost: 54 runs, 2.4e+17 FLOPs. Not run here.
 Rates: at 256 rows, 5e-4 for AdamW and Muon, and 5/(2^3.5 * 1e3) for LAMB (You et al.); at 2,048 rows they are
 multiplied by the square root of 8. Each is swept by factors of 1/3, 1 and 3. Compare the best rate of one optimizer
 with the best rate of another at the same batch; a best rate at the end of its sweep asks for a wider one.

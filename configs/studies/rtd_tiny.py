@@ -1,4 +1,4 @@
-"""Masked language modelling against replaced-token detection at equal FLOPs: minutes on two CPU cores.
+"""Masked language modelling against replaced-token detection at equal FLOPs: minutes a run on a CPU core.
 
 Paper: Clark et al. 2020 (ELECTRA), table 1.
 Question: which objective gives a small model the better start for a task, when both cost the same FLOPs?
@@ -15,8 +15,8 @@ token (AUC 0.51 to 0.52): docs/log/analysis.md, 2026-11-27, and docs/studies/rtd
 Rates: both have 2e-3, which is bert_tiny's, found with masked language modelling. No other rate was tried for rtd.
 Fair rows: both objectives mask 15 % and read the same rows in the same order; the runs of rtd end earlier.
 Tasks: SST-2 and part-of-speech tags of UD English EWT; DIR has the folders sst2 and tagging. One fine-tuning seed for
-each of the three pretraining seeds. Heads read what does not depend on the objective: the mean over the tokens, since
-neither objective trains a pooler.
+each of the three pretraining seeds. The head of SST-2 reads the mean over the tokens, since neither objective trains a
+pooler.
 """
 
 from bert_jax import config as config_lib

@@ -8,7 +8,7 @@ part causal and then masked training is better than masked training alone, for m
 Command: bert-jax ablate schedules_tiny --corpus DIR --workdir DIR
 Size: 3,000 steps of 16 rows of 64 tokens, 3.1 million tokens in a run.
 Margin: 0.05 nats, stated before any run.
-Cost: 12 runs, 37 million tokens; about 8 minutes a run on one core. Not run here.
+Cost: 12 runs, 37 million tokens. Not run here.
 Fair rows: all levels read the same rows in the same order; held-out rows always have 15 % of their tokens masked.
 Schedule: one warmup and one linear decay over all steps; causal_half begins its second phase at half of the peak.
 """

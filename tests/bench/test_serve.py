@@ -95,7 +95,8 @@ def test_encoders_without_a_head_give_hidden_states(models):
     for one, name in zip(opened[1:], names, strict=True):
         outputs = one.call(batch)
         assert outputs.shape == first.shape == (2, 16, 32) and one.head is None
-        limit = 1.0 if "int8" in name else 1e-4  # 0.2, or 0.6 where 8-bit products saturate (CPUs without VNNI)
+        # ONNX Runtime: 0.63 where 8-bit products saturate (CPUs without VNNI).
+        limit = {"onnx-int8": 1.0, "openvino-int8": 0.3}.get(name, 1e-4)
         assert 0 < np.abs(outputs - first).max() < limit < np.abs(first).max(), name
 
 
