@@ -1,5 +1,6 @@
 """What every test runs under: annotations checked at run time, no silent rank promotion, the CPU, no network."""
 
+import gc
 import os
 import signal
 import time
@@ -27,6 +28,8 @@ jaxtyping.install_import_hook(typecheck.checked_modules(PACKAGE), f"{typecheck._
 import jax  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# jax allocates as it traces, and with the default of 700 a tenth of the tests' time is garbage collection.
+gc.set_threshold(50_000, 20, 100)
 
 pytest_plugins = ["tests.fixtures"]
 

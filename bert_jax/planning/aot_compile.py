@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import Config
 from bert_jax.objectives.masking import Vocabulary
+from bert_jax.planning.compiler_output import CompilerOutput, kept_output
 from bert_jax.planning.hlo import Collective, parse_collectives
 from bert_jax.planning.kernels import Kernel, parse_kernels
 from bert_jax.planning.topologies import compiling_for_absent_devices
@@ -80,29 +81,40 @@ def compiled_step_stats(
     """
     lowered = trace_step(config, phase, mesh, accumulation).lower()
     is_gpu = mesh.devices.flat[0].platform == "gpu"
-    options: dict[str, Any] = dict(GPU_OPTIONS) if is_gpu else {}
-    with tempfile.TemporaryDirectory() as directory:
-        # Collectives are read from the compiler's dump, which has all parts of the program, but no estimates.
-        if dump or not is_gpu:
-            options |= {"xla_dump_to": dump or directory, "xla_dump_hlo_as_text": True}
-        try:
-            with compiling_for_absent_devices():
-                compiled = lowered.compile(options)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            check_kernel_memory(error, config.model)
-            return parse_out_of_memory(str(error))
-        text = described = _printed(compiled)
-        if not is_gpu:
-            files = Path(dump or directory).glob("*.jit_train_step.*after_optimizations.txt")
-            (text,) = (path.read_text() for path in files)
+    options = GPU_OPTIONS if is_gpu else {}
+
+    def compile() -> CompilerOutput:
+        with tempfile.TemporaryDirectory() as directory:
+            # Collectives are read from the compiler's dump, which has all parts of the program, but no estimates.
+            return _compile(lowered, options, dump or (None if is_gpu else directory), read_dump=not is_gpu)
+
+    output = compile() if dump else kept_output(lowered, mesh.devices, options, compile)
+    if output.error is not None:
+        check_kernel_memory(output.error, config.model)
+        return parse_out_of_memory(output.error)
+    # A loop with a bound known only at run time is that of a batch ramp: at the end of the ramp it runs in full.
+    collectives = parse_collectives(output.dumped or output.printed or "", unknown_trip_count=accumulation)
+    kernels = None if output.printed is None else parse_kernels(output.printed, unknown_trip_count=accumulation)
+    return CompiledStepStats(output.argument_bytes, output.temporary_bytes, output.total_bytes, collectives, kernels)
+
+
+def _compile(
+    lowered: jax.stages.Lowered, options: dict[str, bool | int], dump: str | None, read_dump: bool
+) -> CompilerOutput:
+    extra: dict[str, bool | int | str] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True} if dump else {}
+    try:
+        with compiling_for_absent_devices():
+            compiled = lowered.compile(options | extra)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        return CompilerOutput(error=str(error))
+    dumped = None
+    if dump and read_dump:
+        (dumped,) = (path.read_text() for path in Path(dump).glob("*.jit_train_step.*after_optimizations.txt"))
     usage = compiled.memory_analysis()
     total = int(compiled_memory_bytes(compiled)) + usage.generated_code_size_in_bytes
-    # A loop with a bound known only at run time is that of a batch ramp: at the end of the ramp it runs in full.
-    collectives = parse_collectives(text, unknown_trip_count=accumulation)
-    kernels = None if described is None else parse_kernels(described, unknown_trip_count=accumulation)
-    return CompiledStepStats(usage.argument_size_in_bytes, usage.temp_size_in_bytes, total, collectives, kernels)
+    return CompilerOutput(usage.argument_size_in_bytes, usage.temp_size_in_bytes, total, _printed(compiled), dumped)
 
 
 def _printed(compiled: jax.stages.Compiled) -> str | None:

@@ -256,7 +256,7 @@ def _try_compile(compile_step: Callable[[int], Any], count: int, model: ModelCon
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        check_kernel_memory(error, model)
+        check_kernel_memory(str(error), model)
         return None, math.inf  # on TPUs, compilation fails if the program does not fit
     return program, compiled_memory_bytes(program)
 

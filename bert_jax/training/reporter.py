@@ -1,6 +1,7 @@
 """Reports metrics of steps as lines, events and a progress bar, one step late, and records profiler traces."""
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Iterator
@@ -228,6 +229,7 @@ def peak_flops(devices: list[jax.Device]) -> float:
     return _measured_matmul_flops()
 
 
+@functools.cache
 def _measured_matmul_flops(size: int = 1024, repeats: int = 5) -> float:
     """FLOP/s of a float32 product of two square matrices on the default device, the best of `repeats`."""
     matrix = jax.device_put(np.ones((size, size), np.float32))

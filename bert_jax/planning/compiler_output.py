@@ -1,0 +1,72 @@
+"""What the compiler says of a program for absent devices, kept for the next time.
+
+jax's compilation cache writes such programs but cannot read them, and compilation takes minutes. Their text and sizes
+are all that planning reads, so these are kept, in the same directory (`set_compilation_cache`).
+"""
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import warnings
+import zlib
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from bert_jax.storage.files import write_atomic
+
+COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
+
+
+class CompilerOutput(NamedTuple):
+    """A compiled program as text, or the reason why there is none. Bytes are per device."""
+
+    argument_bytes: int = 0
+    temporary_bytes: int = 0
+    total_bytes: int = 0
+    printed: str | None = None
+    """With the compiler's estimates; None if XLA cannot print the program so."""
+    dumped: str | None = None
+    """The compiler's dump, which has all parts of the program but no estimates; None: not written."""
+    error: str | None = None
+    """Message of a program that does not fit into the memory of a device."""
+
+
+def kept_output(
+    lowered: jax.stages.Lowered, devices: Any, options: Any, compile: Callable[[], CompilerOutput]
+) -> CompilerOutput:
+    """The output of ``compile()``, or that of an earlier call for the same program, devices, options and compilers.
+
+    Args:
+      lowered: the program.
+      devices: array of devices.
+      options: of the compiler.
+      compile: compiles the program.
+    """
+    if jax.config.jax_compilation_cache_dir is None:
+        return compile()
+    key = _hash(lowered, [repr(one) for one in devices.flat], options)
+    path = Path(jax.config.jax_compilation_cache_dir) / f"absent-{key}.json.gz"
+    try:
+        return CompilerOutput(**json.loads(gzip.decompress(path.read_bytes())))
+    except (OSError, EOFError, zlib.error, ValueError, TypeError):  # absent, or damaged: compiled again
+        output = compile()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(path, gzip.compress(json.dumps(output._asdict()).encode(), compresslevel=1))
+    except OSError as error:
+        warnings.warn(f"what the compiler said is not kept for the next time: {error}", stacklevel=2)
+    return output
+
+
+def _hash(lowered: jax.stages.Lowered, *settings: Any) -> str:
+    """Programs whose operations have other names differ: planning reads from them what a kernel is for."""
+    names = sorted(set(re.findall(r'loc\("([^"]*)"\(', lowered.as_text(debug_info=True))))
+    versions = {one.name: one.version for one in metadata.distributions() if one.name in COMPILERS}
+    content = [lowered.as_text(), names, *settings, versions, os.environ.get("LIBTPU_INIT_ARGS")]
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

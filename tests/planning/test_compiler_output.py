@@ -1,0 +1,86 @@
+"""What the compiler said of a program for absent devices is read again for the same program, and for no other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.planning.compiler_output import CompilerOutput, kept_output
+
+DEVICES = np.array(["v5e:0", "v5e:1"])
+
+
+def lowered(factor: float = 2.0, scope: str = "mlp") -> jax.stages.Lowered:
+    def program(x):
+        with jax.named_scope(scope):
+            return x * factor
+
+    return jax.jit(program).lower(jnp.ones(3))
+
+
+class Compiler:
+    def __init__(self, output: CompilerOutput):
+        self.output, self.calls = output, 0
+
+    def __call__(self) -> CompilerOutput:
+        self.calls += 1
+        return self.output
+
+
+@pytest.fixture
+def directory(tmp_path):
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path / "new" / "cache"))
+    yield tmp_path / "new" / "cache"
+    jax.config.update("jax_compilation_cache_dir", before)
+
+
+@pytest.mark.parametrize(
+    "output", [CompilerOutput(1, 2, 3, "HloModule é", "dump"), CompilerOutput(1, 2, 3), CompilerOutput(error="RESOURCE")]
+)
+def test_the_same_program_is_compiled_once(directory, output):
+    compiler = Compiler(output)
+    assert [kept_output(lowered(), DEVICES, {}, compiler) for _ in range(2)] == [output] * 2
+    assert compiler.calls == 1 and len(list(directory.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        (lowered(3.0), DEVICES, {}),
+        (lowered(scope="attention"), DEVICES, {}),
+        (lowered(), DEVICES[:1], {}),
+        (lowered(), DEVICES, {"xla_gpu_autotune_level": 0}),
+    ],
+    ids=["program", "names", "devices", "options"],
+)
+def test_other_inputs_are_compiled(directory, other):
+    compiler = Compiler(CompilerOutput(printed="text"))
+    for arguments in ((lowered(), DEVICES, {}), other):
+        kept_output(*arguments, compiler)
+    assert compiler.calls == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda whole: b"", lambda whole: b"text", lambda whole: whole[:-9], lambda whole: whole[:10] + b"\xff" + whole[11:]],
+    ids=["empty", "text", "cut off", "a byte"],
+)
+def test_a_damaged_file_is_written_again(directory, damage):
+    compiler = Compiler(CompilerOutput(printed="text"))
+    kept_output(lowered(), DEVICES, {}, compiler)
+    (file,) = directory.iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(damage(whole))
+    assert kept_output(lowered(), DEVICES, {}, compiler).printed == "text"
+    assert compiler.calls == 2 and len(file.read_bytes()) == len(whole)
+
+
+def test_without_a_directory(directory):
+    """Nothing is kept; and where none can be made, the output is still returned."""
+    compiler = Compiler(CompilerOutput(printed="text"))
+    directory.parent.write_text("a file")
+    with pytest.warns(UserWarning, match="not kept for the next time"):
+        assert kept_output(lowered(), DEVICES, {}, compiler).printed == "text"
+    jax.config.update("jax_compilation_cache_dir", None)
+    assert kept_output(lowered(), DEVICES, {}, compiler).printed == "text" and compiler.calls == 2
