@@ -15,7 +15,7 @@ def lowered(factor: float = 2.0, scope: str = "mlp") -> jax.stages.Lowered:
         with jax.named_scope(scope):
             return x * factor
 
-    return jax.jit(program).lower(jnp.ones(3))
+    return jax.jit(program).lower(jax.ShapeDtypeStruct((3,), jnp.float32))
 
 
 class Compiler:
@@ -41,7 +41,7 @@ def directory(tmp_path):
 def test_the_same_program_is_compiled_once(directory, output):
     compiler = Compiler(output)
     assert [kept_output(lowered(), DEVICES, {}, compiler) for _ in range(2)] == [output] * 2
-    assert compiler.calls == 1 and len(list(directory.iterdir())) == 1
+    assert compiler.calls == 1 and len(list(directory.glob("absent-*"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_other_inputs_are_compiled(directory, other):
 def test_a_damaged_file_is_written_again(directory, damage):
     compiler = Compiler(CompilerOutput(printed="text"))
     kept_output(lowered(), DEVICES, {}, compiler)
-    (file,) = directory.iterdir()
+    (file,) = directory.glob("absent-*")
     whole = file.read_bytes()
     file.write_bytes(damage(whole))
     assert kept_output(lowered(), DEVICES, {}, compiler).printed == "text"
