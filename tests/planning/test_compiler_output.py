@@ -36,7 +36,8 @@ def directory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "output", [CompilerOutput(1, 2, 3, "HloModule é", "dump"), CompilerOutput(1, 2, 3), CompilerOutput(error="RESOURCE")]
+    "output",
+    [CompilerOutput(1, 2, 3, "HloModule é", "dump"), CompilerOutput(1, 2, 3), CompilerOutput(error="RESOURCE")],
 )
 def test_the_same_program_is_compiled_once(directory, output):
     compiler = Compiler(output)
@@ -63,7 +64,7 @@ def test_other_inputs_are_compiled(directory, other):
 
 @pytest.mark.parametrize(
     "damage",
-    [lambda whole: b"", lambda whole: b"text", lambda whole: whole[:-9], lambda whole: whole[:10] + b"\xff" + whole[11:]],
+    [lambda x: b"", lambda x: b"text", lambda x: x[:-9], lambda x: x[:10] + b"\xff" + x[11:]],
     ids=["empty", "text", "cut off", "a byte"],
 )
 def test_a_damaged_file_is_written_again(directory, damage):
