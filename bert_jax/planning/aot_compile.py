@@ -83,12 +83,12 @@ def compiled_step_stats(
     is_gpu = mesh.devices.flat[0].platform == "gpu"
     options = GPU_OPTIONS if is_gpu else {}
 
-    def compile() -> CompilerOutput:
+    def compile_step() -> CompilerOutput:
         with tempfile.TemporaryDirectory() as directory:
             # Collectives are read from the compiler's dump, which has all parts of the program, but no estimates.
             return _compile(lowered, options, dump or (None if is_gpu else directory), read_dump=not is_gpu)
 
-    output = compile() if dump else kept_output(lowered, mesh.devices, options, compile)
+    output = compile_step() if dump else kept_output(lowered, mesh.devices, options, compile_step)
     if output.error is not None:
         check_kernel_memory(output.error, config.model)
         return parse_out_of_memory(output.error)

@@ -1,4 +1,4 @@
-"""What the compiler says of a program for absent devices, kept for the next time.
+"""The compiler's output for absent devices, kept for the next time.
 
 jax's compilation cache writes such programs but cannot read them, and compilation takes minutes. Their text and sizes
 are all that planning reads, so these are kept, in the same directory (`set_compilation_cache`).
@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
+from bert_jax.planning.topologies import DESCRIPTIONS
 from bert_jax.storage.files import write_atomic
 
 COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
@@ -38,24 +40,25 @@ class CompilerOutput(NamedTuple):
 
 
 def kept_output(
-    lowered: jax.stages.Lowered, devices: Any, options: Any, compile: Callable[[], CompilerOutput]
+    lowered: jax.stages.Lowered, devices: np.ndarray, options: Any, compile_step: Callable[[], CompilerOutput]
 ) -> CompilerOutput:
-    """The output of ``compile()``, or that of an earlier call for the same program, devices, options and compilers.
+    """The output of ``compile_step()``, or of an earlier call for the same program, devices, options and compilers.
 
     Args:
       lowered: the program.
-      devices: array of devices.
+      devices: of the mesh. Those of two kinds of TPU have the same repr.
       options: of the compiler.
-      compile: compiles the program.
+      compile_step: compiles the program.
     """
     if jax.config.jax_compilation_cache_dir is None:
-        return compile()
-    key = _hash(lowered, [repr(one) for one in devices.flat], options)
+        return compile_step()
+    kinds = {(one.device_kind, one.client.platform_version) for one in devices.flat}
+    key = _hash(lowered, [repr(one) for one in devices.flat], sorted(kinds), options)
     path = Path(jax.config.jax_compilation_cache_dir) / f"absent-{key}.json.gz"
     try:
         return CompilerOutput(**json.loads(gzip.decompress(path.read_bytes())))
     except (OSError, EOFError, zlib.error, ValueError, TypeError):  # absent, or damaged: compiled again
-        output = compile()
+        output = compile_step()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, gzip.compress(json.dumps(output._asdict()).encode(), compresslevel=1))
@@ -68,5 +71,6 @@ def _hash(lowered: jax.stages.Lowered, *settings: Any) -> str:
     """Programs whose operations have other names differ: planning reads from them what a kernel is for."""
     names = sorted(set(re.findall(r'loc\("([^"]*)"\(', lowered.as_text(debug_info=True))))
     versions = {one.name: one.version for one in metadata.distributions() if one.name in COMPILERS}
-    content = [lowered.as_text(), names, *settings, versions, os.environ.get("LIBTPU_INIT_ARGS")]
+    gpus = {path.name: path.read_text() for path in DESCRIPTIONS.iterdir()}
+    content = [lowered.as_text(), names, *settings, gpus, versions, os.environ.get("LIBTPU_INIT_ARGS")]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

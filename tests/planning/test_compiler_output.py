@@ -1,4 +1,7 @@
-"""What the compiler said of a program for absent devices is read again for the same program, and for no other."""
+"""The compiler's output for absent devices is read again for the same program, and for no other."""
+
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +10,25 @@ import pytest
 
 from bert_jax.planning.compiler_output import CompilerOutput, kept_output
 
-DEVICES = np.array(["v5e:0", "v5e:1"])
+
+class Device(NamedTuple):
+    """As libtpu's: the representation has no kind."""
+
+    id: int
+    device_kind: str = "TPU v5 lite"
+    client: SimpleNamespace = SimpleNamespace(platform_version="1")
+
+    def __repr__(self) -> str:
+        return f"TpuDevice(id={self.id})"
+
+
+def devices(*ones: Device) -> np.ndarray:
+    array = np.empty(len(ones), object)
+    array[:] = ones
+    return array
+
+
+DEVICES = devices(Device(0), Device(1))
 
 
 def lowered(factor: float = 2.0, scope: str = "mlp") -> jax.stages.Lowered:
@@ -51,9 +72,10 @@ def test_the_same_program_is_compiled_once(directory, output):
         (lowered(3.0), DEVICES, {}),
         (lowered(scope="attention"), DEVICES, {}),
         (lowered(), DEVICES[:1], {}),
+        (lowered(), devices(Device(0, "TPU v6 lite"), Device(1, "TPU v6 lite")), {}),
         (lowered(), DEVICES, {"xla_gpu_autotune_level": 0}),
     ],
-    ids=["program", "names", "devices", "options"],
+    ids=["program", "names", "devices", "kind", "options"],
 )
 def test_other_inputs_are_compiled(directory, other):
     compiler = Compiler(CompilerOutput(printed="text"))
