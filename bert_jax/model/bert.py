@@ -111,7 +111,6 @@ def _has_example(inputs: EncoderInputs) -> Bool[Array, "B K"]:
     return segments == jnp.arange(1, segments.shape[1] + 1)[None]
 
 
-@functools.partial(jax.jit, static_argnames=("config", "heads"), inline=True)  # traced once for many callers
 def init(config: ModelConfig, key: Key[Array, ""], heads: Heads) -> Params:
     """Initial parameters as a nested dict of float32 arrays.
 
