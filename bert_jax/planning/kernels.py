@@ -45,6 +45,8 @@ MOVES |= {"copy-start", "slice-start"}
 CHEAP = {"convert", "compare", "select", "add", "multiply", "subtract", "clamp", "reverse", "bitcast-convert"}
 """Operations that a kernel of copies may have besides."""
 FREE = {"parameter", "constant", "bitcast", "tuple", "broadcast", "iota", "get-tuple-element"}
+UNKNOWN_CYCLES = str(2**64 - 1)
+"""libtpu's estimate for a kernel that it cannot rate."""
 _INSTRUCTION = re.compile(r"^\s+(ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*?)\)")
 
 
@@ -175,7 +177,7 @@ def _kernel(one: _Instruction, named: Mapping[str, _Instruction], program: _Prog
     result = " ".join(f"{kind}[{dims}]" for kind, dims in hlo.arrays_of(one.shape))
     described = _product(product, inside if product in body else named) if product else None
     estimate = re.search(r'"estimated_cycles":"(\d+)"', one.line)
-    cycles = int(estimate[1]) if estimate else 0
+    cycles = int(estimate[1]) if estimate and estimate[1] != UNKNOWN_CYCLES else 0
     return Kernel(one.name, _kind(one, body, op_name), op_name, result, read, written, executions, described, cycles)
 
 
