@@ -28,7 +28,8 @@ jaxtyping.install_import_hook(typecheck.checked_modules(PACKAGE), f"{typecheck._
 import jax  # noqa: E402
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# jax allocates as it traces, and with the default of 700 a tenth of the tests' time is garbage collection.
+# jax allocates as it traces: with the default of 700, collections took 9 % of a page's CPU seconds
+# (docs/log/project.md, 2026-11-28).
 gc.set_threshold(50_000, 20, 100)
 
 pytest_plugins = ["tests.fixtures"]

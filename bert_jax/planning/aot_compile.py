@@ -1,5 +1,6 @@
 """Ahead-of-time compilation of a phase's train step for absent devices, and statistics of the compiled program."""
 
+import functools
 import re
 import tempfile
 from pathlib import Path
@@ -10,7 +11,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from bert_jax.config import Config
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.planning.compiler_output import CompilerOutput, kept_output
+from bert_jax.planning.compiler_output import CompilerOutput, cached_output
 from bert_jax.planning.hlo import Collective, parse_collectives
 from bert_jax.planning.kernels import Kernel, parse_kernels
 from bert_jax.planning.topologies import compiling_for_absent_devices
@@ -82,36 +83,38 @@ def compiled_step_stats(
     lowered = trace_step(config, phase, mesh, accumulation).lower()
     is_gpu = mesh.devices.flat[0].platform == "gpu"
     options = GPU_OPTIONS if is_gpu else {}
-
-    def compile_step() -> CompilerOutput:
-        with tempfile.TemporaryDirectory() as directory:
-            # Collectives are read from the compiler's dump, which has all parts of the program, but no estimates.
-            return _compile(lowered, options, dump or (None if is_gpu else directory), read_dump=not is_gpu)
-
-    output = compile_step() if dump else kept_output(lowered, mesh.devices, options, compile_step)
+    compile_step = functools.partial(_compile, lowered, options, dump, is_gpu)
+    output = compile_step() if dump else cached_output(lowered, mesh.devices, options, compile_step)
     if output.error is not None:
         check_kernel_memory(output.error, config.model)
         return parse_out_of_memory(output.error)
+    text = output.printed if output.dumped is None else output.dumped
+    assert text is not None, "programs that XLA cannot print have a dump"
     # A loop with a bound known only at run time is that of a batch ramp: at the end of the ramp it runs in full.
-    collectives = parse_collectives(output.dumped or output.printed or "", unknown_trip_count=accumulation)
+    collectives = parse_collectives(text, unknown_trip_count=accumulation)
     kernels = None if output.printed is None else parse_kernels(output.printed, unknown_trip_count=accumulation)
     return CompiledStepStats(output.argument_bytes, output.temporary_bytes, output.total_bytes, collectives, kernels)
 
 
 def _compile(
-    lowered: jax.stages.Lowered, options: dict[str, bool | int], dump: str | None, read_dump: bool
+    lowered: jax.stages.Lowered, options: dict[str, bool | int], dump: str | None, is_gpu: bool
 ) -> CompilerOutput:
-    extra: dict[str, bool | int | str] = {"xla_dump_to": dump, "xla_dump_hlo_as_text": True} if dump else {}
-    try:
-        with compiling_for_absent_devices():
-            compiled = lowered.compile(options | extra)
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        return CompilerOutput(error=str(error))
     dumped = None
-    if dump and read_dump:
-        (dumped,) = (path.read_text() for path in Path(dump).glob("*.jit_train_step.*after_optimizations.txt"))
+    with tempfile.TemporaryDirectory() as directory:
+        extra: dict[str, bool | int | str] = {}
+        if dump or not is_gpu:
+            extra = {"xla_dump_to": dump or directory, "xla_dump_hlo_as_text": True}
+        try:
+            with compiling_for_absent_devices():
+                compiled = lowered.compile(options | extra)
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            return CompilerOutput(error=str(error))
+        if not is_gpu:
+            # Collectives are read from the compiler's dump, which has all parts of the program, but no estimates.
+            files = Path(dump or directory).glob("*.jit_train_step.*after_optimizations.txt")
+            (dumped,) = (path.read_text() for path in files)
     usage = compiled.memory_analysis()
     total = int(compiled_memory_bytes(compiled)) + usage.generated_code_size_in_bytes
     return CompilerOutput(usage.argument_size_in_bytes, usage.temp_size_in_bytes, total, _printed(compiled), dumped)

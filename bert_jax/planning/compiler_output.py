@@ -1,7 +1,7 @@
-"""The compiler's output for absent devices, kept for the next time.
+"""The compiler's output for absent devices, cached.
 
 jax's compilation cache writes such programs but cannot read them, and compilation takes minutes. Their text and sizes
-are all that planning reads, so these are kept, in the same directory (`set_compilation_cache`).
+are all that planning reads, so these are cached, in the same directory (`jax_compilation_cache_dir`).
 """
 
 import gzip
@@ -12,17 +12,16 @@ import re
 import warnings
 import zlib
 from collections.abc import Callable
-from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jaxlib
 import numpy as np
 
+from bert_jax.distributed.jax_setup import cuda_plugin_versions
 from bert_jax.planning.topologies import DESCRIPTIONS
 from bert_jax.storage.files import write_atomic
-
-COMPILERS = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "jax-cuda12-pjrt", "jax-cuda13-plugin", "jax-cuda13-pjrt")
 
 
 class CompilerOutput(NamedTuple):
@@ -39,21 +38,22 @@ class CompilerOutput(NamedTuple):
     """Message of a program that does not fit into the memory of a device."""
 
 
-def kept_output(
+def cached_output(
     lowered: jax.stages.Lowered, devices: np.ndarray, options: Any, compile_step: Callable[[], CompilerOutput]
 ) -> CompilerOutput:
     """The output of ``compile_step()``, or of an earlier call for the same program, devices, options and compilers.
 
     Args:
       lowered: the program.
-      devices: of the mesh. Those of two kinds of TPU have the same repr.
+      devices: of the mesh.
       options: of the compiler.
       compile_step: compiles the program.
     """
     if jax.config.jax_compilation_cache_dir is None:
         return compile_step()
-    kinds = {(one.device_kind, one.client.platform_version) for one in devices.flat}
-    key = _hash(lowered, [repr(one) for one in devices.flat], sorted(kinds), options)
+    # The repr of a TPU has its place and not its kind; the platform's version has libtpu's.
+    described = [(repr(one), one.device_kind, one.client.platform_version) for one in devices.flat]
+    key = _hash(lowered, described, options)
     path = Path(jax.config.jax_compilation_cache_dir) / f"absent-{key}.json.gz"
     try:
         return CompilerOutput(**json.loads(gzip.decompress(path.read_bytes())))
@@ -63,14 +63,14 @@ def kept_output(
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, gzip.compress(json.dumps(output._asdict()).encode(), compresslevel=1))
     except OSError as error:
-        warnings.warn(f"what the compiler said is not kept for the next time: {error}", stacklevel=2)
+        warnings.warn(f"the compiler's output is not kept for the next time: {error}", stacklevel=2)
     return output
 
 
 def _hash(lowered: jax.stages.Lowered, *settings: Any) -> str:
     """Programs whose operations have other names differ: planning reads from them what a kernel is for."""
     names = sorted(set(re.findall(r'loc\("([^"]*)"\(', lowered.as_text(debug_info=True))))
-    versions = {one.name: one.version for one in metadata.distributions() if one.name in COMPILERS}
+    versions = jax.__version__, jaxlib.__version__, cuda_plugin_versions()
     gpus = {path.name: path.read_text() for path in DESCRIPTIONS.iterdir()}
     content = [lowered.as_text(), names, *settings, gpus, versions, os.environ.get("LIBTPU_INIT_ARGS")]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
