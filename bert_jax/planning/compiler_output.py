@@ -69,7 +69,8 @@ def cached_output(
 
 def _hash(lowered: jax.stages.Lowered, *settings: Any) -> str:
     """Programs whose operations have other names differ: planning reads from them what a kernel is for."""
-    names = sorted(set(re.findall(r'loc\("([^"]*)"\(', lowered.as_text(debug_info=True))))
+    # Without those of the Python functions that called jax, which do not change the program.
+    names = sorted(set(re.findall(r'loc\("(jit\([^"]*)"\(', lowered.as_text(debug_info=True))))
     versions = jax.__version__, jaxlib.__version__, cuda_plugin_versions()
     gpus = {path.name: path.read_text() for path in DESCRIPTIONS.iterdir()}
     content = [lowered.as_text(), names, *settings, gpus, versions, os.environ.get("LIBTPU_INIT_ARGS")]
