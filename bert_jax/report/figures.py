@@ -281,13 +281,18 @@ def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
 
 def _label_ticks(axis: "Axis") -> None:
     """Label the ticks of an axis with the digits that distinguish them, at least 4."""
+    from matplotlib.ticker import Formatter
 
-    def label(value: float, position: int | None = None) -> str:
-        ticks = set(axis.get_majorticklocs())
-        enough = (n for n in range(4, 12) if len({_tick_label(tick, n) for tick in ticks}) == len(ticks))
-        return _tick_label(value, next(enough, 12))
+    formatter = Formatter()
+    formatter.format_ticks = _tick_labels  # one label's digits depend on the other ticks
+    axis.set_major_formatter(formatter)
 
-    axis.set_major_formatter(label)
+
+def _tick_labels(ticks: Iterable[float]) -> list[str]:
+    different = [float(tick) for tick in {*ticks}]
+    enough = (n for n in range(4, 12) if len({_tick_label(tick, n) for tick in different}) == len(different))
+    digits = next(enough, 12)
+    return [_tick_label(tick, digits) for tick in ticks]
 
 
 def _tick_label(value: float, digits: int = 4) -> str:
