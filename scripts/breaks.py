@@ -63,7 +63,7 @@ bert_jax/experiments/failure_rates.py: experiments/test_results.py
     counts += [len(task["scores"]), task["failed"], => counts += [len(task["scores"]), task["scores"].count(None),
 bert_jax/experiments/results.py: experiments/test_results.py
     metric in record["metrics"] for => metric in record["metrics"] and not record["finetuned"][metric]["failed"] for
-bert_jax/experiments/statistics.py: experiments/test_statistics.py
+bert_jax/statistics.py: test_statistics.py
     np.arange(len(known), 0, -1) => len(known)
 bert_jax/finetune/label_order.py: finetune/test_label_order.py
     order = [names.index(label) for label in wanted] => order = [wanted.index(label) for label in wanted]

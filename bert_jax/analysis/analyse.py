@@ -14,8 +14,8 @@ from typing import Annotated, Any
 
 import tyro
 
-from bert_jax.analysis import page, result_files, viewer
-from bert_jax.analysis.suite import Suite, SuiteInputs
+from bert_jax.analysis import comparison, page, result_files, viewer
+from bert_jax.analysis.suite import Scalar, Suite, SuiteInputs
 from bert_jax.analysis.suites import SUITES
 from bert_jax.command import flags
 from bert_jax.command.flags import DirectoryArg
@@ -24,6 +24,7 @@ from bert_jax.distributed import jax_setup
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.field_validation import Seed, Share, check
 from bert_jax.inference import loaded_model
+from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.report.page_file import check_page_file, write_page
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.lock import DirectoryLock
@@ -33,6 +34,8 @@ from bert_jax.training.run_directory.checkpoint import checkpoint_directory, com
 PAGE = "report.html"
 CURVES = "curves.json"
 """With several checkpoints: values by suite, name and step."""
+COMPARED, COMPARISON = "compared", "comparison.json"
+"""With --compare: the directory of the other model's results, and the list of `TestComparison`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,9 @@ class AnalyseOptions:
     """Suites to run. Default: all whose data and heads are there; those left out are named."""
     checkpoints: str = "newest"
     """Of a run: `newest`, `all`, or steps as in 250,500,1000. With several, the page has curves over the steps."""
+    compare: Annotated[DirectoryArg | None, tyro.conf.arg(metavar="MODEL")] = None
+    """Another model, or another checkpoint of the run: the suites run on it too, and its answers to the same items are
+    compared one by one."""
     seed: Seed = 0
     """Of control tasks, random weights and splits."""
     view: tuple[str, ...] = ()
@@ -95,7 +101,7 @@ def main(argv: Sequence[str]) -> None:
     check(options, "--", _Numbers)
     chosen = _chosen_suites(options.suites)
     heads = _heads_to_view(options)
-    for path in (options.model, options.data, options.out):
+    for path in (options.model, options.data, options.out, options.compare):
         if path is not None:
             check_reachable(path)
     if options.data is not None and not options.data.is_dir():
@@ -125,6 +131,11 @@ def _heads_to_view(options: AnalyseOptions) -> list[tuple[int, int]]:
         raise UserError("bert-jax analyse needs --data DIR, or --view TEXT: `bert-jax analyse --help` explains them")
     if options.view_heads and not options.view:
         raise UserError("--view-heads: give the text with --view")
+    if options.compare is not None and (options.data is None or options.checkpoints != "newest"):
+        raise UserError(
+            "--compare needs --data, and takes the newest checkpoint: leave --checkpoints out, or give one "
+            "checkpoint as MODEL, as in runs/first/checkpoints/00001000"
+        )
     if len(options.view) > 2:
         raise UserError(f"--view has {len(options.view)} texts: give one or two, each in quotation marks")
     return viewer.parse_heads(options.view_heads)
@@ -191,26 +202,58 @@ def _earlier_results(
     return files
 
 
+def _run_suites(
+    options: Any, chosen: list[Suite], inputs: SuiteInputs, directory: StoredPath, what: str
+) -> tuple[dict[str, result_files.ResultFile], dict[str, str]]:
+    """The results of a model by suite, and why others were left out."""
+    digest, files, left_out = result_files.model_sha256(inputs.model), {}, {}
+    for suite in chosen:
+        settings = getattr(options, _attribute(suite))
+        reason = suite.obstacle(inputs, settings)
+        if reason is not None and options.suites:
+            raise UserError(f"--suites {suite.name}: {reason}")
+        if reason is not None:
+            left_out[suite.name] = reason
+            continue
+        computed = result_files.compute_or_read(directory / f"{suite.name}.json", suite, inputs, settings, digest)
+        files[suite.name] = computed.file
+        how = f"{computed.file['seconds']:.1f} s" if computed.is_new else "done before"
+        print(f"{suite.name}{what}: {how}", file=sys.stderr)
+    return files, left_out
+
+
+def _compare(options: Any, chosen: list[Suite], model: LoadedModel) -> list[comparison.TestComparison]:
+    """The tests of the model and of that of --compare, item by item."""
+    other = loaded_model.load(options.compare)
+    if result_files.model_sha256(other) == result_files.model_sha256(model):
+        raise UserError(f"--compare {options.compare}: has the weights of {options.model}: give another model")
+    inputs = SuiteInputs(other, options.data, options.seed, True, options.compare)
+    directory = options.out / COMPARED
+    make_directory_if_local(directory)
+    counted = [suite for suite in chosen if (result_files.items_path(options.out / f"{suite.name}.json")).exists()]
+    if not counted:
+        raise UserError("--compare: none of the suites that ran counts items: cloze does (docs/analysis.md)")
+    files, _ = _run_suites(options, counted, inputs, directory, f" of {options.compare}")
+    same = other.tokenizer.fingerprint == model.tokenizer.fingerprint
+    rows = []
+    for name in files:
+        sides = (result_files.read_items(place / f"{name}.json") for place in (options.out, directory))
+        rows += comparison.compare(name, *sides, same)
+    if not rows:
+        raise UserError("--compare: the models have no test in common: give the same data to both")
+    return comparison.adjust(rows)
+
+
 def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, StoredPath]], command: str) -> None:
     points, left_out, baselines = [], {}, {}
     for step, source in models:
         model = loaded_model.load(source)
-        digest, directory = result_files.model_sha256(model), _directory(options.out, step)
+        directory = _directory(options.out, step)
         inputs = SuiteInputs(model, options.data, options.seed, True, source, baselines)
-        files = {}
-        for suite in chosen:
-            settings = getattr(options, _attribute(suite))
-            reason = suite.obstacle(inputs, settings)
-            if reason is not None and options.suites:
-                raise UserError(f"--suites {suite.name}: {reason}")
-            if reason is not None:
-                left_out[suite.name] = reason
-                continue
-            computed = result_files.compute_or_read(directory / f"{suite.name}.json", suite, inputs, settings, digest)
-            files[suite.name] = computed.file
-            how = f"{computed.file['seconds']:.1f} s" if computed.is_new else "done before"
-            print(f"{suite.name}{'' if step is None else f', step {step}'}: {how}", file=sys.stderr)
-        points.append(page.CheckpointResults(step, files | _earlier_results(directory, chosen, digest)))
+        files, not_run = _run_suites(options, chosen, inputs, directory, "" if step is None else f", step {step}")
+        left_out |= not_run
+        earlier = _earlier_results(directory, chosen, result_files.model_sha256(model))
+        points.append(page.CheckpointResults(step, files | earlier))
     shown = [suite for suite in SUITES if all(suite.name in point.files for point in points)]
     for name, why in left_out.items():
         print(f"{name} was left out: {why}", file=sys.stderr)
@@ -219,11 +262,25 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     if len(points) > 1:
         curves = page.flatten_baselines(page.emergence(shown, points))
         write_atomic(options.out / CURVES, json.dumps(curves, indent=1, allow_nan=False).encode())
+    compared = [] if options.compare is None else _compare(options, chosen, model)
     sections = page.sections(f"Analysis of {options.model}", command, model, shown, points, left_out)
+    if compared:
+        write_atomic(options.out / COMPARISON, json.dumps(compared, indent=1, allow_nan=False).encode())
+        sections.insert(1, comparison.section(compared, str(options.model), str(options.compare)))
     write_page(options.out / PAGE, "--out", sections)
     for suite in shown:
-        for name, (value, baselines) in suite.scalars(points[-1].files[suite.name]["result"]).items():
-            compared = ", ".join(f"{baseline} {one:.4g}" for baseline, one in baselines.items())
-            shown = f"{value:.4g}" if math.isfinite(value) else "undefined"
-            print(f"{suite.name}: {name}  {shown}{f'  ({compared})' if compared else ''}")
+        for name, scalar in suite.scalars(points[-1].files[suite.name]["result"]).items():
+            print(f"{suite.name}: {name}  {_scalar_text(scalar)}")
+    for line in comparison.lines(compared):
+        print(line)
     print(f"wrote {options.out / PAGE}")
+
+
+def _scalar_text(scalar: Scalar) -> str:
+    """A number, its interval and what it is compared with."""
+    value = f"{scalar.value:.4g}" if math.isfinite(scalar.value) else "undefined"
+    beside = [f"{name} {one:.4g}" for name, one in scalar.baselines.items()]
+    if scalar.interval is not None:
+        low, high = scalar.interval
+        beside.insert(0, f"95 % of items {low:.4g} to {high:.4g}")
+    return f"{value}  ({', '.join(beside)})" if beside else value

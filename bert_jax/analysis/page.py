@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
+from bert_jax.analysis.item_scores import uncertainty_blocks
 from bert_jax.analysis.result_files import ResultFile
-from bert_jax.analysis.suite import Suite
+from bert_jax.analysis.suite import UNCERTAINTY, Suite, SuiteResult
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.report import Command, Curves, Note, ReportBlock, Section, Series, Table
 from bert_jax.report.cells import make_table
@@ -41,9 +42,14 @@ def sections(
     blocks: list[ReportBlock] = [Command(command), _model_table(model, newest)]
     blocks += [Note(f"{name} was left out: {why}") for name, why in left_out.items()]
     blocks += [_cost_table(suites, newest)]
-    about = [Section(suite.name, suite.blocks(newest.files[suite.name]["result"])) for suite in suites]
+    about = [Section(suite.name, _blocks(suite, newest.files[suite.name]["result"])) for suite in suites]
     over_time = [Section("over the checkpoints", tuple(_emergence_curves(suites, points)))] if len(points) > 1 else []
     return [Section(title, tuple(blocks), level=1), *over_time, *about]
+
+
+def _blocks(suite: Suite, result: SuiteResult) -> tuple[ReportBlock, ...]:
+    uncertain = uncertainty_blocks(result[UNCERTAINTY]) if UNCERTAINTY in result else ()
+    return (*uncertain, *suite.blocks(result))
 
 
 class Emergence(TypedDict):

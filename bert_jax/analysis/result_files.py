@@ -15,8 +15,10 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
-from bert_jax.errors import UserError
+from bert_jax.analysis import item_scores
+from bert_jax.analysis.item_scores import ItemScores
+from bert_jax.analysis.suite import ITEMS, UNCERTAINTY, Suite, SuiteInputs, SuiteResult
+from bert_jax.errors import UserError, require
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.json_files import read_json_as
@@ -109,6 +111,22 @@ def read(path: StoredPath) -> ResultFile:
     return read_json_as(path, ResultFile, ADVICE, FORMAT_VERSION)
 
 
+def items_path(path: StoredPath) -> StoredPath:
+    """The file of the scores of items beside that of a result."""
+    return path.parent / f"{path.stem}.items.jsonl"
+
+
+def read_items(path: StoredPath) -> dict[str, ItemScores]:
+    """The scores of items of the result in a file.
+
+    Raises:
+      UserError: their file is missing or damaged.
+    """
+    items = items_path(path)
+    require(items.exists(), f"{items} is missing: remove {path}, and the suite is computed again")
+    return item_scores.read_json_lines(items, f"remove {path}, and the suite is computed again")
+
+
 def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, settings: Any, model_digest: str) -> Computed:
     """The result of a suite, from its file if the same code has made it; otherwise the file is written atomically.
 
@@ -130,11 +148,15 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
             return Computed(file, False)
         print(f"{suite.name} is computed again: {path} was made by other code", file=sys.stderr)
     start = time.perf_counter()
-    result = _plain(suite.run(inputs, settings), suite.name)
+    result = dict(suite.run(inputs, settings))
+    items = result.pop(ITEMS, None)
+    if items is not None:
+        result[UNCERTAINTY] = item_scores.uncertainty(items)
+        write_atomic(items_path(path), item_scores.to_json_lines(items))
     file = ResultFile(
         format_version=FORMAT_VERSION,
         request=request,
-        result=result,
+        result=_plain(result, suite.name),
         seconds=round(time.perf_counter() - start, 2),
         peak_memory_mb=_peak_memory() // 10**6,
     )

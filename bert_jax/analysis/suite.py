@@ -15,6 +15,9 @@ from bert_jax.storage.paths import StoredPath
 Value = TypeVar("Value")
 SuiteResult = dict[str, Any]
 """Values that JSON can hold, with names that say what they are and in which unit."""
+ITEMS, UNCERTAINTY = "items", "uncertainty"
+"""Keys of a result: `ItemScores` by test, which are saved in a file of their own, and what
+`item_scores.uncertainty` makes of them."""
 
 
 class Scalar(NamedTuple):
@@ -24,6 +27,8 @@ class Scalar(NamedTuple):
     """NaN where it is undefined."""
     baselines: Mapping[str, float] = {}
     """By name, e.g. "random weights"; in the unit of the value."""
+    interval: tuple[float, float] | None = None
+    """Of 95 % over the items, in the unit of the value; None: not computed."""
 
 
 @dataclass(frozen=True)

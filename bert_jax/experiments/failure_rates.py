@@ -8,7 +8,7 @@ from typing import NamedTuple, TypedDict
 
 import numpy as np
 
-from bert_jax.experiments import statistics
+from bert_jax import statistics
 from bert_jax.experiments.budget import Cell
 from bert_jax.experiments.cell_records import Records
 from bert_jax.experiments.level_pairs import level_pairs

@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from bert_jax.experiments import statistics
+from bert_jax import statistics
 from bert_jax.experiments.budget import Cell
 from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, Records, RunRecord, read_record, runs_of
 from bert_jax.experiments.failure_rates import FailureRate, compare_failures

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 pytest.importorskip("scipy")
+from bert_jax import statistics
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
-from bert_jax.experiments import budget, results, runner, statistics, study_report
+from bert_jax.experiments import budget, results, runner, study_report
 from bert_jax.experiments.study import HeldOutRows, Study
 from bert_jax.report.text import render
 from tests.experiments.test_results import record

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 pytest.importorskip("scipy")
-from bert_jax.experiments import failure_rates, results, statistics
+from bert_jax import statistics
+from bert_jax.experiments import failure_rates, results
 from bert_jax.experiments.budget import make_cells
 from bert_jax.experiments.cell_records import FORMAT_VERSION
 from tests.experiments.test_study import BASE, make_study

@@ -5,7 +5,8 @@ from typing import Any
 
 from bert_jax.analysis.cloze import ettinger, lama, minimal_pairs, verb_agreement
 from bert_jax.analysis.cloze.section import blocks, scalars
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.item_scores import ItemScores
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
 from bert_jax.errors import require
 from bert_jax.field_validation import CountOrZero, check
 from bert_jax.storage.paths import StoredPath
@@ -39,19 +40,22 @@ def run(inputs: SuiteInputs, settings: ClozeSettings) -> SuiteResult:
     require(bool(present), f"cloze: {inputs.data} has none of the folders {', '.join(FOLDERS)} (docs/analysis.md)")
     models = {"model": model, "random_weights": inputs.with_random_weights()}
     results: dict[str, Any] = {}
+    items: dict[str, ItemScores] = {}
     for folder in present:
         files = inputs.files(folder, ".tsv" if folder in ("agreement", "ettinger") else ".jsonl")
         if folder == "minimal_pairs":
-            found = minimal_pairs.run(files, models, settings.pairs, inputs.seed, inputs.progress)
+            results[folder], items[folder] = minimal_pairs.run(
+                files, models, settings.pairs, inputs.seed, inputs.progress
+            )
         elif folder == "agreement":
-            found = verb_agreement.run(files, models, inputs.progress)
+            results[folder], items[folder] = verb_agreement.run(files, models, inputs.progress)
         elif folder == "ettinger":
-            found = ettinger.run(files, models)
+            results[folder], by_dataset = ettinger.run(files, models)
+            items |= by_dataset
         else:
             arguments = (settings.facts_per_relation, inputs.seed, inputs.progress)
-            found = lama.run(files, _vocabulary(inputs.data / folder), models, *arguments)
-        results[folder] = found
-    return {"seed": inputs.seed, **results}
+            results[folder], items[folder] = lama.run(files, _vocabulary(inputs.data / folder), models, *arguments)
+    return {"seed": inputs.seed, **results, ITEMS: items}
 
 
 def _vocabulary(folder: StoredPath) -> StoredPath | None:

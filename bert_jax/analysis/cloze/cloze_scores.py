@@ -25,6 +25,11 @@ def preference(better: Float[np.ndarray, " n"], worse: Float[np.ndarray, " n"]) 
     return {"accuracy": share(wins + ties / 2, len(better)), "items": len(better), "ties": ties}
 
 
+def wins(better: Float[np.ndarray, " n"], worse: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
+    """1 where the better of two is preferred, 0.5 where they tie, 0 elsewhere."""
+    return (better > worse) + 0.5 * (better == worse)
+
+
 def share(count: float, total: int) -> float | None:
     """count / total; None if the total is 0."""
     return float(count / total) if total else None

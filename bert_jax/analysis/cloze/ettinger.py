@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import preference, share
+from bert_jax.analysis.cloze.cloze_scores import preference, share, wins
 from bert_jax.analysis.cloze.item_files import read_tab_separated
 from bert_jax.analysis.cloze.predictions import (
     MASK,
@@ -21,6 +21,7 @@ from bert_jax.analysis.cloze.predictions import (
     mask_log_probabilities,
     token_of_word,
 )
+from bert_jax.analysis.item_scores import ItemScores
 from bert_jax.errors import UserError, require
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.storage.paths import StoredPath
@@ -161,8 +162,8 @@ def read_dataset(path: StoredPath) -> Dataset:
     return Dataset(found[0], *FORMS[found[0]][1](rows))
 
 
-def run(files: Sequence[StoredPath], models: Mapping[str, LoadedModel]) -> dict[str, Any]:
-    """Accuracy and sensitivity of each dataset for the model and the baselines.
+def run(files: Sequence[StoredPath], models: Mapping[str, LoadedModel]) -> tuple[dict[str, Any], dict[str, ItemScores]]:
+    """Accuracy and sensitivity of each dataset for the model and the baselines, and the items of its sensitivity.
 
     Args:
       files: as published, each dataset at most once.
@@ -172,15 +173,18 @@ def run(files: Sequence[StoredPath], models: Mapping[str, LoadedModel]) -> dict[
       UserError: as `read_dataset`, or two files with one dataset.
     """
     results: dict[str, Any] = {}
+    items: dict[str, ItemScores] = {}
     for path in files:
         dataset = read_dataset(path)
         require(dataset.name not in results, f"{path}: a second file with {dataset.name}: keep one of them")
-        results[dataset.name] = measure(dataset, models)
-    return results
+        results[dataset.name], items[dataset.name] = measure(dataset, models)
+    return results, {name: one for name, one in items.items() if one.items}
 
 
-def measure(dataset: Dataset, models: Mapping[str, LoadedModel]) -> dict[str, Any]:
-    """The result of one dataset; contexts that are too long and words that are several tokens are skipped and counted.
+def measure(dataset: Dataset, models: Mapping[str, LoadedModel]) -> tuple[dict[str, Any], ItemScores]:
+    """The result of one dataset, and whether the model prefers the better word of each comparison of the group "all".
+
+    Contexts that are too long and words that are several tokens are skipped and counted.
 
     Args:
       dataset: from `read_dataset`.
@@ -197,10 +201,13 @@ def measure(dataset: Dataset, models: Mapping[str, LoadedModel]) -> dict[str, An
     results: dict[str, Any] = {"contexts_too_long": len(encoded) - len(fits), "accuracy": {}, "sensitivity": {}}
     predictions = {name: mask_log_probabilities(one, [encoded[i] for i in fits]) for name, one in models.items()}
     predictions["lone_mask"] = np.tile(lone_mask_log_probabilities(model), (len(fits), 1))
+    preferred: dict[str, np.ndarray] = {}
+    usable: list[int] = []
     for name, found in predictions.items():
         results["accuracy"][name] = word_accuracy(dataset.contexts, found, token_of, row_of)
-        results["sensitivity"][name] = sensitivity(dataset.comparisons, found, token_of, row_of)
-    return results
+        results["sensitivity"][name], by_item = sensitivity(dataset.comparisons, found, token_of, row_of)
+        usable, preferred[name] = list(by_item), np.array(list(by_item.values()))
+    return results, ItemScores(tuple(f"{dataset.name}, comparison {i}" for i in usable), None, preferred)
 
 
 def word_accuracy(
@@ -246,25 +253,29 @@ def sensitivity(
     predictions: np.ndarray,
     token_of: Mapping[str, int | None],
     row_of: Mapping[int, int],
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[int, float]]:
     """How often the better word is more probable than all worse ones, and by more than the threshold, by group.
 
     Arguments as in `word_accuracy`.
 
     Returns:
       the groups, the skipped comparisons by reason, and, for ROLE-88, the correlation over items of the difference in
-      probability with that of human cloze probability.
+      probability with that of human cloze probability; and
+      for each comparison of the group "all" that is not skipped, by index, 1 if the better word is preferred, 0.5 for
+      a tie, else 0.
     """
     scores: dict[str, list[tuple[float, float]]] = {}
-    skipped, differences = Counter(not_one_token=0, too_long=0), []
-    for one in comparisons:
-        pairs = [(row_of.get(index), token_of[word]) for index, word in (one.better, *one.worse)]
+    skipped, differences, by_item = Counter(not_one_token=0, too_long=0), [], {}
+    for index, one in enumerate(comparisons):
+        pairs = [(row_of.get(context), token_of[word]) for context, word in (one.better, *one.worse)]
         if any(None in pair for pair in pairs):
             skipped["not_one_token" if any(token is None for _, token in pairs) else "too_long"] += 1
             continue
         better, *worse = (float(np.exp(predictions[row, token])) for row, token in pairs)
         for group in one.groups:
             scores.setdefault(group, []).append((better, max(worse)))
+        if "all" in one.groups:
+            by_item[index] = float(wins(np.array(better), np.array(max(worse))))
         if one.cloze_difference is not None:
             differences.append((better - worse[0], one.cloze_difference))
     groups = {}
@@ -279,7 +290,7 @@ def sensitivity(
         # Of two items it is 1 or -1, whatever they are.
         defined = len(differences) > 2 and min(probability.std(), cloze.std()) > 0
         result["correlation_with_cloze"] = float(np.corrcoef(probability, cloze)[0, 1]) if defined else None
-    return result
+    return result, by_item
 
 
 def _number(text: str, where: str) -> float:

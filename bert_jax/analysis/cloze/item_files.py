@@ -22,6 +22,11 @@ def read_json_lines(path: StoredPath) -> Iterator[tuple[str, dict[str, Any]]]:
         yield where, parse_json(line, where, "write one JSON object per line")
 
 
+def item_name(where: str) -> str:
+    """``FILE, line N`` without the directory, by which an item is found in the results of two models."""
+    return where.rsplit("/", 1)[-1]
+
+
 def text_of(values: Mapping[str, Any], key: str, where: str, default: str | None = None) -> str:
     """The text of a key; with a default, the key may be missing.
 

@@ -17,6 +17,7 @@ from bert_jax.analysis.cloze.predictions import (
     mask_log_probabilities,
     token_of_word,
 )
+from bert_jax.analysis.item_scores import ItemScores, join
 from bert_jax.analysis.rank_correlation import rank_correlation
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
@@ -103,8 +104,8 @@ def run(
     per_relation: int,
     seed: int,
     progress: bool,
-) -> dict[str, Any]:
-    """Precision by relation, and what negation and mispriming change.
+) -> tuple[dict[str, Any], ItemScores]:
+    """Precision by relation, and what negation and mispriming change; which facts have the object as first answer.
 
     Args:
       files: in LAMA's form; one named relations.jsonl has templates.
@@ -120,19 +121,21 @@ def run(
     model = models["model"]
     candidates = candidate_tokens(common_vocabulary(vocabulary), model.tokenizer)
     relations = read_relations(files, seed)
-    by_relation, skipped = {}, Counter()
+    by_relation, skipped, items = {}, Counter(), []
     with progress_bar("facts", len(relations), "relation", shown=progress) as bar:
         for name, relation in relations.items():
             drawn = draw_facts(relation.facts, per_relation, seed)
             queries, reasons = select(drawn, candidates, model)
             skipped.update(reasons | relation.skipped | {"not_drawn": len(relation.facts) - len(drawn)})
             if queries:
-                by_relation[name] = measure(queries, candidates, models)
+                by_relation[name], right = measure(queries, candidates, models)
+                facts = tuple(query.fact.item for query in queries)
+                items.append(ItemScores(facts, (name,) * len(facts), right))
             bar.update()
     total = sum(len(relation.facts) for relation in relations.values())
     reasons = ", ".join(f"{reason} {count}" for reason, count in skipped.items())
     require(bool(by_relation), f"lama: none of {total} facts can be scored ({reasons}): give other facts")
-    return {
+    found = {
         "facts": sum(one["model"]["facts"] for one in by_relation.values()),
         "facts_in_files": total,
         "skipped": dict(skipped),
@@ -141,10 +144,13 @@ def run(
         "by_relation": by_relation,
         "mean_of_relations": _means(list(by_relation.values())),
     }
+    return found, join(items, same_tokenizer=vocabulary is None)
 
 
-def measure(queries: Sequence[Query], candidates: np.ndarray, models: Mapping[str, LoadedModel]) -> dict[str, Any]:
-    """The results of one relation.
+def measure(
+    queries: Sequence[Query], candidates: np.ndarray, models: Mapping[str, LoadedModel]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The results of one relation, and for each model and a lone mask 1 where the object is the first answer, else 0.
 
     Args:
       queries: from `select`, at least one.
@@ -165,14 +171,16 @@ def measure(queries: Sequence[Query], candidates: np.ndarray, models: Mapping[st
                 variants["negated"].append(_negated(models[name], chunk, candidates, scores))
                 variants["misprimed"].append(_misprimed(models[name], chunk, candidates, scores))
     joined = {name: Answers(*map(np.concatenate, zip(*parts, strict=True))) for name, parts in found.items()}
+    joined["lone_mask"] = read_answers(lone, gold)
     answers = {name: precisions(one) for name, one in joined.items()}
-    answers["lone_mask"] = precisions(read_answers(lone, gold))
+    right = {name: (one.ranks <= 1).astype(float) for name, one in joined.items()}
     most = max(Counter(gold.tolist()).values())
-    return answers | {
+    answers |= {
         "most_frequent_object": {"precision_at_1": share(most, len(gold)), "facts": len(gold)},
         "negated": _summary(variants["negated"]),
         "misprimed": _summary(variants["misprimed"]),
     }
+    return answers, right
 
 
 def _summary(chunks: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:

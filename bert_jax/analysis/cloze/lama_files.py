@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.item_files import first_text, read_json_lines, text_of
+from bert_jax.analysis.cloze.item_files import first_text, item_name, read_json_lines, text_of
 from bert_jax.analysis.cloze.predictions import MASK
 from bert_jax.errors import require
 from bert_jax.finetune.tables import read_text
@@ -39,6 +39,8 @@ class Fact(NamedTuple):
     object: str
     negated: str | None
     misprimed: str | None
+    item: str
+    """Its file and line."""
 
 
 class Relation(NamedTuple):
@@ -146,12 +148,12 @@ def _read_facts(path: StoredPath, templates: Mapping[str, Template], seed: int) 
         elif template is None and len(text.split()) > MAX_WORDS:
             skipped["too_many_words"] += 1
         else:
-            lines.append((text, gold, negated, first_text(values, ("masked_misprimed",), where)))
+            lines.append((text, gold, negated, first_text(values, ("masked_misprimed",), where), item_name(where)))
         seen.add(pair)
-    objects, rng = list(dict.fromkeys(gold for _, gold, _, _ in lines)), np.random.default_rng(seed)
+    objects, rng = list(dict.fromkeys(gold for _, gold, *_ in lines)), np.random.default_rng(seed)
     facts = [
-        Fact(text, gold, negated or negate(text), primed or misprime(text, gold, objects, rng))
-        for text, gold, negated, primed in lines
+        Fact(text, gold, negated or negate(text), primed or misprime(text, gold, objects, rng), item)
+        for text, gold, negated, primed, item in lines
     ]
     return Relation(facts, dict(skipped))
 

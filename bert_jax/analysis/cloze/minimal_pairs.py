@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import mean, preference
-from bert_jax.analysis.cloze.item_files import read_json_lines, text_of
+from bert_jax.analysis.cloze.cloze_scores import mean, preference, wins
+from bert_jax.analysis.cloze.item_files import item_name, read_json_lines, text_of
 from bert_jax.analysis.cloze.pll import VARIANTS, pseudo_log_likelihoods
 from bert_jax.analysis.cloze.predictions import lone_mask_log_probabilities
+from bert_jax.analysis.item_scores import ItemScores
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.rows import TextRow, encode_sentences
@@ -21,6 +22,11 @@ from bert_jax.storage.paths import StoredPath
 
 SentenceScores = dict[str, np.ndarray]
 """By name of the score, float64 [rows], or [pairs, 2]: of the better sentence and of the worse one."""
+
+
+HEADLINE = "within_word_l2r"
+"""The variant of the score that intervals and comparisons use."""
+WITHOUT_CONTEXT = ("fewer_tokens", "lone_mask")
 
 
 class SentencePair(NamedTuple):
@@ -34,6 +40,8 @@ class SentencePair(NamedTuple):
     """`linguistics_term`; "" where the line has none."""
     field: str
     """E.g. syntax; "" where the line has none."""
+    item: str
+    """Its file and line."""
 
 
 def read_pairs(files: Sequence[StoredPath]) -> list[SentencePair]:
@@ -48,7 +56,7 @@ def read_pairs(files: Sequence[StoredPath]) -> list[SentencePair]:
             good, bad = (text_of(values, key, where) for key in ("sentence_good", "sentence_bad"))
             uid = text_of(values, "UID", where, path.stem)
             groups = (text_of(values, key, where, "") for key in ("linguistics_term", "field"))
-            pairs.append(SentencePair(good, bad, uid, *groups))
+            pairs.append(SentencePair(good, bad, uid, *groups, item_name(where)))
     return pairs
 
 
@@ -70,8 +78,8 @@ def draw_pairs(pairs: Sequence[SentencePair], count: int, seed: int) -> list[Sen
 
 def run(
     files: Sequence[StoredPath], models: Mapping[str, LoadedModel], count: int, seed: int, progress: bool
-) -> dict[str, Any]:
-    """Accuracy of each score, over UIDs, phenomena and fields.
+) -> tuple[dict[str, Any], ItemScores]:
+    """Accuracy of each score, over UIDs, phenomena and fields; which better sentences are preferred, by `HEADLINE`.
 
     Args:
       files: in BLiMP's form.
@@ -94,8 +102,15 @@ def run(
         prefix = "" if name == "model" else f"{name}_"
         scores |= {f"{prefix}{variant}": found[variant][index] for variant in VARIANTS}
     scores |= {name: values[index] for name, values in baselines(model, rows).items()}
-    by_uid = _by_group(scores, [pair.uid for pair in kept])
-    return {
+    uids = [pair.uid for pair in kept]
+    by_uid = _by_group(scores, uids)
+    columns = {
+        "model": HEADLINE,
+        "random_weights": f"random_weights_{HEADLINE}",
+        **{one: one for one in WITHOUT_CONTEXT},
+    }
+    preferred = {column: wins(*scores[name].T) for column, name in columns.items()}
+    found = {
         "pairs": len(kept),
         "pairs_in_files": len(pairs),
         "not_drawn": len(pairs) - len(drawn),
@@ -107,6 +122,7 @@ def run(
         "by_phenomenon": _by_group(scores, [pair.phenomenon for pair in kept]),
         "by_field": _by_group(scores, [pair.field for pair in kept]),
     }
+    return found, ItemScores(tuple(pair.item for pair in kept), tuple(uids), preferred)
 
 
 def encode_pairs(
@@ -141,7 +157,7 @@ def baselines(model: LoadedModel, rows: Sequence[TextRow]) -> SentenceScores:
     tokens = np.array([2 - len(row.input_ids) for row in rows], float)
     # fsum, so that sentences with the same words in another order have the same sum.
     sums = np.array([math.fsum(lone[row.input_ids[1:-1]]) for row in rows])
-    return {"fewer_tokens": tokens, "lone_mask": sums}
+    return dict(zip(WITHOUT_CONTEXT, (tokens, sums), strict=True))
 
 
 def _accuracies(scores: SentenceScores, chosen: np.ndarray) -> dict[str, Any]:

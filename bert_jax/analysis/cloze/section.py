@@ -3,7 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bert_jax.analysis.cloze.minimal_pairs import HEADLINE
 from bert_jax.analysis.cloze.pll import VARIANTS
+from bert_jax.analysis.item_scores import interval
 from bert_jax.analysis.quantities import RANDOM, cells, compared
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Note, ReportBlock, Table
@@ -28,15 +30,19 @@ MAX_ROWS = 80
 def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints: accuracy by test, in percent."""
     found: dict[str, Scalar] = {}
+
+    def put(name: str, scalar: Scalar, test: str) -> None:
+        found[name] = scalar._replace(interval=interval(result, test))
+
     if "minimal_pairs" in result:
         means = result["minimal_pairs"]["mean_of_uids"]
-        score = "within_word_l2r"
-        baselines = {RANDOM: means[f"random_weights_{score}"], "lone mask": means["lone_mask"]}
+        baselines = {RANDOM: means[f"random_weights_{HEADLINE}"], "lone mask": means["lone_mask"]}
         baselines |= {"fewer tokens": means["fewer_tokens"], "chance": 0.5}
-        found["minimal pairs, left-to-right PLL, mean of UIDs (%)"] = compared(means[score], baselines, 100)
+        name = "minimal pairs, left-to-right PLL, mean of UIDs (%)"
+        put(name, compared(means[HEADLINE], baselines, 100), "minimal_pairs")
     if "agreement" in result:
         accuracies = {name: one["accuracy"] for name, one in result["agreement"]["all_sentences"].items()}
-        found["agreement, all sentences (%)"] = _percent_of_rows(accuracies, chance=0.5)
+        put("agreement, all sentences (%)", _percent_of_rows(accuracies, chance=0.5), "agreement")
     for name, one in result.get("ettinger", {}).items():
         for part, key, what in (
             ("accuracy", "top_5", "expected word in top 5"),
@@ -44,11 +50,11 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
         ):
             if "all" in one[part]["model"]["groups"]:
                 values = {row: one[part][row]["groups"].get("all", {}).get(key) for row in one[part]}
-                found[f"{name}, {what} (%)"] = _percent_of_rows(values)
+                put(f"{name}, {what} (%)", _percent_of_rows(values), name if part == "sensitivity" else "")
     if "lama" in result:
         precisions = {row: one.get("precision_at_1") for row, one in result["lama"]["mean_of_relations"].items()}
         most_frequent = {"most frequent object": precisions["most_frequent_object"]}
-        found["facts, P@1, mean of relations (%)"] = _percent_of_rows(precisions, **most_frequent)
+        put("facts, P@1, mean of relations (%)", _percent_of_rows(precisions, **most_frequent), "lama")
     return found
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import mean, preference
-from bert_jax.analysis.cloze.item_files import read_tab_separated
+from bert_jax.analysis.cloze.cloze_scores import mean, preference, wins
+from bert_jax.analysis.cloze.item_files import item_name, read_tab_separated
 from bert_jax.analysis.cloze.predictions import (
     MASK,
     encode_masked,
@@ -20,6 +20,7 @@ from bert_jax.analysis.cloze.predictions import (
     mask_log_probabilities,
     token_of_word,
 )
+from bert_jax.analysis.item_scores import ItemScores
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
@@ -39,6 +40,8 @@ class Item(NamedTuple):
     """With [MASK] in place of the verb."""
     right: str
     wrong: str
+    name: str
+    """Its file and line."""
 
 
 def read_items(files: Sequence[StoredPath]) -> list[Item]:
@@ -55,7 +58,7 @@ def read_items(files: Sequence[StoredPath]) -> list[Item]:
             group, _, masked, right, wrong = (field.strip() for field in fields)
             require(masked.count(FILE_MASK) == 1, f"{where}: the third field must have {FILE_MASK} once")
             require(bool(right and wrong and group), f"{where}: an empty field: expected {expected}")
-            items.append(Item(group, masked.replace(FILE_MASK, MASK), right, wrong))
+            items.append(Item(group, masked.replace(FILE_MASK, MASK), right, wrong, item_name(where)))
     return items
 
 
@@ -106,8 +109,10 @@ def scores_of_tokens(model: LoadedModel, rows: Sequence[TextRow], tokens: np.nda
     return found
 
 
-def run(files: Sequence[StoredPath], models: Mapping[str, LoadedModel], progress: bool) -> dict[str, Any]:
-    """Accuracy of the model and of the baselines, over all sentences and by group.
+def run(
+    files: Sequence[StoredPath], models: Mapping[str, LoadedModel], progress: bool
+) -> tuple[dict[str, Any], ItemScores]:
+    """Accuracy of the model and of the baselines, over all sentences and by group; which right forms are preferred.
 
     Args:
       files: of the module's form.
@@ -128,7 +133,7 @@ def run(files: Sequence[StoredPath], models: Mapping[str, LoadedModel], progress
         group: {name: preference(*values[groups == group].T) for name, values in scores.items()}
         for group in sorted(set(groups.tolist()))
     }
-    return {
+    found = {
         "sentences": len(kept),
         "sentences_in_files": len(items),
         "skipped": skipped,
@@ -137,3 +142,5 @@ def run(files: Sequence[StoredPath], models: Mapping[str, LoadedModel], progress
         "by_group": by_group,
         "mean_of_groups": {name: mean([one[name]["accuracy"] for one in by_group.values()]) for name in scores},
     }
+    preferred = {name: wins(*values.T) for name, values in scores.items()}
+    return found, ItemScores(tuple(item.name for item in kept), None, preferred)

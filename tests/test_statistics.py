@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("scipy")
 from scipy import stats
 
-from bert_jax.experiments import statistics
+from bert_jax import statistics
 
 
 def simulated_tables(count, seeds, effect, rng):

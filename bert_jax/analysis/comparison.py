@@ -1,0 +1,119 @@
+"""Two models compared item by item: paired tests of everything that suites count by items."""
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+import numpy as np
+
+from bert_jax.analysis.item_scores import (
+    ABOUT_INTERVALS,
+    MODEL,
+    ItemScores,
+    estimate,
+    format_p,
+    paired_difference,
+    with_interval,
+)
+from bert_jax.errors import UserError
+from bert_jax.report import Note, Section, Table
+from bert_jax.statistics import holm
+
+
+class TestComparison(TypedDict):
+    """A test of both models on the items that both have."""
+
+    suite: str
+    test: str
+    items: int
+    only_model: int
+    """Items that only the model has, e.g. words that are one token in its vocabulary alone; they are left out."""
+    only_other: int
+    model: dict[str, float]
+    """`item_scores.Estimate`."""
+    other: dict[str, float]
+    difference: dict[str, float]
+    """`item_scores.Difference`: the model minus the other one."""
+    adjusted_p_value: float
+    """Holm's, for the number of tests."""
+
+
+def compare(
+    suite: str, ours: Mapping[str, ItemScores], theirs: Mapping[str, ItemScores], same_tokenizer: bool
+) -> list[TestComparison]:
+    """The tests of a suite that both models have, p-values not yet adjusted.
+
+    Args:
+      suite: its name.
+      ours, theirs: scores of items by test.
+      same_tokenizer: whether both models have one tokenizer.
+
+    Raises:
+      UserError: a test without a common item, or one that needs a common tokenizer.
+    """
+    found = []
+    for test in ours:
+        if test not in theirs:
+            continue
+        if not same_tokenizer and ours[test].same_tokenizer:
+            raise UserError(
+                f"--compare: {test} of models with different tokenizers has other candidates for each: put a common "
+                "vocabulary into its folder (docs/analysis/cloze.md)"
+            )
+        common = [item for item in ours[test].items if item in set(theirs[test].items)]
+        if not common:
+            raise UserError(f"--compare: the models have no item of {test} in common: give the same data to both")
+        found.append(_compare_items(suite, test, ours[test], theirs[test], common))
+    return found
+
+
+def _compare_items(suite: str, test: str, ours: ItemScores, theirs: ItemScores, common: list[str]) -> TestComparison:
+    left, right = ours.select(common), theirs.select(common)
+    values, others = (np.asarray(side.scores[MODEL]) for side in (left, right))
+    difference = paired_difference(values, others, left.groups)
+    return TestComparison(
+        suite=suite,
+        test=test,
+        items=len(common),
+        only_model=len(ours.items) - len(common),
+        only_other=len(theirs.items) - len(common),
+        model=estimate(values, left.groups)._asdict(),
+        other=estimate(others, left.groups)._asdict(),
+        difference=difference._asdict(),
+        adjusted_p_value=difference.p_value,
+    )
+
+
+def adjust(rows: list[TestComparison]) -> list[TestComparison]:
+    """The comparisons with p-values adjusted for their number."""
+    adjusted = holm([row["difference"]["p_value"] for row in rows])
+    return [{**row, "adjusted_p_value": p_value} for row, p_value in zip(rows, adjusted, strict=True)]
+
+
+def section(rows: list[TestComparison], model: str, other: str) -> Section:
+    """The table of comparisons."""
+    cells = tuple(
+        (
+            f"{row['suite']}: {row['test'].replace('_', ' ')}",
+            f"{row['items']:,}",
+            f"{row['only_model']:,}, {row['only_other']:,}",
+            with_interval(row["model"]),
+            with_interval(row["other"]),
+            with_interval(row["difference"]),
+            format_p(row["difference"]["p_value"]),
+            format_p(row["adjusted_p_value"]),
+        )
+        for row in rows
+    )
+    header = ("test", "items of both", "of one only", "A (%)", "B (%)", "A - B (points)", "p", "p, Holm")
+    notes = (Note(f"A: {model}. B: {other}."), Table(header, cells, words=True), Note(ABOUT_INTERVALS))
+    return Section("two models compared", notes)
+
+
+def lines(rows: list[TestComparison]) -> list[str]:
+    """The comparisons for a terminal."""
+    return [
+        f"{row['suite']}: {row['test'].replace('_', ' ')}, {row['items']:,} items: {100 * row['model']['value']:.1f} % "
+        f"against {100 * row['other']['value']:.1f} %, difference {with_interval(row['difference'])} points, p "
+        f"{format_p(row['adjusted_p_value'])} (Holm, {len(rows)} tests)"
+        for row in rows
+    ]
