@@ -8,14 +8,14 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import tyro
 
 from bert_jax.analysis import comparison, page, result_files, viewer
-from bert_jax.analysis.suite import Scalar, Suite, SuiteInputs
+from bert_jax.analysis.suite import UNCERTAINTY, Scalar, Suite, SuiteInputs
 from bert_jax.analysis.suites import SUITES
 from bert_jax.command import flags
 from bert_jax.command.flags import DirectoryArg
@@ -222,7 +222,9 @@ def _run_suites(
     return files, left_out
 
 
-def _compare(options: Any, chosen: list[Suite], model: LoadedModel) -> list[comparison.TestComparison]:
+def _compare(
+    options: Any, chosen: list[Suite], model: LoadedModel, ours: Mapping[str, result_files.ResultFile]
+) -> list[comparison.TestComparison]:
     """The tests of the model and of that of --compare, item by item."""
     other = loaded_model.load(options.compare)
     if result_files.model_sha256(other) == result_files.model_sha256(model):
@@ -230,7 +232,7 @@ def _compare(options: Any, chosen: list[Suite], model: LoadedModel) -> list[comp
     inputs = SuiteInputs(other, options.data, options.seed, True, options.compare)
     directory = options.out / COMPARED
     make_directory_if_local(directory)
-    counted = [suite for suite in chosen if (result_files.items_path(options.out / f"{suite.name}.json")).exists()]
+    counted = [suite for suite in chosen if suite.name in ours and UNCERTAINTY in ours[suite.name]["result"]]
     if not counted:
         raise UserError("--compare: none of the suites that ran counts items: cloze does (docs/analysis.md)")
     files, _ = _run_suites(options, counted, inputs, directory, f" of {options.compare}")
@@ -262,7 +264,7 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     if len(points) > 1:
         curves = page.flatten_baselines(page.emergence(shown, points))
         write_atomic(options.out / CURVES, json.dumps(curves, indent=1, allow_nan=False).encode())
-    compared = [] if options.compare is None else _compare(options, chosen, model)
+    compared = [] if options.compare is None else _compare(options, chosen, model, points[-1].files)
     sections = page.sections(f"Analysis of {options.model}", command, model, shown, points, left_out)
     if compared:
         write_atomic(options.out / COMPARISON, json.dumps(compared, indent=1, allow_nan=False).encode())

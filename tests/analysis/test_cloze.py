@@ -8,9 +8,10 @@ import pytest
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.cloze import SUITE, cloze_scores, ettinger, lama, lama_files, verb_agreement
+from bert_jax.analysis.cloze import SUITE, cloze_scores, ettinger, lama, lama_files, minimal_pairs, verb_agreement
 from bert_jax.analysis.cloze.cloze import ClozeSettings
-from bert_jax.analysis.suite import SuiteInputs
+from bert_jax.analysis.item_scores import estimate
+from bert_jax.analysis.suite import ITEMS, SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads
@@ -60,14 +61,14 @@ def test_agreement_of_models_with_known_answers(tmp_path):
     lines = [f"{group}\tx\tthe river ***mask*** .\t{right}\t{wrong}" for group, right, wrong in sentences]
     lines += ["0\tx\t***mask*** the river .\tsings\tSings", f"0\tx\t{'the ' * 70} ***mask***\tsings\tfalls", ""]
     files = write(tmp_path / "a.tsv", "\r\n".join(lines))
-    found = verb_agreement.run(files, prefers(sings=2, falls=1), False)
+    found = verb_agreement.run(files, prefers(sings=2, falls=1), False)[0]
     assert (found["sentences"], found["sentences_in_files"]) == (3, 6)
     assert found["skipped"] == {"not_one_token": 1, "same_token": 1, "too_long": 1}
     assert [found["by_group"][group]["model"]["accuracy"] for group in ("0", "2")] == [0.5, 1]
     assert found["mean_of_groups"]["model"] == 0.75
     for name in ("model", "lone_mask"):
         np.testing.assert_allclose(found["all_sentences"][name]["accuracy"], 2 / 3)
-    undecided = verb_agreement.run(files, prefers(), False)["all_sentences"]["model"]
+    undecided = verb_agreement.run(files, prefers(), False)[0]["all_sentences"]["model"]
     assert undecided == {"accuracy": 0.5, "items": 3, "ties": 3}
 
 
@@ -89,7 +90,7 @@ def test_ettinger_cprag(tmp_path):
         (2, "the wind .", "the", "crab", "sings", "stone", "L"),
     ]
     files = write_table(tmp_path / "c.tsv", CPRAG, *rows)
-    found = ettinger.run(files, prefers(sings=5, falls=4))["CPRAG-102"]
+    found = ettinger.run(files, prefers(sings=5, falls=4))[0]["CPRAG-102"]
     accuracy, sensitivity = found["accuracy"]["model"], found["sensitivity"]["model"]
     assert accuracy["groups"]["all"] == {"top_1": 0.5, "top_5": 1, "items": 2}
     assert accuracy["skipped"]["not_one_token"] == 1
@@ -106,7 +107,7 @@ def test_ettinger_role(tmp_path):
         ("6-b", "the stone which river the wind ", "light", 0.1, "sings", 0.2, 0),
         ("6-a", "the stone which wind the river ", "runs|sings over", 0.5, "sings", 0.5, 0.5),
     ]
-    found = ettinger.run(write_table(tmp_path / "r.tsv", ROLE, *rows), prefers(sings=5))["ROLE-88"]
+    found = ettinger.run(write_table(tmp_path / "r.tsv", ROLE, *rows), prefers(sings=5))[0]["ROLE-88"]
     assert found["accuracy"]["model"]["groups"]["all"]["top_1"] == 0.5
     groups = found["sensitivity"]["model"]["groups"]
     # The correlation of two points is 1 or -1 in any case.
@@ -123,14 +124,14 @@ def test_ettinger_negation(tmp_path):
     contexts = [context.text for context in ettinger.read_dataset(files[0]).contexts]
     assert contexts[:2] == ["the river is a [MASK] .", "the river is an [MASK] ."]
     assert contexts[2:] == ["the river is not an [MASK] .", "the river is not a [MASK] ."]
-    found = ettinger.run(files, prefers(stone=1))["NEG-136-SIMP"]
+    found = ettinger.run(files, prefers(stone=1))[0]["NEG-136-SIMP"]
     groups = found["sensitivity"]["model"]["groups"]
     assert [groups[name]["accuracy"] for name in ("affirmative", "negated", "all")] == [1, 0, 0.5]
     assert found["accuracy"]["model"]["groups"]["all"] == {"top_1": 1, "top_5": 1, "items": 1}
-    close = ettinger.run(files, prefers(stone=0.01))["NEG-136-SIMP"]["sensitivity"]["model"]["groups"]["affirmative"]
+    close = ettinger.run(files, prefers(stone=0.01))[0]["NEG-136-SIMP"]["sensitivity"]["model"]["groups"]["affirmative"]
     assert (close["accuracy"], close["accuracy_above_threshold"]) == (1, 0)
     licensed = write_table(tmp_path / "n.tsv", [*SIMP, "licensing"], [*row, "Y"])
-    assert "negated, licensed" in ettinger.run(licensed, prefers())["NEG-136-NAT"]["sensitivity"]["model"]["groups"]
+    assert "negated, licensed" in ettinger.run(licensed, prefers())[0]["NEG-136-NAT"]["sensitivity"]["model"]["groups"]
 
 
 def test_facts_of_models_with_known_answers(tmp_path):
@@ -140,7 +141,8 @@ def test_facts_of_models_with_known_answers(tmp_path):
     facts += [{"obj_label": "light", "masked_sentences": [f"{'a ' * 70}[MASK]"]}]
     files = write_facts(tmp_path / "P1.jsonl", *facts)
     (vocabulary,) = write(tmp_path / "words.txt", "sings\nfalls\nstone\nlight\nriver\ncrab\nwind\n")
-    found = lama.run(files, vocabulary, prefers(sings=3, quick=9, falls=2), 0, 0, False)
+    found, items = lama.run(files, vocabulary, prefers(sings=3, quick=9, falls=2), 0, 0, False)
+    assert items.scores["model"].tolist() == [1, 0, 0, 1] and set(items.groups) == {"P1"}
     relation = found["by_relation"]["P1"]
     assert (found["facts"], found["facts_in_files"], found["candidates"]) == (4, 7, 5)
     reasons = {"not_one_token": 1, "not_in_vocabulary": 1, "too_long": 1, "mask_not_once": 1, "repeated": 0}
@@ -154,9 +156,9 @@ def test_facts_of_models_with_known_answers(tmp_path):
     assert (negated["facts"], negated["same_answer"]) == (4, 1)
     np.testing.assert_allclose(negated["rank_correlation"], 1, rtol=1e-6)
     assert primed["facts"] == 4 and primed["precision_at_1"] == primed["precision_at_1_original"] == 0.5
-    every = lama.run(files, None, prefers(sings=3, quick=9, falls=2), 0, 0, False)
+    every = lama.run(files, None, prefers(sings=3, quick=9, falls=2), 0, 0, False)[0]
     assert every["by_relation"]["P1"]["model"]["precision_at_1"] == 1 / 5
-    assert lama.run(files, vocabulary, prefers(), 2, 0, False)["skipped"]["not_drawn"] == 5
+    assert lama.run(files, vocabulary, prefers(), 2, 0, False)[0]["skipped"]["not_drawn"] == 5
 
 
 def test_prompts_of_facts(tmp_path):
@@ -176,13 +178,13 @@ def test_prompts_of_facts(tmp_path):
     found = lama_files.read_relations(files, seed=0)
     Fact = lama_files.Fact
     assert found["P1"].facts == [
-        Fact("wind is [MASK] .", "dark", "wind is never [MASK] .", "Light? wind is [MASK] ."),
-        Fact("wind is [MASK] .", "light", "wind is never [MASK] .", "Dark? wind is [MASK] ."),
+        Fact("wind is [MASK] .", "dark", "wind is never [MASK] .", "Light? wind is [MASK] .", "P1.jsonl, line 1"),
+        Fact("wind is [MASK] .", "light", "wind is never [MASK] .", "Dark? wind is [MASK] .", "P1.jsonl, line 3"),
     ]
     assert found["P1"].skipped["repeated"] == 1
     assert found["P2"].facts[:2] == [
-        Fact("the [MASK]", "dark", None, "Light? the [MASK]"),
-        Fact("a [MASK]", "light", "a not [MASK]", "Talk? a [MASK]"),
+        Fact("the [MASK]", "dark", None, "Light? the [MASK]", "P2.jsonl, line 1"),
+        Fact("a [MASK]", "light", "a not [MASK]", "Talk? a [MASK]", "P2.jsonl, line 2"),
     ]
     assert len(found["P2"].facts) == 3
     assert found["P2"].skipped == {"repeated": 0, "mask_not_once": 1, "rejected_by_judges": 0, "too_many_words": 1}
@@ -192,7 +194,7 @@ def test_prompts_of_facts(tmp_path):
 
 def test_a_model_that_answers_the_misprime(tmp_path):
     facts = [{"obj_label": word, "masked_sentences": ["is [MASK]"]} for word in ("sings", "falls")]
-    found = lama.run(write_facts(tmp_path / "P.jsonl", *facts), None, prefers(sings=3), 0, 0, False)
+    found = lama.run(write_facts(tmp_path / "P.jsonl", *facts), None, prefers(sings=3), 0, 0, False)[0]
     primed = found["by_relation"]["P"]["misprimed"]
     assert (primed["answers_the_misprime"], primed["precision_at_1"], primed["facts"]) == (0.5, 0.5, 2)
 
@@ -247,10 +249,26 @@ def data(tmp_path_factory):
     return epath.Path(data_folder.write(tmp_path_factory.mktemp("cloze") / "data"))
 
 
+def _check_items(result, items):
+    """The means of the items are the numbers of the tables."""
+    expected = {"minimal_pairs": result["minimal_pairs"]["mean_of_uids"][minimal_pairs.HEADLINE]}
+    expected["agreement"] = result["agreement"]["all_sentences"]["model"]["accuracy"]
+    expected["lama"] = result["lama"]["mean_of_relations"]["model"]["precision_at_1"]
+    expected |= {n: one["sensitivity"]["model"]["groups"]["all"]["accuracy"] for n, one in result["ettinger"].items()}
+    for name, one in items.items():
+        assert estimate(one.scores["model"], one.groups).value == pytest.approx(expected[name]), name
+        assert len(set(one.items)) == len(one.items) > 0
+        assert {"model", "random_weights", "lone_mask"} <= set(one.scores)
+
+
 def test_suite(data):
     inputs = SuiteInputs(small_model(), data, seed=0, progress=False)
-    result = SUITE.run(inputs, ClozeSettings())
-    assert json.loads(json.dumps(result, allow_nan=False)) == result and SUITE.run(inputs, ClozeSettings()) == result
+    result, again = (dict(SUITE.run(inputs, ClozeSettings())) for _ in range(2))
+    items = result.pop(ITEMS)
+    assert list(items) == ["minimal_pairs", "agreement", *result["ettinger"], "lama"]
+    _check_items(result, items)
+    del again[ITEMS]
+    assert json.loads(json.dumps(result, allow_nan=False)) == result and again == result
     assert list(result) == ["seed", "minimal_pairs", "agreement", "ettinger", "lama"]
     scalars = SUITE.scalars(result)
     assert len(scalars) == 5 and all(0 <= one.value <= 100 for one in scalars.values())
@@ -265,7 +283,7 @@ def test_a_file_without_usable_items_is_named_on_the_page(tmp_path):
     row = (0, "the river is a", "the river is not a", "crab", "over")
     files = write_table(tmp_path / "n.tsv", ["item", "context_aff", "context_neg", "target_aff", "target_neg"], row)
     models = {**prefers(), "random_weights": prefers()["model"]}
-    found = {"seed": 0, "ettinger": ettinger.run(files, models)}
+    found = {"seed": 0, "ettinger": ettinger.run(files, models)[0]}
     assert len(SUITE.scalars(found)) == 0
     notes = [block.text for block in SUITE.blocks(found) if isinstance(block, report.Note)]
     assert any("NEG-136-SIMP: no item with completions can be used (left out: not one token 2" in one for one in notes)

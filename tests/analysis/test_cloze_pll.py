@@ -108,7 +108,7 @@ def test_minimal_pairs_of_a_model_without_context(tmp_path):
         for a, b, uid, term in sentences
     ]
     files = write_pairs(tmp_path / "p.jsonl", pairs)
-    found = minimal_pairs.run(files, {"model": model, "random_weights": small_model()}, 0, 0, False)
+    found = minimal_pairs.run(files, {"model": model, "random_weights": small_model()}, 0, 0, False)[0]
     assert (found["pairs"], found["pairs_in_files"], found["skipped_too_long"], found["not_drawn"]) == (5, 6, 1, 0)
     for name in (*VARIANTS, "lone_mask"):
         verb, order, case = (found["by_uid"][uid][name] for uid in ("verb", "order", "case"))

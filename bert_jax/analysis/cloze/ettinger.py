@@ -275,7 +275,7 @@ def sensitivity(
         for group in one.groups:
             scores.setdefault(group, []).append((better, max(worse)))
         if "all" in one.groups:
-            by_item[index] = float(wins(np.array(better), np.array(max(worse))))
+            by_item[index] = better, max(worse)
         if one.cloze_difference is not None:
             differences.append((better - worse[0], one.cloze_difference))
     groups = {}
@@ -290,7 +290,8 @@ def sensitivity(
         # Of two items it is 1 or -1, whatever they are.
         defined = len(differences) > 2 and min(probability.std(), cloze.std()) > 0
         result["correlation_with_cloze"] = float(np.corrcoef(probability, cloze)[0, 1]) if defined else None
-    return result, by_item
+    preferred = wins(*np.array(list(by_item.values())).reshape(-1, 2).T)
+    return result, dict(zip(by_item, preferred.tolist(), strict=True))
 
 
 def _number(text: str, where: str) -> float:
