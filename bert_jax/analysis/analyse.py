@@ -238,8 +238,11 @@ def _compare(
     files, _ = _run_suites(options, counted, inputs, directory, f" of {options.compare}")
     same = other.tokenizer.fingerprint == model.tokenizer.fingerprint
     rows = []
-    for name in files:
-        sides = (result_files.read_items(place / f"{name}.json") for place in (options.out, directory))
+    for name, theirs in files.items():
+        sides = [
+            result_files.read_items(place / f"{name}.json", file["result"])
+            for place, file in ((options.out, ours[name]), (directory, theirs))
+        ]
         rows += comparison.compare(name, *sides, same)
     if not rows:
         raise UserError("--compare: the models have no test in common: give the same data to both")

@@ -59,7 +59,8 @@ def compare(
                 f"--compare: {test} of models with different tokenizers has other candidates for each: put a common "
                 "vocabulary into its folder (docs/analysis/cloze.md)"
             )
-        common = [item for item in ours[test].items if item in set(theirs[test].items)]
+        there = set(theirs[test].items)
+        common = [item for item in ours[test].items if item in there]
         if not common:
             raise UserError(f"--compare: the models have no item of {test} in common: give the same data to both")
         found.append(_compare_items(suite, test, ours[test], theirs[test], common))

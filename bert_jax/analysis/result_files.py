@@ -116,15 +116,24 @@ def items_path(path: StoredPath) -> StoredPath:
     return path.parent / f"{path.stem}.items.jsonl"
 
 
-def read_items(path: StoredPath) -> dict[str, ItemScores]:
-    """The scores of items of the result in a file.
+def read_items(path: StoredPath, result: SuiteResult) -> dict[str, ItemScores]:
+    """The scores of the items of a result, by test.
+
+    Args:
+      path: of the result's file.
+      result: that was read from it.
 
     Raises:
       UserError: their file is missing or damaged.
     """
     items = items_path(path)
     require(items.exists(), f"{items} is missing: remove {path}, and the suite is computed again")
-    return item_scores.read_json_lines(items, f"remove {path}, and the suite is computed again")
+    found = item_scores.read_json_lines(items, f"remove {path}, and the suite is computed again")
+    about = result[UNCERTAINTY]
+    counts = {test: len(one.items) for test, one in found.items()}
+    whole = counts == {test: one["items"] for test, one in about.items()}
+    require(whole, f"{items} has other items than {path}: remove {path}, and the suite is computed again")
+    return {test: found[test]._replace(same_tokenizer=about[test]["same_tokenizer"]) for test in about}
 
 
 def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, settings: Any, model_digest: str) -> Computed:

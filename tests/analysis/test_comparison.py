@@ -118,7 +118,11 @@ def test_two_checkpoints(tiny_run, tmp_path, call, capsys):
     assert "two models compared" in page and str(first) in page
     assert f"words: test, 60 items: {100 * ANSWERS.mean():.1f} % against {100 * OTHERS.mean():.1f} %" in printed
     assert "random weights" in page  # the table of intervals beside baselines
-    (tmp_path / "out" / "words.items.jsonl").unlink()
+    items = tmp_path / "out" / "words.items.jsonl"
+    items.write_text(items.read_text().split("\n", 1)[1])
+    assert call(tiny_run, *flags) == 2
+    assert "words.items.jsonl has other items than" in capsys.readouterr().err
+    items.unlink()
     assert call(tiny_run, *flags) == 2
     assert "words.items.jsonl is missing: remove" in capsys.readouterr().err
 

@@ -13,8 +13,10 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def analysed(folder):
-    """`folder` with data/ and a fine-tuned runs/sst2."""
+    """`folder` with data/, and runs/second, which ended earlier than runs/first."""
     data_folder.write(folder / "data")
+    shutil.copytree(folder / "runs" / "first", folder / "runs" / "second")
+    shutil.rmtree(max((folder / "runs" / "second" / "checkpoints").iterdir()))
     return folder
 
 
