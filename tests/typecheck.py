@@ -1,13 +1,33 @@
 """How annotations are checked at run time: an int may be numpy's, a float may be any real number (PEP 484)."""
 
+import types
 from pathlib import Path
 
 import numpy as np
 from beartype import BeartypeConf, FrozenDict, beartype
 
-typecheck = beartype(
+_check = beartype(
     conf=BeartypeConf(hint_overrides=FrozenDict({int: int | np.integer, float: float | int | np.integer | np.floating}))
 )
+_checked: dict[tuple, types.FunctionType] = {}
+
+
+def typecheck(function: types.FunctionType) -> types.FunctionType:
+    """A function that checks its arguments; jaxtyping calls it with the signature of each function that is defined.
+
+    Functions in others are defined at every call, and beartype takes milliseconds: equal signatures are checked alike.
+    """
+    code = function.__code__
+    names = code.co_varnames, code.co_flags, code.co_posonlyargcount, code.co_kwonlyargcount
+    defaults = len(function.__defaults__ or ()), *(function.__kwdefaults__ or ())
+    key = function.__module__, function.__qualname__, names, defaults, *function.__annotations__.items()
+    try:
+        known = _checked.get(key)
+    except TypeError:  # annotations that have no hash
+        return _check(function)
+    if known is None:
+        known = _checked[key] = _check(function)
+    return known
 
 
 def checked_modules(package: Path) -> list[str]:

@@ -155,6 +155,15 @@ def test_events_are_written_and_written_again(tmp_path):
     assert steps_in(tmp_path / "metrics.jsonl") == [2, 4, 4, 6]
 
 
+def test_events_need_no_torch(tmp_path, monkeypatch):
+    """tensorboardX would import it, which takes longer than all other imports of a run."""
+    for name in [*sys.modules]:
+        if name.partition(".")[0] in ("tensorboardX", "torch"):
+            monkeypatch.delitem(sys.modules, name)
+    MetricsWriter(tmp_path, 0, 0, tensorboard=True).close()
+    assert "tensorboardX" in sys.modules and "torch" not in sys.modules
+
+
 def test_a_whole_run(tiny_run):
     lines = read_metrics(tiny_run / "metrics.jsonl")
     assert [(line["split"], line["step"]) for line in lines] == [

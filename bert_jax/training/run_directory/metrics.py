@@ -116,11 +116,25 @@ def _gaps(lines: list[Line], line_count: int) -> list[str]:
     return found + [f"after {last_step}"] * (last_number < line_count)
 
 
+@contextlib.contextmanager
+def _hidden(module: str) -> Iterator[None]:
+    """Let imports of a module fail, if it is not there already."""
+    if module in sys.modules:
+        yield
+        return
+    sys.modules[module] = None
+    try:
+        yield
+    finally:
+        del sys.modules[module]
+
+
 class _TensorBoardEvents:
     """TensorBoard events. Old files are rebuilt, not truncated; to an object store they are copied periodically."""
 
     def __init__(self, directory: StoredPath):
-        import tensorboardX  # slow to import, and optional
+        with _hidden("torch"):  # it is imported for an annotation, in two seconds
+            import tensorboardX  # slow to import, and optional
 
         for old in directory.glob("events.*"):
             old.unlink()
