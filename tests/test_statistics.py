@@ -15,27 +15,6 @@ def simulated_tables(count, seeds, effect, rng):
     return shared + effect + rng.normal(size=shared.shape), shared + rng.normal(size=shared.shape)
 
 
-def share_significant(level, baseline, *, paired):
-    return np.mean(
-        [statistics.t_estimate(a, b, paired=paired).p_value < 0.05 for a, b in zip(level, baseline, strict=True)]
-    )
-
-
-@pytest.mark.slow
-def test_false_positives_and_power():
-    rng = np.random.default_rng(0)
-    level, baseline = simulated_tables(2_000, 5, 0.0, rng)
-    assert 0.035 < share_significant(level, baseline, paired=True) < 0.065
-    # Without pairing, the spread between seeds hides everything.
-    assert share_significant(level, baseline, paired=False) < 0.01
-    effect = statistics.detectable_difference(np.sqrt(2.0), 5, paired=True)
-    level, baseline = simulated_tables(2_000, 5, effect, rng)
-    assert 0.77 < share_significant(level, baseline, paired=True) < 0.83
-    level, baseline = rng.normal(size=(2, 2_000, 5))
-    effect = statistics.detectable_difference(1.0, 5, paired=False)
-    assert 0.77 < share_significant(level + effect, baseline, paired=False) < 0.83
-
-
 def test_t_estimate_is_students():
     level, baseline = np.array([1.0, 2.0, 4.0]), np.array([0.5, 2.5, 3.0])
     estimate = statistics.t_estimate(level, baseline, paired=True)
@@ -43,6 +22,9 @@ def test_t_estimate_is_students():
     half = stats.t.ppf(0.975, 2) * differences.std(ddof=1) / np.sqrt(3)
     assert estimate[:3] == pytest.approx((1 / 3, 1 / 3 - half, 1 / 3 + half))
     assert estimate.clusters == 3
+    assert estimate.p_value == pytest.approx(stats.ttest_rel(level, baseline).pvalue)
+    welch = statistics.t_estimate(level, baseline, paired=False)
+    assert welch.p_value == pytest.approx(stats.ttest_ind(level, baseline, equal_var=False).pvalue)
     # Without spread: permutations of seeds, 2 of 2^3 and 2 of 20. The limit of the t-test would be 0.
     assert statistics.t_estimate([2.0] * 3, [1.0] * 3, paired=True)[:4] == (1.0, 1.0, 1.0, 0.25)
     assert statistics.t_estimate([2.0] * 3, [1.0] * 3, paired=False).p_value == pytest.approx(0.1)
@@ -119,24 +101,6 @@ def test_permutations_of_seeds():
         assert p_value == pytest.approx(2 / count)
     assert statistics.permutation_p_value([0.0] * 3, [0.0] * 3, paired=True) == 1.0
     assert statistics.permutation_p_value([1.0, 0.0, 0.5], [0.0, 1.0, 0.5], paired=True) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("differences", "expected"),
-    [
-        ([1.0, 1.1, 0.9, 1.05], "higher"),
-        ([-1.0, -1.1, -0.9, -1.05], "lower"),
-        ([0.01, -0.02, 0.0, 0.01], "equal"),
-        ([0.1, 0.11, 0.09, 0.1], "equal"),  # significant, but within the margin
-        ([3.0, -2.0, 1.0, -1.5], "undecided"),
-        ([0.0, 0.0, 0.0, 0.0], "equal"),
-    ],
-)
-def test_verdicts(differences, expected):
-    level, baseline = np.add(differences, [1.0, 5.0, 2.0, 3.0]), np.array([1.0, 5.0, 2.0, 3.0])
-    estimate = statistics.t_estimate(level, baseline, paired=True)
-    equivalence = statistics.equivalence_p_value(level, baseline, 0.5, paired=True)
-    assert statistics.verdict(estimate.difference, estimate.p_value, equivalence) == expected
 
 
 def test_equivalence_level():

@@ -38,6 +38,7 @@ def compare(study, scores):
         ([1.0, 1.1, 0.9, 1.05], "higher"),
         ([-1.0, -1.1, -0.9, -1.05], "lower"),
         ([0.01, -0.02, 0.0, 0.01], "equal"),
+        ([0.1, 0.11, 0.09, 0.1], "equal"),  # significant, but within the margin
         ([3.0, -2.0, 1.0, -1.5], "undecided"),
         ([1.0, 1.1], None),
         ([0.1], None),
@@ -137,10 +138,7 @@ def false_verdicts(studies, seeds, runs, *, paired, seed):
     return found / studies
 
 
-@pytest.mark.parametrize(
-    ("seeds", "paired"),
-    [(5, True), *(pytest.param(*one, marks=pytest.mark.slow) for one in ((5, False), (10, True), (10, False)))],
-)
+@pytest.mark.parametrize(("seeds", "paired"), [(5, True), pytest.param(10, False, marks=pytest.mark.slow)])
 def test_equal_means_with_unequal_spreads_get_few_verdicts(seeds, paired, monkeypatch):
     """The seed is fixed: the share is 5.0 to 5.2 % in 100,000 studies, in 400 its standard deviation is 1.1 points."""
     monkeypatch.setattr(statistics, "bca_interval", lambda *_, **__: (0.0, 0.0))  # not part of a verdict, and slow

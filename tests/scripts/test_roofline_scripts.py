@@ -65,6 +65,7 @@ def sweep_file(calibrate, path, device, seconds_of):
     return path
 
 
+@pytest.mark.slow
 def test_a_sweep_calibrates_the_chip_that_it_measured(calibrate, tmp_path, capsys):
     """Times made from other efficiencies than those of the table are found, and the error of each case is shown."""
     real = Efficiency(0.5, 0.6, 0.7, 0.8, 0.75)
