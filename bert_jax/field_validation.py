@@ -202,5 +202,7 @@ def _printable(key: str) -> str:
 
 
 def _mismatch(value: Any, kind: Any, path: str) -> UserError:
-    shown = f"{value:.6g}" if type(value) is float else reprlib.repr(value)
-    return UserError(f"{path or 'the whole'} is {shown}: it must be {describe(kind)}")
+    expected = describe(kind)
+    is_rounded = type(value) is float and not expected.startswith("a whole number")  # there, 3.0 is not 3
+    shown = f"{value:.6g}" if is_rounded else reprlib.repr(value)
+    return UserError(f"{path or 'the whole'} is {shown}: it must be {expected}")

@@ -21,6 +21,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import UserError, require
+from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
 from bert_jax.report import Note, Section, Table
 from bert_jax.report.text import render
 from bert_jax.storage.files import write_atomic
@@ -38,8 +39,9 @@ from bert_jax.training.task import Params, Task
 RESULTS = "results.json"
 WARMUP_SHARE = 0.06
 """Of the steps, by default (Gururangan et al. 2020, appendix B)."""
-METRICS = ("mlm_loss", "mlm_accuracy", "generator_loss", "generator_accuracy", "rtd_loss", "rtd_accuracy")
-"""Those of the table; a run has the first two or the other ones."""
+METRICS = tuple(f"{of}_{kind}" for of in (*TOKEN_OBJECTIVES, "rtd") for kind in ("loss", "accuracy"))
+"""Those of the table; a run has those of masked or of causal language modelling, or those of both models of
+replaced-token detection."""
 MIN_GROUPS = 10
 """Fewer batches of rows have no interval."""
 Sums = dict[str, tuple[float, float]]
@@ -128,8 +130,8 @@ def run_config(
       epochs: passes over the domain's tokens; not used if phases.0.steps is given.
 
     Raises:
-      UserError: the source cannot be read, has no MLM head although it is to predict masked tokens, or no room for the
-        rows.
+      UserError: the source cannot be read, has no MLM head although it is to predict tokens, or no room for the rows;
+        or the first and the last phase have other directions of attention.
     """
     with input_formats.open_model(source) as source_model:
         model, heads = source_model.model.config, source_model.model.heads
@@ -154,7 +156,14 @@ def run_config(
     decay_start = phase.decay_start if "phases.0.decay_start" in given else min(warmup, steps - 1)
     phase = dataclasses.replace(phase, steps=steps, warmup_steps=warmup, decay_start=decay_start)
     start = dataclasses.replace(config.start, source=str(source))
-    return dataclasses.replace(config, model=model, phases=(phase, *config.phases[1:]), start=start)
+    config = dataclasses.replace(config, model=model, phases=(phase, *config.phases[1:]), start=start)
+    first, last = (config.model_of(i).direction for i in (0, -1))
+    require(
+        first == last,
+        f"phases.0.direction is {first}, that of the last phase {last}: losses before and after would be of other "
+        "targets: continue in one direction, or use bert-jax pretrain with --start.source",
+    )
+    return config
 
 
 class _RecordingPrograms(SharedPrograms):
@@ -306,11 +315,12 @@ def summary(values: dict[str, Any]) -> str:
             numbers = baseline, f"{one['before']:.4f}", f"{one['after']:.4f}", f"{one['change']:+.4f}{interval}"
             rows.append((f"{label} {name}", *numbers))
     start = {"keep": "the source", "transfer": "the source with transferred embeddings"}
+    masked = "" if any("causal_loss" in text["metrics"] for text in values["texts"]) else "15 % of them masked, "
     note = (
         f"Before: {start.get(values['embeddings'], 'the source with new embeddings')}. After: "
         f"{values['tokens_seen']:,} tokens in {values['steps']:,} steps, {values['replay']:.0%} of the rows from "
-        f"general text. The change on general text is the forgetting. Rows of {values['seq_len']} tokens, 15 % of them "
-        f"masked, the same before and after. One seed; ± is a 95 % interval over groups of {values['group_rows']} "
+        f"general text. The change on general text is the forgetting. Rows of {values['seq_len']} tokens, {masked}"
+        f"the same before and after. One seed; ± is a 95 % interval over groups of {values['group_rows']} "
         f"rows, without the variance of training; fewer than {MIN_GROUPS} groups have none."
     )
     table = Table(("held out", "unigram", "before", "after", "change"), tuple(rows))

@@ -218,5 +218,5 @@ def refuse_unknown_tensors(
             near = _nearest(name, known)
             raise UserError(
                 f"{hf_model.source}: tensor '{name}' is not part of this architecture{near}; to "
-                f"leave it out, use --drop '{name}'"
+                f"leave it out, use bert-jax convert --drop '{name}'"
             )

@@ -153,7 +153,7 @@ HUGGINGFACE = {
     "a tensor too many": (
         tensors(lambda arrays: arrays.update({SPARE: np.zeros(3, np.float32)})),
         f"tensor '{SPARE}' is not part of this architecture; the nearest name is '{LAYER}.output.dense.weight'; to "
-        f"leave it out, use --drop '{SPARE}'",
+        f"leave it out, use bert-jax convert --drop '{SPARE}'",
     ),
     "too few words": (
         both(tensors(cut_vocabulary), config(vocab_size=20)),
@@ -296,8 +296,9 @@ def test_the_advice_to_drop_a_tensor_works_in_a_model_without_prefix(refuses, sp
     bare = {name.removeprefix("bert."): array for name, array in arrays.items() if name.startswith("bert.")}
     extra = {"criterion.weight": np.ones(2, np.float32), "encoder.layer.7.output.dense.bias": np.ones(64, np.float32)}
     safetensors.numpy.save_file(bare | extra, source / "model.safetensors")
-    refuses(source, "use --drop 'criterion.weight'")
-    refuses(source, "use --drop 'bert.encoder.layer.7.output.dense.bias'", arguments=("--drop", "criterion.weight"))
+    refuses(source, "use bert-jax convert --drop 'criterion.weight'")
+    message = "use bert-jax convert --drop 'bert.encoder.layer.7.output.dense.bias'"
+    refuses(source, message, arguments=("--drop", "criterion.weight"))
     patterns = ("--drop", "criterion.weight", "--drop", "bert.encoder.layer.7.*")
     assert cli.main(["convert", str(source), str(tmp_path / "new"), *patterns]) == 0
     assert safetensors.numpy.load_file(tmp_path / "new" / "model.safetensors").keys() == bare.keys()

@@ -178,6 +178,7 @@ def test_nulls_and_defaults():
         ({"rope_parameters": {"full_attention": {"rope_theta": "x"}}}, "full_attention.rope_theta is 'x': it must be"),
         ({"local_attention": -4}, r"local_attention is -4: it must be a whole number in \[0, 1e9\]"),
         ({"layer_types": ["full_attention"]}, "layer_types must give each of 5 layers"),
+        ({"layer_types": ["full_attention"], "num_hidden_layers": 10**9}, "must give each of 1000000000 layers"),
         ({"classifier_pooling": "max"}, "classifier_pooling is 'max': only cls and mean are known"),
     ],
 )

@@ -47,7 +47,7 @@ def _global_every(settings: HuggingFaceConfig) -> int:
     if kinds is None:
         return settings.get("global_attn_every_n_layers", 3)
     is_global, num_layers = [kind == "full_attention" for kind in kinds], settings.required_size("num_hidden_layers")
-    for global_every in range(1, num_layers + 1):
+    for global_every in range(1, len(kinds) + 1) if len(kinds) == num_layers else ():
         if is_global == [layer % global_every == 0 for layer in range(num_layers)]:
             return global_every
     raise UserError(
