@@ -1,10 +1,13 @@
 """Shared by tests of builds: text, a tokenizer, and a build with small blocks."""
 
+import contextlib
 import dataclasses
 import itertools
 import pathlib
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 
 from bert_jax.data.corpus import Corpus
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
@@ -57,6 +60,18 @@ def run(
     sources_to_read = [parse(spec, block_bytes, range_bytes) for spec in specs]
     build_request = BuildRequest(sources_to_read, make_tokenizer(), directory, "tiny", options, **request)
     return build(build_request, engine or LocalEngine(1))
+
+
+@contextlib.contextmanager
+def interrupted(function: str) -> Iterator[None]:
+    """As by Ctrl-C where a function of `data_prep.builder` is called."""
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(f"data_prep.builder.{function}", stop)
+        yield
 
 
 def texts(directory) -> list[str]:

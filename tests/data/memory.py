@@ -10,6 +10,8 @@ from bert_jax.data.word_starts import pack_word_starts
 FIRST = 10
 """Token id of the corpus's first token; the n-th has id FIRST + n."""
 SPECIAL_IDS = SpecialIds(pad_id=0, cls_id=1, sep_id=2)
+FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
+PAIRS = FORMATS[:3]
 
 
 class MemoryCorpus(Corpus):

@@ -54,6 +54,8 @@ def assert_same(left, right):
 
 
 def assert_same_batches(left, right):
+    left = list(left)
+    assert left
     for one, two in zip(left, right, strict=True):
         assert (one.next_cursor, one.size) == (two.next_cursor, two.size)
         assert_same(one.rows, two.rows)

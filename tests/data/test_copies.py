@@ -70,9 +70,7 @@ PAIRS, RUNS = "segment_pair", "full_sentences"
         # format, settings, epochs after which the same examples come again, and the same masks on them (None: never)
         (PAIRS, {}, None, None),
         (PAIRS, {"example_copies": 1}, 1, None),
-        (PAIRS, {"example_copies": 2, "mask_copies": 2}, 2, 2),
         (PAIRS, {"example_copies": 1, "mask_copies": 1}, 1, 1),
-        (PAIRS, {"example_copies": 1, "mask_copies": 2}, 1, 2),
         (PAIRS, {"example_copies": 2, "mask_copies": 4}, 2, 4),
         (PAIRS, {"mask_copies": 1}, None, None),
         (RUNS, {}, 1, None),

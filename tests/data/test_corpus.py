@@ -191,12 +191,12 @@ def test_pickle_and_threads(corpus_and_documents):
     def read(seed):
         rng = np.random.default_rng(seed)
         starts = np.concatenate([[0], np.cumsum(corpus.sentence_lengths, dtype=np.int64)])
-        for first in rng.integers(0, corpus.num_sentences - 5, 300):
+        for first in rng.integers(0, corpus.num_sentences - 5, 100):
             expected = whole[starts[first] : starts[first + 5]]
             if not np.array_equal(copy.read_sentences(int(first), int(first) + 5), expected):
                 failures.append(first)
 
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(8)]
+    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -204,7 +204,7 @@ def test_pickle_and_threads(corpus_and_documents):
     assert not failures
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(
         st.tuples(
@@ -326,7 +326,7 @@ def test_no_flipped_bit_is_read_as_something_else(tmp_path):
     intact = shard.read_bytes()
     used = [i for i, byte in enumerate(intact) if byte]
     refused = 0
-    for position in used[:: len(used) // 150]:
+    for position in used[:: len(used) // 60]:
         shard.write_bytes(intact[:position] + bytes([intact[position] ^ 4]) + intact[position + 1 :])
         try:
             tokens = Corpus.open(tmp_path / "c").read_sentences(0, corpus.num_sentences)
@@ -335,7 +335,7 @@ def test_no_flipped_bit_is_read_as_something_else(tmp_path):
             refused += 1
         else:
             np.testing.assert_array_equal(tokens, expected)
-    assert refused > 100
+    assert refused > 40
 
 
 @pytest.mark.slow

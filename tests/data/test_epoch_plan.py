@@ -11,10 +11,9 @@ from bert_jax.data import epoch_plan as plan_module
 from bert_jax.data.epoch_plan import EpochPlanner
 from bert_jax.data.hash_random import make_key, permute, permute_evenly
 from bert_jax.errors import UserError
-from tests.data.memory import make_corpus, random_documents
+from tests.data.memory import FORMATS, make_corpus, random_documents
 
 ALPHA = 1e-4
-FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
 
 
 @pytest.fixture

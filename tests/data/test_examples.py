@@ -13,12 +13,10 @@ from bert_jax.config import DataConfig
 from bert_jax.data.examples import CorpusLayout, make_examples
 from bert_jax.data.hash_random import make_key
 from bert_jax.data.word_starts import LONG_SENTENCE_TOKENS, WordStarts, word_start_offsets
-from tests.data.memory import make_corpus, random_documents
+from tests.data.memory import FORMATS, PAIRS, make_corpus, random_documents
 
 ALPHA = 1e-4
 WORD = 2**64 - 1
-FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
-PAIRS = FORMATS[:3]
 
 
 class HashRandom:
@@ -293,7 +291,7 @@ documents_of_any_kind = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(documents_of_any_kind, st.data())
 def test_odd_documents(documents, data):
     """One sentence, one token, longer than a row; up to four chunks."""

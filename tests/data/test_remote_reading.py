@@ -31,7 +31,9 @@ from bert_jax.storage.cache import LocalCache
 from bert_jax.storage.files import copy_tree
 from bert_jax.storage.ranges import ByteRange, read_ranges
 from tests.corpus_writer import write_sample
+from tests.data.test_batches import assert_same_batches
 from tests.faulty_link import FAULTS, faulty_link
+from tests.pages import SMALL_RUN
 from tests.storage.test_cache import release
 from tests.stores import MemoryStore, memory_store, use_s3
 
@@ -159,30 +161,19 @@ def test_a_shard_without_a_usable_index(bucket, tmp_path, damage):
         shards.open_shard(shard, corpus.cache)
 
 
-def batches_of(corpora, special_ids, config, start=Cursor(), **data):  # noqa: B008 (frozen)
-    config = config_lib.replace(config, data=data)
+def batches_of(corpora, special_ids, config, start=Cursor()):  # noqa: B008 (frozen)
     shares = [1 / len(corpora)] * len(corpora)
     return list(TrainingStream(corpora, shares, config, special_ids).batches(start))
 
 
-def assert_same_batches(left, right):
-    assert len(left) == len(right) > 0
-    for one, two in zip(left, right, strict=True):
-        assert one.next_cursor == two.next_cursor
-        for name in one.rows:
-            np.testing.assert_array_equal(one.rows[name], two.rows[name], err_msg=name)
-
-
-@pytest.mark.parametrize("form", ["segment_pair", "doc_sentences"])
-def test_the_batches_of_a_disk(bucket, tiny_corpus, special_ids, two_phases, small_windows, form):
-    config = dataclasses.replace(two_phases, objective=dataclasses.replace(two_phases.objective, pair="none"))
-    local = batches_of([Corpus.open(tiny_corpus)], special_ids, config, format=form)
+def test_the_batches_of_a_disk(bucket, tiny_corpus, special_ids, two_phases, small_windows):
+    local = batches_of([Corpus.open(tiny_corpus)], special_ids, two_phases)
     corpus = Corpus.open(bucket / "corpus")
     assert isinstance(corpus._records._reader(0), ShardParts), "otherwise nothing is compared"
-    remote = batches_of([corpus], special_ids, config, format=form)
+    remote = batches_of([corpus], special_ids, two_phases)
     assert_same_batches(local, remote)
     middle = local[len(local) // 2]
-    resumed = batches_of([Corpus.open(bucket / "corpus")], special_ids, config, middle.next_cursor, format=form)
+    resumed = batches_of([Corpus.open(bucket / "corpus")], special_ids, two_phases, middle.next_cursor)
     assert_same_batches(local[len(local) // 2 + 1 :], resumed)
 
 
@@ -367,8 +358,7 @@ def test_a_range_is_tried_again(bucket, monkeypatch, answers, tries):
     assert len(read) == tries + 1 and not left
 
 
-@pytest.mark.parametrize("fault", ["reset", "503", "truncate"])
-def test_tries_are_bounded(link, fault, monkeypatch):
+def test_tries_are_bounded(link, monkeypatch):
     """A fault that does not end is an outage, named with its object."""
     bucket, faults = link
     monkeypatch.setattr(ranges, "ATTEMPTS", 2)
@@ -380,12 +370,12 @@ def test_tries_are_bounded(link, fault, monkeypatch):
     content = (bucket / "corpus" / "tokenizer.json").read_bytes()
     part = ByteRange(bucket / "corpus" / "tokenizer.json", 10, 60)
     assert read_ranges([part]) == [content[10:60]]
-    faults.always = fault
-    with pytest.raises(OutageError, match=r"^s3://.*tokenizer.json cannot be reached \(") as caught:
-        read_ranges([part])
-    assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    for faults.always in ("reset", "503", "truncate"):
+        with pytest.raises(OutageError, match=r"^s3://.*tokenizer.json cannot be reached \(") as caught:
+            read_ranges([part])
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 400
+    faults.always = None
     with pytest.raises(FileNotFoundError):
-        faults.always = None
         read_ranges([ByteRange(bucket / "corpus" / "nothing", 0, 5)])
 
 
@@ -393,7 +383,7 @@ def test_tries_are_bounded(link, fault, monkeypatch):
 def test_a_run_over_a_failing_link(link, tmp_path, monkeypatch):
     """Truncated and refused answers: the run ends. A store that goes away: one line and exit code 75."""
     bucket, faults = link
-    words = ["pretrain", "bert_tiny", "--corpus", str(bucket / "corpus"), "--phases.0.steps", "6"]
+    words = ["pretrain", "bert_tiny", "--corpus", str(bucket / "corpus"), *SMALL_RUN.split()]
     words += ["--data.verify", "counts", "--data.cache-dir", str(tmp_path / "ssd")]
 
     def train(workdir: str) -> subprocess.CompletedProcess:

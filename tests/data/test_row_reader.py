@@ -13,10 +13,7 @@ from bert_jax.data.batch import empty_rows
 from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.row_reader import CorpusRows
 from bert_jax.errors import UserError
-from tests.data.memory import FIRST, SPECIAL_IDS, make_corpus, random_documents
-
-FORMATS = ["segment_pair", "sentence_pair", "sentence_order", "full_sentences", "doc_sentences"]
-PAIRS = FORMATS[:3]
+from tests.data.memory import FIRST, FORMATS, PAIRS, SPECIAL_IDS, make_corpus, random_documents
 
 
 def read_epoch(corpus, seq_len, **data):
@@ -70,7 +67,7 @@ def check_row(row, form, document_of) -> tuple[list[int], int]:
     return [int(token) for token in seen], count
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     st.lists(
         st.lists(st.one_of(st.integers(1, 9), st.integers(1, 90)), min_size=1, max_size=8), min_size=2, max_size=20

@@ -8,12 +8,7 @@ import pickle
 import numpy as np
 
 from data_prep.duplicates.minhash import EMPTY
-from data_prep.duplicates.near_duplicates import (
-    BUCKET,
-    bands_and_rows,
-    find_near_duplicates,
-    find_repeated_signatures,
-)
+from data_prep.duplicates.near_duplicates import BUCKET, bands_and_rows, find_near_duplicates, find_repeated_signatures
 
 
 def run_in_memory(steps):

@@ -15,18 +15,26 @@ from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.builder.prepare import BlockPreparer
 from data_prep.cli.main import main
-from tests.building import files, make_documents, make_tokenizer, normal, parse, run, texts
+from tests.building import files, interrupted, make_documents, normal, parse, run, texts
 from tests.data_prep.test_file_ranges import FORMS
 
 ROOT = pathlib.Path(__file__).parents[2]
-SPECS = ["text:a.txt", "text:a.txt.bz2", "jsonl:a.jsonl.zst@text", "parquet:a.parquet@text", "text-files:book.txt"]
-OPTIONS = BuildOptions(validation_fraction=0.2, max_shard_bytes=20_000, near_duplicates=NearDuplicateOptions())
+SPECS = ["text:a.txt", "text:a.txt.bz2", "jsonl:a.jsonl.zst@text", "parquet:a.parquet@text", "text-files:book*"]
+OPTIONS = BuildOptions(
+    validation_fraction=0.2,
+    skip_damaged=True,
+    drop_repeated_lines=True,
+    min_characters=30,
+    drop_duplicate_paragraphs=20,
+    near_duplicates=NearDuplicateOptions(),
+    max_shard_bytes=20_000,
+)
 RANGES = {"range_bytes": 8000, "block_bytes": 6000}
 
 
 @pytest.fixture
 def large_files(tmp_path, monkeypatch):
-    """Files of each kind that can be split, and one that cannot."""
+    """Files of each kind that can be split, and one that cannot beside a damaged one."""
     parquet = pytest.importorskip("pyarrow.parquet")
     pyarrow = pytest.importorskip("pyarrow")
     monkeypatch.chdir(tmp_path)
@@ -37,16 +45,18 @@ def large_files(tmp_path, monkeypatch):
     pathlib.Path("a.jsonl.zst").write_bytes(FORMS[".zst"]("\n".join(lines).encode()))
     parquet.write_table(pyarrow.table({"text": documents[3]}), "a.parquet", row_group_size=20)
     pathlib.Path("book.txt").write_text("\n\n".join(make_documents(9, 300)))
+    pathlib.Path("book.bin").write_bytes(b"\0")
     run("whole", SPECS, OPTIONS, block_bytes=6000)
     return files("whole")
 
 
-def test_no_byte_depends_on_ranges_and_workers(large_files):
+def test_no_byte_depends_on_ranges_workers_and_scratch(large_files):
     assert [len(parse(spec, **RANGES).inputs()) > 3 for spec in SPECS] == [True, True, True, False, False]
-    for workers in (1, 2):
-        run(f"c{workers}", SPECS, OPTIONS, LocalEngine(workers), **RANGES)
-        assert files(f"c{workers}") == large_files
-    places = [place for entry in json.loads(large_files["corpus.json"])["skipped"].values() for place in entry["first"]]
+    run("c", SPECS, OPTIONS, LocalEngine(2), **RANGES, scratch="elsewhere")
+    assert files("c") == large_files and list(pathlib.Path("elsewhere").iterdir()) == []
+    manifest = json.loads(large_files["corpus.json"])
+    assert "book.bin: is binary" in manifest["sources"][4]["damaged"][0]
+    places = [place for entry in manifest["skipped"].values() for place in entry["first"]]
     line = pathlib.Path("a.txt").read_bytes().count(b"\n") - 1
     assert any(re.match(rf"a\.txt:{line}: 1 of 5 bytes are not UTF-8, the first at byte \d", place) for place in places)
 
@@ -72,37 +82,39 @@ from tests.data_prep.test_build_ranges import OPTIONS, RANGES, SPECS
 
 prepare_block = prepare.BlockPreparer.__call__
 def die_in_range(self, task):
-    if task.source == {source} and "-{part:08d}-{number:08d}." in task.target:
-        os.kill(os.getppid() if {workers} > 1 else os.getpid(), signal.SIGKILL)
+    if task.source == 3 and "-00000000-00000004." in task.target:
+        os.kill(os.getppid(), signal.SIGKILL)
     return prepare_block(self, task)
 prepare.BlockPreparer.__call__ = die_in_range
 if __name__ == "__main__":
-    run("c", SPECS, OPTIONS, LocalEngine({workers}), **RANGES)
+    run("c", SPECS, OPTIONS, LocalEngine(2), **RANGES)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("source", "part", "number", "workers"),
-    [(0, 2, 1, 1), (0, 2, 1, 2), (1, 2, 1, 1), (1, 2, 1, 2), (2, 2, 1, 1), (3, 0, 1, 1)],
-)
-def test_killed_in_a_range(large_files, monkeypatch, source, part, number, workers):
-    """What was prepared before is used."""
-    places = {"source": source, "part": part, "number": number, "workers": workers}
-    pathlib.Path("driver.py").write_text(DRIVER.format(root=str(ROOT), **places))
-    process = subprocess.run([sys.executable, "driver.py"], capture_output=True, text=True)
-    assert process.returncode == -signal.SIGKILL, process.stderr
-    before = sorted(path.name for path in pathlib.Path("c/corpus.incomplete").glob("units/*/unit-*"))
-    prepared, prepare = [], BlockPreparer.__call__
+def test_stopped_in_ranges_of_every_kind(large_files, monkeypatch):
+    """Interrupted in three kinds of file, then killed in the fourth with two workers: what was prepared is used."""
+    prepare, done, places = BlockPreparer.__call__, [], [0, 1, 2]
 
-    def count(self, task):
-        prepared.append(task.target)
+    def stop_or_note(self, task):
+        if task.source in places and "-00000002-00000001." in task.target:
+            places.remove(task.source)
+            raise KeyboardInterrupt
+        done.append(pathlib.Path(task.target).name)
         return prepare(self, task)
 
-    monkeypatch.setattr(BlockPreparer, "__call__", count)
+    monkeypatch.setattr(BlockPreparer, "__call__", stop_or_note)
+    while places:
+        with pytest.raises(KeyboardInterrupt):
+            run("c", SPECS, OPTIONS, **RANGES)
+    pathlib.Path("driver.py").write_text(DRIVER.format(root=str(ROOT)))
+    process = subprocess.run([sys.executable, "driver.py"], capture_output=True, text=True)
+    assert process.returncode == -signal.SIGKILL, process.stderr
+    found = {path.name for path in pathlib.Path("c/corpus.incomplete").glob("units/*/unit-*.safetensors")}
+    assert found > set(done)
+    done += found - set(done)
     run("c", SPECS, OPTIONS, **RANGES)
-    assert before and prepared and not {*before} & {*prepared}
-    assert files("c") == large_files
+    assert len(done) == len(set(done)) and files("c") == large_files
 
 
 @pytest.fixture
@@ -129,65 +141,35 @@ SKIP = BuildOptions(validation_fraction=0.1, skip_damaged=True)
 
 
 def test_damaged_files_are_left_out_and_listed(some_damaged, capsys):
-    with pytest.raises(UserError, match=r"dump/b\.bz2: damaged"):
-        run("c", ["text:dump/*"], **RANGES)
+    """A build that was interrupted leaves nothing that makes a later one accept damage."""
+
+    def refused():
+        with pytest.raises(UserError, match=r"dump/b\.bz2: damaged"):
+            run("c", ["text:dump/*"], **RANGES)
+
+    refused()
+    with interrupted("writer.finish_corpus"):
+        run("c", ["text:dump/*"], SKIP, **RANGES)
+    refused()
     manifest = run("c", ["text:dump/*"], SKIP, **RANGES)
     for message, name in zip(manifest["sources"][0]["damaged"], NAMES, strict=True):
         assert message.startswith(f"dump/{name}")
     lost = manifest["skipped"]["damaged_file"].pop("bytes")
     assert manifest["skipped"]["damaged_file"] == {"count": 4, "first": manifest["sources"][0]["damaged"]}
-    assert (
-        pathlib.Path("dump/e.bin").stat().st_size
-        <= lost
-        < sum(one.stat().st_size for one in pathlib.Path("dump").iterdir())
-    )
+    sizes = [one.stat().st_size for one in pathlib.Path("dump").iterdir()]
+    assert pathlib.Path("dump/e.bin").stat().st_size <= lost < sum(sizes)
     kept = set(texts("c"))
     by_file = [{normal(text) for text in part} for part in some_damaged]
     assert by_file[0] <= kept and "the last river sings." in kept and not (by_file[4] - by_file[0]) & kept
     for part in by_file[1:4]:
         assert 0.4 * len(part) < len(part & kept) < len(part)
-    run("two", ["text:dump/*"], SKIP, LocalEngine(2), **RANGES)
-    assert files("two") == files("c")
+    run("fresh", ["text:dump/*"], SKIP, **RANGES)
+    assert files("fresh") == files("c")
+    run("whole", ["text:dump/[ab]*"], SKIP, block_bytes=3000)
+    assert by_file[1] & set(texts("whole")) < by_file[1] & kept, "in ranges, only the rest of one is lost"
     assert main(["inspect", "c"]) == 0
     output = " ".join(capsys.readouterr().out.split())
     assert "damaged file 4" in output and "dump/d.gz: truncated" in output
-
-
-def test_only_the_rest_of_a_range_is_lost(some_damaged):
-    """Of a file that is read as a whole, everything after the damage."""
-    found = []
-    for range_bytes in (1 << 30, 6000):
-        run(f"c{range_bytes}", ["text:dump/[ab]*"], SKIP, block_bytes=3000, range_bytes=range_bytes)
-        found.append(set(texts(f"c{range_bytes}")))
-    assert found[0] < found[1]
-
-
-def test_strict_again(some_damaged, monkeypatch):
-    """A build that was interrupted leaves nothing that makes a later one accept damage."""
-
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.builder.writer.finish_corpus", stop)
-        run("c", ["text:dump/*"], SKIP, **RANGES)
-    with pytest.raises(UserError, match=r"dump/b\.bz2: damaged"):
-        run("c", ["text:dump/*"], **RANGES)
-    run("c", ["text:dump/*"], SKIP, **RANGES)
-    run("fresh", ["text:dump/*"], SKIP, **RANGES)
-    assert files("c") == files("fresh")
-
-
-@pytest.mark.beam
-@pytest.mark.slow
-@pytest.mark.filterwarnings("default")
-def test_damaged_files_with_beam(some_damaged):
-    pytest.importorskip("apache_beam", reason="needs the extra `beam`")
-    from data_prep.builder.engines.beam import BeamEngine
-
-    run("c", ["text:dump/*"], SKIP, **RANGES)
-    run("beam", ["text:dump/*"], SKIP, BeamEngine(None), **RANGES)
-    assert files("beam") == files("c")
 
 
 def test_every_kind_of_file_can_be_damaged(tmp_path, monkeypatch):
@@ -218,13 +200,3 @@ def test_every_kind_of_file_can_be_damaged(tmp_path, monkeypatch):
         else:
             manifest = run(name, [spec, "text:good.txt"], SKIP)
             assert len(manifest["sources"][0]["damaged"]) == damaged and manifest["sources"][0]["documents"] > 0
-
-
-def test_the_command(some_damaged, capsys):
-    make_tokenizer().save("tokenizer.json")
-    command = ["build", "--source", "text:dump/*", "--tokenizer", "tokenizer.json", "--out", "c", "--workers", "1"]
-    assert main(command) == 2
-    assert "dump/b.bz2: damaged" in capsys.readouterr().err
-    assert main([*command, "--skip-damaged"]) == 0
-    assert "damaged file" in capsys.readouterr().out
-    assert json.loads(pathlib.Path("c/corpus.json").read_text())["settings"]["skip_damaged"] is True

@@ -75,12 +75,12 @@ def test_workers_read_and_results_are_in_the_order_of_the_text(texts, monkeypatc
     assert len(shown) > len(sizes) and sum(shown) == sum(sizes), "progress within an input"
 
 
-@pytest.mark.parametrize("kind", ["wordpiece", pytest.param("sentencepiece-bpe", marks=pytest.mark.slow)])
-def test_no_vocabulary_depends_on_ranges_and_workers(texts, kind):
+@pytest.mark.parametrize("kind", ["wordpiece", "sentencepiece-bpe"])
+def test_no_vocabulary_depends_on_ranges(texts, kind):
+    """Nor on workers: test_tokenizer_command.py."""
     recipe = VocabularySettings(kind, 70, kind == "wordpiece", sampling_exponent=0.7, sample_bytes=40_000)
-    ways = [([parse(spec) for spec in SPECS], 1), (sources_in_ranges(), 1), (sources_in_ranges(), 2)]
-    whole, *others = [train(recipe, sources, workers).to_json() for sources, workers in ways]
-    assert [other == whole for other in others] == [True, True]
+    whole, in_ranges = (train(recipe, sources, 1) for sources in ([parse(spec) for spec in SPECS], sources_in_ranges()))
+    assert whole.to_json() == in_ranges.to_json()
 
 
 def test_words_of_an_input_are_counted_within_bounds():
@@ -98,14 +98,13 @@ def test_words_of_an_input_are_counted_within_bounds():
     assert InputWordCounter(words, 3)(iter(blocks))[0] == table.counts != together
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_no_ngram_depends_on_ranges_and_workers(texts, workers):
+def test_no_ngram_depends_on_ranges(texts):
     options = BuildOptions(decontamination_words=9, cleaning=CleaningOptions("nfkc"))
     cleaned = [clean(text, options.cleaning) for text in texts]
     assert cleaned != [clean(text) for text in texts], "the sides would not differ"
     slow = NgramIndex.build(cleaned, 9)
     digest = hashlib.sha256("".join(text + "\0" for text in cleaned).encode()).hexdigest()
-    index, report = build_evaluation_index(sources_in_ranges(), options, workers)
+    index, report = build_evaluation_index(sources_in_ranges(), options, 1)
     assert np.array_equal(index.slots(), slow.slots())
     assert report == {
         "sources": SPECS,
@@ -128,16 +127,15 @@ def test_no_byte_of_a_decontaminated_corpus_depends_on_workers(texts):
     assert files("c1") == files("c2")
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_damage_is_an_error_of_one_line_or_left_out(texts, workers, capsys):
+def test_damage_is_an_error_of_one_line_or_left_out(texts, capsys):
     pathlib.Path("books/10.txt").write_bytes(b"\0")
     pathlib.Path("b.txt.gz").write_bytes(gzip.compress("\n\n".join(texts).encode())[:-200])
     sources = [parse("text:a.txt", **RANGES), parse("text:b.txt.gz", **RANGES), parse("text-files:books/*.txt")]
     recipe = VocabularySettings("wordpiece", 70, True)
     with pytest.raises(UserError, match=r"b\.txt\.gz: truncated"):
-        train(recipe, sources, workers)
+        train(recipe, sources, 1)
     capsys.readouterr()
-    train(recipe, [dataclasses.replace(source, skip_damaged=True) for source in sources], workers)
+    train(recipe, [dataclasses.replace(source, skip_damaged=True) for source in sources], 1)
     notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
     assert notes == [
         "note: source text:b.txt.gz: left out b.txt.gz: truncated, its .gz data has no end; download it again",
@@ -146,10 +144,10 @@ def test_damage_is_an_error_of_one_line_or_left_out(texts, workers, capsys):
 
 
 def test_a_file_that_changes_while_it_is_read(texts, monkeypatch):
-    def change(self, *arguments):
+    def change(*arguments):
         pathlib.Path("a.txt").write_text("other")
         return clean(*arguments)
 
-    monkeypatch.setattr("data_prep.for_each_input.clean", lambda *arguments: change(None, *arguments))
+    monkeypatch.setattr("data_prep.for_each_input.clean", change)
     with pytest.raises(UserError, match=r"a\.txt: was changed or removed while it was read"):
         train(VocabularySettings("wordpiece", 70, True), [parse("text:a.txt")], 1)

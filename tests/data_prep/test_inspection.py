@@ -38,15 +38,7 @@ REPORT = {
         "wide": None,
         "fast": True,
     },
-    "sources": [
-        {
-            "spec": "jsonl:a.jsonl",
-            "encodings": {"utf-8": 1},
-            "documents": 80,
-            "text_bytes": 43210,
-            "files": 1,
-        }
-    ],
+    "sources": [{"spec": "jsonl:a.jsonl", "encodings": {"utf-8": 1}, "documents": 80, "text_bytes": 43210, "files": 1}],
 }
 
 
@@ -128,11 +120,7 @@ def test_json_says_what_corpus_json_says(corpus, capsys):
     assert train["text_bytes_per_token"] == 5
     assert train["documents"] == train["unknown_tokens"] == 72
     assert train["unknown_rate"] == 72 / train["tokens"]
-    for key in ("dropped", "cleaned", "skipped", "settings"):
-        assert one[key] == REPORT[key]
-    assert one["sources"] == [
-        {"spec": "jsonl:a.jsonl", "encodings": {"utf-8": 1}, "documents": 80, "text_bytes": 43210, "files": 1}
-    ]
+    assert {key: one[key] for key in REPORT} == REPORT
     assert [bins["first"] for bins in train["sentence_tokens"]["bins"]][:3] == [1, 2, 3]
     rows = {measured["seq_len"]: measured for measured in one["rows"]}
     assert rows[128]["unpacked_efficiency"] < rows[128]["packing_efficiency"] <= 1
@@ -307,12 +295,12 @@ def test_warnings():
     """Texts without a blank line within documents get no advice that they follow already."""
     short = corpus_statistics.summarize_lengths({60: 10})
     rows = [{"seq_len": 128, "coverage": 0.41, "random_pairs": 0.75}, {"seq_len": 512, "coverage": 0.9}]
-    for spec, advised in (
-        ("text:*.txt", True),
-        ("lines:*.txt", True),
-        ("text-files:*.txt", False),
-        ("jsonl:x@y", False),
-    ):
+    for spec, advised in {
+        "text:*.txt": True,
+        "lines:*.txt": True,
+        "text-files:*.txt": False,
+        "jsonl:x@y": False,
+    }.items():
         warning = report.short_documents_warning({"document_tokens": short}, rows, [spec])
         assert ("use text-files" in warning) == advised and "75% of next-sentence pairs are random" in warning
     assert "rows of 128 cover 41.0% of the tokens" in report.coverage_warning(rows)

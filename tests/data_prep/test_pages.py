@@ -24,7 +24,7 @@ def commands_of(page):
 def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pathlib.Path("texts").mkdir()
-    for index, document in enumerate(make_documents(3, 400, paragraphs=3)):
+    for index, document in enumerate(make_documents(3, 120, paragraphs=3)):
         pathlib.Path(f"texts/{index}.txt").write_text(document)
     commands = commands_of("docs/corpus.md")
     assert [command[1] for command in commands] == ["tokenizer", "build", "inspect", "build", "inspect"]

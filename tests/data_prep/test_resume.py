@@ -18,7 +18,7 @@ from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.builder import scratch, writer
 from data_prep.builder.prepare import BlockPreparer
 from data_prep.verify import verify_corpus
-from tests.building import files, make_documents, run
+from tests.building import files, interrupted, make_documents, run
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPECS = ["text:text.txt", "text-files:books/*.txt"]
@@ -68,43 +68,45 @@ def start(kind="none", number=0, workers=1):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "number"), [("unit", 12), ("rows", 2), ("plan-train", 2), ("shard-train", 2), ("corpus.json", 1)]
-)
-def test_killed_at_a_named_point(expected, kind, number):
-    with start(kind, number) as process:
-        _, errors = process.communicate()
-    assert process.returncode == -signal.SIGKILL, errors
-    assert pathlib.Path("c/corpus.incomplete").exists() and not pathlib.Path("c/corpus.json").exists()
-    with pytest.raises(UserError, match="not a finished corpus"):
-        verify_corpus("c")
+def test_killed_in_each_phase(expected):
+    """What one start leaves in a phase is finished by the next, which is killed in a later phase."""
+    for kind, number in (("unit", 12), ("rows", 2), ("shard-train", 2), ("corpus.json", 1)):
+        with start(kind, number) as process:
+            _, errors = process.communicate()
+        assert process.returncode == -signal.SIGKILL, errors
+        assert pathlib.Path("c/corpus.incomplete").exists() and not pathlib.Path("c/corpus.json").exists()
+        with pytest.raises(UserError, match="not a finished corpus"):
+            verify_corpus("c")
     run("c", SPECS, OPTIONS)
     assert files("c") == expected
 
 
 @pytest.mark.parametrize(
-    ("kind", "number", "written"),
+    "points",
     [
-        *(("unit", 1, False), ("unit", 2, True), ("input", 1, False), ("rows", 1, False), ("rows", 2, True)),
-        *(("rows", 3, True), ("rows", 4, True), ("plan-train", 2, True), ("plans", 1, False)),
-        *(("shard-train", 2, False), ("shard-validation", 1, True), ("corpus.json", 1, False)),
+        [("unit", 1, False), ("rows", 3, True), ("shard-train", 2, False)],
+        [("unit", 2, True), ("plan-train", 2, True), ("shard-validation", 1, True)],
+        [("input", 1, False), ("plans", 1, False), ("corpus.json", 1, False)],
     ],
 )
-def test_interrupted_at_a_named_point(text, monkeypatch, kind, number, written):
-    options, write_atomic, seen = dataclasses.replace(OPTIONS, max_shard_bytes=1500), scratch.write_atomic, []
+def test_interrupted_in_each_phase(text, points):
+    """At the N-th file of a kind, before or after it is written."""
+    options, write_atomic = dataclasses.replace(OPTIONS, max_shard_bytes=1500), scratch.write_atomic
+    for kind, number, written in points:
+        seen = []
 
-    def interrupt(path, content):
-        seen.append(path.name.startswith(kind))
-        hit = seen[-1] and sum(seen) == number
-        if written or not hit:
-            write_atomic(path, content)
-        if hit:
-            raise KeyboardInterrupt
+        def interrupt(path, content, kind=kind, number=number, written=written, seen=seen):
+            seen.append(path.name.startswith(kind))
+            hit = seen[-1] and sum(seen) == number
+            if written or not hit:
+                write_atomic(path, content)
+            if hit:
+                raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(scratch, "write_atomic", interrupt)
-        run("c", SPECS[:1], options)
-    assert not pathlib.Path("c/corpus.json").exists()
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(scratch, "write_atomic", interrupt)
+            run("c", SPECS[:1], options)
+        assert not pathlib.Path("c/corpus.json").exists()
     run("c", SPECS[:1], options)
     run("fresh", SPECS[:1], options)
     assert files("c") == files("fresh")
@@ -114,14 +116,12 @@ def test_interrupted_at_a_named_point(text, monkeypatch, kind, number, written):
 def test_killed_again_and_again_with_workers(expected):
     """At random times, until one run finishes."""
     rng = random.Random(0)
-    kills = 0
-    while kills < 3:
+    for _ in range(2):
         with start(workers=2) as process:
             assert process.stdout.readline() == "ready\n"
             time.sleep(rng.uniform(0.2, 4.0))
             process.send_signal(signal.SIGKILL)
             process.communicate()
-        kills += 1
         if process.returncode == 0:
             break
     if not pathlib.Path("c/corpus.json").exists():
@@ -129,23 +129,16 @@ def test_killed_again_and_again_with_workers(expected):
     assert files("c") == expected
 
 
-def test_scratch_files_of_a_killed_decision_are_removed(text, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.builder.pipeline.decide", stop)
+def test_scratch_files_of_a_killed_decision_are_removed(text):
+    with interrupted("pipeline.decide"):
         run("c", SPECS[:1], OPTIONS)
     scratch_dir = pathlib.Path("c/corpus.incomplete")
     (scratch_dir / "columns-x/near-duplicates-y/step-0").mkdir(parents=True)
     for name in ("columns-x/near-duplicates-y/step-0/1.run", "rows-00000007.safetensors", "found-0000000003.pickle"):
         (scratch_dir / name).write_bytes(b"")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.builder.pipeline.decide", stop)
+    with interrupted("pipeline.decide"):
         run("c", SPECS[:1], OPTIONS)
-    left = {path.name.split("-")[0] for path in scratch_dir.iterdir()}
-    assert left == {"build.json", "input", "units"}
-
-
-def stop(*_):
-    raise KeyboardInterrupt
+    assert {path.name.split("-")[0] for path in scratch_dir.iterdir()} == {"build.json", "input", "units"}
 
 
 @contextlib.contextmanager
@@ -187,8 +180,7 @@ def test_other_arguments(text, monkeypatch, capsys):
     again = BuildOptions(validation_fraction=0.3, min_characters=50)
     run("fresh", specs, again)
     for options in (first, dataclasses.replace(first, drop_repeated_lines=True)):
-        with monkeypatch.context() as patch, prepared(patch) as sources, pytest.raises(KeyboardInterrupt):
-            patch.setattr("data_prep.builder.writer.finish_corpus", stop)
+        with prepared(monkeypatch) as sources, interrupted("writer.finish_corpus"):
             run("c", specs, options)
         assert len(sources) > 3
     assert "note: c/corpus.incomplete also keeps the work of an unfinished build" in capsys.readouterr().err
@@ -202,10 +194,8 @@ def test_what_changed_is_prepared_again(text, monkeypatch):
     for index, document in enumerate(make_documents(5, 30, paragraphs=20)):
         pathlib.Path(f"books/{index}.txt").write_text(document)
     specs = ["text:text.txt", "text-files:books/*.txt"]
-    with monkeypatch.context() as patch:
-        patch.setattr("data_prep.builder.writer.finish_corpus", stop)
-        with pytest.raises(KeyboardInterrupt):
-            run("c", specs)
+    with interrupted("writer.finish_corpus"):
+        run("c", specs)
     pathlib.Path("books/3.txt").write_text("Quite another mountain.")
     pathlib.Path("books/99.txt").write_text("A new stone falls.")
     with prepared(monkeypatch) as sources:
@@ -259,9 +249,8 @@ def test_a_file_that_changes_while_it_is_read(text, monkeypatch, change):
 
 
 def test_the_work_of_an_older_version_is_not_used(text, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch, interrupted("pipeline.decide"):
         patch.setattr(scratch, "FORMAT_VERSION", 1)
-        patch.setattr("data_prep.builder.pipeline.decide", stop)
         run("c", SPECS[:1])
     (marker,) = pathlib.Path("c/corpus.incomplete").glob("input-*.json")
     marker.write_text(json.dumps(json.loads(marker.read_text()) | {"blocks": 3}))
@@ -270,26 +259,31 @@ def test_the_work_of_an_older_version_is_not_used(text, monkeypatch):
     assert files("c") == files("fresh")
 
 
-def test_a_refused_build_leaves_nothing(text, monkeypatch):
-    refused, finish = [], writer.finish_corpus
+@pytest.mark.parametrize(
+    ("place", "others"),
+    [(None, [("c", None), ("c", "b")]), ("a", [("c", "b"), ("other", "a"), ("mine", "a")])],
+)
+def test_one_build_at_a_time(text, monkeypatch, place, others):
+    """In the directory of a corpus, for any --scratch, and in a scratch directory. A refused build leaves nothing."""
+    finish, refused = writer.finish_corpus, []
+    pathlib.Path("mine").mkdir()
 
-    def refuse_second(*arguments):
-        pathlib.Path("mine").mkdir()
-        for out, place in (("other", "scratch"), ("mine", "scratch"), ("c", "elsewhere")):
-            with pytest.raises(UserError, match="is in use by process"):
-                run(out, SPECS[:1], scratch=place)
+    def refuse_others(*arguments):
+        for out, other in others:
+            with pytest.raises(UserError, match=r"is in use by process \d+ on .*: wait until it ends"):
+                run(out, SPECS[:1], scratch=other)
             refused.append(out)
         return finish(*arguments)
 
-    monkeypatch.setattr(writer, "finish_corpus", refuse_second)
-    run("c", SPECS[:1], scratch="scratch")
-    assert refused and not pathlib.Path("other").exists()
-    assert not list(pathlib.Path("mine").iterdir()) and not list(pathlib.Path("elsewhere").iterdir())
+    monkeypatch.setattr(writer, "finish_corpus", refuse_others)
+    run("c", SPECS[:1], scratch=place)
+    verify_corpus("c")
+    assert len(refused) == len(others) and not pathlib.Path("other").exists()
+    assert [*pathlib.Path("mine").iterdir(), *pathlib.Path().glob("b/*")] == []
 
 
-def test_a_directory_with_characters_of_globs(text, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.builder.writer.finish_corpus", stop)
+def test_a_directory_with_characters_of_globs(text):
+    with interrupted("writer.finish_corpus"):
         run("[c]", SPECS[:1], BuildOptions(validation_fraction=0.3))
     run("[c]", SPECS[:1], OPTIONS)
     run("fresh", SPECS[:1], OPTIONS)

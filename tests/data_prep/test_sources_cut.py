@@ -47,7 +47,7 @@ def pieces(path, rule, block_bytes):
         return list(document_aligned_chunks(reader, rule, block_bytes))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(text=TEXTS, block_bytes=BLOCKS)
 @example(text="word \nnext line", block_bytes=5)
 @example(text="word\n\nnext", block_bytes=5)
@@ -116,7 +116,7 @@ def test_a_document_that_fits_is_not_cut(tmp_path):
 
 
 def test_long_documents_need_little_memory(tmp_path):
-    path, size, block_bytes = tmp_path / "a.txt", 24 << 20, 1 << 19
+    path, size, block_bytes = tmp_path / "a.txt", 12 << 20, 1 << 19
     with path.open("w") as file:
         for _ in range(size >> 20):
             file.write("word " * ((1 << 20) // 5))

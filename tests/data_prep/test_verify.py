@@ -1,6 +1,7 @@
 """`verify`: everything a corpus on disk can contradict is found and named."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -15,10 +16,17 @@ from data_prep.verify import verify_corpus
 from tests.corpus_writer import write_sample
 
 
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("sample") / "c"
+    write_sample(directory)
+    return directory
+
+
 @pytest.fixture
-def corpus(tmp_path):
-    write_sample(tmp_path / "c")
-    return tmp_path / "c"
+def corpus(sample, tmp_path):
+    """A copy to break."""
+    return shutil.copytree(sample, tmp_path / "c")
 
 
 def manifest_of(directory):

@@ -73,10 +73,7 @@ def test_the_assumed_case_is_named(folder):
 
 
 REFUSED = [
-    (
-        {"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}},
-        "class BertJapaneseTokenizer cannot",
-    ),
+    ({"tokenizer_config": {"tokenizer_class": "BertJapaneseTokenizer"}}, "class BertJapaneseTokenizer cannot"),
     ({"config": {"model_type": "bert", "tokenizer_class": "BertJapaneseTokenizer"}}, "BertJapaneseTokenizer cannot"),
     ({"config": {"model_type": "xlm-roberta"}}, r"XLMRobertaTokenizer .* give its tokenizer\.json"),
     ({"tokenizer_config": {"do_lower_case": None}}, "do_lower_case is None: it must be true or false"),
@@ -90,10 +87,7 @@ REFUSED = [
     ({"tokenizer_config": {"wordpieces_prefix": "@@"}}, "wordpieces_prefix"),
     ({"tokenizer_config": {"mecab_kwargs": {}}}, "mecab_kwargs {} is not supported; only null is"),
     ({"tokenizer_config": {"word_tokenizer_type": "mecab"}}, 'word_tokenizer_type "mecab" is not supported'),
-    (
-        {"tokenizer_config": {"auto_map": {"AutoTokenizer": ["mine.Slow", None]}}},
-        "auto_map names a tokenizer",
-    ),
+    ({"tokenizer_config": {"auto_map": {"AutoTokenizer": ["mine.Slow", None]}}}, "auto_map names a tokenizer"),
     ({"tokenizer_config": {"cls_token": "<s>"}}, r"cls_token is '<s>', but vocab.txt has '\[CLS\]'"),
     ({"special_tokens_map": {"mask_token": {"content": "<m>"}}}, r"special_tokens_map\.json: mask_token is '<m>'"),
     ({"added_tokens": {"covid": 13}}, "adds the token 'covid', which vocab.txt does not have as id 13"),
@@ -179,10 +173,7 @@ def test_settings_of_byte_level_bpe(tmp_path):
     write(tmp_path, vocab=vocab)
     (tmp_path / "merges.txt").write_text("#version: 0.2\nĠ a\n")
     assert pieces(Tokenizer.load(tmp_path), "a a") == ["a", "Ġa"]
-    write(
-        tmp_path,
-        tokenizer_config={"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True},
-    )
+    write(tmp_path, tokenizer_config={"tokenizer_class": "RobertaTokenizer", "add_prefix_space": True})
     tokenizer = Tokenizer.load(tmp_path)
     assert pieces(tokenizer, "a a") == ["Ġa", "Ġa"] and tokenizer.settings == {"add_prefix_space": True}
     byte_bpe(vocab, [("Ġ", "a")], False, prefix_space=False, origin="here").save(tmp_path / "tokenizer.json")

@@ -31,12 +31,7 @@ UNCASED += " [ ] un ##k mask [unused0] 力"
 CASED = "Hello World ! , how are you ? H ##é ##ll ##ó ¿ Re ##sp ##ub ##lica superior ##em A ##v ##di ##ja V ##r"
 CASED += " ##ša ##je ##vić î ##n [ ] UN ##K"
 
-TEXTS = [
-    "Hello World!, how are you?",
-    "Hélló  WoŕlḊ¿",
-    "Respublica superiorem",
-    "Avdija Vršajević în",
-]
+TEXTS = ["Hello World!, how are you?", "Hélló  WoŕlḊ¿", "Respublica superiorem", "Avdija Vršajević în"]
 UNCASED_IDS = [
     [7592, 2088, 999, 1010, 2129, 2024, 2017, 1029],
     [7592, 2088, 1094],

@@ -80,15 +80,8 @@ def test_pieces_of_the_texts_stay(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["bert", "template", "sequence"])
 def test_ids_of_special_tokens_move(kind):
     """As in BERT's vocabularies, whose unused tokens come first: in added tokens, roles and post-processor."""
-    pieces = [
-        "[unused0]",
-        *SPECIAL_TOKENS,
-        "[unused1]",
-        "river",
-        "stone",
-        *"riverston",
-        *(f"##{c}" for c in "riverston"),
-    ]
+    letters = [*"riverston", *(f"##{c}" for c in "riverston")]
+    pieces = ["[unused0]", *SPECIAL_TOKENS, "[unused1]", "river", "stone", *letters]
     library = tokenizers.Tokenizer.from_str(wordpiece(list(dict.fromkeys(pieces)), True, "made").to_json())
     if kind != "bert":
         ids = [("[CLS]", 3), ("[SEP]", 4)]
