@@ -3,7 +3,6 @@
 import collections
 import pathlib
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -22,28 +21,24 @@ from bert_jax.storage.lock import LOCK_FILE, DirectoryLock
 from data_prep.builder import resume, scratch, writer
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.cli import main as cli
-from tests.building import make_tokenizer, parse, run
+from tests.building import interrupted, make_tokenizer, parse, run
 from tests.stores import MemoryStore, memory_store, tree, use_s3
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPECS = ["text:text.txt"]
 SCRATCH = "c/" + INCOMPLETE
-# Builds at the URL of its argument; is killed before the N-th prepared block, or waits after it for a line of stdin.
+# Builds at the URL of its argument; waits before the N-th prepared block.
 DRIVER = """
-import os, signal, sys
+import sys
 sys.path.insert(0, {root!r})
+from bert_jax.errors import UserError
 from data_prep.builder import scratch
 from tests.building import run
-from bert_jax.errors import UserError
-from bert_jax.storage.files import make_directory_if_local
-from bert_jax.storage.listing import file_version, find_files
-url, number, then = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+url, number = sys.argv[1], int(sys.argv[2])
 write_atomic, seen = scratch.write_atomic, []
 def write(path, content):
     seen.append(path.name.startswith("unit"))
     if seen[-1] and sum(seen) == number:
-        if then == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
         print("waits", flush=True)
         sys.stdin.readline()
     write_atomic(path, content)
@@ -62,19 +57,14 @@ def quick(monkeypatch):
 
 
 @pytest.fixture
-def prepared(text, monkeypatch):
+def prepared(text):
     """A bucket with a build at "c" that was stopped before its decisions, and the number of its blocks."""
     bucket = memory_store()
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.builder.pipeline.decide", stop)
+    with interrupted("pipeline.decide"):
         run(bucket / "c", SPECS, block_bytes=500)
     blocks = scratch.prepared_blocks(bucket / SCRATCH)
     assert len(blocks) > 50
     return bucket, len(blocks)
-
-
-def stop(*_):
-    raise KeyboardInterrupt
 
 
 def corpus_files(place) -> dict[str, bytes]:
@@ -165,8 +155,7 @@ def test_sources_in_a_store_are_found_by_listing(text, monkeypatch):
     source = parse(f"text-files:{bucket}/texts/**/*.txt")
     found = [path for part in source.inputs() for path in part.paths]
     assert sorted(found) == found and len(found) == len(text) > 4 * sum(requests.values())
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.builder.pipeline.decide", stop)
+    with interrupted("pipeline.decide"):
         run("c", [source.spec])
     changed = bucket / "texts/1/5.txt"
     changed.write_text(changed.read_text().replace("the", "our").replace(".", "!"))
@@ -192,25 +181,21 @@ def test_a_block_that_is_gone_is_prepared_again(prepared):
     assert corpus_files(bucket / "c") == corpus_files("c")
 
 
-@pytest.mark.parametrize(
-    ("first", "scratch_of_first", "second", "scratch_of_second"),
-    [("c", None, "c", None), ("c", "one", "c", "two"), ("c", "one", "d", "one")],
-)
-def test_one_build_at_a_time(text, monkeypatch, first, scratch_of_first, second, scratch_of_second):
+@pytest.mark.parametrize(("place", "others"), [(None, [("c", None)]), ("one", [("c", "two"), ("d", "one")])])
+def test_one_build_at_a_time(text, monkeypatch, place, others):
     bucket, finish, refused = memory_store(), writer.finish_corpus, []
 
-    def place(name):
-        return name and bucket / name
-
-    def refuse_second(*arguments):
-        with pytest.raises(UserError, match=r"^az://bucket/.* is in use by process \d+ on .*: wait until it ends"):
-            run(bucket / second, SPECS, scratch=place(scratch_of_second))
-        refused.append(True)
+    def refuse_others(*arguments):
+        for out, other in others:
+            with pytest.raises(UserError, match=r"^az://bucket/.* is in use by process \d+ on .*: wait until it ends"):
+                run(bucket / out, SPECS, scratch=other and bucket / other)
+            refused.append(out)
         return finish(*arguments)
 
-    monkeypatch.setattr(writer, "finish_corpus", refuse_second)
-    run(bucket / first, SPECS, scratch=place(scratch_of_first))
-    assert refused and not [name for name in MemoryStore.objects if INCOMPLETE in name or LOCK_FILE in name]
+    monkeypatch.setattr(writer, "finish_corpus", refuse_others)
+    run(bucket / "c", SPECS, scratch=place and bucket / place)
+    assert len(refused) == len(others)
+    assert not [name for name in MemoryStore.objects if INCOMPLETE in name or LOCK_FILE in name]
 
 
 @pytest.mark.parametrize("phase", ["prepare", "run_steps", "assemble"])
@@ -260,10 +245,9 @@ def test_a_bucket_that_denies_listing_or_writing(text, monkeypatch, capsys, deni
     assert line.startswith("error: ") and "az://bucket" in line and len(line) < 400, line
 
 
-def start(url: str, number: int, then: str) -> subprocess.Popen:
+def start(url: str, number: int) -> subprocess.Popen:
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    command = [sys.executable, "-c", DRIVER.format(root=str(ROOT)), url, str(number), then]
-    return subprocess.Popen(command, text=True, **pipes)
+    return subprocess.Popen([sys.executable, "-c", DRIVER.format(root=str(ROOT)), url, str(number)], text=True, **pipes)
 
 
 @pytest.fixture
@@ -273,17 +257,19 @@ def s3(s3_server, monkeypatch, request):
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_on_s3(text, s3):
-    """The lock of a process that was killed on this host is taken over at once."""
+def test_two_builds_at_once_on_s3(text, s3, capfd):
+    """Exactly one goes on. It is killed, and its lock is taken over at once; the bytes are those of a disk."""
     run("c", SPECS)
-    for number in (3, 12):
-        with start(f"{s3}/c", number, "die") as killed:
-            _, errors = killed.communicate()
-        assert killed.returncode == -signal.SIGKILL, errors[-3000:]
-        assert (s3 / SCRATCH / LOCK_FILE).exists() and not (s3 / "c" / "corpus.json").exists()
-    with start(f"{s3}/c", 0, "") as again:
-        _, errors = again.communicate()
-    assert again.returncode == 0 and "was left locked by process" in errors, errors[-3000:]
+    both = [start(f"{s3}/c", 3) for _ in range(2)]
+    refused = next(iter([one for one in both if one.stdout.readline() == ""]), None)
+    assert refused is not None, "both go on"
+    assert "is in use by process" in refused.communicate()[1] and refused.returncode == 2
+    (other,) = (one for one in both if one is not refused)
+    other.kill()
+    other.communicate()
+    assert (s3 / SCRATCH / LOCK_FILE).exists() and not (s3 / "c" / "corpus.json").exists()
+    run(s3 / "c", SPECS)
+    assert f"was left locked by process {other.pid} on " in capfd.readouterr().err
     assert corpus_files(s3 / "c") == corpus_files("c")
 
 
@@ -301,23 +287,8 @@ def test_versions_on_s3(s3):
     assert find_files("s3://no-such-bucket/*.txt") == {}
 
 
-@pytest.mark.slow
-def test_two_builds_at_once_on_s3(text, s3):
-    """Exactly one goes on, and its bytes are those of a build on disk."""
-    run("c", SPECS)
-    both = [start(f"{s3}/c", 2, "wait") for _ in range(2)]
-    refused = next(iter([one for one in both if one.stdout.readline() == ""]), None)
-    assert refused is not None, "both go on"
-    (other,) = (one for one in both if one is not refused)
-    assert "is in use by process" in refused.communicate()[1] and refused.returncode == 2
-    _, errors = other.communicate("go on\n")
-    assert other.returncode == 0, errors[-3000:]
-    assert corpus_files(s3 / "c") == corpus_files("c")
-
-
-def test_partial_files_of_a_killed_worker_are_removed(text, monkeypatch):
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("data_prep.builder.pipeline.decide", stop)
+def test_partial_files_of_a_killed_worker_are_removed(text):
+    with interrupted("pipeline.decide"):
         run("c", SPECS)
     left = next(pathlib.Path(SCRATCH, scratch.UNITS).iterdir()) / "unit-1.partial"
     left.write_bytes(b"")
