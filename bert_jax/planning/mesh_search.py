@@ -218,7 +218,9 @@ def candidates(config: Config, phase: int, topology: Topology) -> Iterator[MeshC
         if tensor > 1 and model.attention in KERNEL_ROW_LENGTHS:  # `check_devices`
             continue
         sizes = Sizes(data, fsdp, tensor, slices)
-        for n, remat in itertools.product(config.phases[phase].valid_accumulations(sizes.row_shards), REMATS):
-            setting = config_on(config, sizes, remat), phase, sizes, n
-            memory = sum(estimate_memory(*setting).values())
-            yield MeshCandidate(predict(*setting, topology.chip).step_seconds, memory, sizes, n, remat)
+        for remat in REMATS:
+            on_mesh = config_on(config, sizes, remat)
+            for n in config.phases[phase].valid_accumulations(sizes.row_shards):
+                setting = on_mesh, phase, sizes, n
+                memory = sum(estimate_memory(*setting).values())
+                yield MeshCandidate(predict(*setting, topology.chip).step_seconds, memory, sizes, n, remat)

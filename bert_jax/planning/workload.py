@@ -117,6 +117,7 @@ def norm_widths(model: ModelConfig) -> list[int]:
     return inside if model.bottleneck_size is None else [*bottleneck_input_widths(model), *inside, model.hidden_size]
 
 
+@functools.lru_cache(maxsize=16)
 def workload(config: Config, phase: int, sizes: Sizes, accumulation: int) -> Workload:
     """Workload of each device in a step of a phase at its full batch size.
 

@@ -1,6 +1,5 @@
 """Lowering of every preset's step for absent devices, and its memory on each of them."""
 
-import dataclasses
 import os
 
 import jax
@@ -17,23 +16,20 @@ from bert_jax.training.sharding import abstract_mesh
 PRESETS = list(presets.preset_files())
 
 
-def one_of_each_structure() -> list[str]:
-    """Presets whose programs differ in more than sizes."""
+def one_of_each_structure() -> dict[str, tuple[int, int]]:
+    """Presets whose models or losses differ in more than sizes, with mesh.fsdp and mesh.tensor."""
     structures = {}
-    for name in PRESETS:
+    for name in ("bert_tiny", *PRESETS):
         config = presets.load_config(name)
-        model, objective = config.model, dataclasses.replace(config.objective, mask_rate=0.15)
-        kind = model.feed_forward, model.positions, model.parameter_groups, model.attention, model.compute_dtype
-        structures.setdefault((kind, config.optimizer.name, objective, config.data.format), name)
-    return list(structures.values())
+        model, objective = config.model, config.objective
+        kind = model.feed_forward, model.positions, model.parameter_groups, model.bottleneck_size, model.direction
+        structures.setdefault((kind, objective.token, objective.mask_unit), name)
+    splits = {"bert_tiny": (2, 2), "albert_base": (8, 1), "modern_base": (2, 2)}
+    return {name: splits.get(name, (1, 1)) for name in structures.values()}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "split"),
-    [(name, (1, 1)) for name in one_of_each_structure()]
-    + [("bert_tiny", (2, 2)), ("albert_base", (8, 1)), ("modern_base", (2, 2))],
-)
+@pytest.mark.parametrize(("name", "split"), one_of_each_structure().items())
 def test_presets_lower(name, split):
     """The step of the last phase of the preset, on as many devices as its batch allows, up to 256."""
     config, (fsdp, tensor) = presets.load_config(name), split

@@ -151,9 +151,6 @@ def test_bytes_by_axis():
 
 def test_bytes_across_nodes():
     """An all-reduce of 2 nodes of 4 devices, then one of the same device in each: inside, then between."""
-    found = [
-        Collective("all-reduce", (), 1000, 1, tuple(range(8))),
-        Collective("reduce-scatter", (), 1000, 1, (1, 5)),
-    ]
+    found = [Collective("all-reduce", (), 1000, 1, tuple(range(8))), Collective("reduce-scatter", (), 1000, 1, (1, 5))]
     sent = hlo.bytes_sent_by_axis(found, Sizes(data=8, slices=2))
     assert sent == {"data": 2000 * 3 / 4, "fsdp": 0, "tensor": 0, "network": 2000 / 4 / 2 + 1000 / 2}

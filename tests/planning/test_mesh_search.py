@@ -1,6 +1,7 @@
 """The search with a fake compiler: what it compiles, in which order, and the outcomes of the others."""
 
 import dataclasses
+import functools
 import itertools
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from bert_jax.chips import Sizes
 from bert_jax.errors import UserError
 from bert_jax.planning import mesh_search
+from bert_jax.planning.memory_model import estimate_memory
 from bert_jax.planning.mesh_search import (
     CPU_SECONDS,
     MARGIN,
@@ -17,11 +19,28 @@ from bert_jax.planning.mesh_search import (
     choose,
     search_mesh,
 )
-from bert_jax.planning.roofline import ERROR
+from bert_jax.planning.roofline import ERROR, predict
 from bert_jax.planning.topologies import Topology
 from tests.planning.machines import CHIP, run
 
 CONFIG = run(batch=64)
+find_candidates = mesh_search.candidates
+
+
+@functools.cache
+def rated(config, phase, on_a_chip_without_memory):
+    return list(find_candidates(config, phase, on_a_chip_without_memory))
+
+
+@pytest.fixture(autouse=True)
+def candidates_are_rated_once(monkeypatch):
+    """Of each config and number of devices; the memory of the chip does not change them."""
+
+    def find(config, phase, topology):
+        chip = dataclasses.replace(topology.chip, memory=0.0)
+        return rated(config, phase, dataclasses.replace(topology, chip=chip, devices=None))
+
+    monkeypatch.setattr(mesh_search, "candidates", find)
 
 
 def topology(count=8, slices=1, memory=CHIP.memory, is_compiled=True, hosts=1):
@@ -44,12 +63,11 @@ class Compiler:
     def __call__(self, config, phase, topology, accumulation, only_estimate):
         self.spent += 0.0 if only_estimate else self.seconds
         self.calls.append((phase, config.mesh, config.model.remat, accumulation))
-        sizes = config.mesh.data, config.mesh.fsdp, config.mesh.tensor
-        rated = mesh_search.candidates(config, phase, topology)
-        setting = sizes, accumulation, config.model.remat
-        (found,) = (one for one in rated if (tuple(one.sizes[:3]), one.accumulation, one.remat) == setting)
-        self.tried.append(found)
-        needed = found.memory * next(self.factors)
+        sizes = Sizes(config.mesh.data, config.mesh.fsdp, config.mesh.tensor, topology.slices)
+        setting = config, phase, sizes, accumulation
+        memory, seconds = sum(estimate_memory(*setting).values()), predict(*setting, topology.chip).step_seconds
+        self.tried.append(MeshCandidate(seconds, memory, sizes, accumulation, config.model.remat))
+        needed = memory * next(self.factors)
         fits = needed <= topology.chip.memory
         compiled = topology.devices is not None and not only_estimate
         return {"fits": fits, "memory": {"total": needed}, "accumulation": accumulation, "compiled": compiled}
@@ -59,7 +77,7 @@ def test_every_host_has_rows_of_its_own():
     """Of 8 devices, each of 4 hosts has two."""
     one_host, four_hosts = (
         {(one.sizes.data * one.sizes.fsdp, one.sizes.tensor) for one in candidates(wide, hosts=hosts)}
-        for wide in [run(batch=64, num_heads=4)]
+        for wide in [run(batch=8, num_heads=4)]
         for hosts in (1, 4)
     )
     assert four_hosts == {(8, 1), (4, 2)} and one_host == {*four_hosts, (2, 4)}

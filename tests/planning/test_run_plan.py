@@ -21,6 +21,7 @@ from bert_jax.planning.topologies import Topology
 from bert_jax.report.text import render
 from bert_jax.training.pretraining_task import model_spec
 
+CUDNN = "--model.attention cudnn --model.attention-dropout 0 --model.compute-dtype bfloat16"
 GPUS = Topology("h100:2x4", CHIPS["h100"], 8, 2, 2, None)
 
 
@@ -196,8 +197,9 @@ def test_a_search_says_what_it_left_out(config, compiled, monkeypatch):
     assert "left out: phases.0 was not compiled" in text_of(found) and "fits yes, by estimate" in text_of(found)
 
 
-def test_the_summary_names_the_runs_and_the_error(config, compiled):
+def test_the_summary_names_the_runs_and_the_error(config, compiled, monkeypatch):
     """Those of the chip's family."""
+    monkeypatch.setattr(aot_compile, "trace_step", mock.Mock())
     gpus = "A100 40 GB, A100 80 GB, V100 32 GB"
     h200 = topologies.parse_topology("h200:1x8")
     for topology, hardware, own in (
@@ -218,39 +220,43 @@ def test_without_libtpu(monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("v9:2x2", "there is no chip 'v9'"),
+        ("h200", "write v5e:16x16"),
+        ("v5e:4by4", "write v5e:16x16"),
+        ("v5e:0x4", "write v5e:16x16"),
+        ("2xh100:8x8", "number of nodes"),
+        ("h100:64", "number of nodes"),
+        ("h100:1x64", "a node has 1, 2, 4, 8 GPUs, not 64: write h100:8x8"),
+        ("v5e:32x32", "there is no v5e slice of this shape: shapes are 1x1, 2x2"),
+        ("v6e:3x3", "there is no v6e slice"),
+        ("v4:16x16x32", "there is no v4 slice of this shape: shapes are 2x2x1, 2x2x2"),
+        ("v4:4x4", "there is no v4 slice"),
+        ("v5p:8x4x4", "AxBxC of multiples of 4, A <= B <= C, up to 16x16x24"),
+        ("v5p:20x20x20", "there is no v5p slice"),
+        ("v3:64x32", "8x16, 16x16, 16x32, 32x32"),
+    ],
+)
+def test_names_that_are_no_topology(name, message):
+    with pytest.raises(UserError) as error:
+        topologies.parse_topology(name)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("--topology v9:2x2", "there is no chip 'v9'"),
-        ("--topology h200", "write v5e:16x16"),
-        ("--topology v5e:4by4", "write v5e:16x16"),
-        ("--topology v5e:0x4", "write v5e:16x16"),
-        ("--topology 2xh100:8x8", "number of nodes"),
-        ("--topology h100:64", "number of nodes"),
-        ("--topology h100:1x64", "a node has 1, 2, 4, 8 GPUs, not 64: write h100:8x8"),
-        ("--topology v5e:32x32", "there is no v5e slice of this shape: shapes are 1x1, 2x2"),
-        ("--topology v6e:16x32", "there is no v6e slice"),
-        ("--topology v6e:3x3", "there is no v6e slice"),
-        ("--topology v4:16x16x32", "there is no v4 slice of this shape: shapes are 2x2x1, 2x2x2"),
-        ("--topology v4:4x4", "there is no v4 slice"),
-        ("--topology v5p:8x4x4", "AxBxC of multiples of 4, A <= B <= C, up to 16x16x24"),
-        ("--topology v5p:20x20x20", "there is no v5p slice"),
-        ("--topology v3:64x32", "8x16, 16x16, 16x32, 32x32"),
         ("--topology h100:1x8 --mesh.data 3", "does not fit 8 devices"),
         ("--topology h100:2x4 --mesh.data 1 --mesh.fsdp 8", "are in 2 slices"),
         ("--topology h100:1x8 --mesh.tensor 4", "does not divide the 2 attention heads"),
-        (
-            "--topology h100:1x8 --model.attention cudnn --model.attention-dropout 0 --model.compute-dtype bfloat16",
-            "model.attention 'cudnn' is compiled by cuDNN, which needs a GPU",
-        ),
-        ("--topology l4:1x8", "there is no chip 'l4': chips are v3"),
+        (f"--topology h100:1x8 {CUDNN}", "model.attention 'cudnn' is compiled by cuDNN, which needs a GPU"),
         ("--topology h100:8x8", "is not divisible by 64 row shards"),
         ("--topology h100:1x8 --micro-batch 3", "--micro-batch 3 does not split"),
         ("--topology h100:1x8 --micro-batch auto", "--micro-batch auto needs a device"),
         ("--topology h100:1x8 --micro-batch 2 --search", "--search chooses the micro-batch"),
-        (
-            "--topology h100:1x8 --price-per-chip-hour -1",
-            "--price-per-chip-hour is -1: it must be a number in [0, 1e30] or None",
-        ),
+        ("--topology h100:1x8 --price-per-chip-hour -1", "--price-per-chip-hour is -1: it must be a number in [0, "),
     ],
 )
 def test_errors_are_one_line(arguments, message, capsys):

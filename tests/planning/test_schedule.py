@@ -36,8 +36,8 @@ CONFIG = Config(
 )
 
 
-@pytest.mark.parametrize("start", [None, 1, 2, 3, 8, 24])
-@pytest.mark.parametrize("ramp", [1, 7, 24, 100])
+@pytest.mark.parametrize("start", [None, 1, 3, 24])
+@pytest.mark.parametrize("ramp", [1, 7, 100])
 def test_rows_are_those_of_single_steps(start, ramp):
     ramped = {} if start is None else {"start_batch_size": start, "ramp_steps": ramp}
     phase = Phase(steps=60, batch_size=24, accumulation=24, **ramped)
