@@ -100,7 +100,7 @@ class Machine:
         return float(steps)
 
 
-@pytest.mark.parametrize("seconds", [5, 20, 25, 40, 60, 100, 1000])
+@pytest.mark.parametrize("seconds", [5, 20, 60, 1000])
 def test_budget_is_kept_and_first_cases_come_first(seconds):
     machine, results, slowest = Machine(seconds), [], 0.0
     for preset in "ab":
@@ -147,7 +147,7 @@ def test_default_cases_are_supported():
     assert {case.dtype for case in found["gpu"]} == {"bfloat16"}
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
 def test_cases_of_a_sweep_are_valid_and_distinct(platform):
     groups = sweep.groups(platform, True)
     for group in groups.values():

@@ -69,7 +69,7 @@ def counted(corpus, data: DataConfig, seq_len: int, windows=None) -> dict[str, i
     return found | {"covered": len(covered)}
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["segment_pair", "doc_sentences"])
 def test_a_sample_counts_its_windows(small, form):
     """Evenly spaced, counted right, and scaled to the epoch."""
     corpus = make_corpus(random_documents(2, 600, longest=14))
@@ -98,8 +98,9 @@ def findings_of(corpora, config, shares=(1.0,)):
     return list(streams(CheckContext(config, list(corpora), MixtureOrder(shares))))
 
 
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("slots", [1, 3, 8])
+@pytest.mark.parametrize(
+    ("form", "slots"), [("segment_pair", 1), ("segment_pair", 8), *((form, 3) for form in FORMATS[1:])]
+)
 def test_findings_have_the_counted_figures(small, form, slots):
     corpus, phases = make_corpus(random_documents(4, 150, longest=20)), (Phase(seq_len=12), Phase(seq_len=64))
     config = config_of(form, phases, examples_per_row=slots)
@@ -125,7 +126,7 @@ def test_findings_have_the_counted_figures(small, form, slots):
             assert found["pairs"]["expected_negatives"] == 0.5 + 0.5 * found["pairs"]["single_chunks"]
 
 
-@pytest.mark.parametrize("steps", [1, 7, 40])
+@pytest.mark.parametrize("steps", [1, 40])
 def test_epochs_of_a_phase_are_those_of_the_stream(small, steps):
     """Up to the few rows by which epochs of one corpus differ."""
     ramp = Phase(steps=steps, seq_len=32, batch_size=12, start_batch_size=4, ramp_steps=6, accumulation=3)
@@ -247,9 +248,10 @@ def test_a_preset_has_the_vocabulary_of_its_corpus(way, preset, tiny_corpus, tmp
     stderr = capsys.readouterr().err
     assert read_config(tmp_path / "run").model.vocab_size == size
     assert f"\nvocabulary  {tokens} token ids; the model has {size} embeddings\n" in stderr
-    assert cli.main(["doctor", *command[1:], "--json"]) == 0
-    values = {line["name"]: line["values"] for line in json.loads(capsys.readouterr().out)}
-    assert values["vocabulary"] == {"tokenizer": tokens, "model": size}
+    if way == "preset":
+        assert cli.main(["doctor", *command[1:], "--json"]) == 0
+        values = {line["name"]: line["values"] for line in json.loads(capsys.readouterr().out)}
+        assert values["vocabulary"] == {"tokenizer": tokens, "model": size}
 
 
 def test_a_mixture(tiny_corpus, second_corpus, tiny_config):

@@ -30,10 +30,7 @@ def test_scripts_are_written_as_packaged(tmp_path, capsys, cluster, names):
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["pbs", "--out", "x"], "launch pbs: give slurm, tpu or kubernetes"),
-        (["slurm"], "launch slurm needs --out DIR"),
-    ],
+    [(["pbs", "--out", "x"], "launch pbs: give slurm, tpu or kubernetes"), (["slurm"], "launch slurm needs --out DIR")],
 )
 def test_mistakes(capsys, words, message):
     assert cli.main(["launch", *words]) == 2
