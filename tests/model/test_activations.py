@@ -42,38 +42,38 @@ def test_recorded_activations_follow_from_each_other():
     np.testing.assert_allclose(found["attention.context"], context, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("site", SITES)
-def test_a_patch_of_a_whole_layer_gives_the_other_inputs_output(site):
+def test_a_patch_of_a_whole_layer_gives_the_other_inputs_output():
     """Where a layer's activation decides all that follows; elsewhere the output lies between."""
     params, clean, other = parameters(BERT), inputs(), inputs(seed=1)
-    layer = 1
-    recorded = encode(BERT, params, other, activations=(site,)).activations[site]
-    chosen = jnp.zeros((3, *(1,) * (recorded.ndim - 1))).at[layer].set(1.0)
-    edits = {site: Edit(1.0 - chosen, recorded * chosen)}
-    plain, target, patched = (
-        encode(BERT, params, batch, edits=one).hidden for batch, one in ((clean, None), (other, None), (clean, edits))
-    )
-    assert np.abs(plain - target).max() > 0.1 and np.abs(patched - plain).max() > 1e-3
-    if site == "hidden":
-        np.testing.assert_allclose(patched, target, rtol=1e-5, atol=1e-5)
-    identity = {site: Edit(jnp.ones_like(chosen), jnp.zeros_like(chosen))}
-    np.testing.assert_allclose(encode(BERT, params, clean, edits=identity).hidden, plain, rtol=1e-5, atol=1e-6)
+    recorded = encode(BERT, params, other, activations=tuple(SITES)).activations
+    same = {site: Edit(jnp.ones((3, *(1,) * (x.ndim - 1))), jnp.zeros_like(x)) for site, x in recorded.items()}
+    plain, target = (encode(BERT, params, batch).hidden for batch in (clean, other))
+    assert np.abs(plain - target).max() > 0.1
+    np.testing.assert_allclose(encode(BERT, params, clean, edits=same).hidden, plain, rtol=1e-5, atol=1e-6)
+    for site, (ones, zeros) in same.items():
+        patch = Edit(ones.at[1].set(0.0), zeros.at[1].set(recorded[site][1]))
+        patched = encode(BERT, params, clean, edits=same | {site: patch}).hidden
+        assert np.abs(patched - plain).max() > 1e-3, site
+        if site == "hidden":
+            np.testing.assert_allclose(patched, target, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("site", SITES)
-def test_the_gradient_by_an_offset_is_a_finite_difference(site):
+def test_gradients_by_offsets_are_finite_differences():
     batch, params = inputs(lengths=(12, 12, 12)), parameters(BERT)
-    shape = encode(BERT, params, batch, activations=(site,)).activations[site].shape
+    zeros = jax.tree.map(jnp.zeros_like, encode(BERT, params, batch, activations=tuple(SITES)).activations)
 
-    def shifted(offset):
-        return loss(BERT, params, batch, edits={site: Edit(offset=offset)})
+    @jax.jit
+    def shifted(offsets):
+        return loss(BERT, params, batch, edits={site: Edit(offset=x) for site, x in offsets.items()})
 
-    gradient = jax.jit(jax.grad(shifted))(jnp.zeros(shape))
-    direction = np.random.default_rng(0).normal(size=shape).astype(np.float32)
-    step = 1e-2 / np.sqrt(direction.size)
-    difference = (shifted(step * direction) - shifted(-step * direction)) / (2 * step)
-    assert abs(difference) > 1e-2
-    np.testing.assert_allclose((gradient * direction).sum(), difference, rtol=0.05)
+    gradients = jax.jit(jax.grad(shifted))(zeros)
+    for site, x in zeros.items():
+        direction = np.random.default_rng(0).normal(size=x.shape).astype(np.float32)
+        step = 1e-2 / np.sqrt(direction.size)
+        ends = [shifted(zeros | {site: sign * step * direction}) for sign in (1, -1)]
+        difference = (ends[0] - ends[1]) / (2 * step)
+        assert abs(difference) > 1e-2, site
+        np.testing.assert_allclose((gradients[site] * direction).sum(), difference, rtol=0.05, err_msg=site)
 
 
 def test_an_edit_of_the_last_layer_reaches_selected_positions():
@@ -88,10 +88,9 @@ def test_an_edit_of_the_last_layer_reaches_selected_positions():
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("site", REFERENCE_SITES)
-@pytest.mark.parametrize("edited", [False, True])
-def test_scores_need_the_reference_attention(site, edited):
+def test_scores_need_the_reference_attention():
     config = dataclasses.replace(BERT, attention="xla")
-    options = {"edits": {site: Edit(jnp.ones((3, 1, 1, 1, 1)))}} if edited else {"activations": (site,)}
-    with pytest.raises(UserError, match=r"'xla' has no attention probabilities: set model\.attention reference"):
-        encode(config, parameters(BERT), inputs(), **options)
+    for site in REFERENCE_SITES:
+        for options in ({"edits": {site: Edit(jnp.ones((3, 1, 1, 1, 1)))}}, {"activations": (site,)}):
+            with pytest.raises(UserError, match=r"'xla' has no attention probabilities: set model\.attention ref"):
+                encode(config, parameters(BERT), inputs(), **options)

@@ -41,13 +41,16 @@ def test_a_causal_encoder_reads_left_to_right():
     assert (np.abs(one[:7] - two[:7]).max(-1) > 1e-3).all()
 
 
-def test_causal_windows_attend_backward_only():
-    probabilities = attentions(LOCAL, parameters(LOCAL), inputs())
+@pytest.mark.parametrize("direction", ["causal", "bidirectional"])
+def test_local_windows(direction):
+    config = dataclasses.replace(LOCAL, direction=direction)
+    probabilities = attentions(config, parameters(config), inputs())
     back = np.arange(12)[:, None] - np.arange(12)[None]
+    allowed = back >= 0 if direction == "causal" else np.full_like(back, True, bool)
     global_layer, local_layer = probabilities[:, 0]
     for head in range(BERT.num_heads):
-        np.testing.assert_array_equal(global_layer[head] > 0, back >= 0)
-        np.testing.assert_array_equal(local_layer[head] > 0, (back >= 0) & (back <= 2))
+        np.testing.assert_array_equal(global_layer[head] > 0, allowed)
+        np.testing.assert_array_equal(local_layer[head] > 0, allowed & (np.abs(back) <= 2))
 
 
 def test_flops_of_a_causal_window():

@@ -103,8 +103,8 @@ def looped_gradients(config):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("config", "unroll"),
-    [(BERT, 1), (BERT, 2), (BERT, 3), (MODERN, 1), (MODERN, 2), (ALBERT, 1), (ALBERT, 4)],
-    ids=["bert", "bert-partly", "bert-unrolled", "modern", "modern-unrolled", "albert", "albert-unrolled"],
+    [(BERT, 2), (MODERN, 1), (MODERN, 2), (ALBERT, 1)],
+    ids=["bert-partly", "modern", "modern-unrolled", "albert"],
 )
 def test_scan_is_a_loop_over_layers(config, unroll):
     unrolled, batch, params = dataclasses.replace(config, scan_unroll=unroll), inputs(), parameters(config)
@@ -127,13 +127,15 @@ def test_scan_is_a_loop_over_layers(config, unroll):
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
 
 
-BOTTLENECK = dataclasses.replace(
-    BERT, bottleneck_size=12, bottleneck_attention="shared", feed_forward_networks=2, adapter_size=4, scan_unroll=None
+SHARED = {"bottleneck_size": 12, "bottleneck_attention": "shared", "feed_forward_networks": 2, "adapter_size": 4}
+BOTTLENECK = dataclasses.replace(BERT, num_layers=2, **SHARED)
+
+
+@pytest.mark.parametrize(
+    ("config", "dense_dtype"),
+    [(MODERN, "compute"), (ALBERT, "compute"), (BOTTLENECK, "float8")],
+    ids=["modern", "albert", "bottleneck"],
 )
-
-
-@pytest.mark.parametrize("config", [BERT, MODERN, BOTTLENECK, ALBERT], ids=["bert", "modern", "bottleneck", "albert"])
-@pytest.mark.parametrize("dense_dtype", ["compute", "float8"])
 def test_stored_gradients_of_layers_lose_nothing(config, dense_dtype, monkeypatch):
     """Unrolled, gradients are written into one stack per parameter, in the type that the layer computes them in."""
     monkeypatch.setattr(stack, "SMALL", 0)
@@ -158,7 +160,7 @@ def test_stored_gradients_of_layers_lose_nothing(config, dense_dtype, monkeypatc
     jax.tree.map(np.testing.assert_array_equal, written, jax.jit(lambda p: gradient(p))(params))
 
 
-@pytest.mark.parametrize(("config", "policy"), [(BERT, "dots"), (BERT, "full"), (MODERN, "full")])
+@pytest.mark.parametrize(("config", "policy"), [(BERT, "dots"), (MODERN, "full")])
 def test_remat_recomputes_the_same(config, policy):
     batch, params = inputs(), parameters(config)
     remat = dataclasses.replace(config, remat=policy)
@@ -195,16 +197,16 @@ def test_masking_a_head_is_removing_it():
     np.testing.assert_allclose(masked.hidden, encode(smaller, pruned, batch).hidden, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("config", "width"), [(BERT, 24), (ALBERT, 16)], ids=["bert", "albert"])
-def test_inputs_embeds_replace_the_lookup(config, width):
-    batch, params = inputs(), parameters(config)
+def test_inputs_embeds_replace_the_lookup():
+    """Before the projection of narrow embeddings."""
+    batch, params = inputs(), parameters(ALBERT)
     vectors = params["encoder"]["embeddings"]["word"][batch.input_ids]
-    assert vectors.shape[-1] == width
+    assert vectors.shape[-1] == 16
     other_ids = batch._replace(input_ids=jnp.zeros_like(batch.input_ids))
-    looked_up = encode(config, params, batch).hidden
-    given = encode(config, params, other_ids, inputs_embeds=vectors).hidden
+    looked_up = encode(ALBERT, params, batch).hidden
+    given = encode(ALBERT, params, other_ids, inputs_embeds=vectors).hidden
     np.testing.assert_allclose(looked_up, given, rtol=1e-6, atol=1e-6)
-    assert np.abs(looked_up - encode(config, params, other_ids).hidden).max() > 0.1
+    assert np.abs(looked_up - encode(ALBERT, params, other_ids).hidden).max() > 0.1
 
 
 def test_optional_outputs():
@@ -221,18 +223,7 @@ def test_optional_outputs():
     np.testing.assert_array_equal(pre.hidden_states[-1], pre.hidden)
 
 
-def test_local_windows():
-    batch = inputs()
-    probabilities = attentions(MODERN, parameters(MODERN), batch)
-    far = np.abs(np.arange(LENGTH)[:, None] - np.arange(LENGTH)[None, :]) > 2
-    for layer in range(5):
-        outside = probabilities[layer, 0][:, far]
-        assert (outside > 0).all() if layer % 2 == 0 else (outside == 0).all()
-
-
-@pytest.mark.parametrize(
-    ("config", "attention"), [(BERT, "reference"), (MODERN, "reference"), (CAUSAL, "reference"), (MODERN, "xla")]
-)
+@pytest.mark.parametrize(("config", "attention"), [(BERT, "reference"), (CAUSAL, "reference"), (MODERN, "xla")])
 def test_packed_examples_do_not_mix(config, attention):
     """Gradients across examples are exactly zero."""
     config = dataclasses.replace(config, attention=attention)
@@ -253,7 +244,7 @@ def test_packed_examples_do_not_mix(config, attention):
         assert (gradient[~own] == 0).all() and np.abs(gradient[own]).max() > 0.1
 
 
-@pytest.mark.parametrize(("config", "packed"), [(BERT, False), (MODERN, False), (MODERN, True)])
+@pytest.mark.parametrize(("config", "packed"), [(BERT, False), (MODERN, True)])
 def test_xla_attention_equals_reference(config, packed, monkeypatch):
     batch, fused = inputs(packed=packed), dataclasses.replace(config, attention="xla")
     called = []
@@ -270,8 +261,7 @@ def test_xla_attention_equals_reference(config, packed, monkeypatch):
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
 
 
-@pytest.mark.parametrize(("config", "packed"), [(BERT, False), (MODERN, True)])
-@pytest.mark.parametrize("rate", [0.0, 0.3])
+@pytest.mark.parametrize(("config", "packed", "rate"), [(BERT, False, 0.0), (MODERN, True, 0.3)])
 def test_deferred_attention_equals_reference(config, packed, rate):
     """With dropout, too; dense layers are products of matrices."""
     config = dataclasses.replace(config, num_layers=2, hidden_dropout=rate, attention_dropout=rate)
@@ -289,11 +279,6 @@ def test_deferred_attention_equals_reference(config, packed, rate):
     assert_trees_close(one_gradient, two_gradient, rtol=1e-3, atol=2e-5)
     with pytest.raises(UserError, match="'deferred' has no attention probabilities"):
         attentions(deferred, parameters(config), batch)
-
-
-def test_fused_attention_has_no_probabilities():
-    with pytest.raises(UserError, match=r"set model\.attention reference"):
-        attentions(dataclasses.replace(BERT, attention="xla"), parameters(BERT), inputs())
 
 
 def test_rotary_positions_are_relative():
@@ -345,14 +330,13 @@ def test_bfloat16_is_close_to_float32():
 @pytest.mark.parametrize(
     "config",
     [
-        BERT,
         ALBERT,
         MODERN,
         CAUSAL,
         dataclasses.replace(BERT, remat="full", attention="xla"),
         dataclasses.replace(BERT, attention="deferred", num_layers=2),
     ],
-    ids=["bert", "albert", "modern", "causal", "xla", "deferred"],
+    ids=["albert", "modern", "causal", "xla", "deferred"],
 )
 def test_the_last_layer_computes_only_the_positions_that_are_read(config):
     """Values and gradients equal those of all positions, with dropout: up to half of the row are read."""

@@ -66,12 +66,7 @@ def test_narrow_embeddings_are_dropped_before_they_are_projected():
 @pytest.mark.parametrize(
     ("family", "config", "heads", "message"),
     [
-        (
-            "bert",
-            dataclasses.replace(BERT, embedding_size=16),
-            Heads(),
-            "model.embedding_size 16 cannot be written",
-        ),
+        ("bert", dataclasses.replace(BERT, embedding_size=16), Heads(), "model.embedding_size 16 cannot be written"),
         (
             "bert",
             dataclasses.replace(BERT, feed_forward="gated"),

@@ -58,9 +58,7 @@ def value_and_gradients(function, inputs, *, dtype, **options):
     return [x.astype(jnp.float32) for x in (context, *backward(gradient))]
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "rate"), [(None, None, 0.0), (None, None, 0.1), (20, 20, 0.3), (None, 0, 0.1), (64, 3, 0.0)]
-)
+@pytest.mark.parametrize(("before", "after", "rate"), [(None, None, 0.0), (20, 3, 0.3), (None, 0, 0.1)])
 @of_both
 def test_equals_the_reference(name, before, after, rate):
     """Values and gradients, with packed examples, padding, windows and the same dropout."""
@@ -99,7 +97,7 @@ def test_heads_of_a_tpu_in_several_steps():
         np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.parametrize(("name", "rate"), [("pallas_gpu", 0.0), ("pallas_gpu", 0.2), ("pallas_tpu", 0.2)])
+@pytest.mark.parametrize(("name", "rate"), [("pallas_gpu", 0.2), ("pallas_tpu", 0.0)])
 def test_the_bias_of_the_projection_and_its_gradient(name, rate):
     """The kernels add up its gradient."""
     projected = jnp.stack(arrays("float32")[:3], axis=2).reshape(ROWS, LENGTH, -1)

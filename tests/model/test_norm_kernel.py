@@ -79,8 +79,7 @@ def assert_equal(found, wanted):
 
 
 @pytest.mark.parametrize(
-    ("width", "rate", "biases"),
-    [(256, 0.1, True), (512, 0.0, True), (768, 0.1, False), (1024, 0.3, True)],
+    ("width", "rate", "biases"), [(256, 0.1, True), (512, 0.0, True), (768, 0.1, False), (1024, 0.3, True)]
 )
 def test_equals_the_plain_functions(width, rate, biases):
     """Values and all gradients, with the same dropout."""
