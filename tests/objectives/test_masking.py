@@ -165,7 +165,7 @@ PACKED = [
 ]
 
 
-@pytest.mark.parametrize("rate", [0.02, 0.15, 0.6])
+@pytest.mark.parametrize("rate", [0.02, 0.6])
 @pytest.mark.parametrize("unit", UNITS)
 def test_equals_the_sequential_rule(unit, rate):
     """Of every example alone, and packed."""
@@ -239,7 +239,7 @@ def test_properties(unit, bodies, rate, first):
 # Counts and sizes.
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.15, 0.5, 0.8])
+@pytest.mark.parametrize("rate", [0.01, 0.15, 0.8])
 def test_predictions_per_row_is_the_largest_sum(rate):
     def partitions(room, slots, shortest=3):
         yield 0
@@ -252,7 +252,7 @@ def test_predictions_per_row_is_the_largest_sum(rate):
         assert predictions_per_row(rate, seq_len, slots) == max(partitions(seq_len, slots))
 
 
-@pytest.mark.parametrize("rate", [0.05, 0.15, 0.25, 0.3, 1 / 3, 0.5, 0.3 + (0.15 - 0.3) * 3 / 7])
+@pytest.mark.parametrize("rate", [0.15, 0.25, 1 / 3, 0.3 + (0.15 - 0.3) * 3 / 7])
 def test_counts_by_length(rate):
     """Of the rounded product, where ties go to the even number."""
     assert prediction_counts_by_length(rate, 8192).tolist() == [0, *(max(1, round(rate * n)) for n in range(1, 8193))]
@@ -263,15 +263,15 @@ def test_a_rate_that_is_an_input(unit):
     """The masks of the constant rate; of single tokens, a lower rate chooses a subset."""
     packs = [[(i, text(i, n))] for i, n in enumerate(range(1, 49))] + PACKED
     highest, masks = ObjectiveConfig(mask_rate=0.5, mask_unit=unit), []
-    for rate in (0.5, 0.25, 0.15, 0.05):
+    for rate in (0.5, 0.15):
         counts = jnp.asarray(prediction_counts_by_length(rate, 48))
         masks.append(masks_of(packs, highest, counts=counts))
         assert masks[-1] == masks_of(packs, replace(highest, mask_rate=rate))
-    for lower, higher in itertools.pairwise(reversed(masks)):
-        assert lower != higher
-        if unit == "token":
-            pairs = zip(lower, higher, strict=True)
-            assert all(low[example].items() <= high[example].items() for low, high in pairs for example in low)
+    higher, lower = masks
+    assert lower != higher
+    if unit == "token":
+        pairs = zip(lower, higher, strict=True)
+        assert all(low[example].items() <= high[example].items() for low, high in pairs for example in low)
 
 
 def test_predictions_of_one_example_per_row():
@@ -282,13 +282,11 @@ def test_predictions_of_one_example_per_row():
     assert predictions_per_row(0.15, 128, 1, 15) == 15 and predictions_per_row(0.15, 128, 2, 6) == 12
 
 
-@pytest.mark.parametrize("unit", ["token", "word"])
-def test_max_predictions(unit):
+def test_max_predictions():
     """Google's max_predictions_per_seq: a subset of the unbounded choice; the maximum applies to each example."""
     batch = make_batch([[(0, 40), (1, 20)], [(2, 60)]], 64)
-    objective = ObjectiveConfig(mask_unit=unit)
-    vocabulary = VOCABULARY._replace(continues_word=bytes(VOCABULARY.size))
-    free, bounded = (mask_tokens(batch, KEY, objective, vocabulary, most) for most in (None, 4))
+    mask = jax.jit(mask_tokens, static_argnums=(2, 3, 4))
+    free, bounded = (mask(batch, KEY, OBJECTIVE, VOCABULARY, most) for most in (None, 4))
     assert np.asarray(free["target_weights"]).sum(1).tolist() == [9, 9]  # 6 + 3, and 9
     assert np.asarray(bounded["target_weights"]).sum(1).tolist() == [7, 4]  # 4 + 3, and 4
     assert bounded["target_positions"].shape == (2, 8)
@@ -322,7 +320,7 @@ def test_other_epochs_seeds_and_examples_get_other_masks():
             assert (first != other).any(axis=1).all()
 
 
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("unit", ["token", "span"])
 def test_in_shard_map_and_without_needless_loops(unit):
     """Inside shard_map, loop carries must have the same varying axes as the values."""
     batch, objective = pack_rows(ALONE[:4], 48), ObjectiveConfig(mask_unit=unit)

@@ -20,7 +20,7 @@ from bert_jax.objectives.mask_groups import find_groups, find_words, group_lengt
 from bert_jax.objectives.masking import GROUP_LENGTH
 from tests.objectives.masking_batches import CLS, KEY, MASK, ORDINARY, SEP, VOCABULARY, masked
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
+pytestmark = pytest.mark.slow  # with all optimizations of XLA: it computes for longer than it compiles
 
 ALPHA = 1e-4
 UNITS = ("token", "word", "ngram", "span")

@@ -26,13 +26,18 @@ RTD = ObjectiveConfig(
     token="rtd", pair="none", mask_rate=0.25, mask_token_share=0.85, random_token_share=0.0, generator_width=0.5
 )
 MODEL = ModelConfig(
-    vocab_size=64, hidden_size=32, num_layers=2, num_heads=2, intermediate_size=48, max_positions=32, embedding_size=24
+    vocab_size=64, hidden_size=32, num_layers=1, num_heads=2, intermediate_size=48, max_positions=32, embedding_size=24
 )
 CONFIG = Config(name="x", model=MODEL, objective=RTD, phases=(Phase(steps=4, seq_len=32, batch_size=4),))
 SEED = jnp.uint32(3)
 PACKS = [[(1, 20), (2, 12)], [(3, 30)], [(4, 9), (5, 9)], [(6, 25)]]
 
 
+prepare = functools.partial(jax.jit, static_argnums=0)(Pretraining.prepare)
+sums = functools.partial(jax.jit, static_argnums=0)(Pretraining.sums)
+
+
+@functools.cache
 def task_with(embeddings: str = "shared", **changes) -> Pretraining:
     objective = dataclasses.replace(RTD, generator_embeddings=embeddings, **changes)
     return Pretraining(dataclasses.replace(CONFIG, objective=objective), VOCABULARY)
@@ -47,7 +52,7 @@ def params_of(embeddings: str):
 
 
 def prepared(packs=PACKS, embeddings: str = "shared") -> dict:
-    return task_with(embeddings).prepare(make_batch(packs, 32, slots=2), SEED)
+    return prepare(task_with(embeddings), make_batch(packs, 32, slots=2), SEED)
 
 
 def samples_by_place(batch: dict, sampled: np.ndarray) -> dict[tuple[int, int], int]:
@@ -65,7 +70,7 @@ def test_samples_depend_on_example_offset_epoch_and_seed_only():
     logits = jnp.zeros(64)
 
     def samples(packs, epoch=0, seed=SEED):
-        batch = task_with().prepare(make_batch(packs, 32, epoch, slots=2), seed)
+        batch = prepare(task_with(), make_batch(packs, 32, epoch, slots=2), seed)
         keys = batch["sample_keys"]
         return samples_by_place(batch, np.asarray(sample_tokens(jnp.broadcast_to(logits, (*keys.shape, 64)), keys)))
 
@@ -91,7 +96,7 @@ def test_masks_have_no_random_tokens():
     """85 % [MASK], 15 % unchanged, also where the evaluation masks."""
     plain = make_batch([[(i, 32)] for i in range(200)], 32)
     for seed, share in ((SEED, 0.25), (None, 0.15)):
-        batch = jax.tree.map(np.asarray, task_with().prepare(plain, seed))
+        batch = jax.tree.map(np.asarray, prepare(task_with(), plain, seed))
         chosen = batch["target_weights"] > 0
         assert chosen.sum() == 200 * round(share * 32)
         kept = np.take_along_axis(batch["input_ids"], batch["target_positions"], 1)[chosen]
@@ -117,21 +122,27 @@ def test_rows_of_the_discriminator():
     assert labels.sum() > 10 and labels[0, first] == 0 and not labels[np.asarray(plain["segment_ids"]) == 0].any()
 
 
-def gradients(embeddings: str, term: str) -> dict[str, float]:
-    """Largest absolute gradient of a term of the loss by parameter."""
+def gradients(embeddings: str) -> list[dict[str, float]]:
+    """Largest absolute gradients of the losses of the discriminator and of the generator by parameter."""
     task, batch = task_with(embeddings), prepared(embeddings=embeddings)
 
-    def loss(params):
-        return task.sums(params, batch, DropoutKey(jnp.uint32(1), jnp.arange(4)))[term].sum
+    def losses(params):
+        found = task.sums(params, batch, DropoutKey(jnp.uint32(1), jnp.arange(4)))
+        return found["rtd_loss"].sum, found["generator_loss"].sum
 
-    found = jax.jit(jax.grad(loss))(params_of(embeddings))
-    return {name: float(jnp.abs(leaf).max()) for name, leaf in name_leaves(found).items()}
+    @jax.jit
+    def of_both(params):
+        backward = jax.vjp(losses, params)[1]
+        return [backward(one)[0] for one in ((1.0, 0.0), (0.0, 1.0))]
+
+    found = of_both(params_of(embeddings))
+    return [{name: float(jnp.abs(leaf).max()) for name, leaf in name_leaves(one).items()} for one in found]
 
 
 def test_no_gradient_passes_through_the_samples():
     """The discriminator's loss reaches the generator's own parameters in no mode, common tables only where shared."""
     for embeddings in ("shared", "disentangled"):
-        of_rtd, of_generator = (gradients(embeddings, f"{name}_loss") for name in ("rtd", "generator"))
+        of_rtd, of_generator = gradients(embeddings)
         is_generator = {name: name.startswith("generator/") for name in of_rtd}
         assert any(is_generator.values())
         assert {name for name, size in of_rtd.items() if size > 0} == {n for n in of_rtd if not is_generator[n]}
@@ -165,12 +176,12 @@ def test_the_loss_weighs_its_terms():
     """Generator + 50 discriminator, each a mean over its own tokens, also for fewer than 50 tokens."""
     batch = prepared([[(1, 9)]])
     task, light = task_with(), task_with(discriminator_weight=2.0)
-    sums = task.sums(params_of("shared"), batch, None)
-    generator, rtd = (sums[f"{name}_loss"] for name in ("generator", "rtd"))
+    found = sums(task, params_of("shared"), batch, None)
+    generator, rtd = (found[f"{name}_loss"] for name in ("generator", "rtd"))
     assert (int(generator.weight), int(rtd.weight)) == (2, 9)
     for one, factor in ((task, 50.0), (light, 2.0)):
         expected = generator.sum / 2 + factor * rtd.sum / 9
-        np.testing.assert_allclose(combine(sums, one.loss_weight_sums(batch)), expected, rtol=1e-6)
+        np.testing.assert_allclose(combine(found, one.loss_weight_sums(batch)), expected, rtol=1e-6)
 
 
 def test_micro_batches_sample_the_same_tokens():
@@ -198,8 +209,8 @@ def test_metrics_are_those_of_sklearn():
     segments = np.where(np.arange(64)[None] < random.integers(20, 64, (8, 1)), 1, 0)
     labels *= segments.astype(np.float32)
     real = segments > 0
-    sums = logit_sums("rtd", jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(real, jnp.float32))
-    found = derive_metrics({name: np.asarray(one.sum / one.weight).tolist() for name, one in sums.items()})
+    parts = logit_sums("rtd", jnp.asarray(logits), jnp.asarray(labels), jnp.asarray(real, jnp.float32))
+    found = derive_metrics({name: np.asarray(one.sum / one.weight).tolist() for name, one in parts.items()})
     truth, scores = labels[real], logits[real]
     expected = {
         "rtd_loss": metrics.log_loss(truth, 1 / (1 + np.exp(-scores.astype(np.float64)))),
