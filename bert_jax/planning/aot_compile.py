@@ -38,6 +38,8 @@ class CompiledStepStats(NamedTuple):
     collectives: list[Collective]
     kernels: list[Kernel] | None
     """None if XLA cannot print the program with the compiler's estimates: v5p and v6e."""
+    machine_code: dict[str, str] | None = None
+    """PTX of the kernels for GPUs, by name of a file."""
 
 
 class OutOfMemoryReport(NamedTuple):
@@ -93,17 +95,16 @@ def compiled_step_stats(
     # A loop with a bound known only at run time is that of a batch ramp: at the end of the ramp it runs in full.
     collectives = parse_collectives(text, unknown_trip_count=accumulation)
     kernels = None if output.printed is None else parse_kernels(output.printed, unknown_trip_count=accumulation)
-    return CompiledStepStats(output.argument_bytes, output.temporary_bytes, output.total_bytes, collectives, kernels)
+    sizes = output.argument_bytes, output.temporary_bytes, output.total_bytes
+    return CompiledStepStats(*sizes, collectives, kernels, output.machine_code)
 
 
 def _compile(
     lowered: jax.stages.Lowered, options: dict[str, bool | int], dump: str | None, is_gpu: bool
 ) -> CompilerOutput:
-    dumped = None
+    dumped = machine_code = None
     with tempfile.TemporaryDirectory() as directory:
-        extra: dict[str, bool | int | str] = {}
-        if dump or not is_gpu:
-            extra = {"xla_dump_to": dump or directory, "xla_dump_hlo_as_text": True}
+        extra: dict[str, bool | int | str] = {"xla_dump_to": dump or directory, "xla_dump_hlo_as_text": True}
         try:
             with compiling_for_absent_devices():
                 compiled = lowered.compile(options | extra)
@@ -111,13 +112,16 @@ def _compile(
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
             return CompilerOutput(error=str(error))
-        if not is_gpu:
+        if is_gpu:
+            machine_code = {path.name: path.read_text() for path in sorted(Path(dump or directory).glob("*.ptx"))}
+        else:
             # Collectives are read from the compiler's dump, which has all parts of the program, but no estimates.
             files = Path(dump or directory).glob("*.jit_train_step.*after_optimizations.txt")
             (dumped,) = (path.read_text() for path in files)
     usage = compiled.memory_analysis()
     total = int(compiled_memory_bytes(compiled)) + usage.generated_code_size_in_bytes
-    return CompilerOutput(usage.argument_size_in_bytes, usage.temp_size_in_bytes, total, _printed(compiled), dumped)
+    sizes = usage.argument_size_in_bytes, usage.temp_size_in_bytes, total
+    return CompilerOutput(*sizes, _printed(compiled), dumped, machine_code)
 
 
 def _printed(compiled: jax.stages.Compiled) -> str | None:

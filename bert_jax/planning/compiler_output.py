@@ -34,6 +34,8 @@ class CompilerOutput(NamedTuple):
     """With the compiler's estimates; None if XLA cannot print the program so."""
     dumped: str | None = None
     """The compiler's dump, which has all parts of the program but no estimates; None: not written."""
+    machine_code: dict[str, str] | None = None
+    """PTX of the kernels for GPUs, by file of the dump."""
     error: str | None = None
     """Message of a program that does not fit into the memory of a device."""
 
@@ -73,5 +75,6 @@ def _hash(lowered: jax.stages.Lowered, *settings: Any) -> str:
     names = sorted(set(re.findall(r'loc\("(jit\([^"]*)"\(', lowered.as_text(debug_info=True))))
     versions = jax.__version__, jaxlib.__version__, cuda_plugin_versions()
     gpus = {path.name: path.read_text() for path in DESCRIPTIONS.iterdir()}
-    content = [lowered.as_text(), names, *settings, gpus, versions, os.environ.get("LIBTPU_INIT_ARGS")]
+    libtpu = os.environ.get("LIBTPU_INIT_ARGS")
+    content = [lowered.as_text(), names, *settings, gpus, versions, libtpu, CompilerOutput._fields]
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()

@@ -101,29 +101,32 @@ def tool(name: str) -> Path:
     return found[0]
 
 
-def machine_code(directory: Path, kernels: Sequence[Kernel]) -> Iterator[dict[str, Any]]:
+def machine_code(program: CompiledStepStats) -> Iterator[dict[str, Any]]:
     """Figures of the machine code of attention, other Pallas kernels, and the large kernels of the optimizer."""
+    kernels = program.kernels
     large = {one.name.replace(".", "_") for one in kernels if one.kind == "optimizer" and one.bytes >= LARGE}
     pallas = {
         one.op_name.replace("/pallas_call", "").split("/")[-1].rstrip(")").split("(")[-1]: one.kind
         for one in kernels
         if one.kind in ("attention", "other Pallas kernels")
     }
-    for path in sorted(directory.glob("*.ptx")):
-        text = path.read_text()
+    for text in (program.machine_code or {}).values():
         entry = re.search(r"\.entry (\w+)\(", text)
         name = entry[1] if entry else ""
         kind = pallas.get(re.sub(r"__\d+$", "", name)) or ("optimizer" if name in large else None)
         if kind:
-            yield {"kernel": name, "kind": kind} | assembled(path, re.search(r"\.target (\w+)", text)[1])
+            yield {"kernel": name, "kind": kind} | assembled(text)
 
 
-def assembled(path: Path, target: str) -> dict[str, Any]:
+def assembled(text: str) -> dict[str, Any]:
     """Registers, bytes spilled, and instructions of a kernel in PTX."""
-    code = path.with_suffix(".cubin")
-    command = [tool("ptxas"), "-v", f"-arch={target}", path, "-o", code]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
-    text = subprocess.run([tool("nvdisasm"), "-c", code], check=True, capture_output=True, text=True).stdout
+    target = re.search(r"\.target (\w+)", text)[1]
+    with tempfile.TemporaryDirectory() as directory:
+        source, code = Path(directory) / "kernel.ptx", Path(directory) / "kernel.cubin"
+        source.write_text(text)
+        command = [tool("ptxas"), "-v", f"-arch={target}", source, "-o", code]
+        said = subprocess.run(command, check=True, capture_output=True, text=True).stderr
+        text = subprocess.run([tool("nvdisasm"), "-c", code], check=True, capture_output=True, text=True).stdout
     instructions, loops = disassembled(text)
     loop = max(loops, key=len, default=[])
     return {
@@ -190,9 +193,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         rates = {"hidden_dropout": options.dropout, "attention_dropout": options.dropout}
         settings = {"attention": attention, "remat": options.remat, "optimizer": "lamb"}
         case = Case(preset, seq_len, rows, dtype="bfloat16", **settings, **rates)
-        with tempfile.TemporaryDirectory() as directory:
-            found = compile_step(case, options.layers, options.chip, options.dump or directory)
-            code = [] if chip.clock else list(machine_code(Path(options.dump or directory), found.kernels))
+        found = compile_step(case, options.layers, options.chip, options.dump)
         report |= {
             f"{name}, all kernels": table(found.kernels, chip),
             f"{name}, one layer": table(one_layer(found.kernels), chip),
@@ -203,7 +204,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             continue
         products = Counter(one.product for one in found.kernels if one.product)
         report[f"{name}, products"] = [{"product": product, "executions": n} for product, n in products.items()]
-        report[f"{name}, machine code"] = code
+        report[f"{name}, machine code"] = list(machine_code(found))
     return report
 
 

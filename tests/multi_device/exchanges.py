@@ -14,7 +14,7 @@ from bert_jax.training.sharding import DATA_AXES
 REDUCTIONS = ("all-reduce", "reduce-scatter")
 
 
-def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) -> Any:
+def lower_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) -> jax.stages.Lowered:
     """Gradients summed over micro-batches under automatic sharding: each micro-batch has its own reduction, and split
     parameters are gathered for each.
 
@@ -39,7 +39,7 @@ def compile_naive(task: Pretraining, params: Any, rows: Any, accumulation: int) 
         return jax.lax.scan(add, jax.tree.map(lambda x: x * 0, params), parts)[0]
 
     shardings = jax.tree.map(lambda x: x.sharding, (params, rows))
-    return jax.jit(gradients_of, in_shardings=shardings, out_shardings=shardings[0]).lower(params, rows).compile()
+    return jax.jit(gradients_of, in_shardings=shardings, out_shardings=shardings[0]).lower(params, rows)
 
 
 def gradients_sent(collectives: list[Collective]) -> int:

@@ -32,7 +32,7 @@ from tests.compress import test_corpus_task
 from tests.compress.distillation import make_distillation, make_state
 from tests.finetune import tiny_task
 from tests.finetune.tiny_task import with_cls_norm
-from tests.multi_device.exchanges import compile_naive
+from tests.multi_device.exchanges import lower_naive
 
 VOCAB, SEQ_LEN, ROWS, STEPS = 512, 32, 64, 10
 ACCUMULATION, RAMP_ROWS = 8, 24
@@ -149,7 +149,7 @@ def naive(data: int, fsdp: int, accumulation: int) -> str:
     task = make_task(MeshConfig(data, fsdp, 1))
     mesh = make_mesh(task.config.mesh, jax.devices()[: data * fsdp])
     params, rows = Programs(task, mesh).init_state().params, put_rows(rows_of_step(0), mesh, ROWS)
-    return compile_naive(task, params, rows, accumulation).as_text()
+    return lower_naive(task, params, rows, accumulation).compile().as_text()
 
 
 def masked_counts() -> dict[str, list[float]]:

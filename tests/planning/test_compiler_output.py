@@ -50,7 +50,7 @@ def directory(tmp_path):
 
 @pytest.mark.parametrize(
     "output",
-    [CompilerOutput(1, 2, 3, "HloModule é", "dump"), CompilerOutput(1, 2, 3), CompilerOutput(error="RESOURCE")],
+    [CompilerOutput(1, 2, 3, "HloModule é", "dump", {"f.ptx": "code"}), CompilerOutput(error="RESOURCE")],
 )
 def test_the_same_program_is_compiled_once(directory, output):
     compiler = Mock(return_value=output)
