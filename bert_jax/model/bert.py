@@ -124,6 +124,11 @@ def init(config: ModelConfig, key: Key[Array, ""], heads: Heads) -> Params:
 
 def shapes(config: ModelConfig, heads: Heads) -> Params:
     """The tree that `init` returns, with `jax.ShapeDtypeStruct` leaves."""
+    return jax.tree.map(lambda leaf: leaf, _shapes(config, heads))  # a tree that the caller may change
+
+
+@functools.lru_cache(maxsize=32)
+def _shapes(config: ModelConfig, heads: Heads) -> Params:
     return jax.eval_shape(lambda: init(config, jax.random.key(0), heads))
 
 

@@ -48,6 +48,8 @@ class ModelSpec(NamedTuple):
 
     def shapes(self) -> Params:
         """The tree that `init` returns, with `jax.ShapeDtypeStruct` leaves."""
+        if self.generator is None:
+            return bert.shapes(self.model, self.heads)
         return jax.eval_shape(lambda: self.init(jax.random.key(0)))
 
 

@@ -21,7 +21,7 @@ def run(native_model: NativeModel, inputs: ForwardInputs) -> ForwardOutputs:
     """All outputs. Values at padded positions have no meaning."""
     _, config, heads, params = native_model
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), params)
-    return name_outputs(native_model, forward(config, heads, params, *map(jnp.asarray, inputs), hidden_states=True))
+    return name_outputs(native_model, _compiled(config, heads, params, *map(jnp.asarray, inputs), hidden_states=True))
 
 
 def name_outputs(native_model: NativeModel, outputs: Mapping[str, Array]) -> ForwardOutputs:
@@ -80,6 +80,9 @@ def forward(
             logits = logits[:, 0] if kind == "classification" else logits[..., 0] if kind == "replaced" else logits
             outputs["task"] = logits
     return outputs
+
+
+_compiled = jax.jit(forward, static_argnums=(0, 1), static_argnames="hidden_states")
 
 
 def whole_rows(
