@@ -88,8 +88,8 @@ def test_results(finished, study, tiny_corpus):
         assert (config.data.mask_copies == 1) == ("static" in run.cell.name)
 
 
-def test_a_kill_changes_nothing(finished, start, tmp_path, monkeypatch):
-    """Killed in the middle of runs, after training, before and after a record; started again every time."""
+def test_a_kill_changes_nothing(finished, start, tmp_path, monkeypatch, capsys):
+    """SIGTERM, then kills in runs, after training, before and after a record; started again every time."""
     workdir, killed = tmp_path / "study", []
     write_record, measure = runner.write_record, runner.measure
 
@@ -110,6 +110,13 @@ def test_a_kill_changes_nothing(finished, start, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "write_record", write)
     monkeypatch.setattr(runner, "measure", measure_or_die)
+
+    def terminate(count, _):
+        if count == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    assert start(workdir, terminate) == (75, None)
+    assert "stopped and saved in run 1 of 6, baseline seed 0" in capsys.readouterr().out
     for step in (3, 6):
         with pytest.raises(Killed):
             start(workdir, lambda count, _, step=step: kill_once(f"step {step}") if count == step else None)
@@ -195,18 +202,6 @@ def test_sigterm_while_a_run_is_measured_stops_before_the_next_one(start, study,
     assert start(tmp_path / "study", study=dataclasses.replace(study, seeds=1)) == (75, None)
     assert "stopped and saved in run 2 of 2" in capsys.readouterr().out
     assert len(list(tmp_path.glob("study/cells/*/*.json"))) == 1
-
-
-@pytest.mark.slow
-def test_sigterm_saves_and_the_same_command_continues(finished, start, tmp_path, capsys):
-    def terminate(count, _):
-        if count == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    assert start(tmp_path / "study", terminate) == (75, None)
-    assert "stopped and saved in run 1 of 6, baseline seed 0" in capsys.readouterr().out
-    start(tmp_path / "study")
-    assert contents(tmp_path / "study") == contents(finished)
 
 
 def test_plan(finished, study, tiny_corpus, tmp_path):
