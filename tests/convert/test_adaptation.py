@@ -1,6 +1,7 @@
 """`bert-jax adapt`: continued pretraining, scored before and after; killed and continued; refused in one line."""
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -17,6 +18,7 @@ from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.reporter import Reporter
+from bert_jax.training.shared_programs import share_programs
 from tests.runs import Killed, numbers
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
@@ -31,6 +33,15 @@ def command(model, domain, general, workdir, more: str = "--phases.0.steps 4 --r
     return [*words, *SMALL.split(), *more.split()]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def shared_programs(tiny_programs):
+    """The runs of this file have one compiled step."""
+    with pytest.MonkeyPatch.context() as patch:
+        shared = functools.partial(pretraining.pretrain, make_programs=tiny_programs())
+        patch.setattr(pretraining, "pretrain", shared)
+        yield
+
+
 @pytest.fixture(scope="module")
 def adapted(tiny_export, second_corpus, tiny_corpus, tmp_path_factory):
     """The work directory of a finished run. Read only."""
@@ -43,11 +54,12 @@ def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, caps
     """Both sides are what `bert-jax evaluate` gives; a finished run prints its table again, or its results."""
     found = json.loads((adapted / "results.json").read_text())
     assert [(text["role"], text["corpus"]) for text in found["texts"]] == [("domain", "second"), ("general", "corpus")]
+    shared = share_programs()
     for text, corpus in zip(found["texts"], (second_corpus, tiny_corpus), strict=True):
         parts = [CorpusWeight(corpus)]
         with input_formats.open_model(tiny_export) as source:
-            before = score_model(source, parts, seq_len=32, rows=12).metrics
-        after = pretraining.evaluate(adapted, parts).metrics
+            before = score_model(source, parts, seq_len=32, rows=12, make_programs=shared).metrics
+        after = pretraining.evaluate(adapted, parts, make_programs=shared).metrics
         assert set(text["metrics"]) == {"mlm_loss", "mlm_accuracy"} and text["rows"] == 12
         for name, one in text["metrics"].items():
             assert one["before"] == pytest.approx(before[name], rel=1e-5)

@@ -181,13 +181,11 @@ def test_settings(save, model):
 REFUSED = {
     "an activation": ({"activation_fn": "tanh"}, lambda model: model, "hidden_act 'tanh' is not one of"),
     "a pooler": ({"pooler_activation_fn": "relu"}, lambda model: model, "pooler_activation_fn 'relu'"),
-    "no heads": ({"encoder_attention_heads": None}, lambda model: model, "lacks 'num_attention_heads'"),
     "a tensor": (
         {},
         lambda model: model | {"decoder.layers.0.x": model["encoder.lm_head.bias"]},
         "'layers.0.x' is not part of this",
     ),
-    "no positions": ({}, lambda model: without(model, "embed_positions"), "has no 'roberta.embeddings.position_"),
     "a layer": ({}, lambda model: without(model, ".layers.0."), "has no 'roberta.encoder.layer.0.intermediate"),
     "pre-norm": (
         {},

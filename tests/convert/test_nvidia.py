@@ -7,47 +7,7 @@ import pytest
 
 from bert_jax.convert.formats import input_formats, nvidia
 from bert_jax.errors import UserError
-
-LAYER, OURS = "bert.encoder.layer.3.", "bert.encoder.layer.3."
-EXAMPLES = {
-    "bert.embeddings.word_embeddings.weight": "bert.embeddings.word_embeddings.weight",
-    "bert.embeddings.LayerNorm.gamma": "bert.embeddings.LayerNorm.weight",
-    "bert.embeddings.LayerNorm.beta": "bert.embeddings.LayerNorm.bias",
-    LAYER + "attention.self.query.weight": OURS + "attention.self.query.weight",
-    LAYER + "attention.output.LayerNorm.weight": OURS + "attention.output.LayerNorm.weight",
-    LAYER + "intermediate.dense_act.weight": OURS + "intermediate.dense.weight",
-    LAYER + "output.dense.bias": OURS + "output.dense.bias",
-    "bert.pooler.dense_act.bias": "bert.pooler.dense.bias",
-    "cls.predictions.bias": "cls.predictions.bias",
-    "cls.predictions.transform.dense_act.weight": "cls.predictions.transform.dense.weight",
-    "cls.predictions.decoder.weight": "cls.predictions.decoder.weight",
-    "cls.seq_relationship.weight": "cls.seq_relationship.weight",
-    "module.bert.pooler.dense_act.weight": "bert.pooler.dense.weight",
-}
-"""DeepLearningExamples, commit 1d4211f; DistributedDataParallel adds `module.`."""
-MLPERF = {
-    LAYER + "attention.multi_head_attention.q_weight": OURS + "attention.self.query.weight",
-    LAYER + "attention.multi_head_attention.k_bias": OURS + "attention.self.key.bias",
-    LAYER + "attention.multi_head_attention.v_weight": OURS + "attention.self.value.weight",
-    LAYER + "attention.multi_head_attention.out_proj_weight": OURS + "attention.output.dense.weight",
-    LAYER + "attention.multi_head_attention.out_proj_bias": OURS + "attention.output.dense.bias",
-    LAYER + "attention.layer_norm.weight": OURS + "attention.output.LayerNorm.weight",
-    LAYER + "intermediate.dense.weight1": OURS + "intermediate.dense.weight",
-    LAYER + "intermediate.dense.bias1": OURS + "intermediate.dense.bias",
-    LAYER + "intermediate.dense.weight2": OURS + "output.dense.weight",
-    LAYER + "intermediate.dense.bias2": OURS + "output.dense.bias",
-    LAYER + "output.LayerNorm.bias": OURS + "output.LayerNorm.bias",
-    "cls.predictions.decoder.bias": "cls.predictions.decoder.bias",
-}
-"""MLPerf training v0.7 to v2.0."""
-
-
-def test_names():
-    for nvidia_name, hf_name in (EXAMPLES | MLPERF).items():
-        segment = "heads_only_segment." if nvidia_name.startswith("cls") else "bert_model_segment."
-        for prefix in ("", "module.", segment, "module." + segment):
-            assert nvidia.rename(prefix + nvidia_name) == hf_name
-
+from tests.golden import recipe
 
 CONFIG = {
     "vocab_size": 31,
@@ -64,26 +24,15 @@ CONFIG = {
 }
 
 
-@pytest.fixture
-def model():
-    """transformers' own model of 32 rows, for 31 tokens, with every tensor different."""
-    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
-    torch.manual_seed(0)
-    model = transformers.BertForPreTraining(transformers.BertConfig(**CONFIG | {"vocab_size": 32}))
-    for parameter in model.parameters():
-        parameter.data = torch.randn_like(parameter)
-    return model.eval()
-
-
 def examples_name(name: str) -> str:
-    """transformers' name -> that of DeepLearningExamples, whose LinearActivation is called dense_act."""
+    """transformers' name -> DeepLearningExamples' (commit 1d4211f), whose LinearActivation is called dense_act."""
     for owner in ("intermediate", "bert.pooler", "transform"):
         name = name.replace(f"{owner}.dense.", f"{owner}.dense_act.")
     return name
 
 
 def mlperf_name(name: str) -> str:
-    """As remap_attn_parameters and remap_segmented_model_parameters of MLPerf's run_pretraining.py rename them."""
+    """As remap_attn_parameters and remap_segmented_model_parameters of MLPerf's run_pretraining.py (v0.7 to v2.0)."""
     attention = {
         "self.query.": "multi_head_attention.q_",
         "self.key.": "multi_head_attention.k_",
@@ -93,11 +42,37 @@ def mlperf_name(name: str) -> str:
     }
     for nvidia_name, fused in attention.items():
         name = name.replace(f"attention.{nvidia_name}", f"attention.{fused}")
-    if name.startswith("bert.encoder"):
-        for part in ("weight", "bias"):
-            name = name.replace(f".output.dense.{part}", f".intermediate.dense.{part}2")
-            name = name.removesuffix("1") if not name.endswith(f"intermediate.dense.{part}") else f"{name}1"
+    if ".intermediate.dense." in name:
+        name = f"{name}1"
+    elif ".output.dense." in name:
+        name = f"{name.replace('.output.', '.intermediate.')}2"
     return ("bert_model_segment." if name.startswith("bert.") else "heads_only_segment.") + name
+
+
+def test_names():
+    """Of every tensor; DistributedDataParallel adds `module.`."""
+    names = [*recipe.tensor_shapes(recipe.SETTINGS), "cls.predictions.decoder.weight"]
+    for naming in (examples_name, mlperf_name):
+        changed = [naming(name) for name in names]
+        assert changed != names and [nvidia.rename(name) for name in changed] == names
+        assert [nvidia.rename(f"module.{name}") for name in changed] == names
+    layer = "bert.encoder.layer.3."
+    assert nvidia.rename(f"{layer}intermediate.dense.weight1") == f"{layer}intermediate.dense.weight"
+    assert nvidia.rename(f"{layer}intermediate.dense.bias2") == f"{layer}output.dense.bias"
+    assert nvidia.rename(f"{layer}attention.multi_head_attention.q_weight") == f"{layer}attention.self.query.weight"
+    assert nvidia.rename("bert.embeddings.LayerNorm.gamma") == "bert.embeddings.LayerNorm.weight"
+    assert nvidia.rename("bert.embeddings.LayerNorm.beta") == "bert.embeddings.LayerNorm.bias"
+
+
+@pytest.fixture
+def model():
+    """transformers' own model of 32 rows, for 31 tokens, with every tensor different."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.BertForPreTraining(transformers.BertConfig(**CONFIG | {"vocab_size": 32}))
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter)
+    return model.eval()
 
 
 @pytest.fixture
@@ -121,8 +96,7 @@ def untied(state: dict) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("new", [True, False], ids=["zip", "legacy"])
-@pytest.mark.parametrize("naming", [examples_name, mlperf_name, lambda name: f"module.{examples_name(name)}"])
+@pytest.mark.parametrize(("naming", "new"), [(examples_name, True), (mlperf_name, False)], ids=["zip", "legacy"])
 def test_checkpoint(opens, model, naming, new):
     import torch
 

@@ -1,6 +1,13 @@
-"""TensorFlow's checkpoints: what TensorFlow wrote is read to the bit, what is damaged is named in one line."""
+"""TensorFlow's checkpoints: what TensorFlow wrote is read to the bit, what is damaged is named in one line.
 
+One test needs a Python with tensorflow-cpu: this one, or the one that $BERT_JAX_TENSORFLOW_PYTHON names.
+"""
+
+import importlib.util
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import google_crc32c
@@ -11,6 +18,7 @@ import pytest
 from bert_jax.convert.formats import leveldb_table, tensor_bundle
 from bert_jax.convert.formats.tensor_bundle import open_bundle
 from bert_jax.errors import UserError
+from bert_jax.storage.varints import encode_varint
 from tests.golden import tensor_bundle_recipe as recipe
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "tensor_bundle"
@@ -80,6 +88,55 @@ def test_masked_crc_of_leveldb():
     assert google_crc32c.value(bytes(32)) == 0x8A9136AA
     rotated = (0x8A9136AA >> 15) | (0x8A9136AA << 17) & 0xFFFFFFFF
     assert leveldb_table.mask(0x8A9136AA) == (rotated + 0xA282EAD8) % (1 << 32)
+
+
+def test_an_index_of_several_blocks():
+    """As TensorFlow writes one of more than 256 KiB."""
+
+    def block(entries) -> bytes:
+        size = len(leveldb_table._encode(entries, leveldb_table.RESTART_INTERVAL))
+        return leveldb_table.make_table(entries)[: size + 5]  # with its trailer
+
+    def handle(offset: int, content: bytes) -> bytes:
+        return encode_varint(offset) + encode_varint(len(content) - 5)
+
+    items = [(f"scope_{i // 7}/tensor_{i:03}".encode(), bytes([i])) for i in range(60)]
+    first, second = block(items[:40]), block(items[40:])
+    index = block([(items[39][0], handle(0, first)), (items[59][0], handle(len(first), second))])
+    footer = bytes(2) + handle(len(first + second), index)
+    content = first + second + index + footer.ljust(40, b"\0") + leveldb_table.MAGIC
+    assert list(leveldb_table.read_table(content, "")) == items
+
+
+PYTHON = os.environ.get("BERT_JAX_TENSORFLOW_PYTHON") or (importlib.util.find_spec("tensorflow") and sys.executable)
+RESTORE = """
+import sys
+import numpy as np
+import tensorflow as tf
+
+dtypes = tf.train.load_checkpoint(sys.argv[1]).get_variable_to_dtype_map()
+arrays = tf.raw_ops.RestoreV2(
+    prefix=sys.argv[1], tensor_names=list(dtypes), shape_and_slices=[""] * len(dtypes), dtypes=list(dtypes.values())
+)
+arrays = {name: array.numpy() for name, array in zip(dtypes, arrays)}
+np.savez(sys.argv[2], **{name: a.view(np.uint16) if a.dtype == "bfloat16" else a for name, a in arrays.items()})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(PYTHON is None, reason="no TensorFlow: BERT_JAX_TENSORFLOW_PYTHON names no Python that has it")
+def test_tensorflow_reads_what_is_written(tmp_path):
+    """Tensors for a block of more than 256 KiB, and all dtypes."""
+    names = [f"{number:04}_{'x' * 60}" for number in range(5000)]
+    arrays = {name: recipe.values(name, (2,)) for name in names} | others()
+    tensor_bundle.write(tmp_path / "model.ckpt", arrays)
+    command = [PYTHON, "-c", RESTORE, str(tmp_path / "model.ckpt"), str(tmp_path / "back.npz")]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    arrays["bfloat16"] = arrays["bfloat16"].view(np.uint16)
+    with np.load(tmp_path / "back.npz") as back:
+        assert set(back) == set(arrays) and all(identical(back[name], arrays[name]) for name in arrays)
 
 
 def flip(place: int):

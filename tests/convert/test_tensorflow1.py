@@ -320,8 +320,9 @@ def test_format_v1_is_no_model():
 
 
 @pytest.mark.usefixtures("only_numpy")
-@pytest.mark.parametrize("kind", ["ForSequenceClassification", "ForTokenClassification"])
-@pytest.mark.parametrize("family", ["Bert", "Albert"])
+@pytest.mark.parametrize(
+    ("family", "kind"), [("Bert", "ForTokenClassification"), ("Albert", "ForSequenceClassification")]
+)
 def test_classifiers_and_taggers_with_named_labels(tmp_path, family, kind):
     """Both are called output_weights in Google's files; the config that bert_jax writes has class and labels."""
     golden = make_families.goldens()[f"{family}{kind} 0"]

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import pytest
 from etils import epath
 
 from bert_jax.convert import tokenizer_files
@@ -10,6 +11,11 @@ from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer
 from tests.fixtures import WORDS, make_documents
 from tests.golden import make_families
 
+BESIDE_TRANSFORMERS = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
+]
+"""Marks of tests that import transformers: warnings inside of torch and transformers are not errors."""
 CLASSES = {
     "bert": "BertForPreTraining",
     "roberta": "RobertaForMaskedLM",

@@ -11,13 +11,9 @@ from bert_jax.convert.conversion import convert
 from bert_jax.finetune import finetune
 from bert_jax.finetune.options import FinetuneOptions
 from tests.finetune import task_files
+from tests.live.small_models import BESIDE_TRANSFORMERS
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.usefixtures("quick_compilation"),
-    # Warnings inside torch and transformers are not errors here.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-]
+pytestmark = [*BESIDE_TRANSFORMERS, pytest.mark.usefixtures("quick_compilation")]
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 

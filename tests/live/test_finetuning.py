@@ -12,13 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.finetune import task_files
+from tests.live.small_models import BESIDE_TRANSFORMERS
 from tests.pages import load_script, process_restored
 
-pytestmark = [
-    pytest.mark.slow,
-    # Warnings inside torch and transformers are not errors here.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-]
+pytestmark = BESIDE_TRANSFORMERS
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 

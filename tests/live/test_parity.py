@@ -9,12 +9,9 @@ from bert_jax.convert.conversion import convert
 from tests.golden import recipe
 from tests.golden.make_parity import PATH, run_reference
 from tests.live import small_models
+from tests.live.small_models import BESIDE_TRANSFORMERS
 
-pytestmark = [
-    pytest.mark.slow,
-    # Warnings inside torch and transformers are not errors here.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-]
+pytestmark = BESIDE_TRANSFORMERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -61,7 +58,6 @@ def test_their_tools_open_our_export(tiny_export, tiny_run):
     ("family", "format", "texts"),
     [
         ("bert", "huggingface", ("the [MASK] sings.", "a slow river [MASK] over the stone")),
-        ("roberta", "huggingface", ("the <mask> sings.", "he runs<mask> over the stone", "Crème <mask> brûlée")),
         ("roberta", "pytorch", ("the <mask> sings.", "he runs<mask> over the stone", "Crème <mask> brûlée")),
     ],
 )

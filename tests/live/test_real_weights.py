@@ -20,12 +20,9 @@ from bert_jax.convert.formats.tensor_files import SAFETENSORS, open_tensors
 from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.convert.parity import jax_forward
 from bert_jax.convert.parity.sample_texts import TEXTS
+from tests.live.small_models import BESIDE_TRANSFORMERS
 
-pytestmark = [
-    pytest.mark.slow,
-    # Warnings inside torch and transformers are not errors here.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-]
+pytestmark = BESIDE_TRANSFORMERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -14,14 +14,11 @@ from bert_jax.objectives import replaced_tokens
 from bert_jax.objectives.objectives import _inputs
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.programs import combine
+from tests.live.small_models import BESIDE_TRANSFORMERS
 from tests.objectives.masking_batches import make_batch
 from tests.objectives.test_replaced_tokens import SEED, params_of, task_with
 
-pytestmark = [
-    pytest.mark.slow,
-    # Warnings inside torch and transformers are not errors here.
-    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"),
-]
+pytestmark = BESIDE_TRANSFORMERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
