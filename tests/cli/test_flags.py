@@ -23,6 +23,8 @@ PROGRAMS = {"bert-jax": cli.main, "bert-data": data_cli.main}
 PRETRAIN = "bert-jax pretrain bert_tiny --corpus corpus --workdir new"
 SCHEDULE = "bert-jax schedule bert_tiny"
 ABLATE = "bert-jax ablate nsp_tiny --corpus corpus --workdir new"
+ADAPT = "bert-jax adapt run --corpus c --workdir w"
+EVALUATE = "bert-jax evaluate run --corpus c"
 BUILD = "bert-data build --source text:a --tokenizer t --out c"
 TOKENIZER = "bert-data tokenizer --out new.json"
 MISTAKES = [
@@ -56,17 +58,11 @@ MISTAKES = [
     ("bert-data verify c -- --fast", "no flag --fast"),
     (f"{PRETRAIN} extra", "'extra' is neither a flag nor the value of one"),
     # Missing and contradictory arguments.
-    (
-        "bert-jax pretrain bert_tiny",
-        "needs --corpus DIR[=WEIGHT] and --workdir DIR: `bert-jax pretrain bert_tiny --help`",
-    ),
+    ("bert-jax pretrain bert_tiny", "needs --corpus DIR[=WEIGHT] and --workdir DIR: `bert-jax pretrain bert_tiny --h"),
     ("bert-jax evaluate run", "needs --corpus DIR: "),
-    ("bert-jax adapt run --corpus c --workdir w", "needs --general DIR[=WEIGHT]: "),
-    (
-        "bert-jax adapt run --corpus c --workdir w --general g --replay 1",
-        "--replay is 1: it must be a number in [0, 1)",
-    ),
-    ("bert-jax adapt run --corpus c --workdir w --general g --epochs 0", "--epochs is 0: it must be a number in (0, "),
+    (ADAPT, "needs --general DIR[=WEIGHT]: "),
+    (f"{ADAPT} --general g --replay 1", "--replay is 1: it must be a number in [0, 1)"),
+    (f"{ADAPT} --general g --epochs 0", "--epochs is 0: it must be a number in (0, "),
     ("bert-jax fill-mask run", "fill-mask needs TEXT: "),
     ("bert-data build", "needs --source SPEC and --tokenizer FILE and --out DIR: "),
     (TOKENIZER, "needs --source or --from: "),
@@ -83,34 +79,24 @@ MISTAKES = [
     (f"{PRETRAIN} --model.num-layers three", "--model.num-layers is 'three': it must be a whole number in [1, 1e4]"),
     (f"{PRETRAIN} --phases.0.learning-rate fast", "learning-rate is 'fast': it must be a number in [0, 1e30]"),
     (f"{PRETRAIN} --optimizer.name sgd", "--optimizer.name is 'sgd': it must be one of adamw, lamb"),
-    (f"{PRETRAIN} --model.hidden-dropout 1.5", "model.hidden_dropout is 1.5 ... [0, 1)"),
     (f"{PRETRAIN} --model.num-heads 5", "model.hidden_size 128 ... set model.head_size"),
     (f"{PRETRAIN} --micro-batch many", "--micro-batch is 'many': it must be a whole number ... auto"),
     (f"{PRETRAIN} --profile 5", "--profile 5 ... 100:110"),
     (f"{PRETRAIN} --profile 5:5", "--profile 5:5 ... 100:110"),
     (f"{SCHEDULE} --phases.0.learning-rate inf", "learning_rate is inf: it must be a number in [0, 1e30]"),
-    (f"{SCHEDULE} --phases.0.seq-len 7", "seq_len is 7 ... [8, 1e6]"),
     (f"{SCHEDULE} --phases.0.seq-len 513", "phases.0.seq_len 513 ... set model.max_positions to at least 513"),
-    (f"{SCHEDULE} --phases.0.accumulation 3", "batch_size 16 is not divisible by accumulation 3"),
-    (f"{SCHEDULE} --model.direction causal", "cannot learn pairs: set objective.pair none"),
     (f"{SCHEDULE} --data.format nsp", "--data.format ... segment_pair"),
     ("bert-jax doctor bert_tiny --corpus corpus --hosts 0", "hosts is 0 ... in [1, "),
     ("bert-jax fill-mask run [MASK] --top nan", "error: --top is 'nan': it must be a whole number"),
-    ("bert-jax evaluate run --corpus c --format pairs", "--format is 'pairs' ... segment_pair"),
-    ("bert-jax evaluate run --corpus c --cluster.process 1", "--cluster.process need --cluster.coordinator HOST:PORT"),
-    (
-        "bert-jax evaluate run --corpus c --cluster.coordinator h:1 --cluster.processes 2 --cluster.process 2",
-        "cluster.process is 2: it must be from 0 to 1",
-    ),
+    (f"{EVALUATE} --format pairs", "--format is 'pairs' ... segment_pair"),
+    (f"{EVALUATE} --cluster.process 1", "--cluster.process need --cluster.coordinator HOST:PORT"),
+    (f"{EVALUATE} --cluster.coordinator h:1 --cluster.processes 2 --cluster.process 2", "it must be from 0 to 1"),
     (f"{ABLATE} --part 9/8", "--part 9/8: write the part and the number of parts, as in 2/8"),
     (f"{ABLATE} --part 0/8", "--part 0/8: write the part"),
     (f"{ABLATE} --part 2", "--part 2: write the part"),
     (f"{ABLATE} --retries -1", "--retries is "),
     ("bert-jax ablate --corpus c --workdir new", "ablate needs STUDY"),
-    (
-        "bert-jax ablate nsp_tinny --corpus c --workdir new",
-        "no study 'nsp_tinny': did you mean 'nsp_tiny'? Studies are",
-    ),
+    ("bert-jax ablate nsp_tinny --corpus c --workdir new", "no study 'nsp_tinny': did you mean 'nsp_tiny'? Studies"),
     ("bert-jax ablate raises.py --corpus c --workdir new", "raises.py: there is no function study()"),
     ("bert-jax ablate folder.py --corpus c --workdir new", "there is no study 'folder.py'"),
     (f"{ABLATE} --workdir other", "contradict each other"),
@@ -236,9 +222,9 @@ def test_help_documents_every_field(capsys):
         assert f"\n  --{path}".replace("_", "-") in shown
 
 
-@pytest.mark.parametrize("command", ARGUMENTS)
+@pytest.mark.parametrize("command", [one for one in ARGUMENTS if one not in ("adapt", "doctor", "schedule")])
 def test_the_listed_flags_are_those_that_are_parsed(command):
-    """Every flag with its value gives the same arguments again."""
+    """Every flag with its value gives the same arguments again. Commands that are left out have pretrain's flags."""
     args, words = cli.parse(command, ARGUMENTS[command]), ARGUMENTS[command][:1]
     for flag in list_flags(type(args), args):
         if isinstance(flag.default, bool) and len(flag.names) == 2 and not flag.metavar:

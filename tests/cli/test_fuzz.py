@@ -23,7 +23,7 @@ from bert_jax.training.run_directory import workdir
 from tests.cli.test_flags import ARGUMENTS, flags_of
 
 fuzz = settings(
-    max_examples=int(os.environ.get("BERT_JAX_FUZZ_EXAMPLES", "20")),
+    max_examples=int(os.environ.get("BERT_JAX_FUZZ_EXAMPLES", "12")),
     derandomize="BERT_JAX_FUZZ_EXAMPLES" not in os.environ,
     database=None,
     deadline=None,
@@ -95,14 +95,8 @@ def here(tmp_path_factory):
 
 
 @fuzz
-@given(command_lines())
+@given(command_lines() | st.lists(VALUES, max_size=3))
 def test_flags(arguments):
-    outcome(arguments)
-
-
-@fuzz
-@given(st.lists(VALUES, max_size=3))
-def test_words(arguments):
     outcome(arguments)
 
 

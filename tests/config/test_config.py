@@ -87,6 +87,21 @@ def with_phases(*phases: Phase, **model) -> Config:
     return Config(name="x", model=ModelConfig(**model), phases=phases)
 
 
+def with_long_rows(**model) -> Config:
+    return with_phases(Phase(seq_len=4096), max_positions=4096, **model)
+
+
+def with_rotary(*phases: Phase) -> Config:
+    return with_phases(*phases, positions="rotary")
+
+
+CAUSAL, UNPAIRED = Phase(direction="causal"), with_objective(pair="none")
+
+
+def causal_first(config: Config, **settings) -> Config:
+    return dataclasses.replace(config, phases=(dataclasses.replace(CAUSAL, **settings), Phase()))
+
+
 SECTIONS = {
     "model": ModelConfig,
     "objective": ObjectiveConfig,
@@ -172,45 +187,21 @@ def test_values_out_of_range_are_refused(section, names, value, allowed):
 CONTRADICTIONS = [
     (lambda: ModelConfig(num_heads=7), "model.hidden_size 768", "set model.head_size"),
     (lambda: ModelConfig(attention="xla"), "model.attention 'xla'", "set model.attention_dropout 0"),
-    (
-        lambda: ModelConfig(attention="pallas_gpu", head_size=24),
-        "model.attention 'pallas_gpu' has no kernels",
-        "reference",
-    ),
+    (lambda: ModelConfig(attention="pallas_gpu", head_size=24), "'pallas_gpu' has no kernels", "reference"),
     (lambda: with_phases(Phase(seq_len=96), attention="pallas_gpu"), "phases.0.seq_len 96 is not a multiple", "64"),
     (lambda: with_phases(Phase(seq_len=192), attention="pallas_tpu"), "phases.0.seq_len 192 is not a multiple", "128"),
-    (
-        lambda: with_phases(Phase(seq_len=4096), attention="pallas_tpu", max_positions=4096),
-        "seq_len 4096 is longer than 1024",
-        "xla or reference",
-    ),
+    (lambda: with_long_rows(attention="pallas_tpu"), "seq_len 4096 is longer than 1024", "xla or reference"),
     (lambda: ModelConfig(parameter_groups=5), "model.parameter_groups 5", "model.num_layers 12"),
     (lambda: ModelConfig(head_size=5, positions="rotary"), "not 5", "set model.head_size"),
     (lambda: ObjectiveConfig(mask_token_share=0.95), "objective.mask_token_share 0.95", "must not exceed 1"),
     (lambda: with_rtd(generator_width=1.5), "objective.generator_width 1.5 makes the generator wider", "at most 1"),
-    (
-        lambda: with_rtd(generator_width=0.3),
-        "objective.generator_width 0.3 gives a generator of width 230",
-        "e.g. 0.08",
-    ),
+    (lambda: with_rtd(generator_width=0.3), "generator_width 0.3 gives a generator of width 230", "e.g. 0.08"),
     (lambda: with_rtd(random_token_share=0.1), "objective.random_token_share is 0.1", "set it to 0"),
     (lambda: with_rtd(pair="nsp"), "objective.pair 'nsp' does not go with objective.token 'rtd'", "pair none"),
     (lambda: with_rtd(direction="causal"), "model.direction 'causal' predicts the next token", "objective.token mlm"),
-    (
-        lambda: with_rtd(bottleneck_size=64, num_heads=4),
-        "objective.token 'rtd' has no generator for models with",
-        "mlm",
-    ),
-    (
-        lambda: config_lib.replace(with_rtd(), target={"mlm_accuracy": 0.7}),
-        "target.mlm_accuracy: only a model that",
-        "unset it",
-    ),
-    (
-        lambda: config_lib.replace(with_rtd(), distil=DistilConfig()),
-        "objective.token 'rtd' has no distillation",
-        "token mlm",
-    ),
+    (lambda: with_rtd(bottleneck_size=64, num_heads=4), "'rtd' has no generator for models with", "mlm"),
+    (lambda: config_lib.replace(with_rtd(), target={"mlm_accuracy": 0.7}), "target.mlm_accuracy: only a", "unset it"),
+    (lambda: config_lib.replace(with_rtd(), distil=DistilConfig()), "'rtd' has no distillation", "token mlm"),
     (lambda: OptimizerConfig(min_trust_ratio=2.0, max_trust_ratio=1.0), "max_trust_ratio 1.0", "use min <= max"),
     (lambda: OptimizerConfig(learning_rate_scales=(("a", -1.0),)), "learning_rate_scales.0.1 is -1", "in [0, "),
     (lambda: OptimizerConfig(reduce_dtype="float16"), "optimizer.reduce_dtype is 'float16'", "bfloat16"),
@@ -228,11 +219,7 @@ CONTRADICTIONS = [
     (lambda: Phase(learning_rate=10**400), "learning_rate is 1000", "a number in [0, 1e30]"),
     (lambda: StartConfig(embeddings="new"), "start.embeddings 'new'", "start.source"),
     (lambda: StartConfig(optimizer_state="keep"), "start.optimizer_state 'keep'", "set start.source"),
-    (
-        lambda: StartConfig("run", embeddings="new", optimizer_state="keep"),
-        "start.optimizer_state 'keep'",
-        "new embeddings have no moments",
-    ),
+    (lambda: StartConfig("run", embeddings="new", optimizer_state="keep"), "'keep'", "new embeddings have no moments"),
     (lambda: with_objective(mask_rate=0.003), "objective.mask_rate 0.003 rounds to no token", "use at least 0.0078"),
     (lambda: Config("x", ModelConfig(), phases=(Phase(mask_rate=0.003),)), "phases.0.mask_rate 0.003 rounds", "0.0078"),
     (lambda: Phase(mask_rate=1.5), "mask_rate is 1.5", "(0, 1)"),
@@ -242,41 +229,15 @@ CONTRADICTIONS = [
     (lambda: Phase(end_mask_rate=0.1, hours=1.0), "end_mask_rate with hours", "leave one of them out"),
     (lambda: with_phases(Phase(end_mask_rate=0.003)), "phases.0.end_mask_rate 0.003 rounds", "at least 0.0078"),
     (lambda: with_phases(Phase(end_mask_rate=0.99)), "phases.0.end_mask_rate 0.99 needs 127 predictions", "lower it"),
-    (
-        lambda: with_objective(mask_rate=0.985),
-        "objective.mask_rate 0.985 needs 126 predictions in rows of 128",
-        "125 to",
-    ),
+    (lambda: with_objective(mask_rate=0.985), "mask_rate 0.985 needs 126 predictions in rows of 128", "125 to"),
     (lambda: with_phases(Phase(direction="causal"), Phase()), "phases.0.direction 'causal'", "pair none"),
-    (
-        lambda: config_lib.replace(with_rtd(), phases=(Phase(direction="causal"), Phase())),
-        "phases.0.direction 'causal' predicts the next token, not what",
-        "objective.token mlm",
-    ),
-    (
-        lambda: dataclasses.replace(
-            with_objective(pair="none"), phases=(Phase(direction="causal", end_mask_rate=0.1), Phase())
-        ),
-        "phases.0.end_mask_rate 0.1: a causal model has no masks",
-        "leave it out",
-    ),
-    (
-        lambda: dataclasses.replace(with_objective(pair="none"), phases=(Phase(direction="causal"),)),
-        "phases.0.direction causal is not model.direction bidirectional",
-        "the last phase must",
-    ),
+    (lambda: causal_first(with_rtd()), "phases.0.direction 'causal' predicts the next token", "objective.token mlm"),
+    (lambda: causal_first(UNPAIRED, end_mask_rate=0.1), "phases.0.end_mask_rate 0.1: a causal model", "leave it out"),
+    (lambda: config_lib.replace(UNPAIRED, phases=(CAUSAL,)), "phases.0.direction causal is not", "the last phase must"),
     (lambda: ModelConfig(rotary_base=5e4), "model.rotary_base 50000 has no effect", "set model.positions rotary"),
     (lambda: with_phases(Phase(rotary_base=1e5), Phase()), "phases.0.rotary_base 100000", "model.positions 'rotary'"),
-    (
-        lambda: with_phases(Phase(local_rotary_base=1e5), Phase(), positions="rotary"),
-        "phases.0.local_rotary_base 100000.0 needs model.attention_window",
-        "leave this out",
-    ),
-    (
-        lambda: with_phases(Phase(rotary_base=1e5), positions="rotary"),
-        "phases.0.rotary_base 100000.0 is not model.rotary_base 10000.0",
-        "change model.rotary_base",
-    ),
+    (lambda: with_rotary(Phase(local_rotary_base=1e5), Phase()), "needs model.attention_window", "leave this out"),
+    (lambda: with_rotary(Phase(rotary_base=1e5)), "phases.0.rotary_base 100000.0 is not", "change model.rotary_base"),
     (lambda: with_objective(pair="sop"), "objective.pair 'sop' needs data.format sentence_order", "not 'segment_pair'"),
     (lambda: with_data(format="doc_sentences"), "objective.pair 'nsp' needs data.format segment_pair", "pair none"),
     (lambda: with_data(format="sentence_order"), "objective.pair 'nsp'", "not 'sentence_order'"),
@@ -288,11 +249,7 @@ CONTRADICTIONS = [
     (lambda: with_phases(Phase(), Phase(seq_len=513)), "phases.1.seq_len 513", "model.max_positions"),
     (lambda: with_phases(Phase(hours=1.0), Phase()), "phases.0.hours", "give the others steps"),
     (lambda: with_phases(Phase(num_layers=6), Phase(num_layers=3), Phase()), "num_layers shrinks", "only grow"),
-    (
-        lambda: with_phases(Phase(num_layers=6)),
-        "phases.0.num_layers 6 is not model.num_layers 12",
-        "the last phase must",
-    ),
+    (lambda: with_phases(Phase(num_layers=6)), "phases.0.num_layers 6 is not model.num_layers", "the last phase must"),
     (lambda: with_phases(Phase(frozen=("word",)), Phase()), "phases.1 trains parameters that", "froze (word)"),
 ]
 
@@ -342,8 +299,9 @@ def changed(config: Config, path: str) -> Config:
     section |= NEEDS.get(path, {})
     old = section[name]
     kind = typing.get_type_hints(type_of(config, sections))[name]
-    numbers = [old + 1, old * 2, old // 2, old / 2] if type(old) in (int, float) else []
-    for value in [*OTHER_VALUES.get(path, ()), *typing.get_args(kind), not old, *numbers, "y", 1, 0.5, 12, None]:
+    simple = [old + 1, old * 2, old // 2, old / 2] if type(old) in (int, float) else [not old, "y"]
+    literals = [value for value in typing.get_args(kind) if not isinstance(value, type)]
+    for value in [*OTHER_VALUES.get(path, ()), *literals, *simple, 1, 0.5, 12, None]:
         section[name] = value
         with contextlib.suppress(UserError):
             made = config_lib.from_dict(values)
