@@ -24,7 +24,7 @@ def study():
         log=LogConfig(tensorboard=False),
         evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
     )
-    rates = {"low": {}, "high": {"objective": {"mask_rate": 0.4}}}
+    rates = {"low": {}, "high": {"phases": {"learning_rate": 0.02}}}
     rows = HeldOutRows("full_sentences", 32, 8)
     return Study(name="rates", base=base, factors={"rate": rates}, margins={"mlm_loss": 0.1}, rows=rows, seeds=1)
 """
@@ -51,11 +51,11 @@ def test_a_study(folder, tiny_corpus, capsys):
     results = json.loads((folder / "study/results.json").read_text())
     assert cli.main([*command, "--json"]) == 0 and json.loads(capsys.readouterr().out) == results
     assert cli.main(["report", "study"]) == 0 and "no verdict" in capsys.readouterr().out
-    changed = STUDY.replace("0.4", "0.3")
+    changed = STUDY.replace("0.02", "0.03")
     (folder / "rates.py").write_text(changed)
     assert cli.main(command) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert "began with other settings (study.factors.rate.high.objective.mask_rate 0.4 -> 0.3)" in line
+    assert "began with other settings (study.factors.rate.high.phases.learning_rate 0.02 -> 0.03)" in line
 
 
 @pytest.mark.parametrize(
