@@ -1,4 +1,4 @@
-"""The results of worker.py, shared by all tests of this directory."""
+"""Results of the workers, each a process with several devices whose number is fixed when jax starts."""
 
 import json
 import os
@@ -9,15 +9,25 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-WORKER = Path(__file__).with_name("worker.py")
+
+
+def run_worker(name: str) -> dict:
+    """What a worker of this directory prints."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", f"tests.multi_device.{name}"]
+    process = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert process.returncode == 0, process.stderr[-4000:]
+    return json.loads(process.stdout)
 
 
 @pytest.fixture(scope="session")
 def outcome():
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    process = subprocess.run([sys.executable, str(WORKER)], capture_output=True, text=True, env=environment)
-    assert process.returncode == 0, process.stderr[-4000:]
-    return json.loads(process.stdout)
+    return run_worker("worker")
+
+
+@pytest.fixture(scope="session")
+def steps():
+    return run_worker("collectives_worker")
 
 
 @pytest.fixture
