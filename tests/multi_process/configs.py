@@ -32,18 +32,13 @@ PHASES = (
 RUNS = Config(
     name="runs",
     model=MODEL,
-    objective=ObjectiveConfig(pair="none"),
+    objective=ObjectiveConfig(pair="none", mask_unit="ngram"),
     data=DataConfig(format="doc_sentences", examples_per_row=8),
     phases=PHASES,
     evaluation=EvaluationConfig(rows=42, batch_size=8),
 )
 STREAMS = {
     "doc_sentences": RUNS,
-    "full_sentences": dataclasses.replace(
-        RUNS,
-        data=DataConfig(format="full_sentences", examples_per_row=8),
-        objective=ObjectiveConfig(pair="none", mask_unit="ngram"),
-    ),
     "mixture": dataclasses.replace(
         RUNS, data=DataConfig(mixture_exponent=0.7, examples_per_row=8), objective=ObjectiveConfig()
     ),

@@ -7,6 +7,7 @@ reader processes too; module constants are therefore changed on import.
 import collections
 import contextlib
 import dataclasses
+import gc
 import io
 import json
 import sys
@@ -223,6 +224,7 @@ JOBS = {1: (stream,), 4: (stream, refusals, calls, checkpoints, lateness)}
 def main(process: int, processes: int, port: int, out: Path, corpora: list[str]) -> None:
     import jax
 
+    gc.set_threshold(50_000, 20, 100)  # see tests/conftest.py
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.config.update("jax_num_cpu_devices", DEVICES[processes])
     jax.distributed.initialize(f"127.0.0.1:{port}", processes, process, initialization_timeout=60)
