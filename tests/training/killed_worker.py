@@ -1,7 +1,7 @@
 """``bert-jax pretrain`` that is killed with SIGKILL at a named point.
 
-Usage: killed_worker.py POINT COUNT ARGUMENT...: it dies at the COUNT-th time that the point is reached, after a line
-that lists the processes that the run leaves. A reader process runs this file too.
+Usage: killed_worker.py POINT COUNT ARGUMENT...: it dies at the COUNT-th time that the point is reached, "commit" or
+"reader", after a line that lists the processes that the run leaves. A reader process runs this file too.
 """
 
 import os
@@ -32,19 +32,16 @@ def children(parent: int) -> list[int]:
     return found
 
 
-def die_at_a_commit(count: int, point: str) -> None:
-    """Die before or after the COUNT-th commit."""
+def die_before_a_commit(count: int) -> None:
+    """Die before the COUNT-th commit."""
     from bert_jax.training.run_directory import checkpoint
 
     original, commits = checkpoint.write_commit, iter(range(1, 10**9))
 
     def write_commit(*arguments):
-        is_last = next(commits) == count
-        if is_last and point == "before-commit":
+        if next(commits) == count:
             die()
         original(*arguments)
-        if is_last:
-            die()
 
     checkpoint.write_commit = write_commit
 
@@ -67,8 +64,8 @@ def die_in_a_reader(count: int) -> None:
 if __name__ == "__main__":
     from bert_jax.cli import main
 
-    if sys.argv[1].endswith("commit"):
-        die_at_a_commit(int(sys.argv[2]), sys.argv[1])
+    if sys.argv[1] == "commit":
+        die_before_a_commit(int(sys.argv[2]))
     sys.exit(main.main(sys.argv[3:]))
 elif sys.argv[1] == "reader":
     die_in_a_reader(int(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""The moving average of the parameters: its values, what is evaluated and exported, and resumed runs."""
+"""The moving average of the parameters: its values, and what is evaluated and exported; test_fork.py resumes a run."""
 
 import dataclasses
 
@@ -15,14 +15,14 @@ from bert_jax.training import pretraining, programs
 from bert_jax.training.divergence import init_divergence_state
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.state import TrainState
-from tests.runs import Killed, arrays, assert_same_run, final_state, kill_after
+from tests.runs import arrays, final_state
 
 STEPS, DECAY = 4, 0.3
 
 
 @pytest.fixture(scope="module")
 def config(plain_config) -> Config:
-    phase = dataclasses.replace(plain_config.phases[0], steps=STEPS, batch_size=4, warmup_steps=0)
+    phase = dataclasses.replace(plain_config.phases[0], steps=STEPS, warmup_steps=0)
     return dataclasses.replace(
         plain_config,
         phases=(phase,),
@@ -58,11 +58,6 @@ def test_the_average_is_evaluated_and_exported(config, train, tiny_corpus, tiny_
     logged = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     scored = pretraining.evaluate(tmp_path / "run", [CorpusWeight(tiny_corpus)], make_programs=tiny_programs()).metrics
     assert scored["mlm_loss"] == pytest.approx(logged["mlm_loss"], rel=1e-6)
-
-    with pytest.raises(Killed):
-        train(config, tmp_path / "killed", after_step=kill_after(3))
-    train(config, tmp_path / "killed")
-    assert_same_run(tmp_path / "run", tmp_path / "killed", config)
 
 
 def test_the_first_averages_and_a_skipped_step():

@@ -1,4 +1,4 @@
-"""A run of replaced-token detection: killed and continued, read, exported, fine-tuned and started from."""
+"""A run of replaced-token detection: measured, read, exported, fine-tuned and started from."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.eval_metrics import format_metrics
 from tests.finetune.task_files import write_glue
-from tests.runs import Killed, arrays, assert_same_run, final_state, kill_after
+from tests.runs import arrays, final_state
 
 TABLES = ("word", "position", "token_type")
 
@@ -60,14 +60,16 @@ def test_what_is_measured(trained):
         assert f"{name} {found[name]:.4f}" in format_metrics(found)
 
 
-def test_a_killed_run_ends_the_same(trained, config, train, tmp_path):
-    with pytest.raises(Killed):
-        train(config, tmp_path / "run", after_step=kill_after(5))
-    train(config, tmp_path / "run")
-    assert_same_run(tmp_path / "run", trained[0], config)
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """Both models in the form of transformers, which share no tables."""
+    directory = tmp_path_factory.mktemp("exported")
+    for part in ("model", "generator"):
+        assert cli.main(["convert", str(trained[0]), str(directory / part), "--part", part]) == 0
+    return directory
 
 
-def test_both_parts_are_read_and_exported(trained, config, tmp_path):
+def test_both_parts_are_read_and_exported(trained, config, exported):
     """Differences are added exactly, and both exports pass the parity report."""
     params = arrays(final_state(trained[0], config)[0].params)
     for part, name in (("model", "ElectraForPreTraining"), ("generator", "ElectraForMaskedLM")):
@@ -79,10 +81,8 @@ def test_both_parts_are_read_and_exported(trained, config, tmp_path):
             assert np.any(params[path])
             np.testing.assert_array_equal(found[path], expected)
         assert not any(path.startswith("generator/") for path in found)
-        to = tmp_path / part
-        assert cli.main(["convert", str(trained[0]), str(to), "--part", part]) == 0
-        assert json.loads((to / "config.json").read_text())["architectures"] == [name]
-    assert [len(found.token) > 0 for found in bert_jax.load(tmp_path / "generator").fill_mask("the [MASK] sings.")[0]]
+        assert json.loads((exported / part / "config.json").read_text())["architectures"] == [name]
+    assert [len(found.token) > 0 for found in bert_jax.load(exported / "generator").fill_mask("the [MASK] sings.")[0]]
     with open_model(trained[0], ReadOptions(optimizer_state=True)) as source:
         assert arrays(source.optimizer_state.mu).keys() == arrays(source.model.params).keys()
 
@@ -108,15 +108,6 @@ def test_a_run_starts_from_both_models_or_from_the_discriminator(trained, config
     path = "encoder/embeddings/word"
     np.testing.assert_array_equal(found[path], expected[path] + expected[f"generator/{path}"])
     assert "initialized at random: mlm/bias" in capsys.readouterr().err
-
-
-@pytest.fixture(scope="module")
-def exported(trained, tmp_path_factory):
-    """Both models in the form of transformers, which share no tables."""
-    directory = tmp_path_factory.mktemp("exported")
-    for part in ("model", "generator"):
-        convert(trained[0], epath.Path(directory / part), "huggingface", ReadOptions(part=part))
-    return directory
 
 
 def from_exports(config, exported, **changes):

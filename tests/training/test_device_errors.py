@@ -36,31 +36,33 @@ def config(plain_config):
     return dataclasses.replace(plain_config, phases=(phase,), checkpoint=CheckpointConfig(every=3), recovery=recovery)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(config, train, tmp_path_factory):
+    """The work directory of a whole run."""
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(config, workdir)
+    return workdir
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
         (
-            "UNKNOWN: Gloo all-reduce failed: Connection\nreset by peer",
+            "UNKNOWN: Gloo\nfailed" + "x" * 1000,
             DeviceOrConnectionError,
-            "Connection reset by peer)",
-        ),
-        (
-            "INTERNAL: " + "x" * 1000,
-            DeviceOrConnectionError,
-            "a device or a connection between processes failed (INTERNAL: xxx",
+            "processes failed (UNKNOWN: Gloo failedx",
         ),
         ("RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes", UserError, "lower --micro-batch"),
     ],
 )
-def test_a_step_that_fails(config, train, tmp_path, error, kind, words):
+def test_a_step_that_fails(config, undisturbed, train, tmp_path, error, kind, words):
     """One line; the next start continues, with the same result."""
     with pytest.raises(kind) as caught:
         train(config, tmp_path / "run", after_step=fail_at(5, RuntimeFailure(error)))
     assert words in str(caught.value) and "\n" not in str(caught.value) and len(str(caught.value)) < 500
     train(config, tmp_path / "run")
-    train(config, tmp_path / "undisturbed")
-    assert_same_run(tmp_path / "run", tmp_path / "undisturbed", config)
+    assert_same_run(tmp_path / "run", undisturbed, config)
 
 
 def test_errors_of_the_compiler_are_bugs(monkeypatch):
@@ -97,7 +99,6 @@ def test_a_run_that_makes_no_checkpoint_is_not_started_for_ever(config, train, t
         (RuntimeFailure("INTERNAL: broken"), DeviceOrConnectionError, True),
         (OutageError("the store is away"), OutageError, True),
         (RuntimeFailure("RESOURCE_EXHAUSTED: Out of memory"), UserError, False),
-        (UserError("damaged"), UserError, False),
     ],
 )
 def test_starts_that_end_before_there_are_parameters(config, train, tmp_path, monkeypatch, error, kind, counts):

@@ -18,7 +18,7 @@ from tests.runs import Killed, assert_same_arrays, final_state, kill_after
 def config(plain_config):
     """12 steps of a constant rate, an average, and a checkpoint every 4 steps."""
     constant = dataclasses.replace(plain_config.phases[0], steps=12, warmup_steps=2, decay="constant")
-    config = config_lib.replace(plain_config, optimizer={"ema_decay": 0.9})
+    config = config_lib.replace(plain_config, optimizer={"ema_decay": 0.3})
     return dataclasses.replace(config, phases=(constant,), checkpoint=CheckpointConfig(every=4, keep=5))
 
 
@@ -68,9 +68,10 @@ def test_another_decay_is_that_of_a_run_that_had_it_from_the_start(config, run, 
 
 
 def test_other_corpora_begin_and_known_ones_continue(config, run, train, tmp_path, second_corpus):
-    train(forked(config, f"{run}@4"), tmp_path / "other", corpus=second_corpus)
+    for name, corpus in (("other", {"corpus": second_corpus}), ("same", {})):
+        with pytest.raises(Killed):
+            train(forked(config, f"{run}@4"), tmp_path / name, after_step=kill_after(5), **corpus)
     assert cursor_at(tmp_path / "other", 4).positions == (CorpusPosition(),)
-    train(forked(config, f"{run}@4"), tmp_path / "same")
     assert cursor_at(tmp_path / "same", 4) == cursor_at(run, 4) and cursor_at(run, 4).positions != (CorpusPosition(),)
 
 

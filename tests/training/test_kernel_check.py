@@ -26,7 +26,12 @@ def model(name: str, **settings) -> ModelConfig:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("pallas_gpu", "float32"), ("pallas_gpu", "bfloat16"), ("pallas_tpu", "float32")]
+    ("name", "dtype"),
+    [
+        ("pallas_gpu", "float32"),
+        pytest.param("pallas_gpu", "bfloat16", marks=pytest.mark.slow),
+        ("pallas_tpu", "float32"),
+    ],
 )
 def test_right_kernels_pass(name, dtype, monkeypatch):
     monkeypatch.setattr(MODULES[name], "kernel_attention", RIGHT[name])
@@ -44,7 +49,7 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("fault", WRONG)
+@pytest.mark.parametrize("fault", [pytest.param(f, marks=[pytest.mark.slow] * ("mask" in f)) for f in WRONG])
 def test_wrong_kernels_are_refused(fault, monkeypatch):
     def kernel(projected, segment_ids, *, dropout_key, **settings):
         projected, segment_ids, dropout_key = WRONG[fault](projected, segment_ids, dropout_key)

@@ -25,12 +25,11 @@ CASES = {
     "adamw, unclipped": {"weight_decay": 0.1, "clip_norm": None},
     "adamw, uncorrected": {"weight_decay": 0.1, "bias_correction": False},
     **{f"lamb, {flavour}": LAMB | {"lamb_flavour": flavour} for flavour in FLAVOURS},
-    **{f"lamb, {flavour}, unclipped": LAMB | {"lamb_flavour": flavour, "clip_norm": None} for flavour in FLAVOURS},
+    "lamb, nvidia, unclipped": LAMB | {"lamb_flavour": "nvidia", "clip_norm": None},
     "lamb, uncorrected": LAMB | {"bias_correction": False},
     "lamb, google, corrected": LAMB | {"lamb_flavour": "google", "bias_correction": True},
     "lamb, bounds": LAMB | {"min_trust_ratio": 1.5, "max_trust_ratio": 4.0},
     "stable_adamw": {"name": "stable_adamw", "weight_decay": 0.1},
-    "stable_adamw, unclipped": {"name": "stable_adamw", "weight_decay": 0.1, "clip_norm": None},
     "stable_adamw, uncorrected": {"name": "stable_adamw", "weight_decay": 0.1, "bias_correction": False},
     "muon": {"name": "muon", "weight_decay": 0.1},
     "muon, less momentum": {"name": "muon", "weight_decay": 0.1, "muon_momentum": 0.8},
@@ -120,30 +119,30 @@ def spoiled(value):
     return gradients
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia", "lamb, google", "adamw, unclipped", "muon", "stable_adamw"])
+SLOW_KINDS = ("lamb, google", "muon", "stable_adamw")
+
+
 @pytest.mark.parametrize(
-    ("value", "loss_is_finite"), [(0.1, False), (np.nan, True), (np.inf, True), (-np.inf, True), (3e38, True)]
+    "kind", ["adamw, unclipped", *(pytest.param(kind, marks=pytest.mark.slow) for kind in SLOW_KINDS)]
 )
-def test_what_is_not_finite_changes_nothing(kind, value, loss_is_finite):
+def test_what_is_not_finite_changes_nothing(kind):
     """3e38 is finite, but its square is not: the norm says nothing about such a gradient."""
-    config = OptimizerConfig(**CASES[kind])
-    clean, bad = Run(config), Run(config)
+    run = Run(OptimizerConfig(**CASES[kind]))
     for step in range(3):
-        assert clean.update(oracle.gradients_of(step), 0.01) == bad.update(oracle.gradients_of(step), 0.01)
-    before = bad.bits()
-    metrics = bad.update(spoiled(value), 0.01, loss_is_finite)
-    assert bad.bits() == before
-    assert metrics["skipped"] == 1 and metrics["update_norm"] == 0
-    assert np.isfinite(metrics["gradient_norm"]) == (not loss_is_finite)
-    assert all(np.isfinite(v) for name, v in metrics.items() if not name.startswith("gradient_norm"))
-    assert np.isfinite(metrics["gradient_norm/layer_00"]), "only the group with the bad gradient has a bad norm"
-    assert clean.update(oracle.gradients_of(4), 0.01) == bad.update(oracle.gradients_of(4), 0.01)
-    assert clean.bits() == bad.bits() != before
-    assert int(bad.state.count) == 4
+        run.update(oracle.gradients_of(step), 0.01)
+    before = run.bits()
+    for value, loss_is_finite in ((0.1, False), (np.nan, True), (np.inf, True), (-np.inf, True), (3e38, True)):
+        metrics = run.update(spoiled(value), 0.01, loss_is_finite)
+        assert run.bits() == before, value
+        assert metrics["skipped"] == 1 and metrics["update_norm"] == 0
+        assert np.isfinite(metrics["gradient_norm"]) == (not loss_is_finite)
+        assert all(np.isfinite(v) for name, v in metrics.items() if not name.startswith("gradient_norm"))
+        assert np.isfinite(metrics["gradient_norm/layer_00"]), "only the group with the bad gradient has a bad norm"
+    assert run.update(oracle.gradients_of(4), 0.01)["skipped"] == 0 and int(run.state.count) == 4
+    assert run.bits() != before
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia", "stable_adamw"])
+@pytest.mark.parametrize("kind", ["adamw", "lamb, nvidia"])
 def test_frozen_parameters_stay(kind):
     config = OptimizerConfig(**CASES[kind])
     run = Run(config, FROZEN)
@@ -166,11 +165,10 @@ def test_frozen_parameters_stay(kind):
     assert_agrees(run, records, *oracle.train(config, oracle.start(), frozen=FROZEN))
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb, paper"])
-def test_learning_rates_are_scaled(kind):
+def test_learning_rates_are_scaled():
     """The first pattern that matches counts; factor 0 leaves moments alone, unlike freezing."""
     scales = (("word", 0.0), ("qkv/.*", 0.25), ("encoder/.*", 2.0))
-    config = OptimizerConfig(**CASES[kind], learning_rate_scales=scales)
+    config = OptimizerConfig(**CASES["lamb, paper"], learning_rate_scales=scales)
     factors = {n: 2.0 if n.startswith("encoder") else 1.0 for n in oracle.SHAPES}
     factors |= {n: 0.25 for n in oracle.SHAPES if "qkv" in n} | {"encoder/embeddings/word": 0.0}
     run = Run(config)
@@ -179,10 +177,9 @@ def test_learning_rates_are_scaled(kind):
     assert np.any(run.state.mu["encoder"]["embeddings"]["word"])
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb, paper"])
-def test_layer_decay(kind):
+def test_layer_decay():
     """Layers 2 and 1 of 2, then the embeddings; heads have the full rate; scales by pattern count too."""
-    config = OptimizerConfig(**CASES[kind], layer_decay=0.5, learning_rate_scales=(("qkv/.*", 0.25),))
+    config = OptimizerConfig(**CASES["adamw"], layer_decay=0.5, learning_rate_scales=(("qkv/.*", 0.25),))
     run = Run(config)
     records = run.all_updates()
     groups = {"layer_01": 0.5, "layer_00": 0.25, "embeddings": 0.125}

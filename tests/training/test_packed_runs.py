@@ -77,9 +77,8 @@ def losses_of_an_epoch(corpus, special_ids, vocabulary, config):
 @pytest.mark.parametrize(
     ("form", "pair", "unit", "direction"),
     [
-        ("segment_pair", "nsp", "token", "bidirectional"),
+        ("segment_pair", "nsp", "word", "bidirectional"),
         ("sentence_order", "sop", "span", "bidirectional"),
-        ("sentence_pair", "none", "word", "bidirectional"),
         ("doc_sentences", "none", "ngram", "bidirectional"),
         ("full_sentences", "none", "token", "causal"),
     ],

@@ -80,9 +80,7 @@ def test_single_bad_batches_are_skipped_and_counted(run, stable_run, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("factor", "reason"), [(float("nan"), "not finite"), (float("inf"), "not finite"), (3.0, "above the lowest")]
-)
+@pytest.mark.parametrize(("factor", "reason"), [(float("inf"), "not finite"), (3.0, "above the lowest")])
 def test_trouble_goes_back_and_passes_over_the_rows(run, stable_run, tmp_path, capfd, factor, reason):
     """Steps 9 and 10 are bad (from row 64 on). The newest checkpoint, of step 8, is too young to be good."""
     progress = run(tmp_path / "run", 64, 80, factor)
@@ -184,7 +182,7 @@ def rolled_back(run, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("point", ["before the ledger", "after the ledger", "while deleting"])
+@pytest.mark.parametrize("point", ["after the ledger", "while deleting"])
 def test_killed_while_going_back(run, rolled_back, config, tmp_path, monkeypatch, point):
     """The next start carries the decision out; the run ends like one that was not killed."""
     cut = tmp_path / "cut"
@@ -193,16 +191,14 @@ def test_killed_while_going_back(run, rolled_back, config, tmp_path, monkeypatch
         raise Killed
 
     with monkeypatch.context() as patch:
-        if point == "before the ledger":
-            patch.setattr(recovery, "record_rollback", die)
-        elif point == "after the ledger":
+        if point == "after the ledger":
             apply_rollback, calls = recovery.apply_rollback, iter((False, True))
             patch.setattr(recovery, "apply_rollback", lambda *a: die() if next(calls) else apply_rollback(*a))
         else:
             patch.setattr(type(checkpoint.checkpoint_directory(cut)), "rmtree", die)
         with pytest.raises(Killed):
             run(cut, 64, 80)
-    assert len(rollbacks(cut)) == (point != "before the ledger")
+    assert len(rollbacks(cut)) == 1
     run(cut, 64, 80)
     assert rollbacks(cut) == rollbacks(rolled_back)
     assert_same_run(cut, rolled_back, config)

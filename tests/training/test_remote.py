@@ -8,6 +8,7 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import pytest
@@ -24,9 +25,7 @@ from bert_jax.storage import lock
 from bert_jax.storage.files import copy_tree
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
-from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
-from data_prep.verify import verify_corpus
 from tests.runs import assert_same_run, committed
 from tests.stores import MemoryStore, memory_store, tree, use_s3
 
@@ -73,22 +72,43 @@ def files_of(workdir) -> set[str]:
     return {name for name in tree(workdir) if "/d/" not in name and "events" not in name}
 
 
+class Stored(NamedTuple):
+    """A finished run in a bucket."""
+
+    objects: dict[str, bytes]
+    moments: list[tuple[str, dict[str, bytes]]]
+    """Each name that was written, and the objects that were there then."""
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory, run, tiny_corpus) -> Stored:
+    """A run of "run" on "corpus"."""
+    bucket, put, moments = memory_store(), MemoryStore.put_whole, []
+    copy_tree(tiny_corpus, bucket / "corpus")
+
+    def remember(self, path, content):
+        with self.lock:
+            put(self, path, content)
+            moments.append((path, dict(self.objects)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryStore, "put_whole", remember)
+        patch.setattr(lock, "SETTLE_SECONDS", 0.0)
+        patch.setenv("BERT_JAX_CACHE", str(tmp_path_factory.mktemp("cache")))
+        assert run(bucket / "corpus", bucket / "run").cursor.step == 8
+    return Stored(dict(MemoryStore.objects), moments)
+
+
 @pytest.mark.slow
-def test_a_run_in_a_store_is_a_run_on_disk(bucket, run, config, on_disk):
-    progress = run(bucket / "corpus", bucket / "run")
-    assert progress.cursor.step == 8
+def test_a_run_in_a_store_is_a_run_on_disk(stored, bucket, config, on_disk):
+    """The commit is the last write of a checkpoint; the lines that the checkpoint covers are there before it."""
+    MemoryStore.objects = dict(stored.objects)
     assert_same_run(bucket / "run", on_disk, config)
     assert files_of(bucket / "run") == files_of(on_disk)
     assert (bucket / "run" / "ledger.jsonl").read_bytes() == b""
     (events,) = (bucket / "run" / "tensorboard").iterdir()
     assert events.stat().length > 1000
-
-
-@pytest.mark.slow
-def test_the_commit_is_the_last_write(bucket, run):
-    """And the lines that a checkpoint covers are there before it."""
-    run(bucket / "corpus", bucket / "run")
-    written = MemoryStore.written
+    written = [name for name, _ in stored.moments]
     commits = [at for at, name in enumerate(written) if name.endswith(COMMIT_MARKER)]
     assert [written[at].split("/")[-2] for at in commits] == ["00000003", "00000006", "00000008"]
     for at in commits:
@@ -100,29 +120,17 @@ def test_the_commit_is_the_last_write(bucket, run):
 
 
 @pytest.mark.slow
-def test_killed_after_any_write(bucket, run, config, on_disk, monkeypatch):
+def test_killed_after_any_write(stored, bucket, run, config, on_disk):
     """The store as it was after some of the writes: the same command goes on from there, and ends the same."""
-    put, moments = MemoryStore.put_whole, []
-
-    def remember(self, path, content):
-        with self.lock:
-            put(self, path, content)
-            moments.append((path, dict(self.objects)))
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MemoryStore, "put_whole", remember)
-        run(bucket / "corpus", bucket / "run")
-    names = [path.removeprefix("bucket/run/") for path, _ in moments]
+    names = [path.removeprefix("bucket/run/") for path, _ in stored.moments]
     commits = [i for i, name in enumerate(names) if name.endswith(COMMIT_MARKER)]
     chosen = {
         "claimed by half": (names.index("ledger.jsonl"), []),
-        "first save by half": (names.index("checkpoints/00000003/run.json"), []),
         "no marker yet": (commits[1] - 1, [3]),
         "committed": (commits[1], [6, 3]),
-        "last save by half": (commits[2] - 2, [6, 3]),
     }
     for name, (at, saves) in chosen.items():
-        MemoryStore.objects = dict(moments[at][1])
+        MemoryStore.objects = dict(stored.moments[at][1])
         assert committed(bucket / "run") == saves, name
         if saves:
             covered = [line["step"] for line in read_metrics(bucket / "run" / "metrics.jsonl")]
@@ -133,8 +141,8 @@ def test_killed_after_any_write(bucket, run, config, on_disk, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_damaged_object_is_noticed(bucket, run, config, on_disk, capfd):
-    run(bucket / "corpus", bucket / "run")
+def test_a_damaged_object_is_noticed(stored, bucket, run, config, on_disk, capfd):
+    MemoryStore.objects = dict(stored.objects)
     name = max((n for n in MemoryStore.objects if "/00000008/" in n), key=lambda n: len(MemoryStore.objects[n]))
     raw = bytearray(MemoryStore.objects[name])
     raw[len(raw) // 2] ^= 1
@@ -229,53 +237,20 @@ def s3(s3_server, tiny_corpus, monkeypatch, request):
 
 
 @pytest.mark.slow
-def test_killed_and_continued_on_s3(s3, train, tmp_path):
-    """The run of test_resume.py: growth, LAMB, packed rows, killed before and after a commit."""
+def test_killed_and_continued_on_s3(s3, train, tmp_path, capfd):
+    """The run of test_resume.py, killed before a commit."""
     bucket, requests = s3
-
-    def run(point, count):
-        words = ["pretrain", str(KILLED), "--corpus", f"{bucket}/corpus", "--workdir", f"{bucket}/run"]
-        worker = [sys.executable, str(KILLED.with_name("killed_worker.py")), point, str(count)]
-        quick = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiled like the programs of this process
-        return subprocess.run([*worker, *words], capture_output=True, text=True, env=quick)
-
-    there = []
-    for point, count in (("before-commit", 2), ("after-commit", 2)):
-        killed = run(point, count)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-        there.append(committed(bucket / "run"))
-    assert there == [[10], [30, 20, 10]]
-    again = run("never", 1)
-    assert again.returncode == 0 and "continuing from step 30" in again.stderr, again.stderr[-3000:]
+    words = ["pretrain", str(KILLED), "--corpus", f"{bucket}/corpus", "--workdir", f"{bucket}/run"]
+    worker = [sys.executable, str(KILLED.with_name("killed_worker.py")), "commit", "2"]
+    quick = os.environ | {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}  # compiled like the programs of this process
+    killed = subprocess.run([*worker, *words], capture_output=True, text=True, env=quick)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert committed(bucket / "run") == [10]
     config = load_config(str(KILLED))
+    train(config, bucket / "run", corpus=bucket / "corpus")
+    assert "continuing from step 10" in capfd.readouterr().err
     train(config, tmp_path / "run")
     assert_same_run(bucket / "run", tmp_path / "run", config)
     assert any(request.method == "PUT" for request in requests)
     assert not [request for request in requests if request.copies], "something was renamed"
     assert not [request for request in requests if (request.method, request.path) == ("PUT", f"/{bucket.name}")]
-
-
-@pytest.mark.slow
-def test_a_corpus_is_built_on_s3(s3, tiny_corpus, tmp_path):
-    """The bytes of one that is built on disk; nothing of the build is left."""
-    bucket, requests = s3
-    words = ["build", "--source", f"text:{tiny_corpus.parent / 'text.txt'}", "--tokenizer", f"{bucket}/corpus"]
-    words += ["--workers", "2", "--validation-fraction", "0.2", "--name", "corpus", "--out", f"{bucket}/built"]
-    done = subprocess.run([sys.executable, "-m", "data_prep", *words], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    here, there = tree(tiny_corpus), tree(bucket / "built")
-    assert here.keys() == there.keys()
-    differ = {name for name in here if here[name] != there[name]}
-    assert not {name for name in differ if "array_record" in name or name.endswith(".npy")}
-    assert "not of this corpus" not in verify_corpus(bucket / "built")
-    assert not [request for request in requests if request.copies]
-
-
-def test_a_ledger_in_a_store(bucket):
-    path = bucket / "ledger.jsonl"
-    ledger = Ledger(path)
-    ledger.make_decision("rollback", lambda: {"step": 9, "to": 4, "skipped_rows": [4, 9]})
-    path.write_bytes(path.read_bytes() + b'{"event": "roll')
-    again = Ledger(path)
-    again.make_decision("rollback", lambda: {"step": 9, "to": 8, "skipped_rows": [8, 9]})
-    assert [entry["to"] for entry in Ledger(path).entries_of("rollback")] == [4, 8]

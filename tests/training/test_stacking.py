@@ -135,7 +135,7 @@ def cut_at(workdir, step: int, directory):
 @pytest.mark.slow
 def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path):
     """That of the switch still has the old one."""
-    for step in range(1, 3 * STEPS + 1):
+    for step in (STEPS, STEPS + 1, 2 * STEPS + 1):
         depth = DEPTHS[(step - 1) // STEPS]
         cut = cut_at(whole, step, tmp_path)
         newest = checkpoint.newest_intact(checkpoint.checkpoint_directory(cut))
@@ -143,12 +143,12 @@ def test_every_checkpoint_has_the_depth_that_it_was_trained_with(whole, tmp_path
         model = loaded_model.load(cut)
         assert model.config.num_layers == depth
         assert {len(array) for name, array in arrays(model.params).items() if "/layers/" in name} == {depth}
-        if step in (STEPS, STEPS + 1):
+        if step == STEPS + 1:
             assert np.isfinite(model.encode(["the river sings"])).all()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [STEPS, STEPS + 1, 2 * STEPS])
+@pytest.mark.parametrize("step", [STEPS + 1, 2 * STEPS])
 def test_stopped_right_before_or_after_a_switch(whole, config, train, tmp_path, step):
     cut = cut_at(whole, step, tmp_path)
     progress = train(config, cut)

@@ -40,7 +40,7 @@ class Machine:
         return step, rates
 
 
-@pytest.mark.parametrize("speed", [*(pytest.param(one, marks=pytest.mark.slow) for one in (0.5, 2.0)), 7.0])
+@pytest.mark.parametrize("speed", [3.0, 7.0])
 def test_the_time_is_used_whatever_the_speed(tmp_path, speed):
     machine = Machine(timed(), tmp_path / "ledger")
     steps, rates = machine.run(0, np.inf, speed)
@@ -51,39 +51,36 @@ def test_the_time_is_used_whatever_the_speed(tmp_path, speed):
     assert rates[-1] < 0.01 and np.abs(np.diff(rates[FIRST_ESTIMATE + 2 :])).max() < 0.02
 
 
-@pytest.mark.slow
 def test_a_machine_that_slows_down(tmp_path):
     machine = Machine(timed(), tmp_path / "ledger")
-    step, fast = machine.run(0, HOUR / 2, 1.0)
-    step, slow = machine.run(step, np.inf, 4.0)
+    step, fast = machine.run(0, HOUR / 2, 3.0)
+    step, slow = machine.run(step, np.inf, 12.0)
     assert machine.seconds == pytest.approx(HOUR, rel=0.02) and len(slow) == pytest.approx(len(fast) / 4, rel=0.05)
     # Half the time is half the schedule, and no rate jumps where the speed does.
     assert fast[-1] == pytest.approx(5 / 9, abs=0.02) and slow[0] == pytest.approx(fast[-1], abs=0.005)
     assert slow[-1] < 0.02
 
 
-@pytest.mark.slow
 def test_compiling_is_no_speed(tmp_path):
     """The first step takes ten minutes; the first estimate knows better."""
     machine = Machine(timed(), tmp_path / "ledger")
     machine.run(0, 1.0, 600.0)
-    machine.run(1, 1e9, 1.0)
+    machine.run(1, 1000.0, 5.0)
     first = machine.schedule.ledger.entries_of("time")[0]
-    assert first["step"] <= FIRST_ESTIMATE and first["end"] == pytest.approx(HOUR - 600, rel=0.01)
+    assert first["step"] <= FIRST_ESTIMATE and first["end"] == pytest.approx((HOUR - 600) / 5, rel=0.01)
 
 
-@pytest.mark.slow
 def test_a_resumed_run_has_the_same_rates_and_less_time(tmp_path):
     """What was done again costs time, but the rates of those steps are what they were."""
     config = timed(before=50)
     whole = Machine(config, tmp_path / "whole")
-    step, rates = whole.run(50, HOUR / 3, 1.0)
+    step, rates = whole.run(50, HOUR / 3, 6.0)  # up to an estimate, after which another clock makes others
     again = Machine(config, tmp_path / "whole", seconds=1e6)  # another process, another clock
     assert [again.schedule.learning_rate(s) for s in range(50, step)] == rates
-    resumed = step - 400
-    last, redone = again.run(resumed, np.inf, 1.0)
-    assert redone[:400] == rates[resumed - 50 :]
-    assert last - 50 == pytest.approx(HOUR - 400, rel=0.02)
+    resumed = step - 60
+    last, redone = again.run(resumed, np.inf, 6.0)
+    assert redone[:60] == rates[resumed - 50 :]
+    assert last - 50 == pytest.approx(HOUR / 6 - 60, rel=0.02)
     assert [entry["step"] for entry in again.schedule.ledger.entries_of("time")] == sorted(
         entry["step"] for entry in again.schedule.ledger.entries_of("time")
     )
