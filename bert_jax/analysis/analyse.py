@@ -254,7 +254,7 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     for step, source in models:
         model = loaded_model.load(source)
         directory = _directory(options.out, step)
-        inputs = SuiteInputs(model, options.data, options.seed, True, source, baselines)
+        inputs = SuiteInputs(model, options.data, options.seed, True, baselines)
         files, not_run = _run_suites(options, chosen, inputs, directory, "" if step is None else f", step {step}")
         left_out |= not_run
         earlier = _earlier_results(directory, chosen, result_files.model_sha256(model))

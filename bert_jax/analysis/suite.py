@@ -42,8 +42,6 @@ class SuiteInputs:
     """Of everything random: control tasks, random weights, splits."""
     progress: bool
     """Whether progress bars are shown."""
-    source: StoredPath | None = None
-    """What the model was read from, for suites that write another one; None: it is only in memory."""
     baselines: dict[Any, Any] = field(default_factory=dict)
     """Measurements of random weights, by `of_random_weights`; the checkpoints of a run share one dict."""
 

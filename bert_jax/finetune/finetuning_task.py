@@ -13,7 +13,6 @@ from bert_jax.config import Config, TaskHead
 from bert_jax.data.cursor import Cursor
 from bert_jax.finetune.trainable import ENCODER
 from bert_jax.model import bert
-from bert_jax.model.activations import Edits
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.dropout import DropoutKey, dropout
 from bert_jax.model.encoder import EncoderInputs
@@ -117,11 +116,10 @@ class FineTuning:
         batch: Batch,
         dropout_key: DropoutKey | None,
         sum_over_devices: SumOverDevices | None,
-        edits: Edits | None = None,
     ) -> tuple[Float[Array, "B n C"], Statistics]:
         model = bert.model_from_params(self.config.model, self.heads, params)
         inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
-        output = model.encode(inputs, dropout_key, edits)
+        output = model.encode(inputs, dropout_key)
         features, statistics = model.task_features(inputs, output, sum_over_devices)
         rate, key = self.config.model.hidden_dropout, dropout_key and dropout_key.fold_in(HEAD_DROPOUT_SITE)
         return model.task(dropout(features, rate, key)), statistics

@@ -1,6 +1,6 @@
 """Reports: sections of prose, tables and figures, rendered by `html` as a page and by `text` for a terminal.
 
-Pages with `Curves`, `Intervals`, `Heatmap` or `Scatter` need matplotlib (the extra `plot`); all other blocks, and text,
+Pages with `Curves`, `Intervals` or `Heatmap` need matplotlib (the extra `plot`); all other blocks, and text,
 do not.
 """
 
@@ -183,38 +183,7 @@ class Heatmap:
         return [[f"{value:{form}}" if math.isfinite(value) else "" for value in row] for row in self.values]
 
 
-class Point(NamedTuple):
-    """A point of a `Scatter`."""
-
-    x: float
-    y: float
-    label: str
-    """written beside the point if there is room; empty for none"""
-    group: str = ""
-    """points of a group have the same color"""
-
-
-@dataclasses.dataclass(frozen=True)
-class Scatter:
-    """Points on a plane, e.g. heads by the distance of their attention."""
-
-    title: str
-    points: tuple[Point, ...]
-    """at least one; those with a NaN are not drawn"""
-    x_label: str
-    y_label: str
-
-    @property
-    def groups(self) -> dict[str, list[Point]]:
-        """The finite points of each group, in the order of first points; a group's index is its color."""
-        groups: dict[str, list[Point]] = {one.group: [] for one in self.points}
-        for one in self.points:
-            if math.isfinite(one.x) and math.isfinite(one.y):
-                groups[one.group].append(one)
-        return groups
-
-
-ReportBlock = Note | Command | Table | Histogram | Bars | Excerpt | Curves | Intervals | Heatmap | Scatter
+ReportBlock = Note | Command | Table | Histogram | Bars | Excerpt | Curves | Intervals | Heatmap
 
 
 @dataclasses.dataclass(frozen=True)

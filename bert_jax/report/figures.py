@@ -1,4 +1,4 @@
-"""Curves, intervals, heatmaps and scatter plots as inline SVG, drawn by matplotlib.
+"""Curves, intervals and heatmaps as inline SVG, drawn by matplotlib.
 
 Text remains text, and every color is a CSS variable of the page (`--c0` and so on, `--ink`, `--rule`), so that a figure
 follows the page's light or dark colors. Figures are as wide as a phone; wider pages show two beside each other.
@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from bert_jax.errors import UserError, install_command
-from bert_jax.report import Curves, Heatmap, Intervals, Point, Scatter
+from bert_jax.report import Curves, Heatmap, Intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,9 +54,7 @@ _MOST_MARKERS = 20
 """Curves with more points have no markers at them."""
 _DARK = 0.5
 """Shade from which on numbers have the color of the page."""
-_SIDES = ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1))
-"""Of a point, where its label may be: right, up."""
-_INK, _RULE, _TEXT = "#00fe00", "#00fe01", "#00fe02"
+_INK, _RULE = "#00fe00", "#00fe01"
 """Stand for CSS variables until the SVG is written."""
 _SETTINGS = {
     "svg.fonttype": "none",
@@ -77,7 +75,7 @@ _SETTINGS = {
 }
 
 
-def to_svg(block: Curves | Intervals | Heatmap | Scatter) -> str:
+def to_svg(block: Curves | Intervals | Heatmap) -> str:
     """The figure as an `<svg>` element; the same block gives the same text.
 
     Raises:
@@ -103,8 +101,6 @@ def to_svg(block: Curves | Intervals | Heatmap | Scatter) -> str:
                 _draw_intervals(figure.subplots(), block)
             case Heatmap():
                 cells = _draw_heatmap(figure, block)
-            case Scatter():
-                _draw_scatter(figure, block)
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True)
     return _inline(file.getvalue(), block.title, cells)
@@ -243,42 +239,6 @@ def _style(shade: float) -> str:
     return f"fill: var(--{'below' if shade < 0 else 'above'}); fill-opacity: {opacity:.3g}"
 
 
-def _draw_scatter(figure: "Figure", block: Scatter) -> None:
-    axes = figure.subplots()
-    for color, points in enumerate(block.groups.values()):
-        marker = "os"[color // len(PALETTE) % 2]
-        axes.plot([one.x for one in points], [one.y for one in points], marker, color=_stand_in(color), markersize=4)
-    axes.set(xlabel=_wrapped(block.x_label), ylabel=_wrapped(block.y_label, _LABEL_CHARACTERS // 2))
-    axes.margins(0.08)
-    for axis in (axes.xaxis, axes.yaxis):
-        _label_ticks(axis)
-    figure.draw_without_rendering()
-    _write_labels(axes, [one for points in block.groups.values() for one in points])
-
-
-def _write_labels(axes: "Axes", points: Sequence[Point]) -> None:
-    """Labels beside their points; one that would cover a point or another label is left out."""
-    area, size = axes.get_window_extent(), 8
-    middles = axes.transData.transform([(one.x, one.y) for one in points]).tolist()
-    taken = [(x - 2, y - 2, x + 2, y + 2) for x, y in middles]
-    for one, (x, y) in zip(points, middles, strict=True):
-        half_width, half_height = 0.3 * size * len(one.label), 0.55 * size
-        for right, up in _SIDES if one.label else ():
-            center_x, center_y = x + right * (4 + half_width), y + up * (4 + half_height)
-            box = (center_x - half_width, center_y - half_height, center_x + half_width, center_y + half_height)
-            inside = area.x0 <= box[0] and box[2] <= area.x1 and area.y0 <= box[1] and box[3] <= area.y1
-            if inside and not any(_overlap(box, other) for other in taken):
-                anchors = {"ha": ("center", "left", "right")[right], "va": ("center", "bottom", "top")[up]}
-                offset = (4 * right, 4 * up)
-                axes.annotate(one.label, one[:2], offset, textcoords="offset points", size=size, color=_TEXT, **anchors)
-                taken.append(box)
-                break
-
-
-def _overlap(a: Sequence[float], b: Sequence[float]) -> bool:
-    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
 def _label_ticks(axis: "Axis") -> None:
     """Label the ticks of an axis with the digits that distinguish them, at least 4."""
     from matplotlib.ticker import Formatter
@@ -333,7 +293,7 @@ def _inline(svg: str, title: str, first: str) -> str:
     svg = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", svg)
     used = set(re.findall(r"[(\"]#([\w-]+)", svg))
     svg = re.sub(r' id="([\w-]+)"', lambda match: match[0] if match[1] in used else "", svg)
-    for color, variable in ((_INK, "ink"), (_RULE, "rule"), (_TEXT, "text")):
+    for color, variable in ((_INK, "ink"), (_RULE, "rule")):
         svg = svg.replace(f": {color}", f": var(--{variable})")
     svg = re.sub(r": #00fd([0-9a-f]{2})", lambda match: f": var(--c{int(match[1], 16)})", svg)
     return re.sub(r">\s*\n\s*<", ">\n<", svg)

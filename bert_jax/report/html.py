@@ -1,8 +1,8 @@
 """Renders sections as one self-contained HTML page: style and figures are inline, and there is no script.
 
-The page depends on the sections only: rendering it twice gives the same bytes. matplotlib draws curves, intervals,
-heatmaps and scatter plots (`figures`). The template draws histograms and bars, so that pages about corpora do not need
-that optional package.
+The page depends on the sections only: rendering it twice gives the same bytes. matplotlib draws curves, intervals
+and heatmaps (`figures`). The template draws histograms and bars, so that pages about corpora do not need that optional
+package.
 """
 
 from collections.abc import Sequence

@@ -13,9 +13,7 @@ from bert_jax.report import (
     Histogram,
     Intervals,
     Note,
-    Point,
     ReportBlock,
-    Scatter,
     Section,
     Series,
     Table,
@@ -76,10 +74,6 @@ def _lines(block: ReportBlock) -> list[str]:
             return [f"{block.title}:", *columns, *margin]
         case Heatmap():
             return _heatmap(block)
-        case Scatter():
-            header = (f"x: {block.x_label}; y: {block.y_label}", "points", "least x", "most x", "least y", "most y")
-            rows = [(name, f"{len(points):,}", *_extremes(points)) for name, points in block.groups.items()]
-            return [f"{block.title}:", *_columns([header, *rows])]
 
 
 def _heatmap(block: Heatmap) -> list[str]:
@@ -95,14 +89,6 @@ def _heatmap(block: Heatmap) -> list[str]:
     ]
     ends = [f"smallest {min(finite)[1]}; largest {max(finite)[1]}"] if finite else []
     return [f"{block.title}{unit}:", *(table if len(table[0]) <= _WIDEST else ()), *ends]
-
-
-def _extremes(points: Sequence[Point]) -> list[str]:
-    """The points with the least x, most x, least y and most y."""
-    if not points:
-        return [""] * 4
-    ends = [end(points, key=lambda one: one[axis]) for axis in (0, 1) for end in (min, max)]
-    return [f"{one.label} {one[i // 2]:.3g}".strip() for i, one in enumerate(ends)]
 
 
 def _curve(series: Series) -> tuple[str, ...]:

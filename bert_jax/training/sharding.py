@@ -43,7 +43,7 @@ SPECS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(embeddings/projection|pooler|transform)/kernel", ("fsdp", None)),
     (r"(pair/dense|task/\w+|projections/\w+)/kernel", ()),
     (r"layers/\w+_adapter/(down|up)/kernel", ()),
-    (r"task/(mix/weights|cls_norm/(mean|std|variance))|gates/log_alpha", ()),
+    (r"task/(mix/weights|cls_norm/(mean|std|variance))", ()),
     (r"mlm/extra_columns", ("tensor", "fsdp")),
     (r"mlm/bias", ("tensor",)),
     (r"bias|scale", ()),

@@ -13,7 +13,7 @@ from etils import epath
 from scipy.spatial.distance import jensenshannon
 
 from bert_jax import report
-from bert_jax.analysis.attention import SUITE, attention_gradients, clusters, maps, patterns, statistics
+from bert_jax.analysis.attention import SUITE, attention_gradients, maps, patterns, statistics
 from bert_jax.analysis.attention.attention import AttentionSettings, measure_maps
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
@@ -29,7 +29,7 @@ from tests.interventions.models import LAYERS, small_model
 
 HEADS = 2
 SETTINGS = AttentionSettings(
-    texts=8, cluster_texts=4, gradient_texts=3, flow_texts=3, flow_length=12, sentences=12, least_words=5
+    texts=8, distance_texts=4, gradient_texts=3, flow_texts=3, flow_length=12, sentences=12, least_words=5
 )
 
 HEADS_OF_LOSS = {
@@ -148,23 +148,16 @@ def test_distances_between_heads():
     attention[3] = attention[0]
     padded = rng.random((4, n + 3, n + 3)).astype(np.float32)
     padded[:, :n, :n], padded[..., n:] = attention, 0
-    found = np.asarray(clusters.divergence_sums(padded, jax.numpy.int32(n)))
+    found = np.asarray(statistics.divergence_sums(padded, jax.numpy.int32(n)))
     expected = [[sum(jensenshannon(a[i], b[i]) ** 2 for i in range(n)) for b in attention] for a in attention]
     np.testing.assert_allclose(found, expected, atol=1e-5)
     assert found[0, 3] == 0 < found[0, 1]
-
-
-def test_points_of_a_plane_are_recovered():
-    points = np.random.default_rng(0).normal(size=(6, 2)) * (3, 1)
-    squared = np.square(points[:, None] - points).sum(-1)
-    found, variance = clusters.classical_mds(squared)
-    np.testing.assert_allclose(np.square(found[:, None] - found).sum(-1), squared, atol=1e-10)
-    np.testing.assert_allclose(variance, 1)
-    within, between = clusters.distances_by_layer(np.sqrt(squared), 3)
-    expected = [np.linalg.norm(points[i] - points[j]) for i, j in ((0, 1), (0, 2), (1, 2), (3, 4), (3, 5), (4, 5))]
-    np.testing.assert_allclose(within, np.mean(expected))
-    np.testing.assert_allclose(between, np.sqrt(squared)[:3, 3:].mean())
-    assert clusters.classical_mds(np.zeros((3, 3)))[1] == 1 and clusters.distances_by_layer(squared, 1)[0] is None
+    distances = rng.random((6, 6))
+    within, between = statistics.distances_by_layer(distances, 3)
+    same = [distances[i, j] for layer in ((0, 1, 2), (3, 4, 5)) for i in layer for j in layer if i != j]
+    np.testing.assert_allclose(within, np.mean(same))
+    np.testing.assert_allclose(between, np.mean([*distances[:3, 3:].flat, *distances[3:, :3].flat]))
+    assert statistics.distances_by_layer(distances, 1)[0] is None
 
 
 @pytest.mark.parametrize("head", ["mlm", "classification", "regression", "tagging"])
@@ -227,7 +220,7 @@ def test_measures_are_means_over_texts(pairs):
     for name in ("sep", "entropy_nats"):
         np.testing.assert_allclose(together[name], np.mean([one[name] for one in alone], axis=0), atol=1e-6)
     assert np.sum(list(together["pattern_texts"].values())) == 3 * LAYERS * HEADS
-    assert (together["cluster_texts"], np.shape(together["head_points"])) == (3, (LAYERS * HEADS, 2))
+    assert together["distance_texts"] == 3
 
 
 def test_suite(data):
@@ -253,7 +246,7 @@ def test_suite(data):
     numbers = [one for scalar in scalars.values() for one in (scalar.value, *scalar.baselines.values())]
     assert all(np.isfinite(numbers)) and len(scalars) == 7 and len(numbers) >= 14
     kinds = [type(block) for block in SUITE.blocks(result)]
-    assert [kinds.count(kind) for kind in (report.Scatter, report.Heatmap, report.Table)] == [1, 4, 4]
+    assert [kinds.count(kind) for kind in (report.Heatmap, report.Table)] == [4, 4]
 
 
 @pytest.mark.parametrize(("folder", "other"), [("text", "treebank"), ("treebank", "text")])

@@ -23,7 +23,7 @@ from tests.interventions.models import small_model
 
 PUBLISHED = Path(__file__).parents[2] / "docs" / "two_models"
 SUITES = {
-    "attention": (attention.SUITE, AttentionSettings(texts=4, cluster_texts=2, flow_texts=1, sentences=6)),
+    "attention": (attention.SUITE, AttentionSettings(texts=4, distance_texts=2, flow_texts=1, sentences=6)),
     "probes": (
         probes.SUITE,
         ProbesSettings(

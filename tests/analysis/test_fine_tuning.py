@@ -102,45 +102,18 @@ def test_restored_layers(pair):
         assert np.array_equal(*kernels)
 
 
-def test_points_of_line_and_plane(pair):
+def test_points_of_the_line(pair):
     tuned, base = pair
-    assert same(weights.point_on_plane(tuned, base, None, 1.0), tuned)
-    at_base = weights.point_on_plane(tuned, base, None, 0.0)
+    assert same(weights.point_on_line(tuned, base, 1.0), tuned)
+    at_base = weights.point_on_line(tuned, base, 0.0)
     assert same(at_base, base, weights.is_body) and same(at_base, tuned, lambda path: not weights.is_body(path))
-    middle = weights.point_on_plane(tuned, base, None, 0.5)["encoder"]["layers"]["up"]["kernel"]
+    middle = weights.point_on_line(tuned, base, 0.5)["encoder"]["layers"]["up"]["kernel"]
     expected = (tuned["encoder"]["layers"]["up"]["kernel"] + base["encoder"]["layers"]["up"]["kernel"]) / 2
     np.testing.assert_allclose(middle, expected, atol=1e-6)
-    other = jax.tree.map(np.asarray, small_model(HEADS, 2).params)
-    third = weights.point_on_plane(tuned, base, weights.direction_to(other, base), 0.0, 1.0)
-    for path, leaf in name_leaves(third).items():
-        expected = name_leaves(other if weights.is_body(path) else tuned)[path]
-        np.testing.assert_allclose(leaf, expected, atol=1e-6)
-
-
-def test_random_direction_is_as_long_as_the_change_and_filter_normalised(pair):
-    tuned, base = pair
-    found, again = (weights.random_direction(tuned, base, seed=3) for _ in range(2))
-    assert same(found, again) and not same(found, weights.random_direction(tuned, base, seed=4))
-    lengths = [
-        np.sqrt(sum(np.square(leaf).sum() for path, leaf in name_leaves(tree).items() if weights.is_body(path)))
-        for tree in (found, weights.direction_to(tuned, base))
-    ]
-    np.testing.assert_allclose(*lengths, rtol=1e-5)
-    ratios = []
-    for path, axes in (("qkv", 1), ("attention_out", (1, 2)), ("down", 1)):
-        one, other = (tree["encoder"]["layers"][path]["kernel"] for tree in (found, base))
-        ratios.append(np.linalg.norm(one, axis=axes) / np.linalg.norm(other, axis=axes) if axes == 1 else None)
-        if axes != 1:
-            ratios[-1] = np.sqrt(np.square(one).sum(axes) / np.square(other).sum(axes))
-    words = [np.linalg.norm(tree["encoder"]["embeddings"]["word"], axis=1) for tree in (found, base)]
-    ratios.append(words[0] / words[1])
-    for ratio in ratios:
-        np.testing.assert_allclose(ratio, ratios[0].flat[0], rtol=1e-4)
-    assert not found["encoder"]["layers"]["up"]["bias"].any()
 
 
 def settings(base, /, **changes) -> FineTuningSettings:
-    values = {"task": "sst2", "examples": 10, "loss_examples": 12, "line": (0.0, 0.5, 1.0), "plane": (0.0, 1.0)}
+    values = {"task": "sst2", "examples": 10, "loss_examples": 12, "line": (0.0, 0.5, 1.0)}
     return FineTuningSettings(**{"base": str(base)} | values | changes)
 
 
@@ -152,9 +125,8 @@ def test_suite(task_run, tiny_run):
     reported = json.loads((run / "results.json").read_text())
     assert result["restored_score"][0] == pytest.approx(reported["mean"])
     assert result["best_constant_score"] == pytest.approx(reported["baseline"])
-    line, plane = result["line_loss"], result["plane_loss"]
+    line = result["line_loss"]
     assert line[-1] == result["restored_loss"][0] and line[0] == result["restored_loss"][-1] != line[-1]
-    assert plane[0] == [line[0]["train"], line[-1]["train"]] and plane[1] != plane[0]
     assert line[-1]["train"] < result["random_body_loss"]["train"]
     base, random = (result["similarity"][name] for name in ("base", "random_weights"))
     assert len(base["cka_of_tokens"]) == len(base["cosine_of_cls"]) == result["layers"] + 1
@@ -167,17 +139,13 @@ def test_suite(task_run, tiny_run):
         "best constant": result["best_constant_score"],
     }
     kinds = [type(block) for block in SUITE.blocks(result)]
-    assert (kinds.count(report.Heatmap), kinds.count(report.Curves)) == (3, 3)
-    # With itself as the second fine-tuned model, the third point of the plane is the first.
-    again = SUITE.run(inputs, settings(tiny_run, other=str(run), line=(1.0,)))
-    assert again["plane_loss"][1][0] == pytest.approx(line[-1]["train"], abs=1e-5)
-    assert again["second_direction"] == "other"
+    assert (kinds.count(report.Heatmap), kinds.count(report.Curves)) == (2, 3)
 
 
 def test_a_model_beside_itself(task_run):
     data, run = task_run
     inputs = SuiteInputs(bert_jax.load(run), data, seed=0, progress=False)
-    result = SUITE.run(inputs, settings(run, line=(0.0,), plane=(0.0,)))
+    result = SUITE.run(inputs, settings(run, line=(0.0,)))
     base = result["similarity"]["base"]
     for values in base.values():
         np.testing.assert_allclose(values, 1, atol=1e-6)

@@ -22,8 +22,6 @@ from bert_jax.report import (
     Interval,
     Intervals,
     Note,
-    Point,
-    Scatter,
     Section,
     Series,
     Table,
@@ -41,9 +39,6 @@ CURVES = Curves(
 INTERVALS = Intervals("NSP", (Interval("sop", -1.5, -2.0, -1.0), Interval("none", 0.1, -0.2, 0.4)), "points", 0.5)
 HEATMAP = Heatmap(
     "share", ((0.0, 0.25, 1.0), (0.5, math.nan, -1.0)), ("0", "1"), ("a", "b", "c"), "layer", "head", "points", 0.0
-)
-SCATTER = Scatter(
-    "heads", (Point(0, 0, "0-0", "x"), Point(1, 2, "0-1", "y"), Point(4, 1, "", "y"), Point(math.nan, 0, "n")), "p", "q"
 )
 BLOCKS = {
     "note": (Note("A sentence."), "<p>A sentence.</p>", "A sentence."),
@@ -69,14 +64,6 @@ BLOCKS = {
         "<figcaption><b>share</b></figcaption>",
         "share (points):\nlayer \\ head    a    b     c\n0             0.0  0.2   1.0\n1             0.5       -1.0\n"
         "smallest -1 at 1, c; largest 1 at 0, c",
-    ),
-    "scatter": (
-        SCATTER,
-        '<i class="dot" style="background:var(--c1)"></i>y</span>',
-        "x: p; y: q  points  least x  most x  least y  most y\n"
-        "x                1    0-0 0   0-0 0    0-0 0   0-0 0\n"
-        "y                2    0-1 1       4        1   0-1 2\n"
-        "                 0",
     ),
     "intervals": (INTERVALS, "points. Band: equivalent within ±0.5.", "sop         -1.5    -2    -1"),
 }
@@ -198,30 +185,9 @@ def test_large_heatmaps_are_small():
     assert lines[-2:] == ["loss:", "smallest -1 at at 47, at 63; largest 1 at at 47, at 0"]
 
 
-def test_points_are_at_their_values():
-    svg = svg_of(SCATTER)
-    (first,), second = (
-        [
-            (float(x), float(y))
-            for x, y in re.findall(rf'<use [^>]*x="([-\d.]+)" y="([-\d.]+)" style="fill: var\({color}\)', svg)
-        ]
-        for color in ("--c0", "--c1")
-    )
-    (x0, y0), ((x1, y1), (x2, y2)) = first, second
-    assert x2 - x0 == pytest.approx(4 * (x1 - x0), rel=1e-4) and y0 - y1 == pytest.approx(2 * (y0 - y2), rel=1e-4)
-    assert re.findall(r">(0-\d|n)</text>", svg) == ["0-0", "0-1"]
-
-
-def test_labels_of_points_do_not_overlap():
-    """Of many labels at one place only some are written."""
-    crowd = (*(Point(i / 1e3, 0, f"label {i}") for i in range(100)), Point(5, 5, "alone"))
-    svg = svg_of(Scatter("crowd", crowd, "x", "y"))
-    assert 1 <= len(re.findall(">label", svg)) < 20 and ">alone<" in svg
-
-
 def test_pages_are_deterministic(monkeypatch):
     """Also with another matplotlibrc."""
-    blocks = (CURVES, INTERVALS, HEATMAP, SCATTER)
+    blocks = (CURVES, INTERVALS, HEATMAP)
     before = page(*blocks)
     monkeypatch.setitem(matplotlib.rcParams, "axes.linewidth", 9)
     monkeypatch.setitem(matplotlib.rcParams, "xtick.major.size", 20)
@@ -252,7 +218,6 @@ def test_hostile_names_are_escaped_and_nothing_is_loaded():
         Curves(HOSTILE, series, HOSTILE, HOSTILE),
         Intervals(HOSTILE, (Interval(HOSTILE[:20], 1, 0, 2),), HOSTILE),
         Heatmap(HOSTILE, ((1.0,),), (HOSTILE[:20],), (HOSTILE[:20],), HOSTILE, HOSTILE, HOSTILE),
-        Scatter(HOSTILE, (Point(1, 2, HOSTILE[:20], HOSTILE), Point(2, 1, HOSTILE, "b")), HOSTILE, HOSTILE),
     )
     content = html.render([Section(HOSTILE, blocks, level=1)])
     tags = _Tags()

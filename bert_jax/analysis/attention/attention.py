@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.analysis.attention import clusters, flow, patterns, relations, statistics
+from bert_jax.analysis.attention import flow, patterns, relations, statistics
 from bert_jax.analysis.attention.attention_gradients import gradients_by_kind, loss_name
 from bert_jax.analysis.attention.maps import attention_maps, halve, shorten, token_kinds
 from bert_jax.analysis.attention.section import blocks, scalars
@@ -27,7 +27,7 @@ class AttentionSettings:
     """Lines of text/, drawn at random, for statistics and patterns."""
     max_length: Count = 128
     """Tokens of a text or sentence, special ones included, at most the model's positions; longer ones are skipped."""
-    cluster_texts: Count = 30
+    distance_texts: Count = 30
     """How many of the texts give the distances between heads."""
     gradient_texts: Count = 40
     """How many of the texts give the gradients by attention."""
@@ -82,7 +82,7 @@ def _measure_text(inputs: SuiteInputs, settings: AttentionSettings, length: int)
     short = shorten(rows[: settings.flow_texts], settings.flow_length)
 
     def statistics_of(one: LoadedModel) -> dict[str, Any]:
-        return measure_maps(one, pairs, settings.cluster_texts, progress=progress)
+        return measure_maps(one, pairs, settings.distance_texts, progress=progress)
 
     def flow_of(one: LoadedModel) -> dict[str, Any]:
         return flow.summarize_flow(one, short, progress=progress)
@@ -108,14 +108,14 @@ def _of_both(inputs: SuiteInputs, what: str, measure: Callable[[LoadedModel], An
 
 
 def measure_maps(
-    model: LoadedModel, rows: Sequence[TextRow], cluster_texts: int, *, progress: bool = False
+    model: LoadedModel, rows: Sequence[TextRow], distance_texts: int, *, progress: bool = False
 ) -> dict[str, Any]:
     """Statistics, patterns and distances of all heads; means over texts.
 
     Args:
       model: from `inference.load`.
       rows: of texts.
-      cluster_texts: how many of these give the distances.
+      distance_texts: how many of these give the distances.
       progress: show a progress bar on stderr.
     """
     config = model.config
@@ -133,19 +133,15 @@ def measure_maps(
             totals[name] += values
         found = patterns.classify_patterns(attention, kinds)
         pattern_texts += found == np.arange(len(patterns.PATTERNS))[:, None, None]
-        if one.index < cluster_texts:
+        if one.index < distance_texts:
             flat = one.padded.reshape(heads, *one.padded.shape[2:])
-            divergences += np.asarray(clusters.divergence_sums(flat, jnp.int32(one.length)))
+            divergences += np.asarray(statistics.divergence_sums(flat, jnp.int32(one.length)))
             queries += one.length
-    squared = divergences / queries
-    points, variance = clusters.classical_mds(squared)
-    within, between = clusters.distances_by_layer(np.sqrt(squared), shape[1])
+    within, between = statistics.distances_by_layer(np.sqrt(divergences / queries), shape[1])
     return {
         **{name: (total / len(rows)).tolist() for name, total in totals.items()},
         "pattern_texts": {name: pattern_texts[i].tolist() for i, name in enumerate(patterns.PATTERNS)},
-        "cluster_texts": min(cluster_texts, len(rows)),
-        "head_points": points.tolist(),
-        "head_points_variance": variance,
+        "distance_texts": min(distance_texts, len(rows)),
         "head_distance_in_layer": within,
         "head_distance_between_layers": between,
     }

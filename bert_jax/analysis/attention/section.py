@@ -10,7 +10,7 @@ from bert_jax.analysis.attention.patterns import PATTERNS
 from bert_jax.analysis.attention.relations import ALL
 from bert_jax.analysis.quantities import LAYER, RANDOM, Quantity, by_head, compared, floats
 from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Curves, Heatmap, Note, Point, ReportBlock, Scatter, Series, Table
+from bert_jax.report import Curves, Heatmap, Note, ReportBlock, Series, Table
 from bert_jax.report.cells import cell
 
 ROWS = ("model", "random_weights")
@@ -102,7 +102,7 @@ def _text_blocks(text: dict[str, Any]) -> list[ReportBlock]:
         ),
         *_gradient_blocks(text["gradients"]),
         *_pattern_blocks(text["statistics"]),
-        *_cluster_blocks(text["statistics"]),
+        *_distance_blocks(text["statistics"]),
         *_flow_blocks(text),
     ]
 
@@ -154,7 +154,7 @@ def _gradient_blocks(gradients: dict[str, Any] | None) -> list[ReportBlock]:
 def _pattern_blocks(statistics: dict[str, Any]) -> list[ReportBlock]:
     model, random = (pattern_shares(statistics[which]) for which in ("model", "random_weights"))
     numbers = {name: np.array(statistics["model"]["pattern_texts"][name]) for name in PATTERNS}
-    main = main_patterns(statistics["model"])
+    main = np.argmax(list(numbers.values()), axis=0)  # the most frequent of each head; of equal ones the first
     rows = tuple(
         (name, f"{model[name]:.1%}", f"{random[name]:.1%}", str(int((main == i).sum())))
         for i, name in enumerate(PATTERNS)
@@ -172,18 +172,8 @@ def _pattern_blocks(statistics: dict[str, Any]) -> list[ReportBlock]:
     ]
 
 
-def main_patterns(statistics: Mapping[str, Any]) -> np.ndarray:
-    """The most frequent pattern of each head, as an index into PATTERNS, [L, N]; of equal ones the first."""
-    return np.argmax([statistics["pattern_texts"][name] for name in PATTERNS], axis=0)
-
-
-def _cluster_blocks(statistics: dict[str, Any]) -> list[ReportBlock]:
+def _distance_blocks(statistics: dict[str, Any]) -> list[ReportBlock]:
     model, random = statistics["model"], statistics["random_weights"]
-    main = main_patterns(model)
-    points = tuple(
-        Point(x, y, f"{i // main.shape[1]}-{i % main.shape[1]}", PATTERNS[main.flat[i]])
-        for i, (x, y) in enumerate(model["head_points"])
-    )
     rows = tuple(
         (
             label,
@@ -192,12 +182,10 @@ def _cluster_blocks(statistics: dict[str, Any]) -> list[ReportBlock]:
         for label, found in (("model", model), ("random weights", random))
     )
     return [
-        Scatter("Heads by the distance of their attention", points, "first axis", "second axis"),
         Table(("mean distance of two heads", "of one layer", "of different layers"), rows),
         Note(
-            f"Heads (layer-head) that attend alike are close; color: the most frequent pattern. The distance is the "
-            f"root of the Jensen-Shannon divergence, mean over the queries of {model['cluster_texts']:,} texts; the "
-            f"plane has {model['head_points_variance']:.0%} of the variance."
+            "The distance of two heads is the root of the Jensen-Shannon divergence of their attention, mean over the "
+            f"queries of {model['distance_texts']:,} texts: 0, they attend alike."
         ),
     ]
 

@@ -1,13 +1,16 @@
-"""Where heads attend: relative positions, special tokens, punctuation, and how broadly (Clark et al. 2019, section 3).
+"""Where heads attend: relative positions, special tokens, punctuation, and how broadly (Clark et al. 2019, section 3);
+which heads attend alike (section 6).
 
 Functions on the attention of one text; the suite averages over texts, each text counting once.
 Shapes: n tokens; *heads any leading axes.
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.analysis.attention.maps import TokenKinds
-from bert_jax.array_types import Float
+from bert_jax.array_types import Array, Float, Int
 
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation", "sep_to_sep", "other_to_sep")
 """Statistics that are shares of attention."""
@@ -58,3 +61,40 @@ def entropy(probabilities: Float[np.ndarray, "*rows n"]) -> Float[np.ndarray, "*
 def uniform_attention(n: int) -> Float[np.ndarray, "n n"]:
     """The attention of a head that attends to all tokens equally, float32."""
     return np.full((n, n), 1 / n, np.float32)
+
+
+@jax.jit
+def divergence_sums(attention: Float[Array, "heads S S"], length: Int[Array, ""]) -> Float[Array, "heads heads"]:
+    """Jensen-Shannon divergences between all pairs of heads, nats, summed over the queries of a text.
+
+    Exact, where Clark's code smooths the attention by 1e-3.
+
+    Args:
+      attention: probabilities of queries by keys, padded; keys of padding have 0.
+      length: tokens of the text.
+    """
+    is_query = jnp.arange(attention.shape[1]) < length
+
+    def negative_entropy(p: Array) -> Array:
+        terms = p * jnp.log(jnp.maximum(p, jnp.finfo(jnp.float32).tiny))
+        return jnp.where(is_query, terms.sum(-1), 0).sum(-1)
+
+    own = negative_entropy(attention)
+
+    def against_all(one: tuple[Array, Array]) -> Array:
+        map_SS, own_one = one
+        return (own + own_one) / 2 - negative_entropy((attention + map_SS[None]) / 2)
+
+    return jnp.maximum(jax.lax.map(against_all, (attention, own)), 0)
+
+
+def distances_by_layer(distances: Float[np.ndarray, "n n"], heads: int) -> tuple[float | None, float | None]:
+    """Mean distance of two heads of one layer, and of two heads of different layers; None if there are no such pairs.
+
+    Args:
+      distances: of all heads, layer by layer.
+      heads: of a layer.
+    """
+    layer = np.arange(len(distances)) // heads
+    same, other = layer[:, None] == layer, ~np.eye(len(distances), dtype=bool)
+    return tuple(float(distances[pairs].mean()) if pairs.any() else None for pairs in (same & other, ~same))

@@ -43,9 +43,6 @@ class FineTuningSettings(FileOptions):
 
     base: str = ""
     """The model that MODEL was fine-tuned from."""
-    other: str = ""
-    """A second model that was fine-tuned from the same base: the third point of the plane. Without it, a random
-    direction."""
     task: str = ""
     """Name of the task, as of `bert-jax finetune --task`; its files are in task/."""
     max_length: Count = 128
@@ -56,12 +53,10 @@ class FineTuningSettings(FileOptions):
     """Examples of train, and of dev, over which losses are averaged."""
     line: tuple[float, ...] = (-0.5, -0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5)
     """Points on the line: 0 is the pretrained body, 1 the fine-tuned one."""
-    plane: tuple[float, ...] = (-1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0)
-    """Coordinates of the plane along each of its two directions."""
 
     def __post_init__(self) -> None:
         check(self, "fine-tuning.")
-        require(bool(self.line) and bool(self.plane), "fine-tuning.line and fine-tuning.plane need at least one number")
+        require(bool(self.line), "fine-tuning.line needs at least one number")
 
 
 class Setup(NamedTuple):
@@ -69,14 +64,13 @@ class Setup(NamedTuple):
 
     model: LoadedModel
     base: SourceEncoder
-    other: SourceEncoder | None
     data: TaskData
     params: Params
     """Of the model, NumPy."""
 
 
 def run(inputs: SuiteInputs, settings: FineTuningSettings) -> SuiteResult:
-    """Compare the models, restore early layers, and compute losses on the line and the plane.
+    """Compare the models, restore early layers, and compute losses on the line.
 
     Raises:
       UserError: no task head; the base is missing, another architecture or has another vocabulary; task data that do
@@ -100,7 +94,7 @@ def run(inputs: SuiteInputs, settings: FineTuningSettings) -> SuiteResult:
         "dev": (examples, _draw(len(examples.lengths), settings.loss_examples, inputs.seed)),
     }
     result["loss_examples"] = {name: len(indices) for name, (_, indices) in losses.items()}
-    return result | _restored(inputs, setup, losses) | _surface(inputs, setup, settings, losses)
+    return result | _restored(inputs, setup, losses) | _line(inputs, setup, settings, losses)
 
 
 def _read(inputs: SuiteInputs, settings: FineTuningSettings) -> Setup:
@@ -108,18 +102,16 @@ def _read(inputs: SuiteInputs, settings: FineTuningSettings) -> Setup:
     require(model.heads.task is not None, "fine-tuning: the model has no task head: give a fine-tuned model")
     require(bool(settings.base), "--fine-tuning.base is missing: give the model that MODEL was fine-tuned from")
     require(bool(settings.task), "--fine-tuning.task is missing: give the task that MODEL was fine-tuned on, as sst2")
-    sources = [read_source(to_path(path)) for path in (settings.base, settings.other) if path]
-    for source, flag in zip(sources, ("base", "other"), strict=False):
-        named = f"--fine-tuning.{flag} {source.path}"
-        weights.check_same_architecture(model.config, source.model.config, named)
-        same = source.tokenizer.fingerprint == model.tokenizer.fingerprint
-        require(same, f"{named} has another vocabulary than the model: give the model that it was fine-tuned from")
+    base, named = read_source(to_path(settings.base)), f"--fine-tuning.base {settings.base}"
+    weights.check_same_architecture(model.config, base.model.config, named)
+    same = base.tokenizer.fingerprint == model.tokenizer.fingerprint
+    require(same, f"{named} has another vocabulary than the model: give the model that it was fine-tuned from")
     length = min(settings.max_length, model.config.max_positions)
     options = FinetuneOptions(**settings.file_options(), max_length=length)
-    data, _ = open_task(settings.task, inputs.data / "task", options, sources[0])
+    data, _ = open_task(settings.task, inputs.data / "task", options, base)
     check_head(model.heads.task, data, "the model", "give the data in task/ that it was fine-tuned on")
     params = weights.with_body_of(model.params, model.params)
-    return Setup(model, sources[0], sources[1] if len(sources) > 1 else None, data, params)
+    return Setup(model, base, data, params)
 
 
 def _draw(total: int, count: int, seed: int) -> np.ndarray:
@@ -201,33 +193,15 @@ def _restored(inputs: SuiteInputs, setup: Setup, losses: LossExamples) -> dict[s
     }
 
 
-def _surface(inputs: SuiteInputs, setup: Setup, settings: FineTuningSettings, losses: LossExamples) -> dict[str, Any]:
-    """Losses on the line and, over train, on the plane."""
-    base, params = setup.base.model.params, setup.params
-    direction = (
-        weights.random_direction(params, base, inputs.seed)
-        if setup.other is None
-        else weights.direction_to(setup.other.model.params, base)
-    )
-    train = {"train": losses["train"]}
-    total = len(settings.line) + len(settings.plane) ** 2
-    with progress_bar("fine-tuning: loss", total, "point", shown=inputs.progress) as bar:
-        line = []
+def _line(inputs: SuiteInputs, setup: Setup, settings: FineTuningSettings, losses: LossExamples) -> dict[str, Any]:
+    """Losses between and beyond the pretrained and the fine-tuned body."""
+    found = []
+    with progress_bar("fine-tuning: line", len(settings.line), "point", shown=inputs.progress) as bar:
         for alpha in settings.line:
-            line.append(_losses(setup, weights.point_on_plane(params, base, None, alpha), losses))
+            point = weights.point_on_line(setup.params, setup.base.model.params, alpha)
+            found.append(_losses(setup, point, losses))
             bar.update()
-        plane = []
-        for beta in settings.plane:
-            points = [weights.point_on_plane(params, base, direction, alpha, beta) for alpha in settings.plane]
-            plane.append([_losses(setup, point, train)["train"] for point in points])
-            bar.update(len(points))
-    return {
-        "line": list(settings.line),
-        "line_loss": line,
-        "plane": list(settings.plane),
-        "plane_loss": plane,
-        "second_direction": "random" if setup.other is None else "other",
-    }
+    return {"line": list(settings.line), "line_loss": found}
 
 
 SUITE = Suite("fine-tuning", FineTuningSettings, ("task",), run, blocks, scalars, required=("base", "task"))

@@ -43,12 +43,12 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         *_similarities(result),
         *_distances(result),
         *_restored(result),
-        *_surface(result),
+        _line(result),
         Note(
             "A layer that changes little may still matter, and a large change of weights need not change what is "
             "computed. Linear CKA ignores rotations, the cosine does not. A head was trained on the fine-tuned last "
             "state, so a low score with restored layers shows what this head needs, not what the restored body lacks. "
-            "Line and plane are two of very many directions: a flat plane does not show a flat minimum."
+            "The line is one of very many directions: a flat line does not show a flat minimum."
         ),
     )
 
@@ -110,27 +110,11 @@ def _restored(result: SuiteResult) -> list[ReportBlock]:
     ]
 
 
-def _surface(result: SuiteResult) -> list[ReportBlock]:
+def _line(result: SuiteResult) -> Curves:
     line = tuple(result["line"])
     order = np.argsort(line)
     series = tuple(
         Series(name, tuple(line[i] for i in order), tuple(result["line_loss"][i][name] for i in order))
         for name in ("train", "dev")
     )
-    labels = tuple(f"{value:g}" for value in result["plane"])
-    second = {
-        "random": "a random direction of the same length, filter-normalised",
-        "other": "to the other fine-tuned model, which is at (0, 1)",
-    }[result["second_direction"]]
-    return [
-        Curves("Loss on the line", series, "0: pretrained body, 1: fine-tuned", "loss"),
-        Heatmap(
-            "Loss on the plane (train)",
-            tuple(map(tuple, result["plane_loss"][::-1])),
-            labels[::-1],
-            labels,
-            second,
-            "from pretrained (0) to fine-tuned (1)",
-            "loss",
-        ),
-    ]
+    return Curves("Loss on the line", series, "0: pretrained body, 1: fine-tuned", "loss")

@@ -5,7 +5,6 @@ because a pretrained model has no task head, and some have no pooler.
 """
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 
@@ -72,72 +71,22 @@ def restore_early(params: Params, base: Params, stages: int) -> Params:
     return map_with_paths(choose, params)
 
 
-def point_on_plane(params: Params, base: Params, direction: Params | None, alpha: float, beta: float = 0.0) -> Params:
-    """The body base + alpha (fine-tuned - base) + beta direction; pooler and heads are those of `params`.
+def point_on_line(params: Params, base: Params, alpha: float) -> Params:
+    """The body base + alpha (fine-tuned - base); pooler and heads are those of `params`.
 
-    At beta 0, alpha 0 is the base and alpha 1 the fine-tuned model, bit for bit.
+    Alpha 0 is the base and alpha 1 the fine-tuned model, bit for bit.
 
     Args:
       params: of the fine-tuned model.
       base: of the pretrained one.
-      direction: tree with the body's paths at least; None for beta 0.
-      alpha, beta: coordinates.
+      alpha: coordinate.
     """
     base_leaves = name_leaves(base)
-    directions = {} if direction is None else name_leaves(direction)
 
     def move(path: str, leaf: np.ndarray) -> np.ndarray:
         leaf = np.asarray(leaf)
         if not is_body(path):
             return leaf
-        value = np.float32(1 - alpha) * np.asarray(base_leaves[path]) + np.float32(alpha) * leaf
-        return value + np.float32(beta) * directions[path] if beta else value
+        return np.float32(1 - alpha) * np.asarray(base_leaves[path]) + np.float32(alpha) * leaf
 
     return map_with_paths(move, params)
-
-
-def direction_to(other: Params, base: Params) -> Params:
-    """other - base of the body, zeros elsewhere."""
-    other_leaves = name_leaves(other)
-    return _of_body(base, lambda path, leaf: np.asarray(other_leaves[path]) - leaf)
-
-
-def random_direction(params: Params, base: Params, seed: int) -> Params:
-    """A random direction of the body, as long as the change by fine-tuning.
-
-    Normal values, with the length of each filter proportional to that of the base (filter normalisation, Li et al.
-    2018, arXiv:1712.09913), zeros for biases and norms; then the whole is as long as fine-tuned - base, so that both
-    axes of the plane have one unit. A filter is the weights of one output unit, or the row of one token or position in
-    a table.
-    """
-    rng = np.random.default_rng(seed)
-
-    def draw(path: str, leaf: np.ndarray) -> np.ndarray:
-        if path.endswith(("/bias", "/scale")):
-            return np.zeros_like(leaf)
-        noise = rng.standard_normal(leaf.shape, np.float32)
-        axes = _input_axes(path, leaf.ndim)
-        length, wanted = (np.sqrt(np.square(x).sum(axes, keepdims=True)) for x in (noise, leaf))
-        return noise * (wanted / length)
-
-    direction = _of_body(base, draw)
-    factor = np.float32(_length(direction_to(params, base)) / _length(direction))
-    return map_with_paths(lambda _, leaf: leaf * factor, direction)
-
-
-def _input_axes(path: str, ndim: int) -> tuple[int, ...]:
-    """The axes of a tensor over which a filter runs."""
-    if not path.endswith("/kernel"):
-        return (ndim - 1,)
-    first = int(path.startswith(LAYERS))
-    return tuple(range(first, first + (2 if path.endswith("attention_out/kernel") else 1)))
-
-
-def _of_body(base: Params, use: Callable[[str, np.ndarray], np.ndarray]) -> Params:
-    return map_with_paths(
-        lambda path, leaf: use(path, np.asarray(leaf)) if is_body(path) else np.zeros_like(leaf, np.float32), base
-    )
-
-
-def _length(tree: Params) -> float:
-    return float(np.sqrt(sum(np.square(leaf, dtype=np.float64).sum() for leaf in name_leaves(tree).values())))

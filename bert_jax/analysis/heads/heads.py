@@ -1,27 +1,23 @@
 """The suite: importances of heads, losses without them, and pruning curves, for the MLM loss or a task."""
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from bert_jax.analysis.heads.ablation import leave_one_out, prune, without_layers
-from bert_jax.analysis.heads.gate_training import GateTraining, train_gates
 from bert_jax.analysis.heads.head_measures import counts_to_remove, removable_share, top_share
 from bert_jax.analysis.heads.section import blocks, scalars
 from bert_jax.analysis.rank_correlation import rank_correlation
 from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, NonNegative, Positive, Rate, Share, check
+from bert_jax.field_validation import Count, NonNegative, Rate, Share, check
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.interventions.importance import importance, most_important, normalize_by_layer
+from bert_jax.interventions.importance import importance, normalize_by_layer
 from bert_jax.interventions.importance_data import ImportanceData, read_task, read_texts
 from bert_jax.interventions.pruning_masks import CONTEXT, Evaluation, evaluate, mask_derivatives
-from bert_jax.interventions.smaller_model import write_smaller
-from bert_jax.storage.paths import StoredPath, to_path
 
 
 @dataclass(frozen=True)
@@ -48,22 +44,6 @@ class HeadsSettings(FileOptions):
     """Random orders of removal, the baseline."""
     rise: NonNegative = 0.1
     """Rise of the loss, as a share of its value, up to which heads count as removable."""
-    prune_to: str = ""
-    """Directory to create with a smaller checkpoint, without the less important heads of every layer. Without it none
-    is written."""
-    keep: Share = 0.5
-    """Share of each layer's heads that the smaller checkpoint keeps, rounded, at least one head."""
-    gates_to: str = ""
-    """Work directory of a run that trains gates of heads on the task; the same directory continues it. Without it no
-    gates are trained."""
-    gate_penalty: NonNegative = 0.02
-    """Added to the loss for each head, times the probability that its gate is open."""
-    gate_steps: Count = 300
-    """Steps of 16 examples; of 32 from 10,000 training examples on."""
-    gate_rate: Positive = 0.1
-    """Peak learning rate of the gates' log alpha."""
-    weights_rate: NonNegative = 2e-5
-    """Peak learning rate of the model's weights while gates are trained; 0: they are frozen."""
 
     def __post_init__(self) -> None:
         check(self, "heads.")
@@ -78,8 +58,6 @@ class HeadsSettings(FileOptions):
 def unsuited(inputs: SuiteInputs, settings: HeadsSettings) -> str | None:
     """Why the model or the data do not have what the loss needs."""
     heads, folder = inputs.model.heads, "task" if settings.task else "text"
-    if settings.gates_to and not settings.task:
-        return "--heads.gates-to trains gates on a task: give --heads.task"
     if settings.task and heads.task is None:
         return "--heads.task needs a fine-tuned model, and the model has no task head"
     if not settings.task and not heads.mlm:
@@ -93,18 +71,12 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
     """Importances, losses without heads and layers, and losses of pruned models.
 
     Raises:
-      UserError: neither an MLM head nor a task, texts or task data that cannot be used, or a directory of the smaller
-        checkpoint that exists or cannot be written.
+      UserError: neither an MLM head nor a task, or texts or task data that cannot be used.
     """
     reason = unsuited(inputs, settings)
     require(reason is None, f"heads: {reason}")
     model, config = inputs.model, inputs.model.config
     shape = (config.num_layers, config.num_heads)
-    destination = to_path(settings.prune_to) if settings.prune_to else None
-    if destination is not None:  # before minutes of work
-        require(inputs.source is not None, "heads.prune_to: the model was not read from a directory: give its source")
-        require(not destination.exists(), f"--heads.prune-to {destination} exists already: choose another directory")
-    gates = _train_gates(inputs, settings) if settings.gates_to else None
     data = _read(inputs, settings)
     everything = {CONTEXT: np.ones(shape, bool)}
 
@@ -139,21 +111,7 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
         "removable_share_random_order": removable_share(
             shares, removed["pruning"]["random"]["loss_mean"], settings.rise
         ),
-        "smaller": None if destination is None else _write(inputs, settings, data, importances, destination),
-        "gates": gates,
     }
-
-
-def _train_gates(inputs: SuiteInputs, settings: HeadsSettings) -> dict[str, Any]:
-    options = dataclasses.replace(
-        settings.finetune_options(inputs.model.config.max_positions),
-        steps=settings.gate_steps,
-        learning_rate=settings.weights_rate,
-        keep_head=True,
-        seed=inputs.seed,
-    )
-    training = GateTraining(settings.task, options, settings.examples, settings.gate_penalty, settings.gate_rate)
-    return train_gates(inputs, training, to_path(settings.gates_to))
 
 
 def _read(inputs: SuiteInputs, settings: HeadsSettings) -> ImportanceData:
@@ -163,16 +121,6 @@ def _read(inputs: SuiteInputs, settings: HeadsSettings) -> ImportanceData:
         return read_texts(model, paths, count, settings.max_length, settings.mask_share, seed)
     options = settings.finetune_options(model.config.max_positions)
     return read_task(model, inputs.data / "task", settings.task, options, count, seed, max_dev_examples=count)
-
-
-def _write(
-    inputs: SuiteInputs, settings: HeadsSettings, data: ImportanceData, importances: np.ndarray, destination: StoredPath
-) -> dict[str, Any]:
-    """Write the smaller checkpoint."""
-    config = inputs.model.config
-    assert inputs.source is not None
-    kept = most_important(importances, config, max(1, round(settings.keep * config.num_heads)))
-    return {"kept": kept} | write_smaller(inputs.model, inputs.source, data.for_losses, {CONTEXT: kept}, destination)
 
 
 def _remove(

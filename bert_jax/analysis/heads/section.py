@@ -44,8 +44,6 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         _pruning(result, "loss"),
         _pruning(result, "score"),
         _layers(result),
-        *([] if result["smaller"] is None else _smaller(result)),
-        *([] if result["gates"] is None else _gates(result)),
         Note(
             f"{result['removable_share']:.0%} of the heads can be removed until the loss rises by "
             f"{result['rise']:.0%}; in random order {result['removable_share_random_order']:.0%}. The most important "
@@ -128,56 +126,3 @@ def _layers(result: SuiteResult) -> Table:
     kept = list(map(str, removed["one_head"]["head"]))
     header = ("layer", "no head: loss", "score", "head kept", "only this head: loss", "score")
     return by_index(header, [*less("no_head"), kept, *less("one_head")])
-
-
-def _smaller(result: SuiteResult) -> list[ReportBlock]:
-    """The smaller checkpoint beside the whole model."""
-    smaller, speed = result["smaller"], result["smaller"]["speed"]
-    rows = [
-        (
-            name,
-            str(heads),
-            f"{smaller['parameters'][key]:,}",
-            f"{found['loss']:.4f}",
-            f"{found['score']:.4f}",
-            f"{speed['milliseconds'][key]:.1f}",
-        )
-        for name, key, heads, found in (
-            ("whole model", "whole", result["heads"], result),
-            ("smaller checkpoint", "smaller", len(smaller["kept"][0]), smaller),
-        )
-    ]
-    header = ("", "heads of a layer", "parameters", "loss", "score", "milliseconds of a pass")
-    return [
-        Table(header, tuple(rows)),
-        Note(
-            "The smaller checkpoint keeps the most important heads of every layer. Its logits differ from those of the "
-            f"model with the other heads masked by at most {smaller['largest_logit_difference']:.1e}; the mask itself "
-            f"changes them by up to {smaller['largest_logit_change_by_mask']:.2g}. Passes of the encoder over "
-            f"{speed['rows']} rows of {speed['tokens_per_row']} tokens on {speed['device']}, in turn, median of "
-            f"{speed['rounds']}: {speed['ratio']:.2f} times as fast."
-        ),
-    ]
-
-
-def _gates(result: SuiteResult) -> list[ReportBlock]:
-    """Trained gates, and the model under them."""
-    found = result["gates"]
-    names = {
-        "all_open": "all heads",
-        "under_gates": "factors of the gates",
-        "closed_removed": "heads with gate 0 removed",
-        "random_removed": "as many random heads removed (mean)",
-    }
-    rows = [(name, f"{found[key]['loss']:.4f}", f"{found[key]['score']:.4f}") for key, name in names.items()]
-    weights = "with the weights of the model" if found["weights_trained"] else "with frozen weights"
-    return [
-        by_head("Gates after training (0: closed)", found["gates"], "gate"),
-        Table(("after the training of gates", "loss", "score"), tuple(rows)),
-        Note(
-            f"Hard-concrete gates, {found['steps']:,} steps {weights}, penalty {found['penalty']:g} per open gate: "
-            f"{found['closed']} of {result['layers'] * result['heads']} gates are closed; expected number of open "
-            f"gates {np.sum(found['open_probability']):.1f}. How many close depends on the penalty and on the number "
-            "of steps: compare several penalties."
-        ),
-    ]

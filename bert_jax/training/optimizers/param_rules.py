@@ -40,7 +40,6 @@ PARAM_RULES: tuple[tuple[str, ParamRule], ...] = (
     (r"embeddings/(word|position|token_type)|mlm/extra_columns", ParamRule(decayed=True)),
     (r"task/cls_norm/(mean|std|variance)", ParamRule(decayed=False, frozen=True)),  # statistics, not trained
     (r"task/mix/weights", ParamRule(decayed=False)),
-    (r"gates/log_alpha", ParamRule(decayed=False)),  # of heads (analysis/heads/gates.py)
     (r"kernel", ParamRule(decayed=True)),
     (r"bias|scale", ParamRule(decayed=False)),
 )
