@@ -121,6 +121,31 @@ def tiny_export(tmp_path_factory, tiny_run) -> Path:
 
 
 @pytest.fixture(scope="session")
+def task_folder(tmp_path_factory) -> Path:
+    """The files of `sst2`, `tagging` and `squad2` in directories with these names. Read only."""
+    from tests.finetune import task_files
+
+    directory = tmp_path_factory.mktemp("tasks")
+    task_files.write_glue(directory / "sst2", "sst2")
+    task_files.write_tagging(directory / "tagging")
+    task_files.write_squad(directory / "squad2", unanswerable=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def sst2_run(task_folder, tiny_run, tmp_path_factory) -> Path:
+    """`tiny_run` fine-tuned on `sst2` in 40 steps, compiled as with `quick_compilation`. Read only."""
+    from bert_jax.finetune import finetune
+    from bert_jax.finetune.options import FinetuneOptions
+
+    directory = tmp_path_factory.mktemp("finetuned") / "sst2"
+    options = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
+    with _optimizations(False):
+        finetune.finetune(tiny_run, "sst2", task_folder / "sst2", directory, options)
+    return directory
+
+
+@pytest.fixture(scope="session")
 def two_phases(tiny_config) -> Config:
     """`tiny_config` with a second, longer phase, for streams and schedules."""
     first = dataclasses.replace(tiny_config.phases[0], steps=7, batch_size=24, seq_len=24)

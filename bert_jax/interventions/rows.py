@@ -259,3 +259,16 @@ def mean_of_words(row: TextRow, vectors: np.ndarray) -> np.ndarray:
     counts = np.diff(np.r_[starts, len(tokens)])
     sums = np.add.reduceat(vectors[..., :n, :][..., tokens, :], starts, axis=-2)
     return sums / counts[:, None]
+
+
+def word_attention(row: TextRow, probabilities: np.ndarray) -> np.ndarray:
+    """Attention between words, [..., words, words]: the sum over the key's tokens and the mean over the query's (Clark
+    et al. 2019, section 4.1). Special tokens are left out, so that rows sum to at most 1.
+
+    Args:
+      row: of `encode_words`.
+      probabilities: [..., queries, keys], as many as the row has tokens, or more.
+    """
+    of_queries = mean_of_words(row, probabilities)
+    counts = np.bincount(row.word_ids[row.word_ids >= 0])
+    return np.swapaxes(mean_of_words(row, np.swapaxes(of_queries, -1, -2)), -1, -2) * counts

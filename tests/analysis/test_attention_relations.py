@@ -103,17 +103,6 @@ def test_the_best_head_of_the_selection_is_scored():
     assert (row["accuracy"], row["accuracy_on_selection"]) == (0.3, 0.9)
 
 
-def test_word_attention_sums_keys_and_averages_queries():
-    attention = np.random.default_rng(0).random((2, 7, 7))
-    word_ids = np.array([-1, 0, 0, 1, 2, 2, -1])
-    tokens = [[1, 2], [3], [4, 5]]
-    found = relations.word_attention(attention, word_ids)
-    for query in range(3):
-        for key in range(3):
-            expected = attention[:, tokens[query]][:, :, tokens[key]].sum(-1).mean(-1)
-            np.testing.assert_allclose(found[:, query, key], expected)
-
-
 def test_a_word_does_not_predict_itself():
     found = relations.predicted_heads(np.array([[9.0, 1, 2], [3, 9, 2], [0, 1, 9]]))
     assert found.tolist() == [[2, 0, 1], [1, 0, 0]]

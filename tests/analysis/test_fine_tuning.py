@@ -15,8 +15,6 @@ from bert_jax.analysis.fine_tuning.fine_tuning import FineTuningSettings
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
 from bert_jax.errors import UserError
-from bert_jax.finetune import finetune
-from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads
 from bert_jax.training.param_paths import name_leaves
@@ -34,13 +32,11 @@ def pair():
 
 
 @pytest.fixture(scope="module")
-def task_run(tiny_run, tmp_path_factory):
+def task_run(sst2_run, tmp_path_factory):
     """The data directory of a suite, and the work directory of a model that was fine-tuned on its task."""
-    directory = tmp_path_factory.mktemp("finetuned")
-    task_files.write_glue(directory / "data" / "task", "sst2")
-    options = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
-    finetune.finetune(tiny_run, "sst2", directory / "data" / "task", directory / "run", options)
-    return epath.Path(directory / "data"), epath.Path(directory / "run")
+    data = tmp_path_factory.mktemp("finetuned") / "data"
+    task_files.write_glue(data / "task", "sst2")
+    return epath.Path(data), epath.Path(sst2_run)
 
 
 def same(first, second, choose=lambda path: True) -> bool:
@@ -157,8 +153,6 @@ def test_a_model_beside_itself(task_run):
     [
         ({"base": ""}, "--fine-tuning.base is missing"),
         ({"task": ""}, "--fine-tuning.task is missing"),
-        ({"task": "sst"}, "--task sst is unknown"),
-        ({"task": "rte"}, "has no column"),
         ({"base": "nowhere"}, "nowhere does not exist"),
     ],
 )

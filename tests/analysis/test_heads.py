@@ -12,6 +12,7 @@ from etils import epath
 from bert_jax import report
 from bert_jax.analysis.heads import SUITE, ablation, head_measures
 from bert_jax.analysis.heads.heads import HeadsSettings
+from bert_jax.analysis.result_files import _plain
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.command.progress import progress_bar
 from bert_jax.config import TaskHead
@@ -134,7 +135,7 @@ def check_result(result):
 
 def test_suite_on_text(data):
     inputs, settings = SuiteInputs(small_model(), data, 0, False), HeadsSettings(examples=5, random_orders=2, step=0.5)
-    result = _plain(SUITE.run(inputs, settings))
+    result = _plain(SUITE.run(inputs, settings), "heads")
     check_result(result)
     assert (result["examples"], result["importance_examples"], result["best_constant_score"]) == (5, 5, None)
     pruning = result["pruning"]
@@ -144,18 +145,16 @@ def test_suite_on_text(data):
     most = SUITE.scalars(result)["loss without the head that matters most"]
     assert most.value == max(map(max, result["leave_one_out"]["loss"]))
     assert most.baselines == {"no head removed": result["loss"]}
-    assert _plain(SUITE.run(inputs, settings)) == result
+    assert _plain(SUITE.run(inputs, settings), "heads") == result
 
 
 def test_suite_on_a_task(data):
     model = small_model(TASK_HEADS)
     inputs = SuiteInputs(model, data, 0, False)
-    settings = HeadsSettings(task="sst2", examples=100, random_orders=1, step=0.5)
-    result = _plain(SUITE.run(inputs, settings))
+    settings = HeadsSettings(task="sst2", examples=30, random_orders=1, step=0.5)
+    result = _plain(SUITE.run(inputs, settings), "heads")
     check_result(result)
-    assert (result["examples"], result["importance_examples"], result["labels"]) == (24, 64, 24)
-    fewer = _plain(SUITE.run(inputs, dataclasses.replace(settings, examples=10)))
-    assert (fewer["examples"], fewer["importance_examples"]) == (10, 10) and fewer["loss"] != result["loss"]
+    assert (result["examples"], result["importance_examples"], result["labels"]) == (24, 30, 24)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +162,6 @@ def test_suite_on_a_task(data):
     [
         (Heads(mlm=False), {}, "the model has no MLM head: give the task"),
         (Heads(), {"task": "sst2"}, "needs a fine-tuned model"),
-        (TASK_HEADS, {"task": "sst"}, "--task sst is unknown"),
         (
             dataclasses.replace(TASK_HEADS, task=dataclasses.replace(TASK_HEADS.task, labels=("a", "b"))),
             {"task": "sst2"},
@@ -177,7 +175,7 @@ def test_what_does_not_suit(data, heads, changes, message):
         SUITE.run(SuiteInputs(model, data, 0, False), HeadsSettings(**changes))
 
 
-@pytest.mark.parametrize(("name", "value"), [("step", 0.0), ("mask_share", 0.0), ("examples", 0), ("rise", -1.0)])
+@pytest.mark.parametrize(("name", "value"), [("step", 0.0), ("mask_share", 0.0)])
 def test_wrong_settings(name, value):
     with pytest.raises(UserError, match=f"heads.{name}"):
         HeadsSettings(**{name: value})
@@ -193,9 +191,3 @@ def test_obstacles(data, tmp_path):
         dataclasses.replace(inputs.model.config, direction="causal"), Heads(), inputs.model.params, small_tokenizer()
     )
     assert "a causal model" in SUITE.obstacle(dataclasses.replace(inputs, model=causal), HeadsSettings())
-
-
-def _plain(result):
-    from bert_jax.analysis.result_files import _plain
-
-    return _plain(result, "heads")

@@ -19,6 +19,7 @@ from bert_jax.model.heads import Heads
 from tests.analysis import data_folder
 from tests.interventions.models import LAYERS, small_model
 
+pytestmark = pytest.mark.usefixtures("quick_compilation")
 CLASSES, WIDTH = 4, 12
 PROBE = {"epochs": 20, "penalty": 1.0, "seed": 0}
 
@@ -61,7 +62,7 @@ def test_leace_equals_the_formula_with_inverses(concept):
     assert found.rank == CLASSES - 1
 
 
-@pytest.mark.parametrize("smallest", [1e-3, 1e-5, 1e-7])
+@pytest.mark.parametrize("smallest", [1e-3, 1e-7])
 def test_a_concept_in_directions_of_low_variance_is_erased(smallest):
     """Deviations from 1 to `smallest`, with the concept in the smallest ones, too."""
     rng = np.random.default_rng(0)
@@ -138,7 +139,7 @@ def test_vectors_in_a_subspace():
     assert fit_leace(whitening, np.zeros(200, int), 2).rank == 0
 
 
-@pytest.mark.parametrize("value", [0.0, 0.1, 3.0])
+@pytest.mark.parametrize("value", [0.0, 0.1])
 def test_constant_vectors_have_nothing_to_erase(value):
     vectors, labels = np.full((9, 4), value, np.float32), np.arange(9) % 3
     whitening = whiten(vectors)

@@ -10,7 +10,7 @@ from bert_jax.analysis.probes import attention_trees, by_state, structural, tree
 from bert_jax.analysis.probes.structural import Tree
 from bert_jax.analysis.treebank import Sentence
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import batches, encode_words
+from bert_jax.interventions.rows import batches, encode_words, word_attention
 from tests.interventions.models import small_model
 
 WIDTH = 16
@@ -153,17 +153,6 @@ def test_control_trees_depend_on_word_types(planted):
     assert all(len(values) == 1 for values in first_of.values()) and len(set(map(str, first_of.values()))) == 2
 
 
-def test_word_attention_sums_over_keys_and_averages_queries():
-    model = small_model()
-    (row,) = encode_words([["river", "xyz", "wind"]], model.tokenizer, 16)
-    probabilities = np.random.default_rng(0).random((2, 3, 16, 16))
-    found = attention_trees.word_attention(row, probabilities)
-    for one, other in itertools.product(range(3), range(3)):
-        queries, keys = np.flatnonzero(row.word_ids == one), np.flatnonzero(row.word_ids == other)
-        expected = probabilities[:, :, queries][..., keys].sum(-1).mean(-1)
-        np.testing.assert_allclose(found[:, :, one, other], expected, rtol=1e-6)
-
-
 def test_uuas_of_heads_is_that_of_their_attention():
     model = small_model()
     sample = sample_of(random_sentences(12, 3))
@@ -173,7 +162,7 @@ def test_uuas_of_heads_is_that_of_their_attention():
     for row, tree in zip(sample.rows, of, strict=True):
         (batch,) = batches([row], model.tokenizer.pad_id, 64)
         name = "layers.1.attention.probabilities"
-        words = attention_trees.word_attention(row, capture(model, batch, [name])[name][0, 1])
+        words = word_attention(row, capture(model, batch, [name])[name][0, 1])
         kept = np.flatnonzero(tree.counted)
         weights = -(words + words.T)[np.ix_(kept, kept)]
         gold = trees.gold_adjacency(tree.heads, tree.counted)

@@ -196,18 +196,6 @@ def test_the_longest_text(monkeypatch):
         viewer.read_attention(small_model(), "stone " * 62)
 
 
-def test_a_causal_model_attends_to_earlier_tokens_only():
-    model = small_model()
-    causal = LoadedModel(
-        dataclasses.replace(model.config, direction="causal"),
-        model.heads,
-        jax.device_get(model.params),
-        model.tokenizer,
-    )
-    maps = viewer.read_attention(causal, TEXTS[0])
-    assert (np.triu(maps.probabilities, 1) == 0).all() and maps.probabilities[..., 1, 0].max() > 0.1
-
-
 def changed(change, **config) -> LoadedModel:
     """The small model with another config, and with parameters that `change` has changed in place."""
     model = small_model()

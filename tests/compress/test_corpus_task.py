@@ -115,8 +115,10 @@ def test_distilberts_loss():
         predicted = (places * (5 * divergence - 2 * likelihood)).sum() / places.sum()
         return predicted + (tokens * (1 - cosine)).sum() / tokens.sum()
 
-    expected, expected_gradient = jax.value_and_grad(by_hand)(student_of(params))
-    found, gradient = jax.value_and_grad(lambda student: loss_of(task, params | student, batch))(student_of(params))
+    expected, expected_gradient = jax.jit(jax.value_and_grad(by_hand))(student_of(params))
+    found, gradient = jax.jit(jax.value_and_grad(lambda student: loss_of(task, params | student, batch)))(
+        student_of(params)
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     expected_leaves = name_leaves(expected_gradient)
     for name, leaf in name_leaves(gradient).items():
@@ -124,10 +126,9 @@ def test_distilberts_loss():
     assert np.abs(expected_leaves["mlm/bias"]).max() > 0.01
 
 
-@pytest.mark.parametrize("name", ["distilbert", "tinybert", "similarity", "pkd-skip"])
-def test_a_student_with_all_layers_has_no_loss(name):
+def test_a_student_with_all_layers_has_no_loss():
     """With the teacher's weights all terms but that of the labels are 0; with other weights they are not."""
-    task = make_task(RECIPES[name](4, 4, None), TEACHER)
+    task = make_task(RECIPES["tinybert"](4, 4, None), TEACHER)
     params, batch = initial_params(task), prepared(task)
     sums = jax.jit(lambda params: {k: v.sum / v.weight for k, v in task.sums(params, batch, None).items()})
     same, other = sums(params | params[TEACHER_PATH]), sums(params)

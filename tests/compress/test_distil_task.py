@@ -14,7 +14,6 @@ from bert_jax.compress.teacher_task import student_of
 from bert_jax.config import TaskHead
 from bert_jax.model import bert
 from bert_jax.model.encoder import EncoderInputs
-from bert_jax.model.families import mobilebert_layers
 from bert_jax.training.param_paths import name_leaves
 from tests.compress.distillation import (
     TEACHER,
@@ -35,13 +34,13 @@ def device_batch(task):
     return jax.tree.map(jax.numpy.asarray, first_batch(task.student))
 
 
-def means(task, params, batch):
-    """Mean of every quantity of `Task.sums` without dropout."""
-    sums = jax.jit(lambda params, batch: task.sums(params, batch, None))(params, batch)
-    return {name: float(one.sum / one.weight) for name, one in sums.items()}
+def mean_terms(task):
+    """A function of parameters and batch: the mean of every quantity of `Task.sums` without dropout."""
+    sums = jax.jit(lambda params, batch: task.sums(params, batch, None))
+    return lambda params, batch: {name: float(one.sum / one.weight) for name, one in sums(params, batch).items()}
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if recipe_of(name).soft_weight])
+@pytest.mark.parametrize("name", ["tinybert", "similarity", "mobilebert"])
 def test_a_student_with_all_layers_has_no_loss(name):
     """The student has the teacher's weights, so all terms but that of the labels are 0; with other weights they are
     not."""
@@ -49,8 +48,8 @@ def test_a_student_with_all_layers_has_no_loss(name):
     rng = np.random.default_rng(0)
     # Scales and biases too: vectors of a new model have the mean 0 and the variance 1.
     params = jax.tree.map(lambda x: np.float32(x + rng.normal(0, 0.1, x.shape)), initial_params(task))
-    same = means(task, params | params[TEACHER_PATH], device_batch(task))
-    other = means(task, params, first_batch(task.student))
+    terms = mean_terms(task)
+    same, other = (terms(one, device_batch(task)) for one in (params | params[TEACHER_PATH], params))
     matched = [match.name for match in task.recipe.matches]
     assert len(matched) >= 1 and all(abs(same[term]) < 1e-6 < other[term] for term in [*matched, "soft_loss"])
 
@@ -69,7 +68,7 @@ def test_terms_are_the_losses_of_the_layers():
     )
     task = make_distillation(Recipe(matches, 2.0, 0.5, 0.25, "first"))
     params, batch = jax.device_put(initial_params(task)), device_batch(task)
-    found = means(task, params, batch)
+    found = mean_terms(task)(params, batch)
     inputs = EncoderInputs(*(batch[name] for name in EncoderInputs._fields))
 
     def run(model, one):
@@ -107,8 +106,10 @@ def test_terms_are_the_losses_of_the_layers():
     np.testing.assert_allclose(found["weighted_hidden_4_2_cosine"], 3 * found["hidden_4_2_cosine"], rtol=1e-6)
     np.testing.assert_allclose(found["weighted_soft_loss"], 0.5 * found["soft_loss"], rtol=1e-6)
     np.testing.assert_allclose(found["weighted_task_loss"], 0.25 * found["task_loss"], rtol=1e-6)
-    logits = [task.student.score(one, batch)[0]["logits"] for one in (student_of(params),)]
-    assert task.score(params, batch)[0]["logits"].tolist() == logits[0].tolist()
+    assert (
+        task.score(params, batch)[0]["logits"].tolist()
+        == task.student.score(student_of(params), batch)[0]["logits"].tolist()
+    )
 
 
 def test_only_the_student_and_the_maps_are_trained():
@@ -125,22 +126,6 @@ def test_only_the_student_and_the_maps_are_trained():
     assert {"projections/to_teacher/kernel", "projections/to_teacher/bias", "task/output/kernel"}.isdisjoint(unchanged)
     assert unchanged == {name for name in before if name.startswith("teacher/")}
     np.testing.assert_allclose(metrics["loss"], weighted_sum(metrics), rtol=1e-5)
-
-
-@pytest.mark.slow
-def test_a_mobilebert_learns_from_a_plain_teacher():
-    """All of its parameters are trained, those of the teacher are not."""
-    student = dataclasses.replace(MODEL, num_layers=4, **mobilebert_layers(16))
-    task = make_distillation(recipe_of("mobilebert", student=student), student=student)
-    programs, state = make_state(task)
-    before = arrays(state.params)
-    assert before["encoder/layers/bottleneck/input/kernel"].shape == (4, 16, 4)
-    state, metrics = take_step(programs, state, rows=first_batch(programs.task.student))
-    after = arrays(state.params)
-    unchanged = {name for name in before if np.array_equal(before[name], after[name])}
-    assert unchanged == {name for name in before if name.startswith("teacher/")}
-    np.testing.assert_allclose(metrics["loss"], weighted_sum(metrics), rtol=1e-5)
-    assert metrics["weighted_scores_1_1_kl"] == pytest.approx(metrics["scores_1_1_kl"] / 4)
 
 
 @pytest.mark.slow
@@ -161,8 +146,9 @@ def test_soft_targets_of_other_heads(kind):
         has_one = batch["segment_ids"] > 0 if kind == "tagging" else (batch["example_id"] >= 0)[..., None]
         batch["labels"] = np.broadcast_to(np.where(has_one, 0, -1), shape).astype(np.int32)
     batch = jax.tree.map(jax.numpy.asarray, batch)
-    assert abs(means(task, params | params[TEACHER_PATH], batch)["soft_loss"]) < 1e-6
-    assert 1e-4 < means(task, params, batch)["soft_loss"] < 1e3
+    terms = mean_terms(task)
+    assert abs(terms(params | params[TEACHER_PATH], batch)["soft_loss"]) < 1e-6
+    assert 1e-4 < terms(params, batch)["soft_loss"] < 1e3
     gradients = jax.jit(jax.grad(lambda params: task.sums(params, batch, None)["soft_loss"].sum))(params)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
 

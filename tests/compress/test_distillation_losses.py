@@ -12,18 +12,9 @@ from bert_jax.compress import distillation_losses
 SEGMENT_IDS = np.array([[1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 0, 0]], np.int32)
 TOKENS = (SEGMENT_IDS > 0).astype(np.float32)
 PAIRS = np.array((SEGMENT_IDS[:, :, None] == SEGMENT_IDS[:, None]) & (SEGMENT_IDS[:, None] > 0), np.float32)
-VECTOR_LOSSES = {
-    "mse": distillation_losses.mse,
-    "normalised_mse": distillation_losses.normalised_mse,
-    "cosine": distillation_losses.cosine,
-}
-VECTOR_LOSSES |= {
-    "standardised_mse": distillation_losses.standardised_mse,
-    "mse_of_means": distillation_losses.mse_of_means,
-    "variance_l1": distillation_losses.variance_l1,
-}
+VECTOR_LOSSES = ("mse", "normalised_mse", "cosine", "standardised_mse", "mse_of_means", "variance_l1")
 ALL = {
-    **{name: (loss, (2, 6, 8), TOKENS) for name, loss in VECTOR_LOSSES.items()},
+    **{name: (getattr(distillation_losses, name), (2, 6, 8), TOKENS) for name in VECTOR_LOSSES},
     "soft_targets": (functools.partial(distillation_losses.soft_targets, temperature=3.0), (2, 6, 4), TOKENS),
     "attention_scores_mse": (distillation_losses.attention_scores_mse, (2, 3, 6, 6), PAIRS),
     "attention_kl": (distillation_losses.attention_kl, (2, 3, 6, 6), PAIRS),
@@ -44,13 +35,6 @@ def sums(loss, *arrays):
 def mean(loss, *arrays):
     total, weight = sums(loss, *arrays)
     return total / weight
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_equal_sides_have_no_loss(name):
-    loss, shape, weights = ALL[name]
-    side, other = random_sides(shape)
-    assert abs(mean(loss, side, side, weights)) < 1e-6 < mean(loss, side, other, weights)
 
 
 @pytest.mark.parametrize("name", ALL)

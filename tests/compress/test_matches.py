@@ -104,17 +104,18 @@ def test_plan_of_options():
         ({"recipe": "drop", "task_weight": 0.0}, "leave no loss"),
         ({"matches": "nowhere.json"}, "nowhere.json does not exist"),
         ({"start": "new", "num_heads": 7}, "not divisible"),
+        ({"layers": (0, 1), "student_layers": 2}, "--layers and --student-layers exclude each other"),
+        ({"recipe": "mobilebert", "layers": (0, 1)}, "so it begins at random: leave --start and --layers out"),
+        ({"bottleneck_size": 64}, "--bottleneck-size belongs to --recipe mobilebert"),
+        ({"recipe": "mobilebert", "bottleneck_size": 64}, "model.bottleneck_size 64 is not divisible by model.num_hea"),
+        ({"recipe": "drop", "replace_share": 0.5}, "--replace-share belongs to --recipe theseus"),
+        ({"recipe": "theseus", "start": "new"}, "--start new and --student are not possible"),
     ],
 )
 def test_refused_options(options, part):
     with pytest.raises(UserError) as error:
         CompressOptions(**options).plan(BERT_BASE)
     assert part in str(error.value) and "\n" not in str(error.value)
-
-
-def test_layers_exclude_their_number():
-    with pytest.raises(UserError, match="--layers and --student-layers exclude each other"):
-        CompressOptions(layers=(0, 1), student_layers=2)
 
 
 def test_matches_from_a_file(tmp_path):
@@ -159,17 +160,3 @@ def test_plan_of_mobilebert():
     assert CompressOptions(recipe="mobilebert").plan(teacher).model == dataclasses.replace(
         families.mobilebert(), hidden_dropout=teacher.hidden_dropout
     )
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"recipe": "mobilebert", "start": "first"}, "so it begins at random: leave --start and --layers out"),
-        ({"recipe": "mobilebert", "layers": (0, 1)}, "so it begins at random: leave --start and --layers out"),
-        ({"bottleneck_size": 64}, "--bottleneck-size belongs to --recipe mobilebert"),
-        ({"recipe": "mobilebert", "bottleneck_size": 64}, "model.bottleneck_size 64 is not divisible by model.num_hea"),
-    ],
-)
-def test_options_of_mobilebert_that_contradict(options, message):
-    with pytest.raises(UserError, match=message):
-        CompressOptions(**options).plan(BERT_BASE)

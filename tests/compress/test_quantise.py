@@ -29,17 +29,13 @@ QKV = "encoder/layers/qkv/kernel"
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """The data of `sst2`. Read only."""
-    return task_files.write_glue(tmp_path_factory.mktemp("tasks") / "sst2", "sst2")
+def data(task_folder):
+    return task_folder / "sst2"
 
 
 @pytest.fixture(scope="module")
-def tuned(data, tiny_run, tmp_path_factory):
-    """The run of a model that was fine-tuned on `sst2`. Read only."""
-    directory = epath.Path(tmp_path_factory.mktemp("tuned") / "run")
-    finetune.finetune(tiny_run, "sst2", data, directory, OPTIONS)
-    return directory
+def tuned(sst2_run):
+    return epath.Path(sst2_run)
 
 
 @pytest.fixture(scope="module")

@@ -167,19 +167,6 @@ def test_options():
     assert RECIPES["theseus"](12, 6, None).replacement == Replacement()
 
 
-@pytest.mark.parametrize(
-    ("options", "part"),
-    [
-        ({"recipe": "drop", "replace_share": 0.5}, "--replace-share belongs to --recipe theseus"),
-        ({"recipe": "theseus", "start": "new"}, "--start new and --student are not possible"),
-    ],
-)
-def test_refused_options(options, part):
-    with pytest.raises(UserError) as error:
-        CompressOptions(**options).plan(ModelConfig())
-    assert part in str(error.value) and "\n" not in str(error.value)
-
-
 def test_refused_models(tmp_path):
     matches = tmp_path / "matches.json"
     matches.write_text('[{"teacher_layer": 6, "student_layer": 3, "what": "cls", "loss": "cosine"}]')

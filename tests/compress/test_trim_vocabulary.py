@@ -19,7 +19,7 @@ from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.model.heads import Heads
 from bert_jax.storage.paths import to_path
 from tests.building import make_tokenizer
-from tests.compress import small_model
+from tests.interventions.models import four_heads, write_native
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 TEXTS = ["the river sings over the stone", "a dark stone", "the river falls", "zz"]
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
     """`model`, whose embeddings have three rows more than its tokenizer tokens, and `texts`. Read only."""
     directory = tmp_path_factory.mktemp("trim")
     tokenizer = make_tokenizer()
-    small_model.write(directory / "model", Heads(pair=True), vocab_size=tokenizer.vocab_size + 3)
+    write_native(four_heads(2, vocab_size=tokenizer.vocab_size + 3), directory / "model")
     (directory / "texts").mkdir()
     (directory / "texts" / "a.txt").write_text("\n".join(TEXTS[:2]) + "\n\n")
     (directory / "texts" / "b.txt").write_text("\n".join(TEXTS[2:]))
@@ -146,7 +146,7 @@ def test_refused_in_one_line(words, part, folder, tmp_path, monkeypatch, capsys)
         (tmp_path / name).symlink_to(folder / name)
     if part.startswith("the texts use or"):
         (tmp_path / "model").unlink()
-        small_model.write(tmp_path / "model", Heads())
+        write_native(four_heads(2, Heads()), tmp_path / "model")
     (tmp_path / "empty").write_text(" \n\n")
     (tmp_path / "binary").write_bytes(b"one\n\xff\xfe\n")
     (tmp_path / "all").write_text("the a river mountain sings falls over quick slow light dark stone .")

@@ -153,10 +153,8 @@ def test_long_text(tmp_path):
     ("file", "content", "message"),
     [
         ("t.tsv", b"text\tlabel\na\tb\tc\n", r"t\.tsv:2 has 3 columns, the first line 2"),
-        ("t.tsv", b"text\tlabel\na\n", r"t\.tsv:2 has 1 columns"),
         ("t.tsv", b"texts\tlabel\na\tb\n", r"has no column 'text': it has texts, label\. did you mean 'texts'\?"),
         ("t.tsv", b"text\tlabel\n", r"t\.tsv has no examples"),
-        ("t.tsv", b"", r"t\.tsv has no examples"),
         ("t.tsv", b"text\tlabel\n\xff\tb\n", r"is not UTF-8 \(byte 11\)"),
         ("t.txt", b"a", r"unknown ending: it must be \.tsv, \.csv, \.jsonl"),
         ("t.csv", b'text,label\n"a,b\n', r"t\.csv:\d is not valid CSV"),
@@ -169,7 +167,6 @@ def test_long_text(tmp_path):
         ("t.tsv", b"text\ttext\tlabel\na\tb\tc\n", r"t\.tsv has two columns 'text'"),
         ("t.jsonl", b'{"text": "a"}\n', r"t\.jsonl:1 has no key 'label'"),
         ("t.jsonl", b'{"text": 3, "label": 1}\n', r"t\.jsonl:1: a text is not a string"),
-        ("t.jsonl", b'{"text": "a", "label": [1]}\n', r"t\.jsonl:1: the label is not"),
         ("missing.tsv", None, r"missing\.tsv does not exist"),
     ],
 )
@@ -188,7 +185,6 @@ def test_bad_tables(file, content, message, tmp_path):
         ("nan", (), r"t\.tsv:2: the label 'nan' is not a number in \[-1e18, 1e18\]"),
         ("1e39", (), r"t\.tsv:2: the label '1e39' is not a number in"),
         ("", None, r"t\.tsv:2 has no label"),
-        (" ", None, r"t\.tsv:2 has no label"),
         ("b", None, r"all examples have the label 'b'"),
     ],
 )

@@ -94,10 +94,3 @@ def test_squad(answers, prediction, exact, f1):
 @pytest.mark.parametrize("tags", [("NOUN", "VERB"), ("O", "S"), ("B-PER", "I", "O"), ("O", "PER"), ("B", "I", "N")])
 def test_tags_without_spans(tags):
     assert not metrics.are_span_tags(tags)
-
-
-def test_bilou_is_iobes_with_other_letters():
-    tags = ["B-A", "L-A", "U-A", "U-A", "O", "B-B", "I-B", "L-B"]
-    same = [tag.replace("L-", "E-").replace("U-", "S-") for tag in tags]
-    assert metrics.tagged_spans(tags) == metrics.tagged_spans(same)
-    assert len(metrics.tagged_spans(tags)) == 4

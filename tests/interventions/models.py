@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from etils import epath
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, TaskHead
 from bert_jax.convert.formats import native
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.translate import NativeModel
@@ -22,6 +22,7 @@ from tests.building import make_tokenizer
 
 LAYERS = 3
 HEADS = Heads(pair=True)
+SST2_HEADS = Heads(task=TaskHead("classification", ("0", "1"), "pooled"))
 TEXTS = (
     "the slow river sings over a stone .",
     "a dark mountain falls .",
@@ -32,24 +33,25 @@ TEXTS = (
 )
 
 
-@functools.lru_cache(maxsize=4)
-def small_model(heads: Heads = HEADS, seed: int = 0) -> LoadedModel:
-    """Three layers of width 32 with two heads; every parameter is random, so that no bias is 0 and no scale is 1."""
+def make_model(heads: Heads = HEADS, seed: int = 0, **changes) -> LoadedModel:
+    """Three layers of width 32 with two heads; every parameter is random, so that no bias is 0 and no scale is 1.
+
+    Args:
+      heads: of the model.
+      seed: of the parameters.
+      **changes: other fields of the config.
+    """
     tokenizer = small_tokenizer()
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        num_layers=LAYERS,
-        num_heads=2,
-        intermediate_size=48,
-        max_positions=64,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-    )
+    fields = {"vocab_size": tokenizer.vocab_size, "hidden_size": 32, "num_layers": LAYERS, "num_heads": 2}
+    fields |= {"intermediate_size": 48, "max_positions": 64, "hidden_dropout": 0.0, "attention_dropout": 0.0}
+    config = ModelConfig(**fields | changes)
     params = jax.jit(lambda key: bert.init(config, key, heads))(jax.random.key(seed))
     rng = np.random.default_rng(seed)
     params = jax.tree.map(lambda x: np.asarray(x + rng.normal(0, 0.15, x.shape), np.float32), params)
     return LoadedModel(config, heads, params, tokenizer)
+
+
+small_model = functools.lru_cache(maxsize=4)(make_model)
 
 
 @functools.lru_cache(maxsize=1)
@@ -58,36 +60,18 @@ def small_tokenizer() -> Tokenizer:
     return make_tokenizer()
 
 
-def four_layers(**changes) -> LoadedModel:
-    """Four layers of width 32 with four heads and HEADS; every parameter is random.
-
-    Args:
-      **changes: fields of the config.
-    """
-    tokenizer = small_tokenizer()
-    config = ModelConfig(
-        vocab_size=tokenizer.vocab_size,
-        hidden_size=32,
-        num_layers=4,
-        num_heads=4,
-        intermediate_size=40,
-        max_positions=64,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
-        **changes,
-    )
-    params, rng = bert.init(config, jax.random.key(0), HEADS), np.random.default_rng(0)
-    params = jax.tree.map(lambda x: np.asarray(x + rng.normal(0, 0.15, x.shape), np.float32), params)
-    return LoadedModel(config, HEADS, params, tokenizer)
+def four_heads(layers: int, heads: Heads = HEADS, **changes) -> LoadedModel:
+    """With four heads of width 8 and 40 units."""
+    return make_model(heads, num_layers=layers, **{"num_heads": 4, "intermediate_size": 40, **changes})
 
 
 def write_native(model: LoadedModel, directory: Path) -> epath.Path:
-    """The model in the native format, in a new directory inside of one that exists."""
+    """The model in the native format, in a new directory."""
+    directory.mkdir(parents=True)
     model.tokenizer.save(directory / "tokenizer.json")
     made = NativeModel("bert", model.config, model.heads, jax.tree.map(np.asarray, model.params))
-    (directory / "model").mkdir()
-    native.write(SourceModel("made", "made", made, directory / "tokenizer.json"), directory / "model")
-    return epath.Path(directory / "model")
+    native.write(SourceModel("made", "made", made, directory / "tokenizer.json"), directory)
+    return epath.Path(directory)
 
 
 def masked_examples() -> Examples:

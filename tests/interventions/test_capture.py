@@ -13,7 +13,7 @@ from bert_jax.interventions import capture as capture_lib
 from bert_jax.interventions import intervention as interventions_lib
 from bert_jax.interventions.capture import capture, gradients
 from bert_jax.interventions.intervention import Intervention
-from bert_jax.interventions.rows import batches, encode_texts, encode_words, mean_of_words
+from bert_jax.interventions.rows import batches, encode_texts, encode_words, mean_of_words, word_attention
 from bert_jax.model import encoder
 from bert_jax.model.activations import Edit
 from tests.interventions.models import LAYERS, small_model
@@ -51,6 +51,16 @@ def test_means_of_words(model):
     vectors = np.random.default_rng(0).normal(size=(2, 32, 5))
     expected = [vectors[:, np.flatnonzero(row.word_ids == word)].mean(1) for word in range(4)]
     np.testing.assert_allclose(mean_of_words(row, vectors), np.stack(expected, 1))
+
+
+def test_word_attention_sums_over_keys_and_averages_queries(model):
+    (row,) = encode_words([["river", "xyz", "wind"]], model.tokenizer, 16)
+    probabilities = np.random.default_rng(0).random((2, 3, 16, 16))
+    found = word_attention(row, probabilities)
+    for one, other in np.ndindex(3, 3):
+        queries, keys = np.flatnonzero(row.word_ids == one), np.flatnonzero(row.word_ids == other)
+        expected = probabilities[:, :, queries][..., keys].sum(-1).mean(-1)
+        np.testing.assert_allclose(found[:, :, one, other], expected, rtol=1e-6)
 
 
 def test_pairs_have_types_and_words_of_both_texts(model):

@@ -92,20 +92,6 @@ def test_derivatives_are_finite_differences_of_a_float64_twin(texts):
         np.testing.assert_allclose(found[site][:, :, ::every], expected, atol=atol, rtol=1e-3)
 
 
-def test_derivatives_are_finite_differences_of_the_model(texts):
-    model, mask, step = small_model(), np.ones(SHAPE), 0.02
-    found = pruning_masks.mask_derivatives(model, texts, {CONTEXT: mask})[CONTEXT]
-    for layer, head in np.ndindex(*SHAPE):
-        sides = []
-        for sign in (1, -1):
-            moved = mask.copy()
-            moved[layer, head] += sign * step
-            one = pruning_masks.evaluate(model, texts, {CONTEXT: moved})
-            sides.append(one.sums / one.weights)
-        expected = (sides[0] - sides[1]) / (2 * step)
-        np.testing.assert_allclose(found[:, layer, head], expected, atol=1e-3 * np.abs(found).max())
-
-
 def test_standard_error_of_a_difference():
     rng = np.random.default_rng(0)
     weights = np.full(50, 3.0)

@@ -1,15 +1,9 @@
-"""Models without heads and units: logits of the masked model, read again, refused by formats that cannot hold it."""
-
-import dataclasses
+"""Models without heads and units: logits are those of the masked model, and a wrong removal is found."""
 
 import jax
 import numpy as np
 import pytest
 
-import bert_jax
-from bert_jax.convert.conversion import convert
-from bert_jax.convert.formats import input_formats
-from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions import smaller_model
 from bert_jax.interventions.capture import capture
@@ -20,7 +14,7 @@ from bert_jax.interventions.rows import batches, encode_texts
 from bert_jax.interventions.smaller_model import mask_of
 from bert_jax.model import bert
 from bert_jax.model.activations import Edit
-from tests.interventions.models import HEADS, four_layers, write_native
+from tests.interventions.models import HEADS, four_heads
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
 IMPORTANCES = np.array([[1.0, 4, 3, 2], [9, 1, 8, 2], [1, 2, 3, 4], [5, 6, 1, 1]])
@@ -34,14 +28,9 @@ CONFIGS = {
 }
 
 
-@pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    return write_native(four_layers(), tmp_path_factory.mktemp("source"))
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_those_of_the_masked_model(kind):
-    model = four_layers(**CONFIGS[kind])
+    model = four_heads(4, **CONFIGS[kind])
     kept = most_important(IMPORTANCES, model.config, 2)
     if kind == "shared":  # sums 10 5 11 4 and 6 8 4 5
         assert kept.tolist() == [[0, 2], [0, 2], [0, 1], [0, 1]]
@@ -74,9 +63,9 @@ def test_logits_are_those_of_the_masked_model(kind):
         assert np.abs(one - masked["mlm_logits"]).max() > 0.1
 
 
-def test_a_wrong_removal_is_found(source):
+def test_a_wrong_removal_is_found():
     """One kept head or unit is another one than that of the mask."""
-    model = bert_jax.load(source)
+    model = four_heads(4)
     rows = encode_texts(["the river sings"], model.tokenizer, 32)
     examples = masked_texts(rows, model.tokenizer, 0.3, seed=0)
     for site, size in smaller_model.sizes(model.config).items():
@@ -88,12 +77,3 @@ def test_a_wrong_removal_is_found(source):
         edits = mask_edits({site: mask_of(kept, size)})
         with pytest.raises(AssertionError, match="from the masked model"):
             smaller_model._compare(model, smaller, examples, edits)
-
-
-def test_formats_without_a_width_of_heads_refuse_it(source, tmp_path):
-    with input_formats.open_model(source) as opened:
-        config, params = smaller_model.remove(opened.model.config, opened.model.params, {CONTEXT: KEPT})
-        smaller = dataclasses.replace(opened, model=opened.model._replace(config=config, params=params))
-        with pytest.raises(UserError, match=r"model.head_size 8 cannot be written as bert, .* = 16: use --to bert-jax"):
-            convert(smaller, tmp_path / "out", "huggingface")
-    assert not (tmp_path / "out").exists()

@@ -12,31 +12,13 @@ import numpy as np
 from bert_jax.analysis.attention.maps import TextAttention
 from bert_jax.analysis.treebank import Sentence
 from bert_jax.array_types import Bool, Float, Int
-from bert_jax.interventions.rows import TextRow
+from bert_jax.interventions.rows import TextRow, word_attention
 
 OFFSETS = tuple(offset for offset in range(-5, 6) if offset)
 """Positions relative to a word, of which the best is the baseline."""
 DIRECTIONS = ("dependent to head", "head to dependent")
 """From which word to which the attention goes that predicts."""
 ALL = "all"
-
-
-def word_attention(
-    attention: Float[np.ndarray, "*heads n n"], word_ids: Int[np.ndarray, " n"]
-) -> Float[np.ndarray, "*heads W W"]:
-    """Attention between words: the sum over the key's tokens and the mean over the query's (Clark et al. 2019, section
-    4.1). Special tokens are left out, so rows sum to less than 1.
-
-    Args:
-      attention: between tokens.
-      word_ids: the word of each token, ascending, each with a token; -1 for special tokens.
-    """
-    tokens = np.flatnonzero(word_ids >= 0)
-    starts = np.flatnonzero(np.diff(word_ids[tokens], prepend=-1))
-    counts = np.diff(np.r_[starts, len(tokens)])
-    between = attention[..., tokens, :][..., tokens]
-    by_key = np.add.reduceat(between, starts, axis=-1)
-    return np.add.reduceat(by_key, starts, axis=-2) / counts[:, None]
 
 
 def predicted_heads(attention: Float[np.ndarray, "*heads W W"]) -> Int[np.ndarray, "2 *heads W"]:
@@ -86,7 +68,7 @@ def count_correct(
     correct, by_offset, total = 0, 0, 0
     for one in maps:
         sentence = sentences[one.index]
-        attention = word_attention(one.probabilities, rows[one.index].word_ids)
+        attention = word_attention(rows[one.index], one.probabilities)
         gold = np.array(sentence.heads) - 1
         of_relation = np.zeros((len(gold), len(relations) + 1), np.int64)
         for word in np.flatnonzero(scored_words(sentence)):

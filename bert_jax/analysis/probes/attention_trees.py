@@ -11,23 +11,9 @@ from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import TextRow, batches, mean_of_words
+from bert_jax.interventions.rows import TextRow, batches, word_attention
 
 PROBABILITIES = "layers.*.attention.probabilities"
-
-
-def word_attention(row: TextRow, probabilities: Float[np.ndarray, "*heads S S"]) -> Float[np.ndarray, "*heads n n"]:
-    """Attention between words: the sum over the tokens of the word that is attended to, the mean over the others.
-
-    Attention to special tokens is left out, so that rows sum to at most 1 (Clark et al. 2019, section 4.1).
-
-    Args:
-      row: of `encode_words`.
-      probabilities: [..., queries, keys], S at least the tokens of the row.
-    """
-    of_queries = mean_of_words(row, probabilities)
-    counts = np.bincount(row.word_ids[row.word_ids >= 0])
-    return np.swapaxes(mean_of_words(row, np.swapaxes(of_queries, -1, -2)), -1, -2) * counts
 
 
 def head_uuas(
