@@ -229,7 +229,7 @@ def _compare(
     other = loaded_model.load(options.compare)
     if result_files.model_sha256(other) == result_files.model_sha256(model):
         raise UserError(f"--compare {options.compare}: has the weights of {options.model}: give another model")
-    inputs = SuiteInputs(other, options.data, options.seed, True, options.compare)
+    inputs = SuiteInputs(other, options.data, options.seed, True)
     directory = options.out / COMPARED
     make_directory_if_local(directory)
     counted = [suite for suite in chosen if suite.name in ours and UNCERTAINTY in ours[suite.name]["result"]]
