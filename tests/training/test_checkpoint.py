@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import jax
 import jax.numpy as jnp
@@ -349,3 +350,18 @@ def test_errors_of_orbax_are_logged_if_no_line_describes_them(monkeypatch, caplo
     assert caplog.messages[2:] == ["40 of /lib/orbax/x.py"]
     logger.handle(record(40, "/lib/orbax/y.py"))
     assert caplog.messages[3:] == ["40 of /lib/orbax/y.py"]
+
+
+def test_writes_that_end_after_another_has_failed_are_not_reported(monkeypatch):
+    """With `ulimit -f`, TensorStore reported the closed event loop of every further file with a traceback."""
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", reported.append)
+    before, errors = sys.unraisablehook, orbax_errors.OrbaxErrors()
+    closed, other = (
+        types.SimpleNamespace(exc_type=type(error), exc_value=error)
+        for error in (RuntimeError("Event loop is closed"), RuntimeError("x"))
+    )
+    sys.unraisablehook(closed)
+    sys.unraisablehook(other)
+    errors.close()
+    assert reported == [other] and sys.unraisablehook == before

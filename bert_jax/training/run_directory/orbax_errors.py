@@ -2,8 +2,10 @@
 
 import logging
 import os
+import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 FUTURES = "concurrent.futures"
 LOGGERS = ("absl", FUTURES)
@@ -20,6 +22,8 @@ class OrbaxErrors(logging.Filter):
         self._held: list[logging.LogRecord] = []
         for name in LOGGERS:
             logging.getLogger(name).addFilter(self)
+        self._report = sys.unraisablehook
+        sys.unraisablehook = self._report_unraisable
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether a record is written at once."""
@@ -28,6 +32,13 @@ class OrbaxErrors(logging.Filter):
             return True
         self._held = [*self._held, record][:MAX_RECORDS]
         return False
+
+    def _report_unraisable(self, error: Any) -> None:
+        """Report an exception in a callback, but not those of writes that end after another one has failed: TensorStore
+        wants to tell an event loop that is closed.
+        """
+        if error.exc_type is not RuntimeError or str(error.exc_value) != "Event loop is closed":
+            self._report(error)
 
     def move_to_file(self) -> str:
         """Write the errors to a file in the directory for temporary files; returns its name, "" without one."""
@@ -45,6 +56,8 @@ class OrbaxErrors(logging.Filter):
 
     def close(self) -> None:
         """Log what is still held, as without this filter."""
+        if sys.unraisablehook == self._report_unraisable:
+            sys.unraisablehook = self._report
         for name in LOGGERS:
             logging.getLogger(name).removeFilter(self)
         records, self._held = self._held, []
