@@ -85,6 +85,7 @@ class Adapt(Pretrain):
         config = adaptation.run_config(self.config, self.model, given, texts, self.replay, self.epochs or 1.0)
         parts = adaptation.training_mixture(texts, self.replay, config.data.mixture_exponent)
         machine_checks.check_memory(config, self.micro_batch, self.workdir)
+        pretraining.check_run(config, parts, self.workdir)  # before minutes of scoring
         scorer = adaptation.Scorer(config, texts)
         initial = scorer.read_initial()
         before = scorer.score_initial(initial)

@@ -130,8 +130,7 @@ def run_config(
       epochs: passes over the domain's tokens; not used if phases.0.steps is given.
 
     Raises:
-      UserError: the source cannot be read, has no MLM head although it is to predict tokens, or no room for the rows;
-        or the first and the last phase have other directions of attention.
+      UserError: the source cannot be read, has no MLM head although it is to predict tokens, or no room for the rows.
     """
     with input_formats.open_model(source) as source_model:
         model, heads = source_model.model.config, source_model.model.heads
@@ -139,7 +138,7 @@ def run_config(
         is_discriminator = heads.task is not None and heads.task.kind == "replaced"
         advice = (
             "give its generator, or continue both with --objective.token rtd --objective.mask-token-share 0.85 "
-            "--objective.random-token-share 0 --start.generator GENERATOR"
+            "--objective.random-token-share 0 --start.generator GENERATOR (a run has its own)"
         )
         advice = advice if is_discriminator else "give a model that was saved with it"
         raise UserError(f"{source} has no head for masked language modelling to continue with: {advice}")
@@ -156,14 +155,7 @@ def run_config(
     decay_start = phase.decay_start if "phases.0.decay_start" in given else min(warmup, steps - 1)
     phase = dataclasses.replace(phase, steps=steps, warmup_steps=warmup, decay_start=decay_start)
     start = dataclasses.replace(config.start, source=str(source))
-    config = dataclasses.replace(config, model=model, phases=(phase, *config.phases[1:]), start=start)
-    first, last = (config.model_of(i).direction for i in (0, -1))
-    require(
-        first == last,
-        f"phases.0.direction is {first}, that of the last phase {last}: losses before and after would be of other "
-        "targets: continue in one direction, or use bert-jax pretrain with --start.source",
-    )
-    return config
+    return dataclasses.replace(config, model=model, phases=(phase, *config.phases[1:]), start=start)
 
 
 class _RecordingPrograms(SharedPrograms):

@@ -73,6 +73,23 @@ def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
     return Pretraining(config, vocabulary, train, held_out)
 
 
+def check_run(config: Config, parts: list[CorpusWeight], directory: StoredPath) -> None:
+    """Check, without writing, that the corpora and the work directory fit a run; `pretrain` checks it again.
+
+    Raises:
+      UserError: see `open_task` and `workdir.matching_config`.
+    """
+    config = choose_implementation(config, device_kind(make_mesh(config.mesh)))
+    task = open_task(config, parts)
+    workdir.matching_config(directory, config, _shares(task), [str(part.directory) for part in parts])
+
+
+def _shares(task: Pretraining) -> dict[str, float]:
+    """The share of each corpus in the stream, by identity."""
+    assert task.train is not None
+    return {rows.corpus.identity: share for rows, share in zip(task.train.corpora, task.train.shares, strict=True)}
+
+
 def pretrain(
     config: Config,
     parts: list[CorpusWeight],
@@ -115,13 +132,12 @@ def pretrain(
     corpora = [rows.corpus for rows in task.train.corpora]
     raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
-    shares = {corpus.identity: share for corpus, share in zip(corpora, task.train.shares, strict=True)}
     paths = [str(part.directory) for part in parts]
     return run_job(
         programs,
         accumulations,
         directory,
-        RunData(shares, paths, tokenizer_text, corpora[0].tokenizer_fingerprint),
+        RunData(_shares(task), paths, tokenizer_text, corpora[0].tokenizer_fingerprint),
         initial=_initial_params(config, directory, corpora, load_initial_params),
         announce=announce,
         profile=profile,

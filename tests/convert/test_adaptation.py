@@ -15,7 +15,6 @@ from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.held_out import score_model
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight
-from bert_jax.errors import UserError
 from bert_jax.training import pretraining
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.shared_programs import share_programs
@@ -123,16 +122,10 @@ def test_the_schedule_follows_from_the_text(tiny_export, second_corpus, tiny_cor
     assert (phase.steps, phase.warmup_steps, phase.decay_start, found.model.hidden_dropout) == (9, 4, 4, 0.3)
 
 
-def test_one_direction_of_attention(tiny_export, second_corpus, tiny_corpus):
-    """A causal model has a table of its own losses; phases that would be scored on other targets are refused."""
+def test_a_causal_model_is_compared_by_its_own_losses():
     before, after = (TextScore("x", 8, {"causal_loss": x, "unigram_loss": 4.0}, []) for x in (3.5, 3.0))
     change = adaptation.Change(unigram=4.0, before=3.5, after=3.0, change=-0.5, interval=None)
     assert adaptation.compare(before, after) == {"causal_loss": change}
-    texts = Texts([CorpusWeight(second_corpus)], [CorpusWeight(tiny_corpus)])
-    phase = dataclasses.replace(adaptation_config().phases[0], seq_len=16)
-    config = dataclasses.replace(adaptation_config(), phases=(dataclasses.replace(phase, direction="causal"), phase))
-    with pytest.raises(UserError, match=r"phases\.0\.direction is causal, that of the last phase bidir"):
-        run_config(config, tiny_export, (), texts, 0.1, 1.0)
 
 
 def test_a_model_without_the_head_is_refused(tiny_export, second_corpus, tiny_corpus, tmp_path, capsys):
@@ -144,6 +137,14 @@ def test_a_model_without_the_head_is_refused(tiny_export, second_corpus, tiny_co
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {tmp_path} has no head for masked language modelling")
     assert not (tmp_path / "run").exists()
+
+
+def test_another_run_in_the_work_directory_is_refused_before_scoring(
+    tiny_export, tiny_run, second_corpus, tiny_corpus, monkeypatch, capsys
+):
+    monkeypatch.setattr(adaptation.Scorer, "score_initial", None)
+    assert cli.main(command(tiny_export, second_corpus, tiny_corpus, tiny_run)) == 2
+    assert f"work directory {tiny_run} holds a different run" in capsys.readouterr().err
 
 
 def test_intervals():

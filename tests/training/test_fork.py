@@ -86,6 +86,7 @@ def test_form(tmp_path):
     [
         ("run@5", {}, "has no checkpoint of step 5; it has 4, 8, 12"),
         ("nothing@8", {}, "holds no run"),
+        ("model@8", {}, "model holds no run of bert_jax (its config.json is that of something else"),
         ("run@12", {}, "has done 12 steps, and the phases have 12: raise phases.N.steps"),
         ("run@8", {"steps": 9, "decay": "sqrt"}, "its 8 steps would not be the same: the learning rate of step 3"),
         ("run@8", {"seq_len": 48}, "its 8 steps would not be the same: phases.0.seq_len was 32, not 48"),
@@ -98,6 +99,8 @@ def test_bad_forks(config, run, train, tmp_path, source, changes, message):
     fork = forked(config, run.parent / source, **fields)
     fork = dataclasses.replace(fork, seed=changes.get("seed", 0))
     fork = config_lib.replace(fork, start={"optimizer_state": changes.get("optimizer_state", "new")})
+    (run.parent / "model").mkdir(exist_ok=True)
+    (run.parent / "model" / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError) as caught:
         train(fork, tmp_path / "fork")
     assert message in str(caught.value) and "\n" not in str(caught.value) and not (tmp_path / "fork").exists()

@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any, TypedDict
 
 from bert_jax import config as config_lib
+from bert_jax import field_validation
 from bert_jax.config import Config
 from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
 from bert_jax.errors import UserError
 from bert_jax.storage.files import make_directory_if_local, write_atomic
-from bert_jax.storage.json_files import read_json_as
+from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.lock import LOCK_FILE
 from bert_jax.storage.paths import StoredPath, check_reachable
 
@@ -173,7 +174,10 @@ def read_run(workdir: StoredPath) -> ConfigFile:
         hint = f"; its directories hold runs, give those: {' '.join(runs[:8])}{' ...' if runs[8:] else ''}"
         raise UserError(f"{workdir} holds no run of bert_jax (there is no {CONFIG}){hint if runs else ''}")
     advice = "it is damaged, or of another version of bert_jax: restore a copy of it, or choose another --workdir"
-    return read_json_as(path, ConfigFile, advice)
+    values = read_json_object(path, advice)
+    if values.keys().isdisjoint(ConfigFile.__required_keys__):
+        raise UserError(f"{workdir} holds no run of bert_jax (its {CONFIG} is that of something else, such as a model)")
+    return field_validation.from_json(ConfigFile, values, path, advice)
 
 
 def read_config(workdir: StoredPath) -> Config:
