@@ -44,23 +44,16 @@ SMALLER = {
     "bench": "--budget 30 --seq-lens 16 --batch 2 --dropout 0.1 --rounds 1",
     "scripts/benchmarks/bench_loop.py": "--preset bert_tiny --seq-len 16 --batch 2 --steps 4 --rounds 1",
     "scripts/benchmarks/bench_stream.py": ("--rounds 1 --seconds 0.1 --seq-lens 32 --documents 1000 --tokens 100000"),
-    "scripts/benchmarks/attention_errors.py": "--seq-lens 16 --dtype float32",
     "scripts/benchmarks/trace_step.py": "--presets bert_tiny --seq-len 16",
     "scripts/benchmarks/step_program.py": "--steps bert_tiny:128:8 --layers 2",
     "scripts/benchmarks/gpu_session.py": "--dry --stages device",
 }
 """Flags that replace those of a command, by its second word, or its second and third."""
 
-TRAINING = [
-    "README.md",
-    "docs/ablation.md",
-    "docs/large_batch.md",
-    "docs/pods.md",
-    "docs/pretrain.md",
-    "docs/recipes.md",
-]
-TRAINING += ["docs/report.md", "docs/slurm.md"]
-TRAINING += ["docs/stream.md", "docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
+SHARING = ["README.md", "docs/ablation.md", "docs/report.md", "docs/pretrain.md", "docs/recipes.md"]
+"""Pages whose commands run in one directory: what several of them show is executed once."""
+TRAINING = ["docs/large_batch.md", "docs/pods.md", "docs/slurm.md", "docs/stream.md"]
+TRAINING += ["docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
 TOOLS = ["docs/doctor.md", "docs/performance.md", "docs/tpu.md"]
 ALONE = ["docs/conversion.md", "docs/kubernetes.md", "docs/object_stores.md", "docs/plan.md", "docs/reference.md"]
 ALONE += ["docs/continued_pretraining.md", "docs/finetuning.md", "docs/multilingual.md", "docs/scaling.md"]
@@ -69,7 +62,7 @@ ALONE += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "
 # docs/corpus.md has its own test beside the code it documents (tests/data_prep/test_cli.py).
 ANALYSIS = ["docs/analysis.md"]
 ANALYSIS += sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "analysis").glob("*.md"))
-PAGES = [*TRAINING, *TOOLS, *ALONE, *ANALYSIS]
+PAGES = [*SHARING, *TRAINING, *TOOLS, *ALONE, *ANALYSIS]
 WITH_PYTHON = [
     "README.md",
     "docs/analysis.md",
@@ -160,17 +153,28 @@ def run(words: list[str]) -> None:
     assert not code, f"exit code {code}: {shlex.join(words)}"
 
 
-def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, words_of=shrink) -> None:
-    """Run the commands of a page in `folder`, then its Python blocks if they stand on their own."""
+def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, words_of=shrink, done=()) -> list[list[str]]:
+    """Run the commands of a page in `folder`, then its Python blocks if they stand on their own.
+
+    Args:
+      page, folder, monkeypatch: as the names say.
+      words_of: shrinks a command.
+      done: commands of other pages that were run in the folder; they are not run again.
+
+    Returns:
+      these commands, and those of the page.
+    """
     monkeypatch.chdir(folder)
-    commands = commands_of(page)
+    commands = [words_of(line) for line in commands_of(page)]
     assert commands, f"{page} shows no command"
+    new = [words for words in commands if words not in done]
     for flag, made in (("--workdir runs/first ", "runs/first"), ("--out corpus ", "corpus")):
-        if any(flag in f"{line} " for line in commands):
+        if any(flag in f"{shlex.join(words)} " for words in new):
             shutil.rmtree(folder / made)
-    for line in commands:
-        run(words_of(line))
+    for words in new:
+        run(words)
     if page in WITH_PYTHON:
         with warnings.catch_warnings(action="ignore"):  # as in a session of a user
             exec(compile(code_of(page, "python"), page, "exec"), {"__name__": "__main__"})
             gc.collect()
+    return [*done, *new]

@@ -6,10 +6,16 @@ import pytest
 
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from tests.building import make_documents
-from tests.pages import TRAINING, run_page
+from tests.pages import SHARING, TRAINING, run_page
 from tests.stores import use_s3
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_compilation")]
+
+
+def test_commands_that_share_a_directory(folder, monkeypatch):
+    done = []
+    for page in SHARING:
+        done = run_page(page, folder, monkeypatch, done=done)
 
 
 @pytest.mark.parametrize("page", TRAINING)
