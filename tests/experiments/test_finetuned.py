@@ -21,7 +21,7 @@ from tests.finetune import task_files
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 NORMS = {"none": {}, "layer": {"tasks": {"cls_norm": "layer"}}}
-TASKS = {"sst2": {"seeds": 2, "steps": 40, "batch_size": 16, "learning_rate": 5e-3, "dropout": 0.0}}
+TASKS = {"sst2": {"seeds": 2, "steps": 12, "batch_size": 16, "learning_rate": 5e-3, "dropout": 0.0}}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_study_that_fine_tunes(study, tiny_corpus, task_data, tiny_programs, t
     stopped = []
 
     def terminate(count, _):
-        if count == 20 and not stopped:  # pretraining has 8 steps
+        if count == 10 and not stopped:  # pretraining has 8 steps
             stopped.append(count)
             os.kill(os.getpid(), signal.SIGTERM)
 
