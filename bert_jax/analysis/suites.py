@@ -7,6 +7,7 @@ SUITES: tuple[Suite, ...] = (
     attention.SUITE,
     probes.SUITE,
     cloze.SUITE,
+    cloze.PATCHING,
     heads.SUITE,
     fine_tuning.SUITE,
     geometry.SUITE,

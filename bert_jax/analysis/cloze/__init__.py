@@ -1,5 +1,7 @@
-"""Which of two sentences, and which word at a mask, a masked language model prefers."""
+"""Which of two sentences, and which word at a mask, a model prefers, and which activations carry that."""
 
+from bert_jax.analysis.cloze import patching
 from bert_jax.analysis.cloze.cloze import SUITE
 
-__all__ = ["SUITE"]
+PATCHING = patching.SUITE
+__all__ = ["PATCHING", "SUITE"]
