@@ -80,8 +80,8 @@ class Adapt(Pretrain):
             "--epochs and --phases.0.steps contradict each other: give one",
         )
         general = [mixture_lib.parse_corpus_weight(text, "--general") for text in self.general]
-        texts = adaptation.Texts(mixture, general)
-        adaptation.check_texts(texts)
+        texts = adaptation.AdaptationCorpora(mixture, general)
+        adaptation.check_corpora(texts)
         config = adaptation.run_config(self.config, self.model, given, texts, self.replay, self.epochs or 1.0)
         parts = adaptation.training_mixture(texts, self.replay, config.data.mixture_exponent)
         machine_checks.check_memory(config, self.micro_batch, self.workdir)

@@ -21,7 +21,7 @@ from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.importance import importance, most_important
 from bert_jax.interventions.importance_data import ImportanceData, read_task, read_texts
 from bert_jax.interventions.pruning_masks import ACTIVATIONS, CONTEXT, Evaluation, Examples, evaluate, mask_derivatives
-from bert_jax.interventions.smaller_model import Kept, mask_of, sizes, write_smaller
+from bert_jax.interventions.smaller_model import Kept, heads_and_units, mask_of, write_smaller
 from bert_jax.storage.paths import StoredPath
 
 
@@ -100,9 +100,9 @@ def prune(
     counts = _counts(options, model.config)
     examples = _read(model, source, data, options)
     whole = evaluate(model, examples.for_losses, {})
-    iterations = min(options.iterations, max(sizes(model.config)[site] - n for site, n in counts.items()))
+    iterations = min(options.iterations, max(heads_and_units(model.config)[site] - n for site, n in counts.items()))
     with progress_bar("prune", iterations, "iteration", shown=progress) as bar:
-        kept = choose_kept(model, examples.for_importance, counts, iterations, bar)
+        kept = choose_kept_indices(model, examples.for_importance, counts, iterations, bar)
     smaller = write_smaller(model, source, examples.for_losses, kept, out)
     about = examples.about | {
         "importance_examples": examples.for_importance.count,
@@ -111,7 +111,7 @@ def prune(
         "iterations": iterations,
         "seed": options.seed,
     }
-    before = sizes(model.config)
+    before = heads_and_units(model.config)
     names = {"heads": CONTEXT, "units": ACTIVATIONS}
     both = {name: (before[site], counts.get(site, before[site])) for name, site in names.items()}
     return PruneResult(about, both, whole, smaller, kept)
@@ -125,7 +125,7 @@ def _counts(options: PruneOptions, config: ModelConfig) -> dict[str, int]:
     """
     counts = {}
     for site, share, flag in ((CONTEXT, options.heads, "--heads"), (ACTIVATIONS, options.units, "--units")):
-        size = sizes(config)[site]
+        size = heads_and_units(config)[site]
         kept = round(share * size)
         require(kept > 0, f"{flag} {share:g} leaves none of the {size:,} of a layer: give at least {1 / size:.2g}")
         if kept < size:
@@ -138,7 +138,7 @@ def _counts(options: PruneOptions, config: ModelConfig) -> dict[str, int]:
     return counts
 
 
-def choose_kept(
+def choose_kept_indices(
     model: LoadedModel, examples: Examples, counts: dict[str, int], iterations: int, bar: tqdm.tqdm
 ) -> dict[str, np.ndarray]:
     """What every layer keeps by site, after removals of equal parts.
@@ -150,7 +150,7 @@ def choose_kept(
       iterations: number of removals; one that would remove less than one head and one unit is skipped.
       bar: updated once per iteration.
     """
-    whole = sizes(model.config)
+    whole = heads_and_units(model.config)
     masks = {site: np.ones((model.config.num_layers, whole[site]), bool) for site in counts}
     kept: dict[str, np.ndarray] = {}
     for iteration in range(1, iterations + 1):

@@ -334,16 +334,16 @@ class TargetConfig:
 
     mlm_accuracy: Annotated[float, Interval("(0, 1]")] | None = None
     """Stop as soon as the held-out MLM accuracy reaches this; None: train to the end of the phases."""
-    every: Count | None = None
-    """Rows between evaluations. None: floor(0.05 * (230.23 * batch_size + 3,000,000) / 25,000) * 25,000, MLPerf's."""
+    every_rows: Count | None = None
+    """Between evaluations. None: floor(0.05 * (230.23 * batch_size + 3,000,000) / 25,000) * 25,000, MLPerf's."""
 
     def __post_init__(self) -> None:
         check(self, "target.")
 
     def rows_between_evaluations(self, batch_size: int) -> int:
         """Rows between evaluations (mlcommons/training, retired_benchmarks/bert/README.md)."""
-        if self.every is not None:
-            return self.every
+        if self.every_rows is not None:
+            return self.every_rows
         return max(1, int(0.05 * (230.23 * batch_size + 3_000_000) / 25_000)) * 25_000
 
 

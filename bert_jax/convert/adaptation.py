@@ -48,7 +48,7 @@ Sums = dict[str, tuple[float, float]]
 """By metric: total and weight."""
 
 
-class Texts(NamedTuple):
+class AdaptationCorpora(NamedTuple):
     """The corpora of a run."""
 
     domain: list[CorpusWeight]
@@ -80,7 +80,7 @@ class Change(TypedDict):
     """Half of the width of a 95 % interval of the change; None: too few batches of rows."""
 
 
-def check_texts(texts: Texts) -> None:
+def check_corpora(texts: AdaptationCorpora) -> None:
     """Check that both splits of all corpora are there, and that no general corpus is a domain corpus.
 
     Raises:
@@ -99,7 +99,7 @@ def check_texts(texts: Texts) -> None:
             )
 
 
-def training_mixture(texts: Texts, replay: float, exponent: float) -> list[CorpusWeight]:
+def training_mixture(texts: AdaptationCorpora, replay: float, exponent: float) -> list[CorpusWeight]:
     """The corpora of the training stream with their shares.
 
     Args:
@@ -117,7 +117,7 @@ def training_mixture(texts: Texts, replay: float, exponent: float) -> list[Corpu
 
 
 def run_config(
-    config: Config, source: StoredPath, given: Collection[str], texts: Texts, replay: float, epochs: float
+    config: Config, source: StoredPath, given: Collection[str], texts: AdaptationCorpora, replay: float, epochs: float
 ) -> Config:
     """The config of the run: the source's model, and a schedule for passes over the domain's text.
 
@@ -183,7 +183,7 @@ Evaluate = Callable[[list[CorpusWeight], MakePrograms], EvaluationResult]
 class Scorer:
     """Scores models of one config on corpora, each for itself, with compiled programs that they share."""
 
-    def __init__(self, config: Config, texts: Texts):
+    def __init__(self, config: Config, texts: AdaptationCorpora):
         """Compiles nothing yet.
 
         Args:
@@ -266,7 +266,12 @@ def half_interval(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]
 
 
 def results(
-    config: Config, texts: Texts, replay: float, progress: Progress, before: list[TextScore], after: list[TextScore]
+    config: Config,
+    texts: AdaptationCorpora,
+    replay: float,
+    progress: Progress,
+    before: list[TextScore],
+    after: list[TextScore],
 ) -> dict[str, Any]:
     """What a run gained and lost, as plain values: the content of results.json."""
     return {

@@ -27,7 +27,7 @@ from bert_jax.convert.parity.jax_forward import whole_rows
 from bert_jax.errors import UserError, did_you_mean
 from bert_jax.inference.embedding import pad_rows
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.interventions.intervention import Intervention, split_name, to_edits
+from bert_jax.interventions.intervention import Intervention, parse_site_pattern, to_edits
 from bert_jax.interventions.rows import TextBatch
 from bert_jax.model import bert
 from bert_jax.model.activations import REFERENCE_SITES, Edit, Edits
@@ -124,7 +124,7 @@ def _edits_of(model: LoadedModel, batch: TextBatch, interventions: Sequence[Inte
     rows, length = batch.input_ids.shape
     sources = []
     for one in interventions:
-        site, _ = split_name(one.name, model.config.num_layers)
+        site, _ = parse_site_pattern(one.name, model.config.num_layers)
         if one.source is None:
             sources.append(None)
             continue
@@ -154,7 +154,7 @@ def _split_names(names: Sequence[str], config: ModelConfig, heads: Heads) -> tup
                 raise UserError(f"activation '{name}': the model has no head that computes it")
             outputs.add(name)
         elif name.startswith("layers."):
-            sites.add(split_name(name, config.num_layers)[0])
+            sites.add(parse_site_pattern(name, config.num_layers)[0])
         else:
             raise UserError(f"activation '{name}' does not exist: {did_you_mean(name, OUTPUTS) or ', '.join(OUTPUTS)}")
     return tuple(sorted(sites)), tuple(sorted(outputs))

@@ -41,7 +41,7 @@ class Intervention:
     is."""
 
 
-def split_name(name: str, num_layers: int) -> tuple[str, int | None]:
+def parse_site_pattern(name: str, num_layers: int) -> tuple[str, int | None]:
     """Site and layer of a name such as ``layers.3.attention.context``; None for all layers.
 
     Raises:
@@ -75,7 +75,7 @@ def to_edits(
     """
     edits: dict[str, Edit] = {}
     for i, one in enumerate(interventions):
-        site, layer = split_name(one.name, config.num_layers)
+        site, layer = parse_site_pattern(one.name, config.num_layers)
         chosen = _chosen(one, site, layer, config, length)
         source = sources[i] if sources else None
         factor = np.where(chosen, np.float32(one.factor), np.float32(1))

@@ -46,7 +46,7 @@ AXES = {
 """By site, the axis over its heads or units of the parameters of the layers that have one."""
 
 
-def sizes(config: ModelConfig) -> dict[str, int]:
+def heads_and_units(config: ModelConfig) -> dict[str, int]:
     """Heads and units of a layer, by site."""
     return {CONTEXT: config.num_heads, ACTIVATIONS: config.intermediate_size}
 
@@ -104,7 +104,7 @@ def write_smaller(
       UserError: the destination exists or cannot be written.
     """
     smaller = _with(whole, *remove(whole.config, whole.params, kept))
-    masks = {site: mask_of(chosen, sizes(whole.config)[site]) for site, chosen in kept.items()}
+    masks = {site: mask_of(chosen, heads_and_units(whole.config)[site]) for site, chosen in kept.items()}
     difference, change = _compare(whole, smaller, examples, mask_edits(masks))
     evaluation: Evaluation = evaluate(smaller, examples, {})
     speed = measure_speed(whole, smaller, examples)

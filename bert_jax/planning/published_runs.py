@@ -45,12 +45,12 @@ SOURCES = {
 }
 
 
-class Steps(NamedTuple):
+class PublishedPhase(NamedTuple):
     """Steps of one row length."""
 
     seq_len: int
     batch_size: int
-    rows: int
+    per_device_rows: int
     """Rows of a micro-batch on each device."""
     steps: float = 1.0
 
@@ -65,7 +65,7 @@ class PublishedRun(NamedTuple):
     devices: int
     """jax devices: two per chip of v3."""
     slices: int
-    work: tuple[Steps, ...]
+    work: tuple[PublishedPhase, ...]
     rows_per_second: float
     """Published, over all devices; of a run with several row lengths, its rows divided by its time."""
 
@@ -75,7 +75,7 @@ def _nvidia(
 ) -> Iterator[PublishedRun]:
     """Runs of a README: rows of a micro-batch by row length; GPUs, row length, batch and rows/s of each."""
     for gpus, seq_len, batch, rate in rates:
-        work = Steps(seq_len, batch, rows[seq_len])
+        work = PublishedPhase(seq_len, batch, rows[seq_len])
         yield PublishedRun(source, hardware, chip, gpus, max(1, gpus // 8), (work,), rate)
 
 
@@ -86,7 +86,7 @@ def _lamb(chips: int, batches: tuple[int, int], steps: float, hours: float) -> P
     if batches[0] != batches[1]:
         shares = 7037 / 8599, 1562 / 8599  # nine tenths of the epochs (configs/bert_large_76min.py)
     work = tuple(
-        Steps(seq_len, batch, batch // shards, share * steps)
+        PublishedPhase(seq_len, batch, batch // shards, share * steps)
         for seq_len, batch, share in zip((128, 512), batches, shares, strict=True)
     )
     rate = sum(one.batch_size * one.steps for one in work) / (3600 * hours)
@@ -143,13 +143,13 @@ def predicted_rows_per_second(run: PublishedRun, efficiency: Efficiency) -> floa
     sizes = Sizes(data=run.devices, slices=run.slices)
     seconds = 0.0
     for one in run.work:
-        accumulation = one.batch_size // (run.devices * one.rows)
+        accumulation = one.batch_size // (run.devices * one.per_device_rows)
         seconds += one.steps * predict(_config(one), 0, sizes, accumulation, chip).step_seconds
     return sum(one.batch_size * one.steps for one in run.work) / seconds
 
 
 @functools.cache
-def _config(work: Steps) -> Config:
+def _config(work: PublishedPhase) -> Config:
     """BERT-large with LAMB and one example per row, of which 20 or 80 tokens are predicted."""
     model = dataclasses.replace(families.bert(num_layers=24, hidden_size=1024), compute_dtype="bfloat16")
     predictions = {128: 20, 512: 80}[work.seq_len]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def to_words(text: str, spans: Sequence[tuple[int, int]]) -> np.ndarray:
+def trim_offsets(text: str, spans: Sequence[tuple[int, int]]) -> np.ndarray:
     """Spans without the spaces around their words, and with the characters of words that normalisation deleted.
 
     The libraries disagree about the space before a word, and leave out characters that have no piece, such as accents

@@ -139,7 +139,7 @@ class Tokenizer:
           the ids, and
           the first character and the last character + 1 of each, without spaces at its ends, int64 [num_tokens, 2].
         """
-        return self.encode(text), offsets.to_words(text, self._model.offsets(text))
+        return self.encode(text), offsets.trim_offsets(text, self._model.offsets(text))
 
     def unknown_bytes(self, texts: Sequence[str], ids: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Bytes in UTF-8 of the characters that became unknown ids; of a word if WordPiece does not know it.

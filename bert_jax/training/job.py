@@ -52,7 +52,7 @@ def has_checkpoint(directory: StoredPath) -> bool:
     )
 
 
-def newest_params(programs: Programs, directory: StoredPath) -> tuple[Params, int]:
+def newest_params_and_phase(programs: Programs, directory: StoredPath) -> tuple[Params, int]:
     """The evaluated parameters of a run's newest intact checkpoint, on the mesh, and the phase whose depth they have.
 
     Raises:

@@ -89,7 +89,7 @@ class TrainSteps:
         config, mesh, accumulation = self._programs.task.config, self._programs.mesh, self._accumulations[phase]
         compile_step, program = functools.partial(self._programs.train_step, phase), None
         if accumulation is None:
-            accumulation, program = fit_to_memory(config, phase, mesh, self._ledger, compile_step)
+            accumulation, program = smallest_fitting_accumulation(config, phase, mesh, self._ledger, compile_step)
         if program is None:
             program, needed = _try_compile(compile_step, accumulation, config.model)
             _check_fits(phase, mesh, accumulation, needed)
@@ -193,7 +193,7 @@ def _check_fits(index: int, mesh: Mesh, count: int, needed: float) -> None:
     )
 
 
-def fit_to_memory(
+def smallest_fitting_accumulation(
     config: Config, index: int, mesh: Mesh, ledger: Ledger, compile_step: Callable[[int], Any]
 ) -> tuple[int, Any | None]:
     """Find the smallest number of micro-batches whose program fits into the available memory.

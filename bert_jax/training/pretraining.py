@@ -28,7 +28,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop
 from bert_jax.training.fork import open_fork
 from bert_jax.training.implementation import choose_implementation
-from bert_jax.training.job import RunData, has_checkpoint, newest_params, run_job
+from bert_jax.training.job import RunData, has_checkpoint, newest_params_and_phase, run_job
 from bert_jax.training.micro_batch import MicroBatchRequest, choose_accumulations
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
@@ -184,7 +184,7 @@ def evaluate(directory: StoredPath, parts: list[CorpusWeight], **options: Any) -
     tokenizer = load_tokenizer(directory, newest_with_metadata(checkpoint_directory(directory)))
 
     def load(programs: Programs) -> tuple[Params, int]:
-        return newest_params(programs, directory)
+        return newest_params_and_phase(programs, directory)
 
     return evaluate_model(config, tokenizer, load, directory, parts, **options)
 

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from data_prep.build_options import NearDuplicateOptions
-from data_prep.builder.row_ranges import DocumentKeys, DocumentSignatures, ParagraphKeys, RowRanges, write_ranges
+from data_prep.builder.row_ranges import DocumentKeys, DocumentSignatures, ParagraphKeys, RowRangeIndex, write_ranges
 from data_prep.builder.tables import DocumentTables
 from data_prep.duplicates import near_duplicates
 from data_prep.duplicates.grouped_steps import RunSteps
@@ -48,7 +48,7 @@ class DuplicateFinder:
             reader = DocumentSignatures(ranges)
             repeated = near_duplicates.find_repeated_signatures(reader, self.run, self.memory_bytes)
         with self._document_ranges(tables, blocks, active & ~repeated, per_range) as ranges:
-            return repeated | near_duplicates.find_near_duplicates(
+            return repeated | near_duplicates.near_duplicate_mask(
                 DocumentSignatures(ranges), self.run, options.permutations, options.threshold, self.memory_bytes
             )
 
@@ -83,7 +83,7 @@ class DuplicateFinder:
     @contextlib.contextmanager
     def _document_ranges(
         self, tables: DocumentTables, blocks: Sequence[str], active: np.ndarray, per_range: int
-    ) -> Iterator[RowRanges]:
+    ) -> Iterator[RowRangeIndex]:
         starts = np.append(np.arange(0, tables.num_documents, per_range), tables.num_documents)
         ranges = write_ranges(self.directory, tables, blocks, tables.first_part[starts], starts, active)
         try:

@@ -15,7 +15,7 @@ from data_prep.duplicates import text_keys
 
 
 @dataclasses.dataclass(frozen=True)
-class RowRanges:
+class RowRangeIndex:
     """Files that describe ranges of consecutive parts."""
 
     directory: str
@@ -23,7 +23,7 @@ class RowRanges:
     starts: np.ndarray
     """first document (or paragraph) of each range, and the end of the last one, int64 [ranges + 1]"""
 
-    def read_range(self, index: int) -> tuple[np.ndarray, np.ndarray, list[tuple[str, int, int]]]:
+    def read_entry(self, index: int) -> tuple[np.ndarray, np.ndarray, list[tuple[str, int, int]]]:
         """(whether each part begins a document; is considered; [(prepared block, first part, end part)])."""
         path = epath.Path(self.directory) / scratch.row_range_name(index)
         arrays = scratch.read_arrays(path)
@@ -42,7 +42,7 @@ def write_ranges(
     part_bounds: np.ndarray,
     row_bounds: np.ndarray,
     active: np.ndarray,
-) -> RowRanges:
+) -> RowRangeIndex:
     """Writes the description of ranges.
 
     Args:
@@ -50,7 +50,7 @@ def write_ranges(
       tables: of all documents.
       blocks: names of all prepared blocks.
       part_bounds: first part of each range, and the end of the last one.
-      row_bounds: `starts` of `RowRanges`.
+      row_bounds: `starts` of `RowRangeIndex`.
       active: documents to consider, bool [num_documents].
     """
     document = np.append(np.searchsorted(tables.first_part[: tables.num_documents], part_bounds[:-1], "right") - 1, 0)
@@ -67,21 +67,21 @@ def write_ranges(
         documents = document[index] + np.cumsum(part_starts, dtype=np.int64) - int(part_starts[0])
         arrays = {"starts": part_starts, "active": active[documents].astype(np.uint8)}
         scratch.write_arrays(directory / scratch.row_range_name(index), arrays, {"blocks": rows})
-    return RowRanges(str(directory), row_bounds)
+    return RowRangeIndex(str(directory), row_bounds)
 
 
 @dataclasses.dataclass(frozen=True)
 class _DocumentRows:
     """Reads a row for each document, combined from those of its parts; ranges must begin with documents."""
 
-    ranges: RowRanges
+    ranges: RowRangeIndex
 
     @property
     def starts(self) -> np.ndarray:
         return self.ranges.starts
 
     def _read(self, index: int, name: str, combine) -> tuple[np.ndarray, np.ndarray]:
-        starts, active, blocks = self.ranges.read_range(index)
+        starts, active, blocks = self.ranges.read_entry(index)
         documents = np.cumsum(starts) - 1
         rows, begin = None, 0
         for block, first, end in blocks:
@@ -115,7 +115,7 @@ class DocumentSignatures(_DocumentRows):
 class ParagraphKeys:
     """A reader of the keys of paragraphs, uint64 [n, 2]; ranges must be whole blocks."""
 
-    ranges: RowRanges
+    ranges: RowRangeIndex
     min_bytes: int
     """shorter paragraphs are not considered"""
 
@@ -126,7 +126,7 @@ class ParagraphKeys:
 
     def read(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         """(paragraphs to consider, keys) of a range."""
-        _, active, blocks = self.ranges.read_range(index)
+        _, active, blocks = self.ranges.read_entry(index)
         considered, keys, begin = [np.zeros(0, bool)], [np.zeros((0, 2), np.uint64)], 0
         for block, first, end in blocks:
             counts, sizes, of_block = _read_arrays(
@@ -139,6 +139,6 @@ class ParagraphKeys:
         return np.concatenate(considered), np.concatenate(keys)
 
 
-def _read_arrays(ranges: RowRanges, block: str, *names: str) -> list[np.ndarray]:
+def _read_arrays(ranges: RowRangeIndex, block: str, *names: str) -> list[np.ndarray]:
     arrays = scratch.read_arrays(epath.Path(ranges.directory) / block, names)
     return [arrays[name] for name in names]

@@ -77,7 +77,7 @@ def bands_and_rows(threshold: float, permutations: int) -> tuple[int, int]:
     return permutations, 1
 
 
-def find_near_duplicates(
+def near_duplicate_mask(
     reader: RowReader, run: RunSteps, permutations: int, threshold: float, memory_bytes: int
 ) -> np.ndarray:
     """Which documents are similar to an earlier document that is kept, bool [n].

@@ -133,7 +133,7 @@ class BoundedWordCounts:
 
 
 @dataclasses.dataclass(frozen=True)
-class InputWordCounter:
+class BoundedWordCounter:
     """Counts the words of an input block by block."""
 
     words: BertWordCounter | ByteWordCounter

@@ -16,9 +16,9 @@ from data_prep.vocabularies.counting import (
     MAX_WORDS,
     WEIGHT_SCALE,
     BertWordCounter,
+    BoundedWordCounter,
     BoundedWordCounts,
     ByteWordCounter,
-    InputWordCounter,
     MarkCounts,
     weighted_counts,
 )
@@ -99,7 +99,7 @@ def _train_on_counts(
         tables[source if is_mixture else 0].add(result[0])
         marks.add(result[1])
 
-    totals = for_each_input(sources, InputWordCounter(words, limit), add, workers, "counting words", rates=rates)
+    totals = for_each_input(sources, BoundedWordCounter(words, limit), add, workers, "counting words", rates=rates)
     if sizes is None:
         report(sources, totals)
     if strips and marks.deleted > _MANY_DELETED * marks.characters:

@@ -9,7 +9,7 @@ from scipy.stats import spearmanr
 
 from bert_jax.analysis.attention import flow, mixing
 from bert_jax.analysis.attention.maps import PROBABILITIES
-from bert_jax.analysis.attention.value_zeroing import value_zeroing
+from bert_jax.analysis.attention.value_zeroing import value_zeroing_distances
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.intervention import Intervention
@@ -115,7 +115,7 @@ def test_vectors_and_bias_sum_to_the_layer_norm_of_the_model(batch):
 @pytest.mark.parametrize("make_model", [small_model, pre_norm_model], ids=["post", "pre, rotary, local, shared"])
 def test_value_zeroing_is_that_of_a_rerun_per_token(batch, make_model):
     model = make_model()
-    found = value_zeroing(model, batch)
+    found = value_zeroing_distances(model, batch)
     rows, length = batch.input_ids.shape
     assert found.shape == (LAYERS, rows, length, length)
     largest = 0.0
@@ -135,7 +135,7 @@ def test_value_zeroing_is_that_of_a_rerun_per_token(batch, make_model):
 
 def test_local_attention_sends_nothing_from_afar(batch):
     """Layers 1 and 2 of the model have a window of two tokens, layer 0 is global."""
-    found = value_zeroing(pre_norm_model(), batch)[:, 2]
+    found = value_zeroing_distances(pre_norm_model(), batch)[:, 2]
     assert (found[1:, 1, 4:] == 0).all() and (found[1:, 1, 1:4] > 0).all() and (found[0, 1, 4:10] > 0).all()
 
 

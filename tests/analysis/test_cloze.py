@@ -48,7 +48,7 @@ def write_facts(path, *facts) -> list[epath.Path]:
 
 def test_ranks_and_preferences_count_ties_half():
     scores = np.array([[3.0, 1, 1, 0], [1, 1, 1, 2], [0, 5, 4, 3]])
-    rank, ties = cloze_scores.ranks(scores, np.array([1, 0, 1]))
+    rank, ties = cloze_scores.ranks_and_ties(scores, np.array([1, 0, 1]))
     assert (rank.tolist(), ties.tolist()) == ([2.5, 3, 1], [1, 2, 0])
     found = cloze_scores.preference(np.array([1.0, 2, 3]), np.array([1.0, 1, 4]))
     assert found == {"accuracy": 0.5, "items": 3, "ties": 1}

@@ -11,7 +11,7 @@ import bert_jax
 from bert_jax.cli import main as cli
 from bert_jax.command.progress import progress_bar
 from bert_jax.compress import prune as prune_module
-from bert_jax.compress.prune import choose_kept, prune
+from bert_jax.compress.prune import choose_kept_indices, prune
 from bert_jax.compress.prune_options import PruneOptions
 from bert_jax.convert.conversion import convert
 from bert_jax.errors import UserError
@@ -64,14 +64,14 @@ def test_importances_are_computed_again(folder, monkeypatch):
 
     monkeypatch.setattr(prune_module, "mask_derivatives", derivatives)
     counts = {CONTEXT: 2, ACTIVATIONS: 10}
-    kept = {n: choose_kept(model, NOTHING, counts, n, BAR) for n in (1, 2, 4)}
+    kept = {n: choose_kept_indices(model, NOTHING, counts, n, BAR) for n in (1, 2, 4)}
     assert kept[1][CONTEXT].tolist() == [[2, 3]] * 2
     assert kept[2][CONTEXT].tolist() == kept[4][CONTEXT].tolist() == [[1, 3]] * 2
     assert all(one[ACTIVATIONS].tolist() == [list(range(30, 40))] * 2 for one in kept.values())
     heads, units = [call[CONTEXT][0] for call in calls], [call[ACTIVATIONS][0] for call in calls]
     assert heads == [4, 4, 3, 4, 4, 3, 3] and units == [40, 40, 25, 40, 33, 25, 18]
     calls.clear()
-    choose_kept(model, NOTHING, {CONTEXT: 3}, 8, BAR)
+    choose_kept_indices(model, NOTHING, {CONTEXT: 3}, 8, BAR)
     assert len(calls) == 1  # removals of less than a head are skipped
 
 

@@ -10,7 +10,7 @@ import pytest
 from bert_jax.cli import main as cli
 from bert_jax.cli.adapt import adaptation_config
 from bert_jax.convert import adaptation
-from bert_jax.convert.adaptation import Texts, TextScore, half_interval, run_config
+from bert_jax.convert.adaptation import AdaptationCorpora, TextScore, half_interval, run_config
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.held_out import score_model
 from bert_jax.data.corpus import Corpus
@@ -104,7 +104,7 @@ def test_a_killed_run_continues(adapted, tiny_export, second_corpus, tiny_corpus
 
 def test_the_schedule_follows_from_the_text(tiny_export, second_corpus, tiny_corpus):
     """One pass over the domain's tokens with rows of the share that replay leaves; 6 % warmup, then decay."""
-    texts = Texts([CorpusWeight(second_corpus)], [CorpusWeight(tiny_corpus)])
+    texts = AdaptationCorpora([CorpusWeight(second_corpus)], [CorpusWeight(tiny_corpus)])
     phase = dataclasses.replace(adaptation_config().phases[0], seq_len=16, batch_size=2)
     config = dataclasses.replace(adaptation_config(), phases=(phase,))
     tokens = Corpus.open(second_corpus).num_tokens

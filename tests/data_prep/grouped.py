@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 
 from data_prep.duplicates.minhash import EMPTY
-from data_prep.duplicates.near_duplicates import BUCKET, bands_and_rows, find_near_duplicates, find_repeated_signatures
+from data_prep.duplicates.near_duplicates import BUCKET, bands_and_rows, find_repeated_signatures, near_duplicate_mask
 
 
 def run_in_memory(steps):
@@ -78,7 +78,7 @@ def decide(signatures, threshold=0.5, memory_bytes=256 << 20, active=None, per_r
     active = np.ones(len(signatures), bool) if active is None else active
     repeated = find_repeated_signatures(reader_of(signatures, active, per_range), run, memory_bytes)
     reader = reader_of(signatures, active & ~repeated, per_range)
-    return repeated | find_near_duplicates(reader, run, signatures.shape[1], threshold, memory_bytes)
+    return repeated | near_duplicate_mask(reader, run, signatures.shape[1], threshold, memory_bytes)
 
 
 def random_signatures(count):

@@ -166,13 +166,13 @@ def test_near_duplicates(books):
 def test_equal_signatures_are_removed_before_bands_are_compared(text, monkeypatch):
     """Documents that differ in punctuation only, which do not fill a bucket."""
     pathlib.Path("text.txt").write_text("\n\n".join([text[0], text[1], text[0] + "!", text[0] + "?"]))
-    find, considered = near_duplicates.find_near_duplicates, []
+    find, considered = near_duplicates.near_duplicate_mask, []
 
     def spy(reader, *arguments):
         considered.extend(reader.read(0)[0].tolist())
         return find(reader, *arguments)
 
-    monkeypatch.setattr(near_duplicates, "find_near_duplicates", spy)
+    monkeypatch.setattr(near_duplicates, "near_duplicate_mask", spy)
     options = BuildOptions(validation_fraction=0.7, near_duplicates=NearDuplicateOptions(threshold=1.0))
     assert run("c", ["text:text.txt"], options)["dropped"]["near_duplicates"]["documents"] == 2
     assert considered == [True, True, False, False]

@@ -18,7 +18,7 @@ from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.duplicates.ngram_index import NgramIndex
 from data_prep.for_each_input import for_each_input
 from data_prep.parallel import SharedProgress
-from data_prep.vocabularies.counting import BertWordCounter, BoundedWordCounts, InputWordCounter, MarkCounts
+from data_prep.vocabularies.counting import BertWordCounter, BoundedWordCounter, BoundedWordCounts, MarkCounts
 from data_prep.vocabularies.train import VocabularySettings, train
 from tests.building import files, make_documents, parse, run
 from tests.data_prep.test_file_ranges import FORMS
@@ -89,13 +89,13 @@ def test_words_of_an_input_are_counted_within_bounds():
     words = BertWordCounter(True)
     all_marks = MarkCounts()
     together = words((text for block in blocks for text in block), all_marks)
-    counted, marks = InputWordCounter(words, 100)(iter(blocks))
+    counted, marks = BoundedWordCounter(words, 100)(iter(blocks))
     assert marks == all_marks == MarkCounts(1, 14)
     assert counted == together and list(counted) == list(together), "in the order of their first occurrence"
     table = BoundedWordCounts(3)
     for block in blocks:
         table.add(words(block, MarkCounts()))
-    assert InputWordCounter(words, 3)(iter(blocks))[0] == table.counts != together
+    assert BoundedWordCounter(words, 3)(iter(blocks))[0] == table.counts != together
 
 
 def test_no_ngram_depends_on_ranges(texts):

@@ -68,7 +68,7 @@ def test_a_wrong_removal_is_found():
     model = four_heads(4)
     rows = encode_texts(["the river sings"], model.tokenizer, 32)
     examples = masked_texts(rows, model.tokenizer, 0.3, seed=0)
-    for site, size in smaller_model.sizes(model.config).items():
+    for site, size in smaller_model.heads_and_units(model.config).items():
         kept = np.tile(np.arange(size // 2), (4, 1))
         other = kept.copy()
         other[3, -1] += 1

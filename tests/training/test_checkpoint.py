@@ -341,7 +341,7 @@ def test_errors_of_orbax_are_logged_if_no_line_describes_them(monkeypatch, caplo
     def record(level: int, path: str) -> logging.LogRecord:
         return logging.LogRecord("absl", level, path, 1, f"{level} of {path}", (), None)
 
-    errors, logger = orbax_errors.OrbaxErrors(), logging.getLogger("absl")
+    errors, logger = orbax_errors.OrbaxErrorBuffer(), logging.getLogger("absl")
     monkeypatch.setattr(logger, "propagate", True)
     for each in (record(40, "/lib/orbax/x.py"), record(30, "/lib/orbax/x.py"), record(40, "/lib/grain/x.py")):
         logger.handle(each)
@@ -356,7 +356,7 @@ def test_writes_that_end_after_another_has_failed_are_not_reported(monkeypatch):
     """With `ulimit -f`, TensorStore reported the closed event loop of every further file with a traceback."""
     reported = []
     monkeypatch.setattr(sys, "unraisablehook", reported.append)
-    before, errors = sys.unraisablehook, orbax_errors.OrbaxErrors()
+    before, errors = sys.unraisablehook, orbax_errors.OrbaxErrorBuffer()
     closed, other = (
         types.SimpleNamespace(exc_type=type(error), exc_value=error)
         for error in (RuntimeError("Event loop is closed"), RuntimeError("x"))

@@ -16,8 +16,8 @@ from bert_jax.training import micro_batch, pretraining
 from bert_jax.training.micro_batch import (
     TrainSteps,
     choose_accumulations,
-    fit_to_memory,
     requested_accumulation,
+    smallest_fitting_accumulation,
 )
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.ledger import Ledger
@@ -62,7 +62,7 @@ def give_memory(monkeypatch, size: float) -> None:
 def test_the_largest_that_fits(mesh, tmp_path, monkeypatch, size, count):
     give_memory(monkeypatch, size)
     compiler, ledger = Compiler(), Ledger(tmp_path / "ledger")
-    found, program = fit_to_memory(CONFIG, 0, mesh, ledger, compiler)
+    found, program = smallest_fitting_accumulation(CONFIG, 0, mesh, ledger, compiler)
     assert (found, program.count) == (count, count) and compiler.tried == [n for n in (1, 2, 4, 8, 16) if n <= count]
     (entry,) = ledger.entries_of("micro_batch")
     assert (entry["accumulation"], entry["bytes"], entry["phase"]) == (count, 100 + 1600 // count, 0)
@@ -74,36 +74,39 @@ def test_large_batches_are_cut_before_the_first_try(mesh, tmp_path, monkeypatch)
     for size, tried, count in ((1e12, [8, 4, 2, 1], 1), (400, [8, 4], 8), (200, [8, 16], 16)):
         give_memory(monkeypatch, size + 1)
         compiler, path = Compiler(), tmp_path / str(size)
-        assert fit_to_memory(large, 0, mesh, Ledger(path), compiler)[0] == count
+        assert smallest_fitting_accumulation(large, 0, mesh, Ledger(path), compiler)[0] == count
         assert compiler.tried == tried
 
 
 def test_nothing_fits(mesh, tmp_path, monkeypatch):
     give_memory(monkeypatch, 199)
     with pytest.raises(UserError, match=r"phases\.2: one row at a time .* 90% of .*mesh\.fsdp.*model\.remat full"):
-        fit_to_memory(CONFIG, 2, mesh, Ledger(tmp_path / "ledger"), Compiler())
+        smallest_fitting_accumulation(CONFIG, 2, mesh, Ledger(tmp_path / "ledger"), Compiler())
     assert not (tmp_path / "ledger").exists()
 
 
 def test_a_compiler_that_refuses_what_does_not_fit(mesh, tmp_path, monkeypatch):
     """As TPUs do; any other complaint is no answer."""
     give_memory(monkeypatch, 1e12)
-    assert fit_to_memory(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler(refused=(1, 2)))[0] == 4
+    assert smallest_fitting_accumulation(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler(refused=(1, 2)))[0] == 4
 
     def broken(count):
         raise jax.errors.JaxRuntimeError("INTERNAL: no such thing")
 
     with pytest.raises(jax.errors.JaxRuntimeError, match="no such thing"):
-        fit_to_memory(CONFIG, 1, mesh, Ledger(tmp_path / "ledger"), broken)
+        smallest_fitting_accumulation(CONFIG, 1, mesh, Ledger(tmp_path / "ledger"), broken)
 
 
 def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
     """Not on the same devices in the same phase; elsewhere, or with other settings of model or phase, it is."""
     give_memory(monkeypatch, 501)
-    fit_to_memory(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler())
+    smallest_fitting_accumulation(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), Compiler())
     give_memory(monkeypatch, 1e12)
     compiler = Compiler()
-    assert fit_to_memory(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), compiler) == (4, None) and not compiler.tried
+    assert (
+        smallest_fitting_accumulation(CONFIG, 0, mesh, Ledger(tmp_path / "ledger"), compiler) == (4, None)
+        and not compiler.tried
+    )
     entry = json.loads((tmp_path / "ledger").read_text())
     elsewhere = {
         "phase": 1,
@@ -118,7 +121,7 @@ def test_what_was_found_is_not_searched_again(mesh, tmp_path, monkeypatch):
         assert entry[name] != value
         path = tmp_path / name
         path.write_text(json.dumps(entry | {name: value}) + "\n")
-        assert fit_to_memory(CONFIG, 0, mesh, Ledger(path), Compiler())[0] == 1, name
+        assert smallest_fitting_accumulation(CONFIG, 0, mesh, Ledger(path), Compiler())[0] == 1, name
         assert len(Ledger(path).entries_of("micro_batch")) == 2
 
 

@@ -150,7 +150,7 @@ def test_evaluations_change_nothing_of_the_run(config, train, tmp_path):
 )
 def test_mlperf_says_how_often(batch_size, rows):
     assert TargetConfig(0.72).rows_between_evaluations(batch_size) == rows
-    assert TargetConfig(0.72, every=1000).rows_between_evaluations(batch_size) == 1000
+    assert TargetConfig(0.72, every_rows=1000).rows_between_evaluations(batch_size) == 1000
 
 
 @pytest.mark.slow

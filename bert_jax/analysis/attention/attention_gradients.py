@@ -17,7 +17,7 @@ from bert_jax.model.heads import Heads
 
 KINDS = ("sep", "cls", "punctuation", "other")
 TASKS = ("classification", "tagging")
-"""Kinds of task heads that `prediction_loss` suits."""
+"""Kinds of task heads that `predicted_label_loss` suits."""
 
 
 def loss_name(heads: Heads) -> str | None:
@@ -39,7 +39,7 @@ def mlm_loss(found: dict[str, Array], masked: tuple[Array, Array]) -> Float[Arra
     return -(weights * jnp.take_along_axis(log_probabilities, tokens[..., None], axis=-1)[..., 0]).sum()
 
 
-def prediction_loss(found: dict[str, Array], weights: Array) -> Float[Array, ""]:
+def predicted_label_loss(found: dict[str, Array], weights: Array) -> Float[Array, ""]:
     """Sum over rows of the negative log-likelihood of the label that a task head predicts; of a regression, its value.
 
     Args:
@@ -116,9 +116,9 @@ def _of_masked(model: LoadedModel, batch: TextBatch, masked: Sequence[np.ndarray
 
 
 def _of_prediction(model: LoadedModel, batch: TextBatch) -> np.ndarray:
-    """Gradients [L, B, N, S, T] of `prediction_loss`."""
+    """Gradients [L, B, N, S, T] of `predicted_label_loss`."""
     per_token = model.heads.task.kind == "tagging"
     weights = batch.attention_mask if per_token else np.ones((len(batch.indices), 1))
     weights = (weights / weights.sum(1, keepdims=True)).astype(np.float32)
     outputs = ("task_logits",)
-    return gradients(model, batch, [PROBABILITIES], prediction_loss, weights, outputs=outputs)[1][PROBABILITIES]
+    return gradients(model, batch, [PROBABILITIES], predicted_label_loss, weights, outputs=outputs)[1][PROBABILITIES]

@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.analysis.attention import mixing
 from bert_jax.analysis.attention.maps import PROBABILITIES, token_kinds
-from bert_jax.analysis.attention.value_zeroing import value_zeroing
+from bert_jax.analysis.attention.value_zeroing import value_zeroing_distances
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
@@ -60,7 +60,7 @@ def text_contributions(
         # Value zeroing runs many passes of one batch, so small batches use the machine as well as large ones.
         for batch in batches(rows, model.tokenizer.pad_id, 512):
             found = capture(model, batch, [PROBABILITIES, VALUE, OUTPUT, "hidden_states"])
-            zeroed = value_zeroing(model, batch)
+            zeroed = value_zeroing_distances(model, batch)
             for b, index in enumerate(batch.indices):
                 if index < 0:
                     continue

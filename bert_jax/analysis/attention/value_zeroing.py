@@ -21,7 +21,7 @@ ROUNDING = 1e-12
 """Smaller distances are rounding, and count as 0: so do all keys that a local layer does not attend to."""
 
 
-def value_zeroing(model: LoadedModel, batch: TextBatch) -> Float[np.ndarray, "L B S S"]:
+def value_zeroing_distances(model: LoadedModel, batch: TextBatch) -> Float[np.ndarray, "L B S S"]:
     """Entry [l, b, i, j]: cosine distance between a layer's output at i with and without the value vector of token j.
 
     All heads lose the value, the attention stays as it is, and the layer's input is that of the unchanged model

@@ -41,7 +41,7 @@ def mean(values: list[float | None]) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def ranks(scores: Float[np.ndarray, "n V"], gold: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
+def ranks_and_ties(scores: Float[np.ndarray, "n V"], gold: Int[np.ndarray, " n"]) -> tuple[np.ndarray, np.ndarray]:
     """Ranks of gold candidates, from 1; of tied candidates each has the mean of the ranks that they share.
 
     Args:

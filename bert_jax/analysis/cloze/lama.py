@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import mean, precision_at, ranks, share
+from bert_jax.analysis.cloze.cloze_scores import mean, precision_at, ranks_and_ties, share
 from bert_jax.analysis.cloze.lama_files import Fact, common_vocabulary, draw_facts, read_relations
 from bert_jax.analysis.cloze.predictions import (
     encode_masked,
@@ -83,7 +83,7 @@ class Answers(NamedTuple):
 
 def read_answers(scores: np.ndarray, gold: np.ndarray) -> Answers:
     """The answers in scores of candidates [n, V]; gold int64 [n]."""
-    return Answers(*ranks(scores, gold), scores.argmax(1))
+    return Answers(*ranks_and_ties(scores, gold), scores.argmax(1))
 
 
 def precisions(answers: Answers) -> dict[str, Any]:

@@ -44,7 +44,7 @@ from bert_jax.storage.files import (
 )
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath, check_reachable, is_remote
-from bert_jax.training.run_directory.orbax_errors import OrbaxErrors
+from bert_jax.training.run_directory.orbax_errors import OrbaxErrorBuffer
 
 COMMIT_MARKER = "COMMIT.json"
 HAS_CHECKPOINTS = "has_checkpoints"
@@ -66,7 +66,7 @@ class Checkpoints:
     def __init__(self, directory: epath.PathLike, keep: int):
         self.directory = epath.Path(directory)
         self.keep = keep
-        self._errors = OrbaxErrors()
+        self._errors = OrbaxErrorBuffer()
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: concurrent.futures.Future | None = None
@@ -111,7 +111,7 @@ class Checkpoints:
             if is_first():
                 with contextlib.suppress(OSError):  # a read-only disk
                     target.rmtree(missing_ok=True)
-            file = self._errors.move_to_file()
+            file = self._errors.move_to_temporary_file()
             details = f". Details are in {file}" if file else ""
             raise UserError(
                 f"cannot save {target}: {line}. Earlier checkpoints of the run are intact{details}"

@@ -14,7 +14,7 @@ MAX_RECORDS = 100
 """Errors that are held; later ones are lost."""
 
 
-class OrbaxErrors(logging.Filter):
+class OrbaxErrorBuffer(logging.Filter):
     """Holds the errors that Orbax logs, until it is known whether one line describes them."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class OrbaxErrors(logging.Filter):
         if error.exc_type is not RuntimeError or str(error.exc_value) != "Event loop is closed":
             self._report(error)
 
-    def move_to_file(self) -> str:
+    def move_to_temporary_file(self) -> str:
         """Write the errors to a file in the directory for temporary files; returns its name, "" without one."""
         records, self._held = self._held, []
         if not records:
