@@ -164,7 +164,7 @@ OUT_OF_RANGE = [
     ("recovery", "max_rollbacks", -1, "in [0, "),
     ("recovery", "spike", 0.0, "or None"),
     ("target", "mlm_accuracy", 1.5, "or None"),
-    ("target", "every", 0, "or None"),
+    ("target", "every_rows", 0, "or None"),
 ]
 
 
