@@ -6,12 +6,13 @@ and decayed again, and a share of general text is replayed against forgetting (I
 
 import dataclasses
 import json
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+from scipy import special
 
 from bert_jax.config import Config
 from bert_jax.convert.formats import input_formats
@@ -72,7 +73,7 @@ class TextScore(NamedTuple):
 class Change(TypedDict):
     """A metric of one corpus before and after."""
 
-    unigram: float | None
+    baseline: float | None
     before: float
     after: float
     change: float
@@ -240,10 +241,9 @@ def compare(before: TextScore, after: TextScore) -> dict[str, Change]:
     for name in METRICS:
         if name in before.metrics:
             pairs = [(one[name], other[name]) for one, other in zip(before.groups, after.groups, strict=True)]
-            baseline = BASELINES[name][0] if name in BASELINES else ""
             values = before.metrics[name], after.metrics[name]
             changes[name] = Change(
-                unigram=before.metrics.get(baseline),
+                baseline=_baseline(name, before.metrics),
                 before=values[0],
                 after=values[1],
                 change=values[1] - values[0],
@@ -252,8 +252,15 @@ def compare(before: TextScore, after: TextScore) -> dict[str, Change]:
     return changes
 
 
+def _baseline(name: str, metrics: Mapping[str, float]) -> float | None:
+    """A metric of the best constant: token frequencies; for `rtd_accuracy`, that no token is replaced, or each one."""
+    if name == "rtd_accuracy":
+        return max(metrics["rtd_replaced"], 1 - metrics["rtd_replaced"])
+    return metrics.get(BASELINES[name][0]) if name in BASELINES else None
+
+
 def half_interval(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]]]) -> float | None:
-    """1.96 standard errors of the difference of two weighted means over groups.
+    """Half of the 95 % interval of Student's t of the difference of two weighted means over groups.
 
     Args:
       pairs: for each group (total, weight) of both sides, whose weights are equal: they are scored on the same targets.
@@ -262,7 +269,7 @@ def half_interval(pairs: Sequence[tuple[tuple[float, float], tuple[float, float]
       None for fewer than `MIN_GROUPS` groups of a weight.
     """
     rows = np.array([(after - before, weight) for (before, weight), (after, _) in pairs if weight], np.float64)
-    return None if len(rows) < MIN_GROUPS else 1.96 * mean_difference(*rows.T)[1]
+    return None if len(rows) < MIN_GROUPS else special.stdtrit(len(rows) - 1, 0.975) * mean_difference(*rows.T)[1]
 
 
 def results(
@@ -307,7 +314,7 @@ def summary(values: dict[str, Any]) -> str:
     for text in values["texts"]:
         label = f"{text['role']}: {text['corpus']} ({text['rows']:,} rows)"
         for name, one in text["metrics"].items():
-            baseline = "" if one["unigram"] is None else f"{one['unigram']:.4f}"
+            baseline = "" if one["baseline"] is None else f"{one['baseline']:.4f}"
             interval = "" if one["interval"] is None else f" ±{one['interval']:.4f}"
             numbers = baseline, f"{one['before']:.4f}", f"{one['after']:.4f}", f"{one['change']:+.4f}{interval}"
             rows.append((f"{label} {name}", *numbers))
@@ -320,5 +327,5 @@ def summary(values: dict[str, Any]) -> str:
         f"the same before and after. One seed; ± is a 95 % interval over groups of {values['group_rows']} "
         f"rows, without the variance of training; fewer than {MIN_GROUPS} groups have none."
     )
-    table = Table(("held out", "unigram", "before", "after", "change"), tuple(rows))
+    table = Table(("held out", "baseline", "before", "after", "change"), tuple(rows))
     return render([Section("continued pretraining", [table, Note(note)])])

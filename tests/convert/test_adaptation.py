@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from bert_jax.cli import main as cli
 from bert_jax.cli.adapt import adaptation_config
@@ -64,7 +65,7 @@ def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, caps
             assert one["before"] == pytest.approx(before[name], rel=1e-5)
             assert one["after"] == pytest.approx(after[name], rel=1e-5)
             assert one["change"] == one["after"] - one["before"] and one["interval"] > 0
-            assert one["unigram"] == pytest.approx(before[name.replace("mlm", "unigram")], rel=1e-6)
+            assert one["baseline"] == pytest.approx(before[name.replace("mlm", "unigram")], rel=1e-6)
     assert all(text["metrics"]["mlm_loss"]["change"] < -0.1 for text in found["texts"]) and found["steps"] == 4
     assert found["tokens_seen"] == numbers(adapted, "train")[-1]["tokens_seen"] > 0
     shares = json.loads((adapted / "config.json").read_text())["corpora"]
@@ -76,7 +77,7 @@ def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, caps
         one = text["metrics"]["mlm_loss"]
         line = f"{text['role']}: {text['corpus']} (12 rows) mlm_loss"
         (cells,) = (row.removeprefix(line).split() for row in printed.splitlines() if row.startswith(line))
-        assert cells[:3] == [f"{one[name]:.4f}" for name in ("unigram", "before", "after")]
+        assert cells[:3] == [f"{one[name]:.4f}" for name in ("baseline", "before", "after")]
     assert cli.main([*again, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == found
 
@@ -124,8 +125,13 @@ def test_the_schedule_follows_from_the_text(tiny_export, second_corpus, tiny_cor
 
 def test_a_causal_model_is_compared_by_its_own_losses():
     before, after = (TextScore("x", 8, {"causal_loss": x, "unigram_loss": 4.0}, []) for x in (3.5, 3.0))
-    change = adaptation.Change(unigram=4.0, before=3.5, after=3.0, change=-0.5, interval=None)
+    change = adaptation.Change(baseline=4.0, before=3.5, after=3.0, change=-0.5, interval=None)
     assert adaptation.compare(before, after) == {"causal_loss": change}
+
+
+def test_detection_is_compared_with_the_best_constant():
+    sides = [TextScore("x", 8, {"rtd_accuracy": x, "rtd_replaced": 0.16}, []) for x in (0.6, 0.7)]
+    assert adaptation.compare(*sides)["rtd_accuracy"]["baseline"] == 0.84
 
 
 def test_a_model_without_the_head_is_refused(tiny_export, second_corpus, tiny_corpus, tmp_path, capsys):
@@ -148,11 +154,12 @@ def test_another_run_in_the_work_directory_is_refused_before_scoring(
 
 
 def test_intervals():
-    """For groups of one size: 1.96 standard errors of the mean of paired differences."""
+    """For groups of one size: the interval of a paired t-test."""
     rng = np.random.default_rng(0)
     before, gain = rng.normal(50, 9, 40), rng.normal(4, 1, 40)
     pairs = [((b, 10.0), (b - g, 10.0)) for b, g in zip(before, gain, strict=True)]
-    assert half_interval(pairs) == pytest.approx(1.96 * np.std(gain / 10, ddof=1) / np.sqrt(40))
+    interval = stats.ttest_1samp(gain / 10, 0).confidence_interval()
+    assert half_interval(pairs) == pytest.approx((interval.high - interval.low) / 2)
     assert half_interval([*pairs, ((0.0, 0.0), (0.0, 0.0))]) == half_interval(pairs)  # a batch without targets
     assert half_interval(pairs[: adaptation.MIN_GROUPS - 1]) is None
     weights = rng.integers(5, 15, 400)
