@@ -150,7 +150,9 @@ def render_published(families: dict[str, Any]) -> list[str]:
     notes = []
     for family, judged in families.items():
         for run in judged["runs"]:
-            work = "; ".join(f"{one['seq_len']}: {one['batch_size']:,}, {one['rows']}" for one in run["work"])
+            work = "; ".join(
+                f"{one['seq_len']}: {one['batch_size']:,}, {one['per_device_rows']}" for one in run["work"]
+            )
             rates = f"{run['published']:,.0f} | {run['ratio'] * run['published']:,.0f} | {run['ratio'] - 1:+.0%}"
             lines.append(f"| {run['source']} | {run['devices']:,} x {run['hardware']} | {work} | {rates} |")
         largest = max(abs(run["ratio"] - 1) for run in judged["runs"])
