@@ -28,7 +28,7 @@ SMALL_RUN = (
     f"--model.intermediate-size 96 --model.max-positions 64 {SMALL_PHASE}"
 )
 SECOND_PHASE = "--phases.1.steps 1 --phases.1.seq-len 32 --phases.1.batch-size 8 --phases.1.accumulation 1"
-TWO_PHASES = ("bert_base", "bert_mini", "bert_large", "bert_large_76min", "bert_large_lamb")
+TWO_PHASES = ("words_10m_cpu", "bert_base", "bert_mini", "bert_large", "bert_large_76min", "bert_large_lamb")
 SMALLER = {
     "pretrain": SMALL_RUN,
     "adapt": SMALL_PHASE,
