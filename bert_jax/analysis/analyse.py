@@ -35,7 +35,7 @@ PAGE = "report.html"
 CURVES = "curves.json"
 """With several checkpoints: values by suite, name and step."""
 COMPARED, COMPARISON = "compared", "comparison.json"
-"""With --compare: the directory of the other model's results, and the list of `TestComparison`."""
+"""With --compare: the directory of the other model's results, and the list of `PairedTest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,10 +203,10 @@ def _earlier_results(
 
 
 def _run_suites(
-    options: Any, chosen: list[Suite], inputs: SuiteInputs, directory: StoredPath, what: str
+    options: Any, chosen: list[Suite], inputs: SuiteInputs, digest: str, directory: StoredPath, what: str
 ) -> tuple[dict[str, result_files.ResultFile], dict[str, str]]:
-    """The results of a model by suite, and why others were left out."""
-    digest, files, left_out = result_files.model_sha256(inputs.model), {}, {}
+    """The results of a model, whose SHA-256 is `digest`, by suite, and why others were left out."""
+    files, left_out = {}, {}
     for suite in chosen:
         settings = getattr(options, _attribute(suite))
         reason = suite.obstacle(inputs, settings)
@@ -223,25 +223,26 @@ def _run_suites(
 
 
 def _compare(
-    options: Any, chosen: list[Suite], model: LoadedModel, ours: Mapping[str, result_files.ResultFile]
-) -> list[comparison.TestComparison]:
-    """The tests of the model and of that of --compare, item by item."""
+    options: Any, chosen: list[Suite], model: LoadedModel, files: Mapping[str, result_files.ResultFile]
+) -> list[comparison.PairedTest]:
+    """The tests of the model, whose results are `files`, and of that of --compare, item by item."""
     other = loaded_model.load(options.compare)
-    if result_files.model_sha256(other) == result_files.model_sha256(model):
+    digest = result_files.model_sha256(other)
+    if digest in {file["request"]["model"] for file in files.values()}:
         raise UserError(f"--compare {options.compare}: has the weights of {options.model}: give another model")
     inputs = SuiteInputs(other, options.data, options.seed, True)
     directory = options.out / COMPARED
     make_directory_if_local(directory)
-    counted = [suite for suite in chosen if suite.name in ours and UNCERTAINTY in ours[suite.name]["result"]]
+    counted = [suite for suite in chosen if suite.name in files and UNCERTAINTY in files[suite.name]["result"]]
     if not counted:
         raise UserError("--compare: none of the suites that ran counts items: cloze does (docs/analysis.md)")
-    files, _ = _run_suites(options, counted, inputs, directory, f" of {options.compare}")
+    others, _ = _run_suites(options, counted, inputs, digest, directory, f" of {options.compare}")
     same = other.tokenizer.fingerprint == model.tokenizer.fingerprint
     rows = []
-    for name, theirs in files.items():
+    for name in others:
         sides = [
-            result_files.read_items(place / f"{name}.json", file["result"])
-            for place, file in ((options.out, ours[name]), (directory, theirs))
+            result_files.read_items(place / f"{name}.json", of_model[name]["result"])
+            for place, of_model in ((options.out, files), (directory, others))
         ]
         rows += comparison.compare(name, *sides, same)
     if not rows:
@@ -253,11 +254,12 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     points, left_out, baselines = [], {}, {}
     for step, source in models:
         model = loaded_model.load(source)
-        directory = _directory(options.out, step)
+        digest, directory = result_files.model_sha256(model), _directory(options.out, step)
         inputs = SuiteInputs(model, options.data, options.seed, True, baselines)
-        files, not_run = _run_suites(options, chosen, inputs, directory, "" if step is None else f", step {step}")
+        at_step = "" if step is None else f", step {step}"
+        files, not_run = _run_suites(options, chosen, inputs, digest, directory, at_step)
         left_out |= not_run
-        earlier = _earlier_results(directory, chosen, result_files.model_sha256(model))
+        earlier = _earlier_results(directory, chosen, digest)
         points.append(page.CheckpointResults(step, files | earlier))
     shown = [suite for suite in SUITES if all(suite.name in point.files for point in points)]
     for name, why in left_out.items():

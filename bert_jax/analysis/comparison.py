@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from typing import TypedDict
 
-import numpy as np
-
 from bert_jax.analysis.item_scores import (
     ABOUT_INTERVALS,
     MODEL,
     ItemScores,
-    estimate,
+    bootstrap_mean,
     format_p,
     paired_difference,
     with_interval,
@@ -19,7 +17,7 @@ from bert_jax.report import Note, Section, Table
 from bert_jax.statistics import holm
 
 
-class TestComparison(TypedDict):
+class PairedTest(TypedDict):
     """A test of both models on the items that both have."""
 
     suite: str
@@ -29,7 +27,7 @@ class TestComparison(TypedDict):
     """Items that only the model has, e.g. words that are one token in its vocabulary alone; they are left out."""
     only_other: int
     model: dict[str, float]
-    """`item_scores.Estimate`."""
+    """`item_scores.BootstrapMean`."""
     other: dict[str, float]
     difference: dict[str, float]
     """`item_scores.Difference`: the model minus the other one."""
@@ -38,59 +36,59 @@ class TestComparison(TypedDict):
 
 
 def compare(
-    suite: str, ours: Mapping[str, ItemScores], theirs: Mapping[str, ItemScores], same_tokenizer: bool
-) -> list[TestComparison]:
+    suite: str, model: Mapping[str, ItemScores], other: Mapping[str, ItemScores], same_tokenizer: bool
+) -> list[PairedTest]:
     """The tests of a suite that both models have, p-values not yet adjusted.
 
     Args:
       suite: its name.
-      ours, theirs: scores of items by test.
+      model, other: scores of items by test.
       same_tokenizer: whether both models have one tokenizer.
 
     Raises:
       UserError: a test without a common item, or one that needs a common tokenizer.
     """
     found = []
-    for test in ours:
-        if test not in theirs:
+    for test in model:
+        if test not in other:
             continue
-        if not same_tokenizer and ours[test].same_tokenizer:
+        if not same_tokenizer and model[test].same_tokenizer:
             raise UserError(
                 f"--compare: {test} of models with different tokenizers has other candidates for each: put a common "
                 "vocabulary into its folder (docs/analysis/cloze.md)"
             )
-        there = set(theirs[test].items)
-        common = [item for item in ours[test].items if item in there]
+        there = set(other[test].items)
+        common = [item for item in model[test].items if item in there]
         if not common:
             raise UserError(f"--compare: the models have no item of {test} in common: give the same data to both")
-        found.append(_compare_items(suite, test, ours[test], theirs[test], common))
+        found.append(_compare_items(suite, test, model[test], other[test], common))
     return found
 
 
-def _compare_items(suite: str, test: str, ours: ItemScores, theirs: ItemScores, common: list[str]) -> TestComparison:
-    left, right = ours.select(common), theirs.select(common)
-    values, others = (np.asarray(side.scores[MODEL]) for side in (left, right))
-    difference = paired_difference(values, others, left.groups)
-    return TestComparison(
+def _compare_items(suite: str, test: str, model: ItemScores, other: ItemScores, common: list[str]) -> PairedTest:
+    groups = model.select(common).groups
+    values, others = (side.select(common).scores[MODEL] for side in (model, other))
+    difference = paired_difference(values, others, groups)
+    return PairedTest(
         suite=suite,
         test=test,
         items=len(common),
-        only_model=len(ours.items) - len(common),
-        only_other=len(theirs.items) - len(common),
-        model=estimate(values, left.groups)._asdict(),
-        other=estimate(others, left.groups)._asdict(),
+        only_model=len(model.items) - len(common),
+        only_other=len(other.items) - len(common),
+        model=bootstrap_mean(values, groups)._asdict(),
+        other=bootstrap_mean(others, groups)._asdict(),
         difference=difference._asdict(),
         adjusted_p_value=difference.p_value,
     )
 
 
-def adjust(rows: list[TestComparison]) -> list[TestComparison]:
+def adjust(rows: list[PairedTest]) -> list[PairedTest]:
     """The comparisons with p-values adjusted for their number."""
     adjusted = holm([row["difference"]["p_value"] for row in rows])
     return [{**row, "adjusted_p_value": p_value} for row, p_value in zip(rows, adjusted, strict=True)]
 
 
-def section(rows: list[TestComparison], model: str, other: str) -> Section:
+def section(rows: list[PairedTest], model: str, other: str) -> Section:
     """The table of comparisons."""
     cells = tuple(
         (
@@ -110,7 +108,7 @@ def section(rows: list[TestComparison], model: str, other: str) -> Section:
     return Section("two models compared", notes)
 
 
-def lines(rows: list[TestComparison]) -> list[str]:
+def lines(rows: list[PairedTest]) -> list[str]:
     """The comparisons for a terminal."""
     return [
         f"{row['suite']}: {row['test'].replace('_', ' ')}, {row['items']:,} items: {100 * row['model']['value']:.1f} % "

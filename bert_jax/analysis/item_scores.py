@@ -20,7 +20,7 @@ from bert_jax.report import Note, Table
 from bert_jax.storage.json_files import parse_json
 from bert_jax.storage.paths import StoredPath
 
-MODEL, RANDOM_WEIGHTS = "model", "random_weights"
+MODEL = "model"
 RESAMPLES = 10_000
 """Of intervals, and of permutations: the least p-value is 1e-4."""
 ABOUT_INTERVALS = (
@@ -58,7 +58,7 @@ def join(parts: Sequence[ItemScores], *, same_tokenizer: bool = False) -> ItemSc
     return ItemScores(items, groups, scores, same_tokenizer)
 
 
-class Estimate(NamedTuple):
+class BootstrapMean(NamedTuple):
     """A mean of items with its 95 % interval."""
 
     value: float
@@ -77,7 +77,9 @@ class Difference(NamedTuple):
     """Of no difference, two-sided, by swapping the two scores of items at random; at least 1 / (RESAMPLES + 1)."""
 
 
-def estimate(values: Float[np.ndarray, " n"], groups: Sequence[str] | None = None, *, seed: int = 0) -> Estimate:
+def bootstrap_mean(
+    values: Float[np.ndarray, " n"], groups: Sequence[str] | None = None, *, seed: int = 0
+) -> BootstrapMean:
     """The mean of scores, with the interval of percentiles of the bootstrap over items within groups.
 
     Args:
@@ -92,7 +94,7 @@ def estimate(values: Float[np.ndarray, " n"], groups: Sequence[str] | None = Non
         resampled += weight * (drawn @ distinct) / len(members)
         value += weight * float(members.mean())
     low, high = np.quantile(resampled, [0.025, 0.975])
-    return Estimate(value, float(low), float(high))
+    return BootstrapMean(value, float(low), float(high))
 
 
 def paired_difference(
@@ -110,7 +112,7 @@ def paired_difference(
       seed: of bootstrap and permutations.
     """
     differences = np.asarray(values, np.float64) - others
-    found = estimate(differences, groups, seed=seed)
+    found = bootstrap_mean(differences, groups, seed=seed)
     rng, swapped = np.random.default_rng([seed, 1]), np.zeros(RESAMPLES)
     for members, weight in _by_group(differences, groups):
         sizes, counts = np.unique(np.abs(members), return_counts=True)
@@ -129,12 +131,12 @@ def _by_group(values: np.ndarray, groups: Sequence[str] | None) -> list[tuple[np
 
 
 def uncertainty(tests: Mapping[str, ItemScores]) -> dict[str, Any]:
-    """Estimates of all columns by test, and differences of the model from its baselines, as JSON holds them."""
+    """Means of all columns by test, and differences of the model from its baselines, as JSON holds them."""
     return {
         test: {
             "items": len(one.items),
             "same_tokenizer": one.same_tokenizer,
-            "columns": {name: estimate(values, one.groups)._asdict() for name, values in one.scores.items()},
+            "columns": {name: bootstrap_mean(values, one.groups)._asdict() for name, values in one.scores.items()},
             "model_minus": {
                 name: paired_difference(one.scores[MODEL], values, one.groups)._asdict()
                 for name, values in one.scores.items()
@@ -167,7 +169,7 @@ def uncertainty_blocks(found: Mapping[str, Any]) -> tuple[Table, Note]:
 
 
 def with_interval(values: Mapping[str, float]) -> str:
-    """An estimate or a difference and its interval, times 100."""
+    """A mean or a difference and its interval, times 100."""
     center = values["difference"] if "difference" in values else values["value"]
     sign = "+" if "difference" in values else ""
     low, high = (f"{100 * values[end]:{sign}.1f}" for end in ("low", "high"))

@@ -10,7 +10,7 @@ from etils import epath
 from bert_jax import report
 from bert_jax.analysis.cloze import SUITE, cloze_scores, ettinger, lama, lama_files, minimal_pairs, verb_agreement
 from bert_jax.analysis.cloze.cloze import ClozeSettings
-from bert_jax.analysis.item_scores import estimate
+from bert_jax.analysis.item_scores import bootstrap_mean
 from bert_jax.analysis.suite import ITEMS, SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
@@ -256,7 +256,7 @@ def _check_items(result, items):
     expected["lama"] = result["lama"]["mean_of_relations"]["model"]["precision_at_1"]
     expected |= {n: one["sensitivity"]["model"]["groups"]["all"]["accuracy"] for n, one in result["ettinger"].items()}
     for name, one in items.items():
-        assert estimate(one.scores["model"], one.groups).value == pytest.approx(expected[name]), name
+        assert bootstrap_mean(one.scores["model"], one.groups).value == pytest.approx(expected[name]), name
         assert len(set(one.items)) == len(one.items) > 0
         assert {"model", "random_weights", "lone_mask"} <= set(one.scores)
 

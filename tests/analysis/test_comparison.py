@@ -31,7 +31,7 @@ def test_an_interval_is_that_of_the_bootstrap(groups):
     rng = np.random.default_rng(5)
     parts = [ANSWERS] if groups is None else [ANSWERS[np.array(groups) == name] for name in "abc"]
     resampled = np.mean([rng.choice(part, (20_000, len(part))).mean(1) for part in parts], axis=0)
-    found = item_scores.estimate(ANSWERS, groups)
+    found = item_scores.bootstrap_mean(ANSWERS, groups)
     assert found.value == pytest.approx(np.mean([part.mean() for part in parts]))
     np.testing.assert_allclose(found[1:], np.quantile(resampled, [0.025, 0.975]), atol=0.01)
     assert found.high - found.low > 0.15

@@ -89,17 +89,18 @@ def test_killed_and_continued(sst2_run, folder, tiny_run, tmp_path, tiny_program
 
 
 @pytest.mark.slow
-def test_killed_in_its_only_epoch(folder, tiny_run, tmp_path, tiny_programs):
-    """Checkpoints are those of every tenth of the run, or of --save-every; from there it continues, bit-identical."""
+@pytest.mark.parametrize(("save_every", "saved"), [(None, 24), (7, 21)])
+def test_killed_in_its_only_epoch(save_every, saved, folder, tiny_run, tmp_path, tiny_programs):
+    """It continues at the last tenth of the run, or at those of --save-every, bit-identical."""
     options = dataclasses.replace(OPTIONS, steps=30, batch_size=2)
     data, make = folder / "sst2", tiny_programs(after_step=kill_after(27))
-    for name, save_every, saved in (("whole", None, 24), ("run", 7, 21)):
-        killed = dataclasses.replace(options, save_every=save_every)
-        with pytest.raises(Killed):
-            finetune.finetune(tiny_run, "sst2", data, tmp_path / name, killed, make_programs=make)
-        assert committed(tmp_path / name)[0] == saved
-        finetune.finetune(tiny_run, "sst2", data, tmp_path / name, options)
-        assert committed(tmp_path / name)[0] == 30
+    finetune.finetune(tiny_run, "sst2", data, tmp_path / "whole", options)
+    killed = dataclasses.replace(options, save_every=save_every)
+    with pytest.raises(Killed):
+        finetune.finetune(tiny_run, "sst2", data, tmp_path / "run", killed, make_programs=make)
+    assert committed(tmp_path / "run")[0] == saved
+    finetune.finetune(tiny_run, "sst2", data, tmp_path / "run", options)
+    assert committed(tmp_path / "run")[0] == 30
     assert numbers(tmp_path / "run") == numbers(tmp_path / "whole") != []
     _same_results(tmp_path / "run", tmp_path / "whole")
 

@@ -256,8 +256,12 @@ def _unsuited(inputs: SuiteInputs, settings: PatchingSettings) -> str | None:
     if inputs.model.config.direction != "bidirectional":
         return "a causal model does not predict masked tokens"
     usable, skipped, drawn = _usable(inputs, settings)
+    return None if usable else _none_usable(drawn, skipped)
+
+
+def _none_usable(drawn: int, skipped: Counter) -> str:
     reasons = ", ".join(f"{reason} {count}" for reason, count in skipped.items() if count)
-    return None if usable else f"none of {drawn} minimal pairs can be patched ({reasons})"
+    return f"none of {drawn} minimal pairs can be patched ({reasons})"
 
 
 def run(inputs: SuiteInputs, settings: PatchingSettings) -> SuiteResult:
@@ -273,8 +277,7 @@ def run(inputs: SuiteInputs, settings: PatchingSettings) -> SuiteResult:
     donors = choose_donors(masked, inputs.seed)
     chosen = [i for i, donor in enumerate(donors) if donor >= 0]
     skipped["no_other_of_its_length"] = len(masked) - len(chosen)
-    reasons = ", ".join(f"{reason} {count}" for reason, count in skipped.items() if count)
-    require(bool(chosen), f"patching: none of {drawn} minimal pairs can be patched ({reasons}): give other pairs")
+    require(bool(chosen), f"patching: {_none_usable(drawn, skipped)}: give other pairs")
     pairs = [masked[i] for i in chosen]
     totals = np.array([pair.effect for pair in pairs])
     restored = measure(model, pairs, [pair.clean for pair in pairs], inputs.progress, "patches")
