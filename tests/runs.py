@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bert_jax import provenance
 from bert_jax.config import Config
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Vocabulary
@@ -129,6 +131,13 @@ def numbers(workdir: Any, split: str | None = None) -> list[dict]:
     """The lines of metrics.jsonl, of one split or of all, without `timing`."""
     lines = [line for line in read_metrics(workdir / "metrics.jsonl") if split in (None, line["split"])]
     return [{name: value for name, value in line.items() if name != "timing"} for line in lines]
+
+
+def read_results(workdir: Any) -> dict:
+    """The content of results.json without `provenance`, which says when, by which code and on what it was made."""
+    values = json.loads((workdir / "results.json").read_text())
+    assert values.pop("provenance")["code"] == provenance.code()
+    return values
 
 
 def committed(workdir: Any) -> list[int]:

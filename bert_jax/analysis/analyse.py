@@ -6,7 +6,6 @@ Layers count from 0 in all names and results; hidden state 0 is the output of th
 import dataclasses
 import json
 import math
-import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,17 +24,19 @@ from bert_jax.errors import UserError, did_you_mean
 from bert_jax.field_validation import Seed, Share, check
 from bert_jax.inference import loaded_model
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.provenance import make_provenance
 from bert_jax.report.page_file import check_page_file, write_page
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.lock import DirectoryLock
 from bert_jax.storage.paths import StoredPath, check_reachable
 from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
+from bert_jax.training.run_directory.environment import describe_environment
 
 PAGE = "report.html"
 CURVES = "curves.json"
-"""With several checkpoints: values by suite, name and step."""
+"""With several checkpoints: `curves`, values by suite, name and step."""
 COMPARED, COMPARISON = "compared", "comparison.json"
-"""With --compare: the directory of the other model's results, and the list of `PairedTest`."""
+"""With --compare: the directory of the other model's results, and `tests`, the list of `PairedTest`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,7 @@ def main(argv: Sequence[str]) -> None:
         if options.view:
             _write_views(options, heads, models)
         if options.data is not None:
-            _run(options, chosen, models, shlex.join(["bert-jax", "analyse", *argv]))
+            _run(options, chosen, models)
 
 
 def _refuse_other_directories(out: StoredPath) -> None:
@@ -196,7 +197,8 @@ def _earlier_results(
             if file["request"]["model"] != model_digest:
                 continue
             if file["request"]["code"] != result_files.code_version(suite):
-                print(f"{suite.name} is left out: {path} was made by other code; add it to --suites", file=sys.stderr)
+                text = result_files.other_code_text(path, file)
+                print(f"note: {suite.name} is left out: {text}; add it to --suites", file=sys.stderr)
                 continue
             files[suite.name] = file
     return files
@@ -250,7 +252,7 @@ def _compare(
     return comparison.adjust(rows)
 
 
-def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, StoredPath]], command: str) -> None:
+def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, StoredPath]]) -> None:
     points, left_out, baselines = [], {}, {}
     for step, source in models:
         model = loaded_model.load(source)
@@ -268,11 +270,11 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
         raise UserError(f"--data {options.data} has no data for any suite: see docs/analysis.md for its folders")
     if len(points) > 1:
         curves = page.flatten_baselines(page.emergence(shown, points))
-        write_atomic(options.out / CURVES, json.dumps(curves, indent=1, allow_nan=False).encode())
+        _write_with_provenance(options.out / CURVES, {"curves": curves})
     compared = [] if options.compare is None else _compare(options, chosen, model, points[-1].files)
-    sections = page.sections(f"Analysis of {options.model}", command, model, shown, points, left_out)
+    sections = page.sections(f"Analysis of {options.model}", model, shown, points, left_out)
     if compared:
-        write_atomic(options.out / COMPARISON, json.dumps(compared, indent=1, allow_nan=False).encode())
+        _write_with_provenance(options.out / COMPARISON, {"tests": compared})
         sections.insert(1, comparison.section(compared, str(options.model), str(options.compare)))
     write_page(options.out / PAGE, "--out", sections)
     for suite in shown:
@@ -281,6 +283,11 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     for line in comparison.lines(compared):
         print(line)
     print(f"wrote {options.out / PAGE}")
+
+
+def _write_with_provenance(path: StoredPath, values: dict[str, Any]) -> None:
+    made = {"provenance": make_provenance(describe_environment())}
+    write_atomic(path, json.dumps(values | made, indent=1, allow_nan=False).encode())
 
 
 def _scalar_text(scalar: Scalar) -> str:

@@ -4,11 +4,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple, TypedDict
 
+from bert_jax import provenance
 from bert_jax.analysis.item_scores import uncertainty_blocks
 from bert_jax.analysis.result_files import ResultFile
 from bert_jax.analysis.suite import UNCERTAINTY, Suite, SuiteResult
 from bert_jax.inference.loaded_model import LoadedModel
-from bert_jax.report import Command, Curves, Note, ReportBlock, Section, Series, Table
+from bert_jax.report import Curves, Note, ReportBlock, Section, Series, Table
 from bert_jax.report.cells import make_table
 
 
@@ -22,7 +23,6 @@ class CheckpointResults(NamedTuple):
 
 def sections(
     title: str,
-    command: str,
     model: LoadedModel,
     suites: Sequence[Suite],
     points: Sequence[CheckpointResults],
@@ -32,19 +32,19 @@ def sections(
 
     Args:
       title: of the page.
-      command: that repeats the analysis.
       model: the newest one.
       suites: that were run.
       points: results by checkpoint, ascending; the last one is shown in full.
       left_out: why a suite was left out, by its name.
     """
     newest = points[-1]
-    blocks: list[ReportBlock] = [Command(command), _model_table(model, newest)]
+    blocks: list[ReportBlock] = [_model_table(model, newest)]
     blocks += [Note(f"{name} was left out: {why}") for name, why in left_out.items()]
     blocks += [_cost_table(suites, newest)]
     about = [Section(suite.name, _blocks(suite, newest.files[suite.name]["result"])) for suite in suites]
     over_time = [Section("over the checkpoints", tuple(_emergence_curves(suites, points)))] if len(points) > 1 else []
-    return [Section(title, tuple(blocks), level=1), *over_time, *about]
+    made = provenance.sections({suite.name: newest.files[suite.name]["provenance"] for suite in suites})
+    return [Section(title, tuple(blocks), level=1), *over_time, *about, *made]
 
 
 def _blocks(suite: Suite, result: SuiteResult) -> tuple[ReportBlock, ...]:
@@ -119,7 +119,6 @@ def _model_table(model: LoadedModel, point: CheckpointResults) -> Table:
         ("vocabulary", f"{config.vocab_size:,}"),
         ("heads on top", ", ".join(named) or "none"),
         *([("checkpoint", f"step {point.step:,}")] if point.step is not None else []),
-        *[("SHA-256 of model and tokenizer", file["request"]["model"][:16]) for file in list(point.files.values())[:1]],
     ]
     return Table(("", "model"), tuple(rows), words=True)
 

@@ -20,12 +20,14 @@ from bert_jax.analysis.item_scores import ItemScores
 from bert_jax.analysis.suite import ITEMS, UNCERTAINTY, Suite, SuiteInputs, SuiteResult
 from bert_jax.errors import UserError, require
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.provenance import Provenance, code, describe_code, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.run_directory.environment import describe_environment
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 SHARED_PACKAGES = ("finetune", "inference", "interventions", "model", "objectives", "tokenizers")
 """Packages of bert_jax whose data, vectors and metrics suites use."""
 DIGITS = 6
@@ -53,6 +55,7 @@ class ResultFile(TypedDict):
     format_version: int
     request: Request
     result: SuiteResult
+    provenance: Provenance
     seconds: float
     """Of the suite, with compilation."""
     peak_memory_mb: int
@@ -155,7 +158,7 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
         _check_same(path, file["request"] | {"code": request["code"]}, request)
         if file["request"]["code"] == request["code"]:
             return Computed(file, False)
-        print(f"{suite.name} is computed again: {path} was made by other code", file=sys.stderr)
+        print(f"note: {suite.name} is computed again: {other_code_text(path, file)}", file=sys.stderr)
     start = time.perf_counter()
     result = dict(suite.run(inputs, settings))
     items = result.pop(ITEMS, None)
@@ -166,11 +169,21 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
         format_version=FORMAT_VERSION,
         request=request,
         result=_plain(result, suite.name),
+        provenance=make_provenance(
+            describe_environment(),
+            hashes={"model and tokenizer": request["model"], "data": request["data"]},
+            configs={"model": inputs.model.config},
+        ),
         seconds=round(time.perf_counter() - start, 2),
         peak_memory_mb=_peak_memory() // 10**6,
     )
     write_atomic(path, json.dumps(file, indent=1, allow_nan=False).encode())
     return Computed(file, True)
+
+
+def other_code_text(path: StoredPath, file: ResultFile) -> str:
+    """A clause that names the code of a file that another version of the suite made, and that of this process."""
+    return f"{path} was made by other code, {describe_code(file['provenance']['code'])}; now {describe_code(code())}"
 
 
 def _check_same(path: StoredPath, written: Mapping[str, Any], request: Mapping[str, Any]) -> None:

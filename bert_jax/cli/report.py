@@ -15,13 +15,13 @@ STUDY = "study.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Report on a run, on several runs side by side, or on a study: an HTML page, or text in the terminal.
+    """Report on a run, on several runs side by side, on the seeds of a fine-tuning, or on a study: as a page or as text.
 
     The page needs no other files, no script and no network; its figures need matplotlib (the extra `plot`).
     """
 
     workdirs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="WORKDIR")]
-    """Directory of a run or of a study; several runs are compared with the first one."""
+    """Directory of a run, of a fine-tuning with --seeds, or of a study; several runs are compared with the first."""
     out: Annotated[str | None, tyro.conf.arg(metavar="FILE")] = None
     """HTML page to write; an older page is replaced, no other file. Default: print the report as text."""
     text: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="TEXT")] = ()
@@ -55,6 +55,10 @@ class Report:
             from bert_jax.experiments import study_report
 
             return study_report.sections(studies[0])
+        from bert_jax.run_report import seeds
+
+        if len(directories) == 1 and seeds.has_seeds(directories[0]):
+            return seeds.sections(directories[0])
         from bert_jax.distributed import jax_setup
         from bert_jax.run_report import run_files, sections
 

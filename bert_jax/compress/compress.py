@@ -123,7 +123,7 @@ def compress(
     students = FinetuneResult(task, baseline_score(data), tuple(results))
     sizes = [_num_parameters(model, teacher.model.heads) for model in (teacher.model.config, plan.model)]
     result = CompressResult(teacher_score, *sizes, plan, students)
-    write_results(workdir, result.to_dict())
+    write_results(workdir, result.to_dict(), data)
     return result
 
 

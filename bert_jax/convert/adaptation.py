@@ -23,15 +23,19 @@ from bert_jax.data.mixture import CorpusWeight
 from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import UserError, require
 from bert_jax.objectives.objectives import TOKEN_OBJECTIVES
+from bert_jax.provenance import Provenance, make_provenance
 from bert_jax.report import Note, Section, Table
 from bert_jax.report.text import render
 from bert_jax.storage.files import write_atomic
-from bert_jax.storage.json_files import read_json_object
+from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.training.eval_metrics import BASELINES, mean_difference
 from bert_jax.training.loop import Progress
 from bert_jax.training.pretraining import EvaluationResult, evaluate, evaluate_model
 from bert_jax.training.programs import Programs
+from bert_jax.training.run_directory.environment import describe_environment
+from bert_jax.training.run_directory.goodput import trained_by
+from bert_jax.training.run_directory.workdir import read_run
 from bert_jax.training.sharding import put_equal
 from bert_jax.training.shared_programs import MakePrograms, SharedPrograms
 from bert_jax.training.state import InitialParams
@@ -47,6 +51,13 @@ MIN_GROUPS = 10
 """Fewer batches of rows have no interval."""
 Sums = dict[str, tuple[float, float]]
 """By metric: total and weight."""
+
+
+class _Results(TypedDict):
+    """The content of results.json, as far as it is checked."""
+
+    texts: list[dict[str, Any]]
+    provenance: Provenance
 
 
 class AdaptationCorpora(NamedTuple):
@@ -298,14 +309,26 @@ def results(
 
 
 def write_results(directory: StoredPath, values: dict[str, Any]) -> None:
-    """Write results.json; the first process does."""
+    """Write results.json with the provenance of the run; the first process does."""
     if is_first():
-        write_atomic(directory / RESULTS, (json.dumps(values, indent=1) + "\n").encode())
+        run = read_run(directory)
+        hashes = {f"corpus {number}": corpus for number, corpus in enumerate(run["corpora"], 1)}
+        made = make_provenance(
+            describe_environment(),
+            hashes=hashes,
+            configs={"run": run["config"]},
+            made_by={"run": trained_by(directory)},
+        )
+        write_atomic(directory / RESULTS, (json.dumps(values | {"provenance": made}, indent=1) + "\n").encode())
 
 
 def read_results(directory: StoredPath) -> dict[str, Any]:
-    """The content of results.json."""
-    return read_json_object(directory / RESULTS, "run bert-jax adapt again")
+    """The content of results.json.
+
+    Raises:
+      UserError: it is damaged.
+    """
+    return read_json_as(directory / RESULTS, _Results, "run bert-jax adapt again")
 
 
 def summary(values: dict[str, Any]) -> str:

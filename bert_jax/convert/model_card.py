@@ -11,9 +11,9 @@ from typing import Any
 import jax
 import yaml
 
-from bert_jax import __version__
 from bert_jax.convert.parity.parity_report import ParityReport
 from bert_jax.convert.source_model import SourceModel
+from bert_jax.provenance import code, describe_code
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 CARD = "README.md"
@@ -145,7 +145,7 @@ def format_model_card(
         f"encoder: {', '.join(parts) or 'nothing'}.",
         "",
         f"Converted from {source_model.format} ({source_model.source.rstrip('/').rpartition('/')[2]}) to {to} "
-        f"by bert_jax {__version__}.",
+        f"by {describe_code(code())}.",
     ]
     for note in (*source_model.notes, *warnings):
         lines += ["", note]

@@ -1,20 +1,16 @@
 """Reports of config, code and versions of each process, and their comparison."""
 
-import hashlib
 import os
-import platform
 import socket
 from collections.abc import Mapping
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 from bert_jax.config import flatten
+from bert_jax.provenance import code, package_versions
 
 Report = dict[str, Any]
 COMPARED_SECTIONS = ("config", "code", "versions", "environment", "corpora")
 """Sections of a report that must be equal in all processes. `bert-jax doctor` adds the corpora."""
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "grain")
 
 
 def make_report(options: Mapping[str, Any]) -> Report:
@@ -32,11 +28,6 @@ def make_report(options: Mapping[str, Any]) -> Report:
     }
 
 
-def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that compute."""
-    return {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES}
-
-
 def _is_compared(variable: str) -> bool:
     """Whether an environment variable must have the same value in all processes."""
     per_process = ("PROCESS", "LOCAL", "COORDINATOR", "CACHE")
@@ -46,11 +37,8 @@ def _is_compared(variable: str) -> bool:
 
 
 def code_report() -> dict[str, str]:
-    """A hash of the names and contents of all source files of this package."""
-    root, digest = Path(__file__).parents[1], hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode() + path.read_bytes() + b"\0")
-    return {"SHA-256 of bert_jax": digest.hexdigest()[:16]}
+    """A hash of the names and contents of all source files of this package; processes may differ in the commit."""
+    return {"SHA-256 of bert_jax": code()["sha256"]}
 
 
 def report_differences(reports: list[Report]) -> list[str]:

@@ -13,13 +13,14 @@ from typing import NamedTuple, TypedDict
 from bert_jax.errors import UserError
 from bert_jax.experiments.budget import Cell
 from bert_jax.experiments.study import Study
+from bert_jax.provenance import Code
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath, check_reachable
 from bert_jax.training.run_directory.workdir import describe_config_diff
 
 STUDY, CELLS, RESULTS, REPORT = "study.json", "cells", "results.json", "report.html"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 
 
 class CellRun(NamedTuple):
@@ -79,6 +80,8 @@ class RunRecord(TypedDict):
     tokens: int
     """Tokens of all steps, without padding."""
     timing: Timing
+    code: Code
+    """That measured the run, or with which it failed."""
 
 
 Records = dict[str, Sequence[RunRecord | None]]
@@ -104,8 +107,6 @@ class StudyFile(TypedDict):
     """Identity of a study."""
 
     format_version: int
-    version: str
-    """Of bert_jax."""
     study: StudyValues
     corpora: dict[str, float]
     """Share of each corpus, by identity."""
@@ -159,7 +160,7 @@ def check_identity(workdir: StoredPath, identity: StudyFile) -> bool:
     if changed := describe_config_diff(saved, identity):
         raise UserError(
             f"work directory {workdir} holds a study that began with other settings ({'; '.join(changed[:3])}): choose "
-            "another --workdir, or the study, the corpora and the version of bert_jax that it began with"
+            "another --workdir, or the study and the corpora that it began with"
         )
     return True
 
@@ -187,6 +188,12 @@ def read_record(run: CellRun) -> RunRecord | None:
                 f"{run.record_path}: metrics.{name} is missing or not finite, and there is no error: {advice}"
             )
     return record
+
+
+def code_by_run(runs: Sequence[CellRun]) -> dict[str, Code]:
+    """The code that made each record, by CELL/seedN."""
+    records = {f"{run.cell.name}/seed{run.index}": read_record(run) for run in runs}
+    return {name: record["code"] for name, record in records.items() if record is not None}
 
 
 def write_record(run: CellRun, record: RunRecord) -> None:

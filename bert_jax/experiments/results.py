@@ -1,6 +1,7 @@
 """From the records of a study's runs to comparisons with verdicts: results.json.
 
-Everything but ``timing`` is a function of the records' metrics, so an interrupted study ends with the same results.
+Everything but ``timing`` and ``provenance`` is a function of the records' metrics, so an interrupted study ends with
+the same results.
 """
 
 import dataclasses
@@ -11,13 +12,25 @@ from typing import Any, TypedDict
 import numpy as np
 
 from bert_jax import statistics
+from bert_jax.config import to_dict
 from bert_jax.experiments.budget import Cell
-from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, Records, RunRecord, read_record, runs_of
+from bert_jax.experiments.cell_records import (
+    FORMAT_VERSION,
+    RESULTS,
+    Records,
+    RunRecord,
+    StudyFile,
+    code_by_run,
+    read_record,
+    runs_of,
+)
 from bert_jax.experiments.failure_rates import FailureRate, compare_failures
 from bert_jax.experiments.level_pairs import LevelPair, level_pairs
 from bert_jax.experiments.study import Levels, Study
+from bert_jax.provenance import Provenance, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
+from bert_jax.training.run_directory.environment import describe_environment
 
 MIN_SEEDS = 3
 """Fewer seeds get no verdict."""
@@ -108,19 +121,27 @@ class Results(TypedDict):
     runs: list[RunResult]
     timing: dict[str, float]
     """Seconds of each run."""
+    provenance: Provenance
 
 
-def write_results(study: Study, cells: list[Cell], workdir: StoredPath) -> dict[str, Any]:
+def write_results(study: Study, cells: list[Cell], workdir: StoredPath, identity: StudyFile) -> dict[str, Any]:
     """Write results.json from the records of all runs, and return its content."""
     runs = runs_of(study, cells, workdir)
     records: Records = {cell.name: [read_record(run) for run in runs if run.cell is cell] for cell in cells}
-    results = make_results(study, cells, records)
+    corpora = {f"corpus {number}": corpus for number, corpus in enumerate(identity["corpora"], 1)}
+    provenance = make_provenance(
+        describe_environment(),
+        hashes=corpora | {"tokenizer": identity["tokenizer"], **identity["task_data"]},
+        configs={cell.name: to_dict(cell.config) | {"tasks": cell.tasks} for cell in cells},
+        made_by=code_by_run(runs),
+    )
+    results = make_results(study, cells, records) | {"provenance": provenance}
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1).encode())
     return results
 
 
 def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str, Any]:
-    """The content of results.json (`Results`): plain values.
+    """The content of results.json (`Results`) without provenance: plain values.
 
     Args:
       study: the study.

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import Sequence
 from typing import Any
 
-import bert_jax
 from bert_jax.config.sections import PAIR_FORMATS
 from bert_jax.convert import init_from
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
@@ -24,6 +23,7 @@ from bert_jax.experiments.cell_records import (
     StudyFile,
     TaskScores,
     check_identity,
+    code_by_run,
     finite_scores,
     read_record,
     runs_of,
@@ -33,6 +33,7 @@ from bert_jax.experiments.cell_records import (
 )
 from bert_jax.experiments.results import write_results
 from bert_jax.experiments.study import Study
+from bert_jax.provenance import code, describe_other_code
 from bert_jax.report.page_file import write_page
 from bert_jax.storage.cache import LocalCache
 from bert_jax.storage.failures import describe_error
@@ -81,7 +82,6 @@ def open_study(
     shares = resolve_shares(ordered, [corpus.num_tokens for corpus in corpora], study.base.data.mixture_exponent)
     identity: StudyFile = {
         "format_version": FORMAT_VERSION,
-        "version": bert_jax.__version__,
         "study": study.to_dict(),
         "corpora": {corpus.identity: float(share) for corpus, share in zip(corpora, shares, strict=True)},
         "tokenizer": tokenizer.fingerprint,
@@ -111,6 +111,8 @@ def run_study(
       exit code: 0, or 75 if a run was stopped by SIGTERM and saved; and the results, if all runs are done.
     """
     write_identity(opened.workdir, opened.identity)
+    if others := describe_other_code(code_by_run(opened.runs)):
+        print(f"note: {opened.workdir} has runs of other code, which are kept: {others}", file=sys.stderr)
     with stop_request() as stop_requested:
         stopped = _do_runs(opened, make_programs, runs_of_part(opened.runs, part), retries, stop_requested)
     if stopped:
@@ -121,7 +123,7 @@ def run_study(
     if len(done) < len(records):
         print(f"{len(done)} of {len(records)} runs are done; the process that does the last one writes the results")
         return 0, None
-    results = write_results(opened.study, opened.cells, opened.workdir)
+    results = write_results(opened.study, opened.cells, opened.workdir, opened.identity)
     write_page(opened.workdir / REPORT, "--workdir", study_report.sections(opened.workdir))
     return 0, results
 
@@ -202,6 +204,7 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
         "finetuned": tasks,
         "tokens": tokens,
         "timing": {"seconds": round(seconds, 1)},
+        "code": code(),
     }
     write_record(run, record)
     if error:

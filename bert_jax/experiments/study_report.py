@@ -3,6 +3,7 @@
 import shlex
 from collections.abc import Callable, Sequence
 
+from bert_jax import provenance
 from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, STUDY, StudyFile, StudyValues
 from bert_jax.experiments.failure_rates import FailureRate
 from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS, Comparison, Results, RunResult
@@ -45,6 +46,7 @@ def sections(directory: StoredPath) -> list[Section]:
         Section("runs", (_run_table(results),)),
         Section("budget", (_budget_table(results),)),
         Section("time", (TIME_NOTE, _time_table(results["timing"]))),
+        *provenance.sections({"study": results["provenance"]}),
     ]
 
 
@@ -62,6 +64,7 @@ def _overview(results: Results, study: StudyValues) -> list[Note | Command]:
     if any(run["finetuned"] for run in results["runs"]):
         words += ["--task-data", "DIR"]
     return [
+        *provenance.warnings(results["provenance"]),
         Command(shlex.join(words)),
         Note(
             f"{len(results['cells'])} cells with {study['seeds']} seeds each; equal {results['equal']}. Metrics are of "

@@ -23,9 +23,12 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
 from bert_jax.finetune.tasks import check_task, open_task
+from bert_jax.provenance import Code, describe_other_code, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.run_directory.environment import describe_environment
+from bert_jax.training.run_directory.goodput import trained_by
 from bert_jax.training.run_directory.workdir import CONFIG, read_config
 from bert_jax.training.sharding import make_mesh
 from bert_jax.training.shared_programs import MakePrograms, share_programs
@@ -113,7 +116,7 @@ def finetune(
     if results is None:
         return None
     all_results = FinetuneResult(task, baseline_score(data), tuple(results))
-    write_results(workdir, all_results.to_dict())
+    write_results(workdir, all_results.to_dict(), data)
     return all_results
 
 
@@ -140,6 +143,8 @@ def train_runs(
     directories = _directories(workdir, range(options.seed, options.seed + options.seeds))
     first = make_run(options.seed)
     first.check_directories(directories)
+    if others := describe_other_code(_code_by_seed(directories)):
+        announce(f"note: {workdir} has runs of other code, which are kept: {others}")
     if is_first():
         (workdir / RESULTS).unlink(missing_ok=True)
     return _train_seeds(
@@ -147,10 +152,25 @@ def train_runs(
     )
 
 
-def write_results(workdir: StoredPath, results: dict[str, Any]) -> None:
-    """Write ``results.json``; the first process does."""
-    if is_first():
-        write_atomic(workdir / RESULTS, (json.dumps(results, indent=1) + "\n").encode())
+def write_results(workdir: StoredPath, results: dict[str, Any], data: TaskData) -> None:
+    """Write ``results.json`` with the provenance of its runs; the first process does."""
+    if not is_first():
+        return
+    directories = _directories(workdir, range(0))
+    config = read_config(next(iter(directories.values())))
+    assert config.finetune is not None
+    hashes = {"model": config.finetune.source_sha256, "train": data.train.sha256}
+    made = make_provenance(
+        describe_environment(),
+        hashes=hashes | {name: split.examples.sha256 for name, split in data.splits.items()},
+        configs={"run": config},
+        made_by=_code_by_seed(directories),
+    )
+    write_atomic(workdir / RESULTS, (json.dumps(results | {"provenance": made}, indent=1) + "\n").encode())
+
+
+def _code_by_seed(directories: Mapping[int, StoredPath]) -> dict[str, Code | None]:
+    return {f"seed {seed}": trained_by(directory) for seed, directory in directories.items()}
 
 
 def _train_seeds(

@@ -4,10 +4,10 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from bert_jax.provenance import MISSING
 from bert_jax.report import Bars, Curves, Note, Series, Table
 from bert_jax.report.cells import cell
 from bert_jax.run_report.run_files import RunFiles
-from bert_jax.run_report.settings import MISSING
 from bert_jax.training.eval_metrics import BASELINES
 from bert_jax.training.run_directory import goodput
 

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from bert_jax.provenance import MISSING
 from bert_jax.report import Note, ReportBlock, Section, Table
 from bert_jax.run_report import metric_blocks, settings
 from bert_jax.run_report.run_files import RunFiles
-from bert_jax.run_report.settings import MISSING
 
 TEXTS = (
     "The [MASK] of the house was open.",
@@ -39,9 +39,9 @@ def run_sections(runs: Sequence[RunFiles], texts: Sequence[str]) -> list[Section
         Section("Goodput", tuple(metric_blocks.goodput_blocks(runs))),
         Section("Filled masks", tuple(filter(None, [filled_masks(runs, texts)] if texts else []))),
         Section("Decisions", tuple(block for run in runs for block in _decisions(run, several))),
-        Section("Environment", tuple(filter(None, [_environment(runs)]))),
         Section("Commands" if several else "Command", tuple(b for run in runs for b in settings.repeat_command(run))),
         *([] if several else [Section("Settings", _settings(runs[0]))]),
+        Section("Provenance", tuple(filter(None, [_provenance(runs)]))),
     ]
     return [section for section in sections if section.blocks]
 
@@ -92,14 +92,19 @@ def _settings(run: RunFiles) -> tuple[ReportBlock, ...]:
     return Note(f"Marked: settings that differ from the {base} ({len(table.marked)})."), table
 
 
-def _environment(runs: Sequence[RunFiles]) -> Table | None:
+def _provenance(runs: Sequence[RunFiles]) -> Table | None:
     """Of the last attempt of each run; None if it was not recorded."""
     last = [run.environments[-1] if run.environments else {} for run in runs]
     names = dict.fromkeys(name for one in last for name in one)
     rows = [(name, *(str(one.get(name, MISSING)) for one in last)) for name in names]
-    attempts = ("attempts", *(str(len(run.environments)) for run in runs))
+    others = {
+        "attempts": [str(len(run.environments)) for run in runs],
+        "SHA-256 of the data": [", ".join(run.file["corpora"]) for run in runs],
+        "SHA-256 of the tokenizer": [run.tokenizer_fingerprint for run in runs],
+    }
+    rows += [(name, *values) for name, values in others.items()]
     header = ("last attempt", *(run.name for run in runs)) if len(runs) > 1 else ("last attempt", "")
-    return Table(header, (*rows, attempts), words=True) if rows else None
+    return Table(header, tuple(rows), words=True) if names else None
 
 
 def _decisions(run: RunFiles, several: bool) -> list[ReportBlock]:

@@ -7,12 +7,11 @@ from typing import Any
 
 from bert_jax.command import flags
 from bert_jax.config import Config, Phase, flatten, presets, to_dict
+from bert_jax.provenance import MISSING, settings_tables
 from bert_jax.report import Command, Note, Table
 from bert_jax.run_report.run_files import RunFiles
 from bert_jax.training.run_directory.workdir import paths_by_identity
 
-MISSING = "—"
-"""Of a setting that a run does not have, e.g. of a second phase."""
 _OTHER_ROWS = "held-out rows of another format, length or number"
 
 
@@ -31,11 +30,8 @@ def settings_table(config: Config) -> Table:
 
 def differences_table(runs: Sequence[RunFiles]) -> Table | None:
     """The settings that differ between runs; None if there are none."""
-    settings = [flatten(to_dict(run.config)) for run in runs]
-    names = dict.fromkeys(name for one in settings for name in one)
-    rows = [(name, *(str(one.get(name, MISSING)) for one in settings)) for name in names]
-    differing = tuple(row for row in rows if len(set(row[1:])) > 1)
-    return Table(("setting", *(run.name for run in runs)), differing, words=True) if differing else None
+    different, _ = settings_tables({run.name: to_dict(run.config) for run in runs})
+    return different if different.rows else None
 
 
 def comparison_warnings(runs: Sequence[RunFiles]) -> list[Note]:

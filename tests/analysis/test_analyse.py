@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
+from bert_jax import provenance
 from bert_jax.analysis import analyse, probes, result_files
 from bert_jax.analysis.suite import Scalar, Suite, SuiteInputs
 from bert_jax.cli import main as cli
@@ -99,8 +100,12 @@ def test_results_of_other_code_are_computed_again(tiny_run, data, tmp_path, caps
     assert call(tiny_run, "--data", data, "--out", out, "--suites", "words") == 0
     assert len(CALLS) == 3 and (out / "report.html").read_text().count("1 texts.") == 1
     error = capsys.readouterr().err
-    assert f"words is computed again: {out / 'words.json'} was made by other code" in error
-    assert f"some-trees is left out: {out / 'some-trees.json'} was made by other code; add it to --suites" in error
+    by = provenance.describe_code(provenance.code())
+    for path, what, advice in (
+        ("words.json", "words is computed again", ""),
+        ("some-trees.json", "some-trees is left out", "; add it to --suites"),
+    ):
+        assert f"note: {what}: {out / path} was made by other code, {by}; now {by}{advice}\n" in error
     assert json.loads((out / "words.json").read_text())["request"]["code"] == "changed"
     assert call(tiny_run, "--data", data, "--out", out, "--suites", "words") == 0
     assert len(CALLS) == 3  # equal code: the file is used
@@ -159,7 +164,7 @@ def test_all_checkpoints_of_a_run(tiny_run, data, tmp_path):
     assert len(set(totals)) == len(totals)
     page = (out / "report.html").read_text()
     assert "over the checkpoints" in page and "no words" in page and "stroke-dasharray" in page
-    curves = json.loads((out / "curves.json").read_text())["words"]
+    curves = json.loads((out / "curves.json").read_text())["curves"]["words"]
     assert curves["sum of weights"] == {str(int(step)): total for step, total in zip(steps, totals, strict=True)}
     assert set(curves["sum of weights (no words)"].values()) == {0.0}
     assert call(tiny_run, "--data", data, "--out", out, "--checkpoints", str(int(steps[0]))) == 0

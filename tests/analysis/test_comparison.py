@@ -116,7 +116,7 @@ def test_two_checkpoints(tiny_run, tmp_path, call, capsys):
     first = min((tiny_run / "checkpoints").iterdir())
     flags = ("--data", tmp_path / "data", "--compare", first)
     assert call(tiny_run, *flags) == 0
-    (row,) = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    (row,) = json.loads((tmp_path / "out" / "comparison.json").read_text())["tests"]
     expected = item_scores.paired_difference(ANSWERS, OTHERS)
     assert row["difference"] == expected._asdict() and row["adjusted_p_value"] == expected.p_value
     page, printed = (tmp_path / "out" / "report.html").read_text(), capsys.readouterr().out

@@ -15,7 +15,7 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.model.heads import Heads
 from bert_jax.training.param_paths import name_leaves
 from tests.interventions.models import SST2_HEADS, four_heads, write_native
-from tests.runs import Killed, committed, kill_after, numbers, share_programs
+from tests.runs import Killed, committed, kill_after, numbers, read_results, share_programs
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 OPTIONS = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
@@ -68,7 +68,8 @@ def test_killed_and_continued(compressed, task_folder, sst2_run, tmp_path, progr
     assert 0 < committed(tmp_path / "run")[0] < 27 and not (tmp_path / "run/results.json").exists()
     compress(*arguments, student, STUDENT_OPTIONS, make_programs=programs())
     assert numbers(tmp_path / "run") == numbers(compressed) != []
-    for name in ("results.json", "predictions/dev.jsonl", "predictions/SST-2.tsv"):
+    assert read_results(tmp_path / "run") == read_results(compressed)
+    for name in ("predictions/dev.jsonl", "predictions/SST-2.tsv"):
         assert (tmp_path / "run" / name).read_bytes() == (compressed / name).read_bytes()
     other = dataclasses.replace(student, temperature=2.0)
     with pytest.raises(Exception, match=r"holds a different run .*--temperature"):

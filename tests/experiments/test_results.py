@@ -8,6 +8,7 @@ from bert_jax import statistics
 from bert_jax.experiments import failure_rates, results
 from bert_jax.experiments.budget import make_cells
 from bert_jax.experiments.cell_records import FORMAT_VERSION
+from bert_jax.provenance import code
 from tests.experiments.test_study import BASE, make_study
 
 ABC = {"a": {}, "b": {"objective": {"mask_rate": 0.2}}, "c": {"objective": {"mask_rate": 0.3}}}
@@ -20,6 +21,7 @@ def record(error: str = "", **metrics: float):
     return {"format_version": FORMAT_VERSION, "attempts": 1, "error": error, "metrics": metrics, "tokens": 9} | {
         "timing": timing,
         "finetuned": {},
+        "code": code(),
     }
 
 

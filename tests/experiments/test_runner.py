@@ -14,6 +14,7 @@ from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.experiments import cell_records, runner, study_plan, study_report
 from bert_jax.experiments.study import HeldOutRows, Study
+from bert_jax.provenance import code
 from bert_jax.report.text import render
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.run_directory.workdir import read_config
@@ -63,8 +64,8 @@ def finished(start, tmp_path_factory):
 def contents(workdir):
     """Results and page without times."""
     results = json.loads((workdir / "results.json").read_text())
-    page = render([one for one in study_report.sections(workdir) if one.title != "time"])
-    return {name: value for name, value in results.items() if name != "timing"}, page
+    page = render([one for one in study_report.sections(workdir) if one.title not in ("time", "provenance")])
+    return {name: value for name, value in results.items() if name not in ("timing", "provenance")}, page
 
 
 def test_results(finished, study, tiny_corpus):
@@ -224,7 +225,15 @@ def test_the_plan_of_many_runs(study, tiny_corpus, tmp_path):
 def test_a_record_without_a_score_is_damaged(metrics, study, tiny_corpus, tmp_path):
     opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], tmp_path / "study")
     run = opened.runs[0]
-    values = {"format_version": 2, "attempts": 1, "error": "", "metrics": metrics, "finetuned": {}, "tokens": 1}
+    values = {
+        "format_version": 3,
+        "code": code(),
+        "attempts": 1,
+        "error": "",
+        "metrics": metrics,
+        "finetuned": {},
+        "tokens": 1,
+    }
     cell_records.write_record(run, values | {"timing": {"seconds": 1.0}})
     with pytest.raises(UserError, match=r"seed0.json: metrics.(mlm_loss|nsp_accuracy) is missing .* remove it"):
         cell_records.read_record(run)
@@ -255,6 +264,8 @@ def drop(*path):
         ("results.json", lambda values: values.update(runs="a"), "runs is 'a'"),
         ("results.json", lambda values: values["runs"][0].update(metrics=None), "runs.0.metrics is None"),
         ("results.json", lambda values: values["comparisons"][0].update(verdict="so"), "verdict is 'so': it must be"),
+        ("results.json", lambda values: values["provenance"].update(date=7), "provenance.date is 7"),
+        ("results.json", lambda values: values.update(provenance="me"), "provenance is 'me': it must be an object"),
         ("results.json", lambda values: values["comparisons"][0].update(low=None), ""),
         ("results.json", lambda values: values["comparisons"][0]["detectable"].clear(), ""),
         ("study.json", dict.clear, "field 'format_version' is missing"),

@@ -25,7 +25,7 @@ from bert_jax.run_report import run_files, sections
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.workdir import read_config
 from tests.finetune import task_files
-from tests.runs import Killed, committed, kill_after, numbers
+from tests.runs import Killed, committed, kill_after, numbers, read_results
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 OPTIONS = FinetuneOptions(steps=40, batch_size=16, learning_rate=5e-3, dropout=0.0)
@@ -106,7 +106,8 @@ def test_killed_in_its_only_epoch(save_every, saved, folder, tiny_run, tmp_path,
 
 
 def _same_results(one, other):
-    for name in ("results.json", "predictions/dev.jsonl", "predictions/SST-2.tsv"):
+    assert read_results(one) == read_results(other)
+    for name in ("predictions/dev.jsonl", "predictions/SST-2.tsv"):
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
@@ -138,14 +139,14 @@ def test_the_identity_of_a_run_is_content_and_flags(folder, tiny_run, tmp_path, 
     data, run = folder / "sst2", tmp_path / "run"
     shutil.copytree(tiny_run, tmp_path / "model")
     finetune.finetune(tmp_path / "model", "sst2", data, run, options)
-    before = (run / "results.json").read_bytes()
+    before = read_results(run)
     monkeypatch.chdir(tmp_path)
     finetune.finetune(epath.Path("model"), "sst2", data, run, options)
     with pytest.raises(UserError, match="source_sha256"):
         finetune.finetune(run / "seed1", "sst2", data, run, options)
     with pytest.raises(UserError, match=r"finetune\.flags\.--learning-rate 0\.005 -> 0\.1\)"):
         finetune.finetune(tiny_run, "sst2", data, run, dataclasses.replace(options, learning_rate=0.1))
-    assert (run / "results.json").read_bytes() == before
+    assert read_results(run) == before
 
 
 @pytest.mark.slow

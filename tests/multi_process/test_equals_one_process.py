@@ -1,6 +1,5 @@
 """Commands of two processes give the results of one: a run with every schedule, and fine-tuning that is stopped."""
 
-import json
 import time
 
 import numpy as np
@@ -8,6 +7,7 @@ import pytest
 
 from tests.finetune import task_files
 from tests.multi_process.commands import ROOT, TIMEOUT_SECONDS, end, lines, start
+from tests.runs import read_results
 
 pytestmark = pytest.mark.slow
 
@@ -49,5 +49,5 @@ def test_fine_tuning_that_stops_and_continues(tiny_run, tmp_path):
     (code, out, _), (other_code, other_out, _) = end(start(two, 2))
     assert code == other_code == 0 and "mean" in out and not other_out.strip()
     assert [code for code, _, _ in end(start(one, 1, devices=2))] == [0]
-    found = [json.loads((tmp_path / name / "results.json").read_text()) for name in ("two", "one")]
+    found = [read_results(tmp_path / name) for name in ("two", "one")]
     assert found[0] == found[1] and found[0]["mean"] > found[0]["baseline"]

@@ -12,6 +12,7 @@ import types
 import pytest
 
 from bert_jax import config as config_lib
+from bert_jax import provenance
 from bert_jax.cli import main as cli
 from bert_jax.config import FinetuneConfig, Phase, TaskHead, presets
 from bert_jax.finetune.options import FinetuneOptions
@@ -80,7 +81,7 @@ def test_page_of_a_run(tiny_run, tmp_path, capsys):
     titles = re.findall("<h[12]>(.*?)</h", shown)
     assert titles == [
         *("Run workdir", "Final metrics", "Held-out metrics", "Training", "Throughput", "Goodput", "Filled masks"),
-        *("Environment", "Command", "Settings"),
+        *("Command", "Settings", "Provenance"),
     ]
     assert shown.count("<svg") > 8 and "mlm_loss, held out" in shown and "unigram" in shown
     capsys.readouterr()
@@ -112,8 +113,10 @@ def test_values_of_a_run(run):
 def test_environment_is_recorded_once_per_attempt(tiny_run, tmp_path, run):
     (environment,) = goodput.environments(tiny_run)
     assert environment["devices"].endswith("x cpu") and {"python", "jax", "processes"} < environment.keys()
-    shown = table_of(sections.run_sections([run], ()), "Environment")
+    assert environment["code"] == provenance.describe_code(provenance.code()) and environment["date"][:2] == "20"
+    shown = table_of(sections.run_sections([run], ()), "Provenance")
     assert shown["jax"] == (environment["jax"],) and shown["attempts"] == ("1",)
+    assert shown["SHA-256 of the data"] == (", ".join(run.file["corpora"]),)
 
 
 def test_samples(tiny_run, run, capsys):

@@ -5,6 +5,7 @@ The page depends on its arguments only: rendering it twice gives the same bytes.
 
 import importlib.resources
 import json
+from collections.abc import Sequence
 
 import jinja2
 import numpy as np
@@ -15,7 +16,7 @@ from bert_jax.analysis.viewer.attention_maps import LEVELS, AttentionMaps, encod
 from bert_jax.report import figures, html
 
 
-def render_page(maps: AttentionMaps, title: str, first: tuple[int, int] = (0, 0)) -> str:
+def render_page(maps: AttentionMaps, title: str, first: tuple[int, int] = (0, 0), made_by: Sequence[str] = ()) -> str:
     """The page as text, to be encoded as UTF-8.
 
     About 22 MB for 144 heads and 512 tokens (docs/analysis/viewer.md).
@@ -24,6 +25,7 @@ def render_page(maps: AttentionMaps, title: str, first: tuple[int, int] = (0, 0)
       maps: of `read_attention`.
       title: of the page.
       first: layer and head that are shown first.
+      made_by: lines about the page's provenance.
     """
     layers, heads = maps.probabilities.shape[:2]
     about = {
@@ -61,6 +63,7 @@ def render_page(maps: AttentionMaps, title: str, first: tuple[int, int] = (0, 0)
         layers=layers,
         heads=heads,
         tokens=len(maps.tokens),
+        made_by=made_by,
     )
 
 

@@ -3,14 +3,17 @@
 import re
 from collections.abc import Sequence
 
+from bert_jax.analysis.result_files import model_sha256
 from bert_jax.analysis.viewer.attention_maps import read_attention
 from bert_jax.analysis.viewer.html_page import render_page
 from bert_jax.analysis.viewer.svg import lines_svg
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.provenance import describe, make_provenance
 from bert_jax.report.page_file import check_page_file, write_html
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
+from bert_jax.training.run_directory.environment import describe_environment
 
 PAGE = "attention.html"
 
@@ -59,7 +62,9 @@ def write_view(
             )
     check_page_file(directory / PAGE, "--out")
     maps = read_attention(model, *texts)
-    write_html(directory / PAGE, "--out", render_page(maps, title, heads[0] if heads else (0, 0)))
+    made = make_provenance(describe_environment(), hashes={"model and tokenizer": model_sha256(model)})
+    made_by = [f"{name}: {value}" for name, value in describe(made).items()]
+    write_html(directory / PAGE, "--out", render_page(maps, title, heads[0] if heads else (0, 0), made_by))
     files = [directory / PAGE]
     for layer, head in heads:
         files.append(directory / f"layer-{layer}-head-{head}.svg")

@@ -18,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from bert_jax import __version__
 from bert_jax.array_types import Float, Int8
 from bert_jax.config import ModelConfig
 from bert_jax.convert.families import FAMILIES
@@ -32,6 +31,7 @@ from bert_jax.convert.translate import NativeModel
 from bert_jax.errors import UserError
 from bert_jax.model import bert, int8
 from bert_jax.model.heads import Heads
+from bert_jax.provenance import code
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.readers import find_tokenizer_file
@@ -73,7 +73,7 @@ def write(source_model: SourceModel, directory: Path) -> None:
     _save(directory / PARAMS, name_leaves(model.params), axes)
     about: dict[str, Any] = {
         "format_version": FORMAT_VERSION,
-        "bert_jax_version": __version__,
+        "code": code(),
         "family": model.family,
         "model": dataclasses.asdict(model.config),
         "heads": dataclasses.asdict(model.heads),

@@ -1,4 +1,4 @@
-"""The environment of an attempt: versions, code and devices. It is recorded in goodput.jsonl, once per attempt."""
+"""The environment of an attempt: versions and devices. It is recorded in goodput.jsonl, once per attempt."""
 
 import collections
 import functools
@@ -6,19 +6,15 @@ import platform
 
 import jax
 
-from bert_jax.distributed.process_report import code_report, package_versions
+from bert_jax.provenance import package_versions
 
 
 @functools.cache
 def describe_environment() -> dict[str, str]:
-    """Names and values: versions of Python and packages, a hash of the code, the system, and the devices of the run."""
+    """Names and values: versions of Python and packages, the system, and the devices of the run."""
     kinds = collections.Counter(device.device_kind for device in jax.devices())
-    return (
-        package_versions()
-        | code_report()
-        | {
-            "system": f"{platform.system()} {platform.machine()}",
-            "devices": ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())),
-            "processes": str(jax.process_count()),
-        }
-    )
+    return package_versions() | {
+        "system": f"{platform.system()} {platform.machine()}",
+        "devices": ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())),
+        "processes": str(jax.process_count()),
+    }

@@ -1,9 +1,9 @@
 """Goodput: the share of a run's time that was spent on steps of its result, and the time by kind.
 
 ``goodput.jsonl`` has a line for every save and every line of metrics: seconds by kind since the start of the process,
-or of the attempt after a rollback. The last line of each attempt counts. The first one also has the environment.
-Attempts are ordered by their lines, and durations are taken from a clock that does not jump, because a host's date can
-be wrong. Only the time between two attempts is a difference of dates.
+or of the attempt after a rollback. The last line of each attempt counts. The first one also has code and
+environment. Attempts are ordered by their lines, and durations are taken from a clock that does not jump, because a
+host's date can be wrong. Only the time between two attempts is a difference of dates.
 """
 
 import contextlib
@@ -14,6 +14,7 @@ from typing import Any, TypedDict
 
 from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import OutageError, UserError
+from bert_jax.provenance import Code, code, current_date, describe_code
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.run_directory.environment import describe_environment
 from bert_jax.training.run_directory.json_lines import JsonLines, read_lines, truncate_lines
@@ -24,13 +25,18 @@ KINDS = ("init", "compile", "data_wait", "evaluation", "checkpoint")
 _Seconds = TypedDict("_Seconds", dict.fromkeys((*KINDS, "step"), float))
 
 
-class _Line(TypedDict):
+class _Required(TypedDict):
     start_time: float
     """date of the start; identifies the attempt"""
     unix: float
     """date of the line"""
     step: int
     seconds: _Seconds
+
+
+class _Line(_Required, total=False):
+    environment: dict[str, str]
+    code: Code
 
 
 class GoodputRecorder:
@@ -74,7 +80,8 @@ class GoodputRecorder:
     def ready(self, step: int) -> None:
         """Initialisation has finished before step `step`: the time until now is `init`."""
         self.seconds["init"] += time.perf_counter() - self._start - sum(self.seconds.values())
-        self.write_totals(step, environment=describe_environment())
+        environment = {"date": current_date()} | describe_environment()
+        self.write_totals(step, environment=environment, code=code())
 
     def write_totals(self, step: int, **values: Any) -> None:
         """Add a line after `step` steps, with further JSON values; only the first process writes."""
@@ -137,9 +144,17 @@ def starts_without_checkpoint(workdir: StoredPath, step: int) -> int:
 
 
 def environments(workdir: StoredPath) -> list[dict[str, str]]:
-    """The environment of each attempt that trained, in order; see `environment.describe_environment`."""
-    lines = read_lines(workdir / FILE, _Line)
-    return [line["environment"] for line in lines if isinstance(line.get("environment"), dict)]
+    """Code, date and environment (`environment.describe_environment`) of each attempt that trained, in order."""
+    attempts = [line for line in read_lines(workdir / FILE, _Line) if "environment" in line]
+    return [
+        ({"code": describe_code(line["code"])} if "code" in line else {}) | line["environment"] for line in attempts
+    ]
+
+
+def trained_by(workdir: StoredPath) -> Code | None:
+    """The code that trained a run; if several attempts did, other code than that of this process. None: unknown."""
+    codes = [line["code"] for line in read_lines(workdir / FILE, _Line) if "code" in line]
+    return min(codes, key=lambda one: one["sha256"] == code()["sha256"], default=None)
 
 
 def format_summary(seconds: dict[str, float]) -> str:
