@@ -15,7 +15,7 @@ STUDY = "study.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Report on a run, on several runs side by side, on the seeds of a fine-tuning, or on a study: as a page or as text.
+    """Report on a run, on several runs side by side, on seeds of a fine-tuning, or on a study: as a page or as text.
 
     The page needs no other files, no script and no network; its figures need matplotlib (the extra `plot`).
     """

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -128,6 +129,31 @@ def test_a_kill_changes_nothing(finished, start, tmp_path, monkeypatch, capsys):
     assert len(killed) == 5 and contents(workdir) == contents(finished)
     assert start(workdir)[1] is not None  # nothing is left to do
     assert contents(workdir) == contents(finished)
+
+
+def test_runs_of_other_code_are_kept_and_named(finished, start, tmp_path, capsys):
+    """As after an update in the middle of a study."""
+    workdir = tmp_path / "study"
+    shutil.copytree(finished, workdir)
+    path = workdir / "cells" / "baseline" / "seed1.json"
+    before = json.loads(path.read_text())
+    assert before["code"] == code()
+    path.write_text(json.dumps(before | {"code": {"version": "0.0.9", "commit": "", "sha256": "0123456789abcdef"}}))
+    status, results = start(workdir)
+    text = (
+        "other code, which are kept: baseline/seed1 by bert_jax 0.0.9 (SHA-256 0123456789abcdef); the rest by bert_jax"
+    )
+    assert status == 0 and f"note: {workdir} has runs of {text}" in capsys.readouterr().err
+    assert list(results["provenance"]["other_code"]) == ["baseline/seed1"]
+    assert {**results, "timing": 0, "provenance": 0} == {**contents(finished)[0], "timing": 0, "provenance": 0}
+    page = " ".join(contents(workdir)[1].split())
+    assert "warning: Parts of this result were made by other code: baseline/seed1 by bert_jax 0.0.9" in page
+    shown = page[page.index("configs -------") :]
+    assert shown.index("data.mask_copies") < shown.index("model.hidden_size 16")  # what differs comes first
+    assert "made by other code" in (workdir / "report.html").read_text()
+    path.write_text(json.dumps(before | {"code": "0.0.9"}))
+    with pytest.raises(UserError, match=r"seed1.json: code is '0.0.9': it must be an object: remove it"):
+        start(workdir)
 
 
 def test_parts_give_the_results_of_one_process(finished, start, tmp_path, capsys):

@@ -21,7 +21,8 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.task_data import score
 from bert_jax.finetune.tasks import open_task
 from bert_jax.interventions import task_evaluation
-from bert_jax.run_report import run_files, sections
+from bert_jax.report import text
+from bert_jax.run_report import run_files, sections, seeds
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.workdir import read_config
 from tests.finetune import task_files
@@ -111,6 +112,15 @@ def _same_results(one, other):
         assert (one / name).read_bytes() == (other / name).read_bytes()
 
 
+def _change_code(path):
+    """As if another version of bert_jax had trained the run."""
+    other = {"version": "0.0.9", "commit": "", "sha256": "0123456789abcdef"}
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    changed = [line | {"code": other} if "code" in line else line for line in entries]
+    assert changed != entries
+    path.write_text("".join(json.dumps(line) + "\n" for line in changed))
+
+
 def test_options(folder, tiny_run, tmp_path):
     """Frozen encoder; a learning rate of 0 is a failed run, in the mean. A second seed is added to the first."""
     options = dataclasses.replace(OPTIONS, steps=2, learning_rate=0.0, freeze_encoder=True)
@@ -119,8 +129,16 @@ def test_options(folder, tiny_run, tmp_path):
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
     (note,) = [block for block in _summary(tmp_path / "run") if "failed" in block.text]
     assert note.warning and "run failed: its score is 0." in note.text and "best constant prediction has" in note.text
-    options = dataclasses.replace(options, seed=1)
-    result = finetune.finetune(*arguments, options).to_dict()
+    _change_code(tmp_path / "run/goodput.jsonl")
+    options, lines = dataclasses.replace(options, seed=1), []
+    result = finetune.finetune(*arguments, options, announce=lines.append).to_dict()
+    (note,) = [line for line in lines if line.startswith("note: ")]
+    assert "other code, which are kept: seed 0 by bert_jax 0.0.9 (SHA-256 0123456789abcdef); the rest by" in note
+    made = json.loads((tmp_path / "run/results.json").read_text())["provenance"]
+    assert list(made["other_code"]) == ["seed 0"] and made["configs"]["run"]["finetune"]["task"] == "sst2"
+    assert made["hashes"]["train"] == made["configs"]["run"]["finetune"]["data_sha256"]
+    page = text.render(seeds.sections(tmp_path / "run"))
+    assert seeds.has_seeds(tmp_path / "run") and "2 of 2 runs failed" in page and "made by other code: seed 0" in page
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before and not (tmp_path / "run/seed0").exists()
     assert any("seed1 failed: its score" in block.text for block in _summary(tmp_path / "run/seed1"))
     assert [one["seed"] for one in result["seeds"]] == [0, 1]
