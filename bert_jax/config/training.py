@@ -260,7 +260,7 @@ class CheckpointConfig:
     every: Count = 1000
     """Steps between checkpoints."""
     keep: Count = 3
-    """Number of newest checkpoints to keep."""
+    """Number of newest checkpoints to keep; one of a stop between two of them is kept until the next one."""
 
     def __post_init__(self) -> None:
         check(self, "checkpoint.")

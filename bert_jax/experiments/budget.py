@@ -9,7 +9,7 @@ import jax
 from bert_jax import config as config_lib
 from bert_jax.config import Config, Phase
 from bert_jax.errors import UserError, require
-from bert_jax.experiments.study import Levels, Study
+from bert_jax.experiments.study import CURVE_METRICS, Levels, Study
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.model.generator import ModelSpec
 from bert_jax.objectives.objectives import active_objectives
@@ -53,13 +53,22 @@ class Cell:
 
 def cost_of(config: Config) -> Cost:
     """The cost of a run."""
-    phases = [(i, phase, phase.rows_before(phase.steps)) for i, phase in enumerate(config.phases)]
+    rows = [phase.rows_before(phase.steps) for phase in config.phases]
     return Cost(
         config.total_steps,
-        sum(rows * phase.seq_len for _, phase, rows in phases),
-        sum(train_step_flops(config, i, 1) * rows for i, _, rows in phases),
+        positions_before(config, config.total_steps),
+        sum(train_step_flops(config, i, 1) * count for i, count in enumerate(rows)),
         _parameters(model_spec(config, -1)),
     )
+
+
+def positions_before(config: Config, step: int) -> int:
+    """Positions of all rows of the steps before `step`, padding included."""
+    total = 0
+    for phase in config.phases:
+        steps = min(step, phase.steps)
+        total, step = total + phase.rows_before(steps) * phase.seq_len, step - steps
+    return total
 
 
 @functools.cache  # tracing takes a tenth of a second
@@ -89,6 +98,12 @@ def make_cells(study: Study, vocab_size: int) -> list[Cell]:
             all(phase.seq_len <= config.model.max_positions for phase in config.phases)
             and study.rows.seq_len <= config.model.max_positions,
             f"{where}: rows.seq_len {study.rows.seq_len} is longer than the position table: lower it",
+        )
+        require(
+            {*study.margins}.isdisjoint(CURVE_METRICS)
+            or (config.checkpoint.keep >= 2 and config.checkpoint.every < config.total_steps),
+            f"{where}: a run keeps one checkpoint, and margins has a metric of curves ({', '.join(CURVE_METRICS)}): "
+            "raise checkpoint.keep, and lower checkpoint.every below the number of steps",
         )
         if cells:
             config = with_equal_budget(config, cells[0].cost, study, where)

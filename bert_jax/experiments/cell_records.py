@@ -12,7 +12,7 @@ from typing import NamedTuple, TypedDict
 
 from bert_jax.errors import UserError
 from bert_jax.experiments.budget import Cell
-from bert_jax.experiments.study import Study
+from bert_jax.experiments.study import CURVE_METRICS, Study
 from bert_jax.provenance import Code
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.json_files import read_json_as
@@ -20,7 +20,7 @@ from bert_jax.storage.paths import StoredPath, check_reachable
 from bert_jax.training.run_directory.workdir import describe_config_diff
 
 STUDY, CELLS, RESULTS, REPORT = "study.json", "cells", "results.json", "report.html"
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class CellRun(NamedTuple):
@@ -66,6 +66,16 @@ class TaskScores(TypedDict):
     """If the score is the accuracy: that of each example of dev, over the runs with a score; else empty."""
 
 
+class CurvePoint(TypedDict):
+    """The score of a checkpoint that a run has kept."""
+
+    step: int
+    tokens: int
+    """Positions of all rows up to this step, padding included, as in `Cost`."""
+    mlm_loss: float
+    """On `Study.rows`, in nats."""
+
+
 class RunRecord(TypedDict):
     """The result of a run."""
 
@@ -75,6 +85,8 @@ class RunRecord(TypedDict):
     error: str
     """Why the last attempt failed; empty if the run succeeded."""
     metrics: dict[str, float]
+    curve: list[CurvePoint]
+    """By step; empty if nothing of the MLM head is compared."""
     finetuned: dict[str, TaskScores]
     """By task."""
     tokens: int
@@ -181,7 +193,10 @@ def read_record(run: CellRun) -> RunRecord | None:
     advice = "remove it, so that the run is measured again"
     record: RunRecord = read_json_as(run.record_path, RunRecord, advice, FORMAT_VERSION)
     metrics, tasks = record["metrics"], record["finetuned"]
-    for name in run.cell.metrics if not record["error"] else ():
+    compared = () if record["error"] else run.cell.metrics
+    if not {*compared}.isdisjoint(CURVE_METRICS) and len(record["curve"]) < 2:
+        raise UserError(f"{run.record_path}: the curve has fewer than two checkpoints, and there is no error: {advice}")
+    for name in (one for one in compared if one not in CURVE_METRICS):
         diverged = name in tasks and not finite_scores(tasks[name])
         if not diverged and not math.isfinite(metrics.get(name, math.nan)):
             raise UserError(

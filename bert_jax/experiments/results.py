@@ -17,16 +17,17 @@ from bert_jax.experiments.budget import Cell
 from bert_jax.experiments.cell_records import (
     FORMAT_VERSION,
     RESULTS,
+    CurvePoint,
     Records,
-    RunRecord,
     StudyFile,
     code_by_run,
     read_record,
     runs_of,
 )
+from bert_jax.experiments.curves import CurveScale, ScoredRecord, ScoredRecords, score_curves
 from bert_jax.experiments.failure_rates import FailureRate, compare_failures
 from bert_jax.experiments.level_pairs import LevelPair, level_pairs
-from bert_jax.experiments.study import Levels, Study
+from bert_jax.experiments.study import TOKENS_TO_LOSS, Levels, Study
 from bert_jax.provenance import Provenance, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
@@ -66,6 +67,10 @@ class RunResult(TypedDict):
     attempts: int
     error: str
     metrics: dict[str, float]
+    """With those of the curve."""
+    curve: list[CurvePoint]
+    reached_loss: bool | None
+    """See `ScoredRecord`."""
     tokens: int
     finetuned: dict[str, TaskResult]
 
@@ -83,6 +88,9 @@ class Comparison(TypedDict):
     unscored: int
     """Runs of the level without this score: they ended with an error, or all of their fine-tuning runs diverged."""
     unscored_baseline: int
+    censored: int
+    """Of `mlm_tokens_to_loss`: runs of the level that do not reach the loss, which count with their last tokens."""
+    censored_baseline: int
     paired: bool
     margin: float
     level_mean: float | None
@@ -116,6 +124,7 @@ class Results(TypedDict):
     margins: dict[str, float]
     baseline: Levels
     cells: list[CellCost]
+    curves: CurveScale | None
     comparisons: list[Comparison]
     failure_rates: list[FailureRate]
     runs: list[RunResult]
@@ -148,12 +157,14 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
       cells: all of its cells.
       records: of all runs.
     """
+    scored, scale = score_curves(study, cells, records)
+    kept = ("attempts", "error", "metrics", "curve", "reached_loss", "tokens")
     runs = [
         {"cell": cell.name, "seed": cell.config.seed + index}
-        | {name: record[name] for name in ("attempts", "error", "metrics", "tokens")}
+        | {name: record[name] for name in kept}
         | {"finetuned": {task: {k: one[k] for k in ("scores", "failed")} for task, one in record["finetuned"].items()}}
         for cell in cells
-        for index, record in enumerate(records[cell.name])
+        for index, record in enumerate(scored[cell.name])
         if record is not None
     ]
     return {
@@ -168,7 +179,8 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
             {"name": cell.name, "levels": cell.levels, "seed": cell.config.seed} | dataclasses.asdict(cell.cost)
             for cell in cells
         ],
-        "comparisons": compare_levels(study, cells, records),
+        "curves": scale,
+        "comparisons": compare_levels(study, cells, scored),
         "failure_rates": compare_failures(study, cells, records),
         "runs": runs,
         "timing": {
@@ -194,12 +206,14 @@ def sampled_sources(study: Study) -> dict[str, str]:
     return sources
 
 
-def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[dict[str, Any]]:
+def compare_levels(study: Study, cells: list[Cell], records: ScoredRecords) -> list[dict[str, Any]]:
     """Every level against the baseline of its factor, in every metric that both have, of runs that they do not share.
 
     All scores are tested, those of failed runs too (`compare_failures` compares how many these are). A run without a
     score has nothing to test: it is counted, and if levels are paired, its seed is left out on both sides. In a grid,
-    the score of a level and a seed is its mean over the levels of the other factors.
+    the score of a level and a seed is its mean over the levels of the other factors. A run that does not reach the loss
+    of `mlm_tokens_to_loss` counts with the tokens of its last checkpoint: what is compared is the restricted mean
+    (Royston and Parmar 2013), and such runs are counted.
     """
     rows = []
     for pair in level_pairs(study, cells):
@@ -220,7 +234,7 @@ def compare_levels(study: Study, cells: list[Cell], records: Records) -> list[di
     return rows
 
 
-def _scores(cells: list[Cell], records: Records, metric: str) -> dict[int, float]:
+def _scores(cells: list[Cell], records: ScoredRecords, metric: str) -> dict[int, float]:
     """Mean score over cells, by the index of the seed; without seeds of which a run has no score."""
     scores = {}
     for index in range(len(records[cells[0].name])):
@@ -230,13 +244,19 @@ def _scores(cells: list[Cell], records: Records, metric: str) -> dict[int, float
     return scores
 
 
-def _unscored(cells: list[Cell], records: Records, metric: str) -> int:
+def _unscored(cells: list[Cell], records: ScoredRecords, metric: str) -> int:
     """Runs without this score."""
     everything = [record for cell in cells for record in records[cell.name] if record is not None]
     return sum(metric not in one["metrics"] for one in everything)
 
 
-def _compare(study: Study, metric: str, pair: LevelPair, records: Records) -> dict[str, Any]:
+def _censored(cells: list[Cell], records: ScoredRecords, metric: str) -> int:
+    """Runs that do not reach the loss of this metric."""
+    everything = [record for cell in cells for record in records[cell.name] if record is not None]
+    return sum(one["reached_loss"] is False for one in everything) if metric == TOKENS_TO_LOSS else 0
+
+
+def _compare(study: Study, metric: str, pair: LevelPair, records: ScoredRecords) -> dict[str, Any]:
     """The comparison of two levels in a metric."""
     level, baseline, paired = pair.level_cells, pair.baseline_cells, pair.paired
     x, y = _scores(level, records, metric), _scores(baseline, records, metric)
@@ -246,6 +266,7 @@ def _compare(study: Study, metric: str, pair: LevelPair, records: Records) -> di
     seeds, margin, alpha = min(len(x), len(y)), study.margins[metric], study.alpha
     row: dict[str, Any] = {"seeds": seeds, "paired": paired, "margin": margin}
     row |= {"unscored": _unscored(level, records, metric), "unscored_baseline": _unscored(baseline, records, metric)}
+    row |= {"censored": _censored(level, records, metric), "censored_baseline": _censored(baseline, records, metric)}
     for name, scores in (("level", level_scores), ("baseline", baseline_scores)):
         row[f"{name}_mean"] = float(scores.mean()) if len(scores) else None
         row[f"{name}_deviation"] = float(scores.std(ddof=1)) if len(scores) > 1 else None
@@ -260,6 +281,8 @@ def _compare(study: Study, metric: str, pair: LevelPair, records: Records) -> di
     estimate = statistics.t_estimate(level_scores, baseline_scores, paired=paired, confidence=1 - alpha)
     row |= {"low": estimate.low, "high": estimate.high, "p_value": estimate.p_value}
     row["equivalence"] = statistics.equivalence_p_value(level_scores, baseline_scores, margin, paired=paired)
+    if row["censored"] or row["censored_baseline"]:
+        row["equivalence"] = 1.0  # runs that never reach the loss are not shown to need equally many tokens
     spread = np.sqrt((level_scores.var(ddof=1) + baseline_scores.var(ddof=1)) / 2)
     if paired:
         differences = level_scores - baseline_scores
@@ -278,7 +301,7 @@ def _compare(study: Study, metric: str, pair: LevelPair, records: Records) -> di
 
 
 def _multibootstrap(
-    metric: str, sides: Sequence[Sequence[RunRecord | None]], indices: Sequence[int], alpha: float
+    metric: str, sides: Sequence[Sequence[ScoredRecord | None]], indices: Sequence[int], alpha: float
 ) -> dict[str, float]:
     """The interval over seeds and examples, where both sides have scores of examples for these seeds; else nothing."""
     matrices = []

@@ -14,11 +14,12 @@ from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, 
 from bert_jax.distributed.stop_request import StopRequest, stop_request
 from bert_jax.errors import TRY_AGAIN, PeerError, UserError
 from bert_jax.experiments import finetuned, study_report
-from bert_jax.experiments.budget import Cell, make_cells
+from bert_jax.experiments.budget import Cell, make_cells, positions_before
 from bert_jax.experiments.cell_records import (
     FORMAT_VERSION,
     REPORT,
     CellRun,
+    CurvePoint,
     RunRecord,
     StudyFile,
     TaskScores,
@@ -40,6 +41,7 @@ from bert_jax.storage.failures import describe_error
 from bert_jax.storage.lock import InUseError
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training import pretraining
+from bert_jax.training.run_directory.checkpoint import checkpoint_directory, committed_checkpoint_paths
 from bert_jax.training.shared_programs import MakePrograms
 
 
@@ -161,6 +163,7 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
     """Train and measure a run and write its record; False: it was stopped and saved."""
     start, error = time.monotonic(), ""
     metrics: dict[str, float] = {}
+    curve: list[CurvePoint] = []
     tasks: dict[str, TaskScores] = {}
     tokens = 0
     try:
@@ -174,7 +177,7 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
         )
         if not progress.ended:
             return False
-        tokens, metrics = progress.tokens_seen, measure(opened, run, make_programs)
+        tokens, (metrics, curve) = progress.tokens_seen, measure(opened, run, make_programs)
         for task, options in run.cell.tasks.items():
             assert opened.task_data is not None
             scores = finetuned.score_task(run, task, opened.task_data / task, options, make_programs)
@@ -184,7 +187,7 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
             if (finite := finite_scores(scores)) and task in opened.study.margins:
                 metrics[task] = sum(finite) / len(finite)
         if lost := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
-            metrics, tasks, error = {}, {}, f"not finite: {', '.join(lost)}"
+            metrics, curve, tasks, error = {}, [], {}, f"not finite: {', '.join(lost)}"
     except (InUseError, PeerError):
         raise
     except Exception as exception:
@@ -194,13 +197,14 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
             traceback.print_exc()
         error = " ".join(f"{type(exception).__name__}: {exception}".split())
         error = error.removeprefix("UserError: ")
-        metrics, tasks = {}, {}
+        metrics, curve, tasks = {}, [], {}
     seconds = time.monotonic() - start + (before["timing"]["seconds"] if before else 0.0)
     record: RunRecord = {
         "format_version": FORMAT_VERSION,
         "attempts": 1 + (before["attempts"] if before else 0),
         "error": error,
         "metrics": metrics,
+        "curve": curve,
         "finetuned": tasks,
         "tokens": tokens,
         "timing": {"seconds": round(seconds, 1)},
@@ -212,22 +216,27 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
     return True
 
 
-def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> dict[str, float]:
-    """The metrics of a finished run, on the held-out rows that all runs of its study are scored on."""
-    rows, pair = opened.study.rows, run.cell.config.objective.pair
-    forms = {"mlm": rows.format} | ({} if pair == "none" else {pair: PAIR_FORMATS[pair][0]})
-    measured: dict[str, float] = {}
+def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> tuple[dict[str, float], list[CurvePoint]]:
+    """The metrics of a finished run and its curve, on the held-out rows that all runs of its study are scored on."""
+    config, pair = run.cell.config, run.cell.config.objective.pair
     compared = {metric.partition("_")[0] for metric in run.cell.metrics}
-    scored = {name: form for name, form in forms.items() if name in compared}
-    for name, form in scored.items():
-        evaluation = pretraining.evaluate(
-            run.directory,
-            list(opened.parts),
-            form=form,
-            seq_len=rows.seq_len,
-            rows=rows.count,
-            make_programs=make_programs,
-        )
-        values = {metric.replace("pair_", f"{pair}_"): value for metric, value in evaluation.metrics.items()}
-        measured |= {metric: value for metric, value in values.items() if metric.startswith(f"{name}_")}
-    return {metric: measured[metric] for metric in opened.study.margins if metric in measured}
+    measured: dict[str, float] = {}
+    curve: list[CurvePoint] = []
+    if "mlm" in compared:
+        for checkpoint in reversed(list(committed_checkpoint_paths(checkpoint_directory(run.directory)))):
+            step = int(checkpoint.name)
+            if step % config.checkpoint.every and step != config.total_steps:
+                continue  # of a stop
+            measured = _evaluate(opened, checkpoint, opened.study.rows.format, make_programs)
+            curve.append({"step": step, "tokens": positions_before(config, step), "mlm_loss": measured["mlm_loss"]})
+    if pair in compared:
+        values = _evaluate(opened, run.directory, PAIR_FORMATS[pair][0], make_programs)
+        measured |= {f"{pair}_accuracy": values["pair_accuracy"]}
+    return {metric: measured[metric] for metric in opened.study.margins if metric in measured}, curve
+
+
+def _evaluate(opened: OpenStudy, source: StoredPath, form: str, make_programs: MakePrograms) -> dict[str, float]:
+    """Held-out metrics of a run or a checkpoint, on rows of a format."""
+    rows, parts = opened.study.rows, list(opened.parts)
+    options = {"form": form, "seq_len": rows.seq_len, "rows": rows.count}
+    return pretraining.evaluate(source, parts, **options, make_programs=make_programs).metrics

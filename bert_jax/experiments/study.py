@@ -22,7 +22,11 @@ Changes = dict[str, Any]
 fields that change in every phase."""
 Levels = dict[str, str]
 """The level of each factor."""
-METRICS = ("mlm_loss", "mlm_accuracy", *(f"{pair}_accuracy" for pair in PAIR_FORMATS))
+AREA, TOKENS_TO_LOSS = CURVE_METRICS = ("mlm_loss_area", "mlm_tokens_to_loss")
+"""Metrics of the curve of `mlm_loss` by tokens (positions of all rows) at the checkpoints that a run has kept: its mean
+over the interval that all runs of the study have; and the tokens after which it reaches `Study.target_loss`, at most
+those of the last checkpoint."""
+METRICS = ("mlm_loss", "mlm_accuracy", *CURVE_METRICS, *(f"{pair}_accuracy" for pair in PAIR_FORMATS))
 """Metrics of pretraining: of the MLM head on `Study.rows`, and of each pair objective on rows of its first format
 (`PAIR_FORMATS`) with the same length and number."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -64,6 +68,9 @@ class Study:
     (`FinetuneOptions`). A run's score is the mean over its fine-tuning seeds."""
     rows: HeldOutRows = HeldOutRows()
     """Held-out rows that all runs are scored on."""
+    target_loss: Positive | None = None
+    """Loss of `mlm_tokens_to_loss`. None: the highest final loss of the baseline's runs, so that all of these reach
+    it; a stated one is independent of the runs."""
     baseline: Levels = field(default_factory=dict)
     """Baseline of each factor; default: its first level."""
     design: Literal["one_at_a_time", "grid"] = "one_at_a_time"

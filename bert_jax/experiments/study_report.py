@@ -2,13 +2,14 @@
 
 import shlex
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from bert_jax import provenance
 from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, STUDY, StudyFile, StudyValues
 from bert_jax.experiments.failure_rates import FailureRate
 from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS, Comparison, Results, RunResult
-from bert_jax.experiments.study import study_files
-from bert_jax.report import Command, Interval, Intervals, Note, Section, Table
+from bert_jax.experiments.study import AREA, TOKENS_TO_LOSS, study_files
+from bert_jax.report import Command, Curves, Interval, Intervals, Note, Section, Series, Table
 from bert_jax.report.cells import cell, make_table
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
@@ -42,6 +43,7 @@ def sections(directory: StoredPath) -> list[Section]:
         Section(f"study {results['study']}", tuple(_overview(results, study)), level=1),
         Section("verdicts", (_verdict_table(comparisons),)),
         *(Section(f"factor {factor}", tuple(_details(rows, results))) for factor, rows in by_factor.items() if rows),
+        *(Section("loss by tokens", blocks) for blocks in [_curve_blocks(results)] if blocks),
         Section("failure rates", tuple(_failure_blocks(results["failure_rates"], results["alpha"]))),
         Section("runs", (_run_table(results),)),
         Section("budget", (_budget_table(results),)),
@@ -104,7 +106,32 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
 def _unscored_runs(row: Comparison) -> str:
     """The runs without a score of both sides, if there are any."""
     sides = ((row["level"], row["unscored"]), (row["baseline"], row["unscored_baseline"]))
-    return "".join(f"; {count} runs of {level} have no score" for level, count in sides if count)
+    text = "".join(f"; {count} runs of {level} have no score" for level, count in sides if count)
+    sides = ((row["level"], row["censored"]), (row["baseline"], row["censored_baseline"]))
+    return text + "".join(f"; {count} runs of {level} never reach the loss" for level, count in sides if count)
+
+
+def _curve_blocks(results: Results) -> tuple[Curves | Note, ...]:
+    """The mean curve of each cell with a band over its seeds; nothing if no run has two checkpoints."""
+    series = []
+    for one in results["cells"]:
+        name, curves = one["name"], [run["curve"] for run in results["runs"] if run["cell"] == one["name"]]
+        losses = [{point["tokens"]: point["mlm_loss"] for point in curve} for curve in curves if curve]
+        tokens = sorted(set(losses[0]).intersection(*losses)) if losses else []
+        if len(tokens) > 1:
+            by_tokens = [[of_run[at] for of_run in losses] for at in tokens]
+            mean, low, high = (tuple(map(take, by_tokens)) for take in (fmean, min, max))
+            series.append(Series(name, tuple(map(float, tokens)), mean, low, high))
+    if not series or (scale := results["curves"]) is None:
+        return ()
+    target = "" if scale["target_loss"] is None else f"; the loss of {TOKENS_TO_LOSS} is {scale['target_loss']:.4f}"
+    note = (
+        "Of the checkpoints that the runs kept: mean over seeds, and a band from the lowest to the highest seed. "
+        f"Tokens are positions of all rows, padding included. {AREA} is the mean loss from {scale['first_tokens']:,} "
+        f"to {scale['last_tokens']:,} tokens{target}. A run that never reaches it counts with the tokens of its last "
+        "checkpoint, and gets no verdict of equality."
+    )
+    return Curves("held-out MLM loss by tokens", tuple(series), "tokens", "loss (nats)"), Note(note)
 
 
 def _failure_blocks(rates: Sequence[FailureRate], alpha: float) -> list[Note | Table]:

@@ -40,7 +40,7 @@ from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.divergence import DivergedError
 from bert_jax.training.implementation import choose_implementation
-from bert_jax.training.job import RunData, has_checkpoint, newest_params_and_phase, run_job
+from bert_jax.training.job import RunData, has_checkpoint, intact_checkpoint, params_and_phase, run_job
 from bert_jax.training.micro_batch import choose_accumulations
 from bert_jax.training.pretraining_task import heads_of
 from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints
@@ -244,7 +244,7 @@ class FinetuneRun:
 
     def _score(self, directory: StoredPath) -> tuple[SeedResult, dict[str, np.ndarray]]:
         """The result of the newest checkpoint, and the logits of all held-out splits."""
-        params, phase = newest_params_and_phase(self.programs, directory)
+        params, phase = params_and_phase(self.programs, intact_checkpoint(directory))
         score_batch, rows = self.programs.scorer(params, phase)
         splits = self.data.splits
         logits = {

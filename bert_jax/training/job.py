@@ -1,10 +1,11 @@
-"""The job of a task in a work directory: lock it, write its identity, run the loop; read its newest parameters."""
+"""The job of a task in a work directory: lock it, write its identity, run the loop; read its parameters."""
 
 import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
+from etils import epath
 
 from bert_jax.config import Config, ModelConfig
 from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_first
@@ -18,9 +19,11 @@ from bert_jax.training.kernel_check import check_kernels
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
+    COMMIT_MARKER,
     HAS_CHECKPOINTS,
     checkpoint_directory,
     committed_checkpoint_paths,
+    find_damage,
     newest_intact,
     newest_with_metadata,
     read_metadata,
@@ -52,15 +55,36 @@ def has_checkpoint(directory: StoredPath) -> bool:
     )
 
 
-def newest_params_and_phase(programs: Programs, directory: StoredPath) -> tuple[Params, int]:
-    """The evaluated parameters of a run's newest intact checkpoint, on the mesh, and the phase whose depth they have.
+def run_directory_of(source: StoredPath) -> StoredPath:
+    """The work directory of ``RUN/checkpoints/STEP``; any other path is returned as it is."""
+    run, named = source.parent.parent, source.name.isdigit() and source.parent.name == "checkpoints"
+    return run if named and (run / workdir.CONFIG).exists() else source
+
+
+def intact_checkpoint(source: StoredPath) -> epath.Path:
+    """The newest intact checkpoint of a work directory, or the one that ``RUN/checkpoints/STEP`` names.
+
+    All processes of a run call this.
 
     Raises:
-      UserError: there is no intact checkpoint.
+      UserError: there is no intact checkpoint, or the named one is not complete and intact.
     """
-    checkpoint = newest_intact(checkpoint_directory(directory))
-    if checkpoint is None:
-        raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    directory = run_directory_of(source)
+    if directory == source:
+        newest = newest_intact(checkpoint_directory(directory))
+        if newest is None:
+            raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
+        return newest
+    save = checkpoint_directory(directory) / source.name
+    if not (save / COMMIT_MARKER).exists():
+        raise UserError(f"{save} is not a finished checkpoint: give another one, or the run's directory")
+    if damage := find_damage(save):
+        raise UserError(f"{save} is damaged ({damage}): give another one, or the run's directory")
+    return save
+
+
+def params_and_phase(programs: Programs, checkpoint: epath.Path) -> tuple[Params, int]:
+    """The evaluated parameters of a run's intact checkpoint, on the mesh, and the phase whose depth they have."""
     phase = read_metadata(checkpoint)["phase"]
     state = programs.abstract_state(phase)
     abstract, part = state.evaluated_params, "params" if state.average is None else "average"

@@ -117,17 +117,17 @@ def train(
             with (
                 GoodputRecorder(workdir, start) as goodput,
                 describing_device_errors(),
-                Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep) as checkpoints,
+                Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep, config.checkpoint.every) as saves,
             ):
-                recovery.apply_rollback(checkpoints, ledger)
+                recovery.apply_rollback(saves, ledger)
                 if attempt == 0:
-                    goodput.begin(_check_starts(run, checkpoints))
+                    goodput.begin(_check_starts(run, saves))
                 try:
-                    progress = _attempt(run, checkpoints, goodput)
+                    progress = _attempt(run, saves, goodput)
                     break
                 except DivergenceError as divergence:
                     goodput.write_totals(divergence.last)
-                    recovery.record_rollback(divergence, config, checkpoints, ledger)
+                    recovery.record_rollback(divergence, config, saves, ledger)
             start = time.perf_counter()
     if stop_requested.interrupted and not progress.ended:
         done = f"stopped and saved at step {progress.cursor.step} of {config.total_steps}"

@@ -28,16 +28,19 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop
 from bert_jax.training.fork import open_fork
 from bert_jax.training.implementation import choose_implementation
-from bert_jax.training.job import RunData, has_checkpoint, newest_params_and_phase, run_job
+from bert_jax.training.job import (
+    RunData,
+    has_checkpoint,
+    intact_checkpoint,
+    params_and_phase,
+    run_directory_of,
+    run_job,
+)
 from bert_jax.training.micro_batch import MicroBatchRequest, choose_accumulations
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
-from bert_jax.training.run_directory.checkpoint import (
-    check_checkpoint_storage,
-    checkpoint_directory,
-    newest_with_metadata,
-)
+from bert_jax.training.run_directory.checkpoint import check_checkpoint_storage
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.sharding import check_processes, device_kind, make_mesh
 from bert_jax.training.state import Fork, InitialParams
@@ -174,17 +177,22 @@ class EvaluationResult(NamedTuple):
     metrics: dict[str, float]
 
 
-def evaluate(directory: StoredPath, parts: list[CorpusWeight], **options: Any) -> EvaluationResult:
-    """Held-out metrics of a run's newest intact checkpoint; arguments and errors as `evaluate_model`.
+def evaluate(source: StoredPath, parts: list[CorpusWeight], **options: Any) -> EvaluationResult:
+    """Held-out metrics of a run's newest intact checkpoint, or of the checkpoint ``RUN/checkpoints/STEP``.
+
+    Args:
+      source: the work directory of the run, or a checkpoint in it.
+      parts, options: as of `evaluate_model`, and so are its errors.
 
     Raises:
-      UserError: also if there is no run or no checkpoint.
+      UserError: also if there is no run or no intact checkpoint.
     """
-    config = workdir.read_config(directory)
-    tokenizer = load_tokenizer(directory, newest_with_metadata(checkpoint_directory(directory)))
+    directory = run_directory_of(source)
+    config, checkpoint = workdir.read_config(directory), intact_checkpoint(source)
+    tokenizer = load_tokenizer(directory, checkpoint)
 
     def load(programs: Programs) -> tuple[Params, int]:
-        return newest_params_and_phase(programs, directory)
+        return params_and_phase(programs, checkpoint)
 
     return evaluate_model(config, tokenizer, load, directory, parts, **options)
 

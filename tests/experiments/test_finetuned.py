@@ -83,7 +83,7 @@ def test_held_out_rows_are_scored_only_for_margins(study, tiny_corpus, task_data
     """A level may have no MLM head, as replaced-token detection."""
     opened = open_study(study, tiny_corpus, tmp_path / "new", task_data)
     monkeypatch.setattr(runner.pretraining, "evaluate", lambda *_, **__: pytest.fail("nothing is compared"))
-    assert runner.measure(opened, opened.runs[0], lambda *_: None) == {}
+    assert runner.measure(opened, opened.runs[0], lambda *_: None) == ({}, [])
 
 
 @pytest.mark.slow

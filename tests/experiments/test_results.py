@@ -22,6 +22,7 @@ def record(error: str = "", **metrics: float):
         "timing": timing,
         "finetuned": {},
         "code": code(),
+        "curve": [],
     }
 
 

@@ -32,12 +32,12 @@ def study() -> Study:
         name="small",
         model=model,
         phases=(Phase(steps=6, seq_len=32, batch_size=64, learning_rate=2e-2, warmup_steps=2),),
-        checkpoint=CheckpointConfig(every=4, keep=1),
+        checkpoint=CheckpointConfig(every=2, keep=3),
         log=LogConfig(every=2, tensorboard=False),
         evaluation=EvaluationConfig(every=0, rows=8, batch_size=8),
     )
     masks = {"dynamic": {}, "static": {"data": {"example_copies": 1, "mask_copies": 1}}}
-    margins = {"mlm_loss": 10.0, "nsp_accuracy": 0.001}
+    margins = {"mlm_loss": 10.0, "mlm_loss_area": 10.0, "mlm_tokens_to_loss": 1e5, "nsp_accuracy": 0.001}
     rows = HeldOutRows("full_sentences", 32, 8)
     return Study(name="small", base=base, factors={"masks": masks}, margins=margins, rows=rows)
 
@@ -72,15 +72,18 @@ def contents(workdir):
 def test_results(finished, study, tiny_corpus):
     results, page = contents(finished)
     assert [(row["level"], row["metric"]) for row in results["comparisons"]] == [
-        ("static", "mlm_loss"),
-        ("static", "nsp_accuracy"),
+        ("static", metric) for metric in study.margins
     ]
-    loss, _ = results["comparisons"]
+    loss, *_ = results["comparisons"]
     # The run repeats its examples, so the masks make a difference, which is within the margin.
-    assert "for the number of comparisons, 2 (Holm)" in " ".join(page.split())
+    assert "for the number of comparisons, 4 (Holm)" in " ".join(page.split())
     assert loss["difference"] != 0 and loss["verdict"] == "equal" and loss["seeds"] == 3
     assert len({run["metrics"]["mlm_loss"] for run in results["runs"]}) == 6
     assert "equal within the margin" in page and "3 paired seeds can show a difference of" in page
+    for run in results["runs"]:
+        assert [(point["step"], point["tokens"]) for point in run["curve"]] == [(n, n * 64 * 32) for n in (2, 4, 6)]
+        assert run["curve"][-1]["mlm_loss"] == run["metrics"]["mlm_loss"] < run["curve"][0]["mlm_loss"]
+    assert "held-out MLM loss by tokens" in page and "mean loss from 4,096 to 12,288 tokens" in " ".join(page.split())
     html = (finished / "report.html").read_text()
     assert "equal within the margin" in html and "http" not in html
     opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], finished)
@@ -204,7 +207,7 @@ def test_a_retry_succeeds(finished, start, tmp_path):
 
 
 def test_a_metric_that_is_not_finite_is_a_failure(start, study, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "measure", lambda *_: {"mlm_loss": float("nan"), "nsp_accuracy": 0.5})
+    monkeypatch.setattr(runner, "measure", lambda *_: ({"mlm_loss": float("nan"), "nsp_accuracy": 0.5}, []))
     _, results = start(tmp_path / "study", study=dataclasses.replace(study, seeds=1), retries=0)
     assert [run["error"] for run in results["runs"]] == ["not finite: mlm_loss"] * 2
     assert results["comparisons"][0]["difference"] is None
@@ -223,7 +226,7 @@ def test_a_full_disk_is_not_a_failed_run(start, tmp_path, monkeypatch):
 def test_sigterm_while_a_run_is_measured_stops_before_the_next_one(start, study, tmp_path, monkeypatch, capsys):
     def measure(*_):
         signal.raise_signal(signal.SIGTERM)
-        return {"mlm_loss": 1.0, "nsp_accuracy": 0.5}
+        return {"mlm_loss": 1.0, "nsp_accuracy": 0.5}, []
 
     monkeypatch.setattr(runner, "measure", measure)
     assert start(tmp_path / "study", study=dataclasses.replace(study, seeds=1)) == (75, None)
@@ -252,18 +255,24 @@ def test_a_record_without_a_score_is_damaged(metrics, study, tiny_corpus, tmp_pa
     opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], tmp_path / "study")
     run = opened.runs[0]
     values = {
-        "format_version": 3,
+        "format_version": cell_records.FORMAT_VERSION,
         "code": code(),
         "attempts": 1,
         "error": "",
         "metrics": metrics,
         "finetuned": {},
         "tokens": 1,
+        "timing": {"seconds": 1.0},
     }
-    cell_records.write_record(run, values | {"timing": {"seconds": 1.0}})
+    point = {"step": 1, "tokens": 1, "mlm_loss": 1.0}
+    values |= {"curve": [point, point]}
+    cell_records.write_record(run, values)
     with pytest.raises(UserError, match=r"seed0.json: metrics.(mlm_loss|nsp_accuracy) is missing .* remove it"):
         cell_records.read_record(run)
-    cell_records.write_record(run, values | {"timing": {"seconds": 1.0}, "error": "it failed"})
+    cell_records.write_record(run, values | {"metrics": {"mlm_loss": 1.0, "nsp_accuracy": 0.5}, "curve": [point]})
+    with pytest.raises(UserError, match=r"seed0.json: the curve has fewer than two checkpoints.* remove it"):
+        cell_records.read_record(run)
+    cell_records.write_record(run, values | {"error": "it failed"})
     assert cell_records.read_record(run)["error"]
 
 

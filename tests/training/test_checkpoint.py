@@ -102,6 +102,16 @@ def test_retention_counts_only_complete_ones(tmp_path):
     assert restore(tmp_path)[1]["cursor"] == {"step": 3}
 
 
+def test_a_checkpoint_of_a_stop_takes_no_place_of_another(tmp_path):
+    """A run that was stopped keeps what an undisturbed one keeps."""
+    with Checkpoints(tmp_path, keep=3, every=2) as checkpoints:
+        kept = []
+        for step in (2, 3, 4, 6, 7):
+            checkpoints.save(step, state_of(step), METADATA)
+            kept.append(checkpoints.steps())
+    assert kept == [[2], [3, 2], [4, 2], [6, 4, 2], [7, 6, 4]]
+
+
 def test_what_users_put_beside_checkpoints_is_theirs(tmp_path):
     """A note is no checkpoint and is not removed; nor is a copy under another name the newest."""
     with Checkpoints(tmp_path, keep=1) as checkpoints:

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from etils import epath
 
 from bert_jax.convert.formats.format import InputFormat, ReadOptions, refuse_drop_and_trim
 from bert_jax.convert.name_map import check_finite
@@ -14,6 +13,7 @@ from bert_jax.convert.translate import NativeModel, infer_model_type
 from bert_jax.errors import UserError
 from bert_jax.model.generator import ModelSpec, Params, discriminator_params, generator_heads, generator_params
 from bert_jax.storage.paths import StoredPath
+from bert_jax.training.job import intact_checkpoint, run_directory_of
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.run_directory import checkpoint, workdir
@@ -29,12 +29,7 @@ PAIR_LABELS = {
 
 def matches(source: StoredPath) -> bool:
     """Whether a directory is a run's work directory, or one checkpoint of a run."""
-    return _is_workdir(source) or _is_checkpoint(source)
-
-
-def _is_checkpoint(source: StoredPath) -> bool:
-    """Whether a directory is ``checkpoints/STEP`` of a run."""
-    return source.name.isdigit() and source.parent.name == "checkpoints" and _is_workdir(source.parent.parent)
+    return _is_workdir(run_directory_of(source))
 
 
 def _is_workdir(source: StoredPath) -> bool:
@@ -56,19 +51,14 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
         finite.
     """
     refuse_drop_and_trim(directory, options)
-    save = None
-    if _is_checkpoint(directory):
-        directory, step = directory.parent.parent, directory.name
-        save = _open_checkpoint(checkpoint.checkpoint_directory(directory) / step)
+    source, directory = directory, run_directory_of(directory)
     config = workdir.read_config(directory)
     if options.optimizer_state and config.optimizer.name == "muon":
         raise UserError(
             f"{directory} was trained with muon, whose matrices have no moments of Adam: leave its optimizer state out "
             "(--optimizer-state drop, start.optimizer_state new)"
         )
-    save = save or checkpoint.newest_intact(checkpoint.checkpoint_directory(directory))
-    if save is None:
-        raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
+    save = intact_checkpoint(source)
     if (directory / workdir.TOKENIZER).exists():
         load_tokenizer(directory, save)
     spec = model_spec(config, checkpoint.read_metadata(save)["phase"])
@@ -109,20 +99,6 @@ def _part_of(tree: Params, spec: ModelSpec, embeddings: str, part: str) -> Param
     if spec.generator is None or part == "both":
         return tree
     return (generator_params if part == "generator" else discriminator_params)(tree, embeddings)
-
-
-def _open_checkpoint(save: epath.Path) -> epath.Path:
-    """The checkpoint, if it is complete and intact.
-
-    Raises:
-      UserError: it is not.
-    """
-    if not (save / checkpoint.COMMIT_MARKER).exists():
-        raise UserError(f"{save} is not a finished checkpoint: give another one, or the run's directory")
-    damage = checkpoint.find_damage(save)
-    if damage is not None:
-        raise UserError(f"{save} is damaged ({damage}): give another one, or the run's directory")
-    return save
 
 
 INPUT = InputFormat("a work directory", matches, read)

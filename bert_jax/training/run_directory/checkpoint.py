@@ -61,11 +61,10 @@ WRITTEN_BY = re.compile(r"state/(?:ocdbt\.|array_metadatas/)process_([0-9]+)(?:/
 
 
 class Checkpoints:
-    """The checkpoints of one run, saved asynchronously during training."""
+    """The checkpoints of one run, saved asynchronously; one of a stop between multiples of `every` goes at the next."""
 
-    def __init__(self, directory: epath.PathLike, keep: int):
-        self.directory = epath.Path(directory)
-        self.keep = keep
+    def __init__(self, directory: epath.PathLike, keep: int, every: int = 1):
+        self.directory, self.keep, self.every = epath.Path(directory), keep, every
         self._errors = OrbaxErrorBuffer()
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
@@ -130,11 +129,11 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # a full disk: the checkpoint is complete, and the next save writes it
                 write_atomic(marker, f"{target.name}\n".encode())
         newest_first = list(committed_checkpoint_paths(self.directory))
-        needed: list[epath.Path] = []
+        kept = [one for one in newest_first if one == newest_first[0] or int(one.name) % self.every == 0][: self.keep]
         if good is not None:
             newer = [save for save in newest_first if int(save.name) > good]
-            needed = newer[-1:] + newest_first[len(newer) :][:1]
-        self._delete([save for save in newest_first[self.keep :] if save not in needed])
+            kept += newer[-1:] + newest_first[len(newer) :][:1]
+        self._delete([save for save in newest_first if save not in kept])
 
     def _delete(self, saves: Iterable[epath.Path]) -> None:
         for save in saves:
