@@ -32,6 +32,7 @@ UNBOUNDED = 2**31
 HIDDEN, SPAN = "last_hidden_state", ("start_logits", "end_logits")
 KINDS = {
     "ForSequenceClassification": "classification",
+    "ForMultipleChoice": "multiple_choice",
     "ForTokenClassification": "tagging",
     "ForQuestionAnswering": "span",
 }

@@ -55,11 +55,11 @@ def measure_quality(
         metrics = {}
         for name, split in data.splits.items():
             if split.is_scored:
-                by_token = data.kind != "classification"
+                by_token = data.kind in ("tagging", "span")
                 metrics[name] = data.metrics(name, task_logits(one, split.examples, pad_id, by_token=by_token))
         value = score(data, metrics.__getitem__)
         ratio = value / table[0]["score"] if table else 1.0
-        examples = sum(len(data.splits[name].examples.lengths) for name in metrics)
+        examples = sum(data.splits[name].examples.count for name in metrics)
         table.append({"model": one.name, "task": task, "examples": examples, "score": value, "score / first": ratio})
     return table
 
@@ -75,8 +75,8 @@ def _read_first(first: StoredPath, task: str) -> SourceEncoder:
 
 def _check_model(model: ServedModel, task: str, kind: str, labels: tuple[str, ...]) -> None:
     """Raise UserError unless the model has the head of the task."""
-    kind_fits = model.head == kind or (model.head == TOKENS and kind != "classification")
-    if not kind_fits or (model.labels and model.labels != labels and kind != "span"):
+    kind_fits = model.head == kind or (model.head == TOKENS and kind in ("tagging", "span"))
+    if not kind_fits or (model.labels and model.labels != labels and kind in ("classification", "tagging")):
         raise UserError(
             f"{model.name} has a head of {model.head} with the labels {', '.join(model.labels) or '(unknown)'}, --task "
             f"{task} has {', '.join(labels)}: give a model that was fine-tuned on this task"

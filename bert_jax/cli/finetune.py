@@ -27,10 +27,11 @@ class Finetune:
     model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
     """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads."""
     task: str
-    """One of GLUE's cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; or classification, regression, tagging,
-    squad."""
+    """One of GLUE's cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; or classification, regression,
+    multiple_choice, tagging, squad."""
     data: DirectoryArg
-    """Directory with the files of the splits: train, dev and, for predictions, test; or of a TFDS dataset."""
+    """Directory with the files of the splits: train, dev and test, which may be missing; or of a dataset as Hugging
+    Face stores it, or of TFDS."""
     workdir: DirectoryArg
     """Directory of the run, or with --seeds of the runs: results.json, predictions, checkpoints, metrics.jsonl."""
     options: Annotated[FinetuneOptions, tyro.conf.arg(name="")] = field(default_factory=FinetuneOptions)

@@ -105,7 +105,7 @@ def compress(
     data, options = open_task(task, data_directory, options, teacher)
     advice = "give a teacher that was fine-tuned on this task"
     teacher = teacher._replace(model=in_order_of_task(teacher.model, data, teacher.path, advice, announce))
-    options = dataclasses.replace(options.with_recipe(len(data.train.lengths)), keep_head=True)
+    options = dataclasses.replace(options.with_recipe(data.train.count), keep_head=True)
     for line in (*describe(options, data), describe_student(plan, student and student.path)):
         announce(line)
 

@@ -102,7 +102,8 @@ class Distillation(TeacherTask):
             output = read = model.encode(inputs, dropout_key)
         features, _ = model.task_features(inputs, read)
         key = dropout_key and dropout_key.fold_in(HEAD_DROPOUT_SITE)
-        return output, model.task(dropout(features, model_config.hidden_dropout, key))
+        logits = model.task(dropout(features, model_config.hidden_dropout, key))
+        return output, self.student.logits_by_label(logits, batch)
 
     def _soft_loss(self, student: Float[Array, "B n C"], teacher: Float[Array, "B n C"], batch: Batch) -> WeightedSum:
         """Loss of the soft targets of all labelled examples or tokens; of spans the mean over start and end."""
@@ -111,7 +112,7 @@ class Distillation(TeacherTask):
             segments, slots = batch["segment_ids"], weights.shape[1]
             student, teacher = (span_logits(x, segments, slots) for x in (student, teacher))
             weights = jnp.broadcast_to(weights[..., None] / 2, student.shape[:-1])
-        elif len(self.head.labels) == 1:
+        elif self.student.is_regression:
             return distillation_losses.mse(student, teacher, weights)
         return distillation_losses.soft_targets(student, teacher, weights, self.recipe.temperature)
 

@@ -166,7 +166,8 @@ class Config:
             value = getattr(phase, name)
             require(value is None or has, f"phases.{i}.{name} {value} needs {needs}: set it, or leave this out")
         require(
-            phase.seq_len <= self.model.max_positions,
+            # Positions of fine-tuning begin anew with every text, and the texts of a multiple choice are in one row.
+            phase.seq_len <= self.model.max_positions or self.finetune is not None,
             f"phases.{i}.seq_len {phase.seq_len} is longer than the position table: "
             f"lower it, or set model.max_positions to at least {phase.seq_len}",
         )

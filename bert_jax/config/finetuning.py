@@ -11,11 +11,12 @@ from bert_jax.field_validation import Count, CountOrZero, Interval, check
 class TaskHead:
     """Structure of the head of a fine-tuned model; published families differ in it."""
 
-    kind: Literal["classification", "tagging", "span", "replaced"]
-    """A label per example (RTE), a label per token (NER), start and end of an answer (SQuAD), or whether a token was
-    replaced (ELECTRA's discriminator; Clark et al. 2020)."""
+    kind: Literal["classification", "multiple_choice", "tagging", "span", "replaced"]
+    """A label per example (RTE), the best of several endings (SWAG), a label per token (NER), start and end of an
+    answer (SQuAD), or whether a token was replaced (ELECTRA's discriminator; Clark et al. 2020)."""
     labels: tuple[str, ...]
-    """Names of the logits. A single one is a regression, or with `replaced` the logit of "replaced"."""
+    """Names of the logits. A single one is a regression, the score of an ending, or with `replaced` the logit of
+    "replaced"."""
     reads: Literal["pooled", "cls", "mean", "tokens"]
     """The pooler's output, or of the last layer: [CLS], the mean over an example, or every token."""
     activation: Literal["none", "tanh", "relu", "gelu", "gelu_tanh"] = "none"
@@ -37,7 +38,7 @@ class FinetuneConfig:
     """A fine-tuning run: what it trains on labelled examples."""
 
     task: str
-    """Name of the task: one of GLUE's, `classification`, `regression`, `tagging` or `squad`."""
+    """Name of the task: a key of `finetune.tasks.TASKS`, as `sst2` or `tagging`."""
     head: TaskHead
     family: str
     """Family of transformers that the model is exported as."""

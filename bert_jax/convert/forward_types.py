@@ -17,7 +17,9 @@ ENCODER_PREFIXES |= {"modernbert": "model."}
 MODEL_TYPE_ALIASES = {"xlm-roberta": "roberta", "camembert": "roberta"}
 """Model types with the config fields, tensors and computation of another type."""
 
-SEQUENCE, TOKENS, SPAN = TASK_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+SEQUENCE, TOKENS, SPAN, CHOICE = TASK_CLASSES = (
+    *("ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering", "ForMultipleChoice"),
+)
 REPLACED = "ForPreTraining"
 """Suffixes of transformers' classes with a task head; REPLACED is ELECTRA's discriminator."""
 
@@ -37,8 +39,8 @@ ForwardOutputs = dict[str, np.ndarray]
 
 - "embeddings", the input of the first layer, and "layer 1", "layer 2", ...: [B, S, H]; the last after the final norm;
 - "mlm logits" [B, S, V], "pair logits" [B, 2], "pooled vector" [B, H];
-- "task logits": [B, C] of SEQUENCE, else [B, S, C]. Those of SPAN are start and end of the answer; that of REPLACED is
-  above 0 if the token was replaced.
+- "task logits": [B, C] of SEQUENCE, [B, 1] of CHOICE, whose rows are single endings, else [B, S, C]. Those of SPAN
+  are start and end of the answer; that of REPLACED is above 0 if the token was replaced.
 """
 
 
@@ -83,7 +85,6 @@ _TASK_TENSORS = {
     "qa_outputs.weight": SPAN,
     "discriminator_predictions.dense.weight": REPLACED,
     "classifier.out_proj.weight": SEQUENCE,
-    "pre_classifier.weight": SEQUENCE,
 }
 
 
@@ -126,5 +127,7 @@ def _classifier_kind(hf_model: HuggingFaceModel, family: str, names: set[str]) -
             return task
     if family == "modernbert":
         raise UserError(f"{hf_model.source}: '{architecture}' in architectures does not say what its classifier reads")
+    if "pre_classifier.weight" in names:
+        return SEQUENCE
     pooler = prefix_of(hf_model) + ("pooler.weight" if family == "albert" else "pooler.dense.weight")
     return SEQUENCE if pooler in names else TOKENS

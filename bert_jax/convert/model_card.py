@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import yaml
 
+from bert_jax.convert.families.family import CLASS_SUFFIXES
 from bert_jax.convert.parity.parity_report import ParityReport
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.provenance import code, describe_code
@@ -34,6 +35,7 @@ LIBRARIES = {
 """By output format: the library that loads it (`library_name` of the card)."""
 PIPELINES = {
     "classification": "text-classification",
+    "multiple_choice": "multiple-choice",
     "tagging": "token-classification",
     "span": "question-answering",
 }
@@ -98,9 +100,10 @@ SERVING_PACKAGES = (
 PIPELINE_EXAMPLE = """from transformers import pipeline
 
 pipeline("{pipeline}", model="{name}")("A text{masked}.")"""
-SPAN_EXAMPLE = """from transformers import AutoModelForQuestionAnswering, AutoTokenizer
+CLASS_EXAMPLE = """from transformers import AutoModel{head}, AutoTokenizer
 
-model, tokenizer = AutoModelForQuestionAnswering.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")"""
+model, tokenizer = AutoModel{head}.from_pretrained("{name}"), AutoTokenizer.from_pretrained("{name}")"""
+"""Of a head for which transformers 5 has no pipeline."""
 
 
 class _FrontMatter(yaml.SafeLoader):
@@ -154,15 +157,15 @@ def format_model_card(
     if sentences:
         example = SENTENCE_EXAMPLE
     elif to in ("huggingface", "pytorch") and mask is not None:
-        if pipeline == PIPELINES["span"]:  # transformers 5 has no pipeline for it
-            example = SPAN_EXAMPLE
+        if heads.task is not None and heads.task.kind in ("span", "multiple_choice"):
+            example = CLASS_EXAMPLE
         elif pipeline in ("fill-mask", *PIPELINES.values()):
             example = PIPELINE_EXAMPLE
     if example:
         graph = graphs[0] if graphs else ""
         values = {"name": name, "options": _sentence_options(graph), **_load_tokenizer(name, tokenizer)}
-        filled = example.format(pipeline=pipeline, masked=masked, graph=graph, **values)
-        lines += ["", "```python", filled, "```"]
+        values["head"] = CLASS_SUFFIXES[heads.task.kind] if heads.task else ""
+        lines += ["", "```python", example.format(pipeline=pipeline, masked=masked, graph=graph, **values), "```"]
     for graph in graphs[1:]:
         load = f': `SentenceTransformer("{name}"{_sentence_options(graph)})`' if sentences else ""
         lines += ["", f"`{graph}` has the same model in int8{load}."]

@@ -216,8 +216,6 @@ def find_family(settings: HuggingFaceConfig) -> Family:
     name = settings.get("model_type")
     if not isinstance(name, str) or name not in FAMILIES:
         raise UserError(f"{settings.source}: model_type '{name}' is not supported: use one of {', '.join(FAMILIES)}")
-    if settings.architecture.endswith("ForMultipleChoice"):
-        raise UserError(f"{settings.source}: architecture '{settings.architecture}' is not supported")
     if "causal" not in FAMILIES[name].class_suffixes:
         settings.require_value("is_decoder", False, f"{name} has no causal model")
     return FAMILIES[name]

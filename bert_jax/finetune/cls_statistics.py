@@ -66,7 +66,8 @@ def fit_cls_norm_to_task(task: FineTuning, mesh: Mesh, params: Params) -> Params
 
     def vectors(rows: Mapping[str, np.ndarray]) -> np.ndarray:
         scored, _ = step(on_mesh, put_rows({name: array[share] for name, array in rows.items()}, mesh, count))
-        return np.asarray(scored["cls"])[rows["example_id"] >= 0]
+        cls, examples = np.asarray(scored["cls"]), rows["example_id"]
+        return cls[np.repeat(examples >= 0, cls.shape[1] // examples.shape[1], axis=1)]
 
     return fit_cls_norm(params, map(vectors, task.train.in_order(count)))
 

@@ -19,12 +19,19 @@ class EncodedExamples(NamedTuple):
     token_type_ids: np.ndarray
     """int32 [T]: 1 in the second text of a pair, its [SEP] included."""
     starts: np.ndarray
-    """int64 [E + 1]: first token of each example, and T."""
+    """int64 [E + 1]: first token of each example, and T; of a multiple choice [E * choices + 1], of each text."""
     labels: np.ndarray
     """int32 or float32 [E], of examples; int32 [E, 2], start and end of an answer in its example; or int32 [T], of
     tokens. -1 (NaN for floats) where there is none."""
     truncated: int
-    """Number of examples that lost tokens."""
+    """Number of examples, or texts of a multiple choice, that lost tokens."""
+    choices: int = 1
+    """Texts of an example: the endings of a multiple choice, each with the context."""
+
+    @property
+    def count(self) -> int:
+        """Number of examples, E."""
+        return (len(self.starts) - 1) // self.choices
 
     @property
     def labels_tokens(self) -> bool:
@@ -41,7 +48,7 @@ class EncodedExamples(NamedTuple):
 
     @property
     def lengths(self) -> np.ndarray:
-        """Tokens of each example, int32 [E]."""
+        """Tokens of each example, int32 [E]; of a multiple choice of each text, [E * choices]."""
         return np.diff(self.starts).astype(np.int32)
 
 
@@ -80,6 +87,21 @@ def encode_examples(
     return EncodedExamples(
         input_ids, token_type_ids, starts, np.array(labels, np.float32 if is_regression else np.int32), truncated
     )
+
+
+def encode_choices(
+    examples: Sequence[Example], tokenizer: Tokenizer, max_length: int, token_types: int, separators: int = 1
+) -> EncodedExamples:
+    """Encode each ending of a multiple choice with its context, as a pair (transformers run_swag.py).
+
+    Args:
+      examples: whose texts are the context and the endings; all have the same number.
+      tokenizer, max_length, token_types, separators: as of `encode_examples`.
+    """
+    pairs = [Example((example.texts[0], ending), None) for example in examples for ending in example.texts[1:]]
+    labels = [-1 if example.label is None else example.label for example in examples]
+    encoded = encode_examples(pairs, tokenizer, max_length, token_types, separators)
+    return encoded._replace(labels=np.array(labels, np.int32), choices=len(pairs) // len(examples))
 
 
 def encode_sentences(

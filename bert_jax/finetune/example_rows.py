@@ -26,13 +26,14 @@ class ExampleRows:
         Args:
           examples: of the split, none longer than `seq_len`.
           seq_len: tokens per row, S.
-          slots: largest number of examples in a row, K.
+          slots: largest number of examples in a row, K. The texts of a multiple choice do not attend to each other;
+            `cls_positions` has those of all of them, [B, K * choices].
           special_ids: of the tokenizer.
           seed: of the order.
         """
         self.examples, self.special_ids, self.seed = examples, special_ids, seed
         self.seq_len, self.slots = seq_len, slots
-        self._lengths = examples.lengths
+        self._lengths = examples.lengths.reshape(-1, examples.choices).sum(1, dtype=np.int32)
 
     def __len__(self) -> int:
         return len(self._lengths)
@@ -68,6 +69,7 @@ class ExampleRows:
         """Rows of padding without labels."""
         rows = empty_rows(count, self.seq_len, self.slots, self.special_ids.pad_id)
         labels = self.examples.labels
+        rows["cls_positions"] = np.zeros((count, self.slots * self.examples.choices), np.int32)
         shape = (count, self.seq_len if self.examples.labels_tokens else self.slots, *labels.shape[1:])
         rows["labels"] = np.full(shape, -1 if labels.dtype == np.int32 else np.nan, labels.dtype)
         return rows
@@ -79,19 +81,22 @@ class ExampleRows:
 
     def _fill(self, first: np.ndarray, members: np.ndarray, count: int) -> Rows:
         rows, labels, by_token = self.blank_rows(count), self.examples.labels, self.examples.labels_tokens
+        starts, choices = self.examples.starts, self.examples.choices
         for row in range(len(first) - 1):
             end = 0
             for slot, example in enumerate(members[first[row] : first[row + 1]]):
-                source = slice(self.examples.starts[example], self.examples.starts[example + 1])
-                start, end = end, end + int(self._lengths[example])
-                rows["input_ids"][row, start:end] = self.examples.input_ids[source]
-                rows["token_type_ids"][row, start:end] = self.examples.token_type_ids[source]
-                rows["segment_ids"][row, start:end] = slot + 1
-                rows["position_ids"][row, start:end] = np.arange(end - start)
-                rows["cls_positions"][row, slot] = start
                 rows["example_id"][row, slot] = example
-                if by_token:
-                    rows["labels"][row, start:end] = labels[source]
-                else:
+                if not by_token:
                     rows["labels"][row, slot] = labels[example]
+                for choice in range(choices):
+                    text, segment = example * choices + choice, slot * choices + choice
+                    source = slice(starts[text], starts[text + 1])
+                    start, end = end, end + int(starts[text + 1] - starts[text])
+                    rows["input_ids"][row, start:end] = self.examples.input_ids[source]
+                    rows["token_type_ids"][row, start:end] = self.examples.token_type_ids[source]
+                    rows["segment_ids"][row, start:end] = segment + 1
+                    rows["position_ids"][row, start:end] = np.arange(end - start)
+                    rows["cls_positions"][row, segment] = start
+                    if by_token:
+                        rows["labels"][row, start:end] = labels[source]
         return rows

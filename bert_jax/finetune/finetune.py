@@ -52,16 +52,24 @@ class FinetuneResult(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, with mean and standard deviation over `scores`."""
-        scores = self.scores
+        scores, tests = self.scores, [one.test_score for one in self.seeds if one.test_score is not None]
+        of_test = {f"test_{name}": value for name, value in _mean_and_deviation(tests).items()} if tests else {}
         return {
             "task": self.task,
             "baseline": self.baseline,
-            "mean": statistics.fmean(scores) if scores else None,
-            "standard_deviation": statistics.stdev(scores) if len(scores) > 1 else None,
+            **_mean_and_deviation(scores),
+            **of_test,
             "failed": sum(one.failed for one in self.seeds),
             "diverged": len(self.seeds) - len(scores),
             "seeds": [one.to_dict() for one in self.seeds],
         }
+
+
+def _mean_and_deviation(scores: Sequence[float]) -> dict[str, float | None]:
+    return {
+        "mean": statistics.fmean(scores) if scores else None,
+        "standard_deviation": statistics.stdev(scores) if len(scores) > 1 else None,
+    }
 
 
 def finetune(
@@ -101,7 +109,7 @@ def finetune(
     check_task(task)
     encoder = read_source(source)
     data, options = open_task(task, data_directory, options, encoder)
-    options = options.with_recipe(len(data.train.lengths))
+    options = options.with_recipe(data.train.count)
     for line in describe(options, data):
         announce(line)
     if options.keep_head:
@@ -251,12 +259,15 @@ def native_sha256(model: NativeModel) -> str:
 def summary_lines(result: FinetuneResult) -> list[str]:
     """The scores of all seeds as a table, with mean, standard deviation and the number of failed runs."""
     values, scores = result.to_dict(), result.scores
-    lines = [f"  seed {one.seed:<4} {one.score:8.4f}{_outcome(one)}" for one in result.seeds]
+    lines = [f"  seed {one.seed:<4} {one.score:8.4f}{_outcome(one)}{_test(one)}" for one in result.seeds]
     lines.append(f"  best constant prediction {result.baseline:.4f}")
     if len(scores) > 1:
         lines.append(
             f"  mean {values['mean']:.4f}, standard deviation {values['standard_deviation']:.4f} of {len(scores)} runs"
         )
+    if len(scores) > 1 and "test_mean" in values:
+        mean, deviation = values["test_mean"], values["test_standard_deviation"]
+        lines.append(f"  test: mean {mean:.4f}, standard deviation {deviation:.4f}")
     if values["failed"]:
         diverged = f", {values['diverged']} of them diverged and have no score" if values["diverged"] else ""
         lines.append(f"  {values['failed']} of {len(result.seeds)} runs failed{diverged}; the mean is of all scores")
@@ -265,9 +276,9 @@ def summary_lines(result: FinetuneResult) -> list[str]:
 
 def describe(options: FinetuneOptions, data: TaskData) -> Iterator[str]:
     """Lines about the data and the recipe, whose defaults must be filled in."""
-    count = len(data.train.lengths)
+    count = data.train.count
     tokens = len(data.train.input_ids)
-    held_out = ", ".join(f"{name} {len(split.examples.lengths):,}" for name, split in data.splits.items())
+    held_out = ", ".join(f"{name} {split.examples.count:,}" for name, split in data.splits.items())
     truncated = data.train.truncated
     yield f"data: train {count:,} examples of {tokens / count:.1f} tokens, {truncated:,} truncated; {held_out}"
     epochs = options.steps * options.batch_size / count
@@ -282,10 +293,14 @@ def _outcome(result: SeedResult) -> str:
     return "  diverged" if result.diverged else "  failed" if result.failed else ""
 
 
+def _test(result: SeedResult) -> str:
+    return "" if result.test_score is None else f"  test {result.test_score:.4f}"
+
+
 def _format_result(data: TaskData, result: SeedResult) -> str:
     if result.diverged:
         return "diverged, so it has no score"
-    shown = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+    shown = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items()) + _test(result)
     return shown + (
         f" (failed: not above {baseline_score(data):.4f}, the best constant prediction)" if result.failed else ""
     )

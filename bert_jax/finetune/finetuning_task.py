@@ -38,8 +38,9 @@ Metric = Callable[[np.ndarray], dict[str, float]]
 class FineTuning:
     """A task head on the encoder, trained on labelled examples.
 
-    The loss is the mean over a batch's examples, or labelled tokens, of the cross-entropy; of the squared error if the
-    head has one output; for spans of the mean of the cross-entropies of start and end over the tokens of the example.
+    The loss is the mean over a batch's examples, or labelled tokens, of the cross-entropy, in a multiple choice over
+    the endings; of the squared error if the head is that of a regression; for spans of the mean of the cross-entropies
+    of start and end over the tokens of the example.
     Dropout with the rate of the encoder is applied to what the head reads (Devlin et al. 2019,
     run_classifier.py), after mixing, normalisation and pooling.
     """
@@ -63,6 +64,11 @@ class FineTuning:
         """The task head."""
         assert self.heads.task is not None
         return self.heads.task
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether labels are numbers."""
+        return self.head.kind == "classification" and len(self.head.labels) == 1
 
     def in_phase(self, phase: int) -> "FineTuning":
         """The same task in a phase of the run."""
@@ -90,7 +96,7 @@ class FineTuning:
         return self.logit_sums(logits, batch) | new_values
 
     def score(self, params: Params, batch: Batch) -> tuple[Batch, dict[str, WeightedSum]]:
-        """The rows with `logits`, [B, K, C] or [B, S, C], and their sums, without dropout."""
+        """The rows with `logits`, [B, K, C] or [B, S, C], and their sums, without dropout; C endings of a choice."""
         logits, _ = self._logits(params, batch, None, None)
         return batch | {"logits": logits}, self.logit_sums(logits, batch)
 
@@ -100,7 +106,7 @@ class FineTuning:
         weights = has_label(labels).astype(jnp.float32)
         if self.head.kind == "span":
             likelihood, correct = span_log_likelihoods(logits, batch["segment_ids"], batch["cls_positions"], labels)
-        elif len(self.head.labels) == 1:
+        elif self.is_regression:
             errors = jnp.square(logits[..., 0] - jnp.nan_to_num(labels))
             return {"task_loss": WeightedSum((errors * weights).sum(), weights.sum())}
         else:
@@ -122,7 +128,13 @@ class FineTuning:
         output = model.encode(inputs, dropout_key)
         features, statistics = model.task_features(inputs, output, sum_over_devices)
         rate, key = self.config.model.hidden_dropout, dropout_key and dropout_key.fold_in(HEAD_DROPOUT_SITE)
-        return model.task(dropout(features, rate, key)), statistics
+        return self.logits_by_label(model.task(dropout(features, rate, key)), batch), statistics
+
+    def logits_by_label(self, logits: Float[Array, "B m D"], batch: Batch) -> Float[Array, "B n C"]:
+        """The outputs of the head, of which those of a multiple choice are one for every ending, of each label."""
+        if self.head.kind != "multiple_choice":
+            return logits
+        return logits.reshape(*batch["labels"].shape, -1)
 
     def blank_row(self) -> dict[str, np.ndarray]:
         """One row of padding."""
@@ -150,13 +162,12 @@ class FineTuning:
 
     def predict(self, rows_of_split: "ExampleRows", score: Score, batch_size: int) -> np.ndarray:
         """Logits of a held-out split in the order of its examples: [E, C], or [T, C] of its tokens."""
-        index, count = self.process
-        share = slice(index * batch_size // count, (index + 1) * batch_size // count)
+        index, processes = self.process
+        share = slice(index * batch_size // processes, (index + 1) * batch_size // processes)
         examples = rows_of_split.examples
         by_token = self.head.reads == "tokens"
-        logits = np.zeros(
-            (len(examples.input_ids) if by_token else len(rows_of_split), len(self.head.labels)), np.float32
-        )
+        count = len(examples.input_ids) if by_token else examples.count
+        logits = np.zeros((count, len(self.head.labels) * examples.choices), np.float32)
         for rows in rows_of_split.in_order(batch_size):
             scored, _ = score({name: array[share] for name, array in rows.items()})
             for row, slot in np.argwhere(rows["example_id"] >= 0):

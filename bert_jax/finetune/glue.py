@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.errors import UserError
-from bert_jax.finetune.tables import Columns, Example, read_rows, to_examples
+from bert_jax.finetune.tables import Columns, Example, read_rows, read_text, to_examples
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
 
@@ -64,7 +64,7 @@ def read_split(name: str, directory: StoredPath, split: str, ending: str = "") -
     Args:
       name: of the task, a key of `GLUE`.
       directory: with the files. For CoLA, those of its own release are read too.
-      split: "train", "dev" or "test"; test examples have no labels.
+      split: "train", "dev" or "test"; published test examples have no labels.
       ending: one of the task's `evaluated`, for "dev" and "test".
 
     Raises:
@@ -72,8 +72,6 @@ def read_split(name: str, directory: StoredPath, split: str, ending: str = "") -
     """
     task = GLUE[name]
     columns = task.columns
-    if split == "test":
-        columns = Columns(task.test_columns or columns.texts, None)
     stems = [split if split == "train" else f"{split}{ending}"]
     if name == "cola" and not (directory / f"{stems[0]}.tsv").exists():
         stems = list(COLA_PUBLISHED.get(split, stems))
@@ -81,6 +79,10 @@ def read_split(name: str, directory: StoredPath, split: str, ending: str = "") -
     for path in paths:
         if not path.exists():
             raise UserError(f"{path} does not exist: --task {name} reads the files of GLUE's {task.submission}")
+    if split == "test":
+        header = read_text(paths[0]).split("\n", 1)[0].rstrip("\r").split("\t")
+        if not set(columns.required).issubset(header):  # as it is published
+            columns = Columns(task.test_columns or columns.texts, None)
     rows = [row for path in paths for row in read_rows(path, columns, skip_short=task.skip_short and split != "test")]
     return to_examples(rows, task.labels)
 

@@ -41,11 +41,12 @@ def changed_flags(options: Any, without: Sequence[str] = ()) -> tuple[str, ...]:
 class FileOptions:
     """How the files of a task are read: flags of every command that reads them."""
 
-    text_columns: tuple[str, ...] = ("text",)
+    text_columns: tuple[str, ...] | None = None
     """For classification and regression: the columns with the text, or with the two texts of a pair: names in the
-    header, keys of JSON lines, or numbers from 0 of a file without header."""
+    header, keys of JSON lines, or numbers from 0 of a file without header. For multiple_choice: with the context and,
+    if there is one, the beginning of all endings. Default: text; for multiple_choice sent1 and sent2, as in SWAG."""
     label_column: str = "label"
-    """For classification and regression: the column with the label."""
+    """For classification, regression and multiple_choice: the column with the label."""
     tag_column: int = -1
     """For tagging: the column with the tags, from 0; -1 is the last one, or UPOS in CoNLL-U."""
     word_column: CountOrZero | None = None
@@ -110,6 +111,9 @@ class FinetuneOptions(FileOptions):
     keep_head: bool = False
     """Begin with the head of MODEL, which was fine-tuned on a task with the same labels. Without it the head is new,
     and MODEL may be fine-tuned on another task (intermediate-task training; Phang et al. 2018)."""
+    test_score: Literal["auto", "required", "none"] = "auto"
+    """Score of the test split, computed once, after training: `auto` if it has labels; `required` makes a test split
+    without labels an error; `none` computes predictions only."""
     seeds: Annotated[int, Interval("[1, 1000]")] = 1
     """Number of runs, with consecutive seeds."""
     seed: Annotated[int, Interval("[0, 2147482647]")] = 0
@@ -126,7 +130,8 @@ class FinetuneOptions(FileOptions):
 
     def __post_init__(self) -> None:
         check(self, "--")
-        require(len(self.text_columns) in (1, 2), f"--text-columns has {len(self.text_columns)} names: give one or two")
+        count = 1 if self.text_columns is None else len(self.text_columns)
+        require(count in (1, 2), f"--text-columns has {count} names: give one or two")
         require(self.steps is None or self.epochs is None, "--steps and --epochs exclude each other: give one of them")
         for first, second in (
             ("freeze_encoder", "adapter_size"),
@@ -146,7 +151,7 @@ class FinetuneOptions(FileOptions):
 
     def flags(self) -> tuple[str, ...]:
         """The flags of `bert-jax finetune` that differ from the defaults, but those that a continued run can change."""
-        return changed_flags(self, without=("seed", "seeds", "keep", "save_every"))
+        return changed_flags(self, without=("seed", "seeds", "keep", "save_every", "test_score"))
 
     def with_recipe(self, examples: int) -> "FinetuneOptions":
         """The options with all defaults filled in.

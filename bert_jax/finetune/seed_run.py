@@ -32,7 +32,7 @@ from bert_jax.finetune.example_rows import ExampleRows
 from bert_jax.finetune.finetuning_task import FineTuning
 from bert_jax.finetune.initial_params import fit_params
 from bert_jax.finetune.options import FinetuneOptions
-from bert_jax.finetune.task_data import Metrics, TaskData, baseline_score, metric_prefix, score
+from bert_jax.finetune.task_data import Metrics, TaskData, baseline_score, labelled_tests, metric_prefix, score
 from bert_jax.finetune.trainable import ALL_BUT_ADAPTERS, ENCODER
 from bert_jax.model import bert
 from bert_jax.storage.files import make_directory_if_local
@@ -66,6 +66,9 @@ class SeedResult(NamedTuple):
     failed: bool
     """Whether the score is not above that of the best constant prediction, or the run diverged."""
     metrics: Metrics
+    test_score: float | None = None
+    """As `score`, of test splits with labels, computed once after training; None: there are none."""
+    test_metrics: Metrics = {}  # noqa: RUF012 (not changed)
     correct: np.ndarray = np.zeros(0, bool)
     """`TaskData.correct` of all dev splits; empty if the run diverged."""
 
@@ -75,10 +78,13 @@ class SeedResult(NamedTuple):
         return bool(np.isnan(self.score))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values without `correct`; the score of a run that diverged is None."""
+        """Plain values without `correct` and, if test was not scored, without `test_score` and `test_metrics`.
+
+        The score of a run that diverged is None.
+        """
         values = self._asdict() | {"score": None if self.diverged else self.score, "diverged": self.diverged}
-        del values["correct"]
-        return values
+        unused = ("correct", *(("test_score", "test_metrics") if self.test_score is None else ()))
+        return {name: value for name, value in values.items() if name not in unused}
 
 
 class SourceEncoder(NamedTuple):
@@ -252,18 +258,33 @@ class FinetuneRun:
         }
         metrics = {name: self.data.metrics(name, logits[name]) for name in splits if splits[name].is_scored}
         total = score(self.data, metrics.__getitem__)
-        named = {f"{metric_prefix(split)}{key}": value for split, one in metrics.items() for key, value in one.items()}
         correct = np.concatenate([self.data.correct(name, logits[name]) for name in metrics])
-        return SeedResult(self.seed, total, not total > baseline_score(self.data), named, correct), logits
+        tests = [] if self.options.test_score == "none" else labelled_tests(self.data)
+        test_metrics = {name: self.data.metrics(name, logits[name], logits.get("dev")) for name in tests}
+        result = SeedResult(
+            self.seed,
+            total,
+            not total > baseline_score(self.data),
+            _flat(metrics),
+            score(self.data, test_metrics.__getitem__, tests) if tests else None,
+            _flat(test_metrics),
+            correct,
+        )
+        return result, logits
 
     def _rows(self, examples: EncodedExamples) -> ExampleRows:
         seq_len = max(self._seq_len, self._row_length(examples))
-        slots = max(1, seq_len // (64 if self.data.kind == "span" else 8))
+        slots = max(1, seq_len // (64 if self.data.kind == "span" else 8 * examples.choices))
         return ExampleRows(examples, seq_len, slots, self._special_ids, self.seed)
 
     def _row_length(self, examples: EncodedExamples) -> int:
-        """Tokens of the longest example, rounded up to a multiple of 8."""
-        return min(-(-int(examples.lengths.max()) // 8) * 8, self.encoder.model.config.max_positions)
+        """Tokens of the longest example, rounded up to a multiple of 8; of a multiple choice of all its texts."""
+        longest = int(examples.lengths.reshape(-1, examples.choices).sum(1).max())
+        return min(-(-longest // 8) * 8, self.encoder.model.config.max_positions * examples.choices)
+
+
+def _flat(metrics: Mapping[str, Metrics]) -> Metrics:
+    return {f"{metric_prefix(split)}{name}": value for split, one in metrics.items() for name, value in one.items()}
 
 
 def _row_counts(needed: np.ndarray, mesh: Mesh | AbstractMesh) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from bert_jax.errors import require
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.metrics import answer_f1, exact_match, squad_scores
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
-from bert_jax.finetune.sentence_data import find_split
+from bert_jax.finetune.split_files import find_splits
 from bert_jax.finetune.squad import (
     AnswerCandidate,
     Question,
@@ -84,12 +84,18 @@ class SquadData:
         }
         self.train = windowed.pop("train").examples
         self._windowed, self._fixed_threshold = windowed, options.null_threshold
-        self.splits = {name: Split(one.examples, name == "dev") for name, one in windowed.items()}
+        self.splits = {
+            name: Split(one.examples, name == "dev", any(question.answers for question in one.questions))
+            for name, one in windowed.items()
+        }
 
-    def metrics(self, split: str, logits: np.ndarray) -> Metrics:
+    def metrics(self, split: str, logits: np.ndarray, dev_logits: np.ndarray | None = None) -> Metrics:
         """Exact match and F1 in percent; with unanswerable questions also of each kind, and the threshold."""
         questions, answers = self._windowed[split].questions, self._answers(split, logits)
-        threshold = self._threshold(questions, answers)
+        tuned_on = (questions, answers)
+        if dev_logits is not None:
+            tuned_on = self._windowed["dev"].questions, self._answers("dev", dev_logits)
+        threshold = self._threshold(*tuned_on)
         predicted = predictions(questions, answers.__getitem__, threshold)
         texts = [predicted[question.question_id] for question in questions]
         metrics = squad_scores([question.answers for question in questions], texts)
@@ -179,18 +185,19 @@ def read_squad_splits(directory: StoredPath, file_options: FileOptions) -> dict[
     Raises:
       UserError: a missing split, a file that is not in SQuAD's form, or a training split without answers.
     """
-    splits = {}
-    for split in ("train", "dev", "test"):
-        path = find_split(directory, split, (".json",), required=split != "test")
-        if path is not None:
-            splits[split], damaged = read_squad(path, skip_damaged=file_options.skip_damaged)
+    splits: dict[str, list[Question]] = {}
+    for split, paths in find_splits(directory, (".json",)).items():
+        splits[split] = []
+        for path in paths:
+            questions, damaged = read_squad(path, skip_damaged=file_options.skip_damaged)
             if damaged and is_first():
-                total = len(splits[split]) + len(damaged)
+                total = len(questions) + len(damaged)
                 print(
                     f"warning: {path}: {len(damaged):,} of {total:,} questions are damaged and left out, the first: "
                     f"{damaged[0].removeprefix(f'{path}: ').partition(': correct')[0]}",
                     file=sys.stderr,
                 )
+            splits[split] += questions
     for split in ("train", "dev"):
         has_answers = any(question.answers for question in splits[split])
         require(has_answers, f"{directory}: no question of {split}.json has an answer")

@@ -36,6 +36,13 @@ class Columns(NamedTuple):
     """None: the table has no labels."""
     advice: str = ""
     """End of messages about a column that does not exist."""
+    label_optional: bool = False
+    """Whether a row may lack the label, and a file the column of labels: test splits."""
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The columns that every file has."""
+        return (*self.texts, *([self.label] if self.label is not None and not self.label_optional else []))
 
     @property
     def numbered(self) -> bool:
@@ -50,6 +57,7 @@ class TableRow(NamedTuple):
     """``FILE:LINE``, for messages."""
     texts: tuple[str, ...]
     label: str | None
+    """None: the table, or this row of a test split, has no label."""
 
 
 def read_text(path: StoredPath) -> str:
@@ -67,19 +75,24 @@ def read_text(path: StoredPath) -> str:
 
 
 def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -> list[TableRow]:
-    """The rows of a table.
+    """The rows of a table: `read_values` and `to_row`."""
+    return [to_row(where, values, columns) for where, values in read_values(path, columns, skip_short=skip_short)]
+
+
+def read_values(path: StoredPath, columns: Columns, *, skip_short: bool = False) -> list[tuple[str, Mapping[str, Any]]]:
+    """``FILE:LINE`` and the values of all columns, by name, of each line of a table.
 
     The name's ending determines the form: ``.tsv`` is split at tabs without quotes, as the files of GLUE are; ``.csv``
     has RFC 4180 quotes; ``.jsonl`` has an object on each line. Empty lines are skipped.
 
     Args:
       path: the file, UTF-8.
-      columns: to read.
+      columns: that must exist.
       skip_short: leave out lines with fewer columns than the header. The published training file of QQP has some.
 
     Raises:
       UserError: no file, an unknown ending, invalid UTF-8 or JSON, a column that does not exist or exists twice, a line
-        with another number of columns than the first one, no rows, or as `to_row`.
+        with another number of columns than the first one, or no rows.
     """
     text = read_text(path)
     readers = {".tsv": _delimited, ".csv": _delimited, ".jsonl": _json_lines}
@@ -90,7 +103,9 @@ def read_rows(path: StoredPath, columns: Columns, *, skip_short: bool = False) -
     return rows
 
 
-def _delimited(path: StoredPath, text: str, columns: Columns, skip_short: bool) -> Iterator[TableRow]:
+def _delimited(
+    path: StoredPath, text: str, columns: Columns, skip_short: bool
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if path.suffix == ".tsv":
         # Not csv.reader, whose field limit and line endings inside a field are those of quoted files.
         lines = ((number, line.split("\t")) for number, line in enumerate(text.split("\n"), 1) if line.strip("\r"))
@@ -103,20 +118,26 @@ def _delimited(path: StoredPath, text: str, columns: Columns, skip_short: bool) 
     for number, fields in lines:
         if names is None:
             names = [str(i) for i in range(len(fields))] if columns.numbered else fields
-            for name in (*columns.texts, *filter(None, [columns.label])):
-                require(
-                    name in names,
-                    f"{path} has no column '{name}': it has {', '.join(names)}{columns.advice}. "
-                    f"{did_you_mean(name, names)}".rstrip(),
-                )
-                require(names.count(name) == 1, f"{path} has two columns '{name}': rename or remove one of them")
+            check_columns(path, names, columns)
             if not columns.numbered:
                 continue
         if len(fields) != len(names):
             if skip_short and len(fields) < len(names):
                 continue
             raise UserError(f"{path}:{number} has {len(fields)} columns, the first line {len(names)}")
-        yield to_row(f"{path}:{number}", dict(zip(names, fields, strict=True)), columns)
+        yield f"{path}:{number}", dict(zip(names, fields, strict=True))
+
+
+def check_columns(path: StoredPath, names: Sequence[str], columns: Columns) -> None:
+    """Raise UserError if a table lacks a required column, or has a column twice that is read."""
+    for name in columns.required:
+        require(
+            name in names,
+            f"{path} has no column '{name}': it has {', '.join(names)}{columns.advice}. "
+            f"{did_you_mean(name, names)}".rstrip(),
+        )
+    for name in (*columns.texts, *filter(None, [columns.label])):
+        require(names.count(name) <= 1, f"{path} has two columns '{name}': rename or remove one of them")
 
 
 def _checked(path: StoredPath, reader: "csv._reader") -> Iterator[list[str]]:
@@ -126,15 +147,17 @@ def _checked(path: StoredPath, reader: "csv._reader") -> Iterator[list[str]]:
         raise UserError(f"{path}:{reader.line_num} is not valid CSV: {error}") from None
 
 
-def _json_lines(path: StoredPath, text: str, columns: Columns, skip_short: bool) -> Iterator[TableRow]:
+def _json_lines(
+    path: StoredPath, text: str, columns: Columns, skip_short: bool
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
         value = parse_json(line, where, "write one object per line")
-        for name in (*columns.texts, *filter(None, [columns.label])):
+        for name in columns.required:
             require(name in value, f"{where} has no key '{name}': it has {', '.join(value)}{columns.advice}")
-        yield to_row(where, value, columns)
+        yield where, value
 
 
 def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> TableRow:
@@ -145,11 +168,17 @@ def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> TableRow:
     """
     texts = tuple(values[name] for name in columns.texts)
     require(all(isinstance(one, str) for one in texts), f"{where}: a text is not a string")
-    label = "" if columns.label is None else values[columns.label]
+    label = None if columns.label is None else _label_text(where, values.get(columns.label), columns)
+    check_unicode(where, *texts, label or "")
+    return TableRow(where, texts, label)
+
+
+def _label_text(where: str, label: Any, columns: Columns) -> str | None:
+    if columns.label_optional and (label is None or label == ""):
+        return None
     is_label = isinstance(label, str | int) or (np.isscalar(label) and bool(np.isfinite(label)))
     require(is_label, f"{where}: the label is not a string or finite number")
-    check_unicode(where, *texts, str(label))
-    return TableRow(where, texts, None if columns.label is None else str(label).strip())
+    return str(label).strip()
 
 
 def check_unicode(where: str, *texts: str) -> None:
@@ -178,13 +207,22 @@ def to_examples(rows: Sequence[TableRow], labels: Sequence[str]) -> list[Example
     """Rows with the labels as class indices, or as floats if `labels` is empty (a regression).
 
     Raises:
-      UserError: a label that is not one of `labels`, or not a number in `TARGETS`.
+      UserError: a label that is not one of `labels`, or not a number in `TARGETS`; some rows have a label and others
+        have none.
     """
+    # Datasets of TFDS and Hugging Face have -1 for labels of a test split that are not published.
+    unpublished = {"-1", "-1.0"}.difference(labels).issuperset(row.label for row in rows)
+    missing = [row.where for row in rows if unpublished or row.label is None]
+    require(
+        len(missing) in (0, len(rows)),
+        f"{missing and missing[0]} has no label, other rows of the split have one: give all labels, or none",
+    )
+    if missing:
+        return [Example(row.texts, None) for row in rows]
     indices = {name: i for i, name in enumerate(labels)}
 
-    def label_of(row: TableRow) -> int | float | None:
-        if row.label is None:
-            return None
+    def label_of(row: TableRow) -> int | float:
+        assert row.label is not None
         if not labels:
             is_target = _is_number(row.label) and float(row.label) in TARGETS
             require(is_target, f"{row.where}: the label '{row.label}' is not a number{TARGETS.text}")

@@ -9,7 +9,7 @@ from bert_jax.errors import require
 from bert_jax.finetune.encoding import encode_sentences
 from bert_jax.finetune.metrics import are_span_tags, span_f1
 from bert_jax.finetune.options import FileOptions
-from bert_jax.finetune.sentence_data import find_split
+from bert_jax.finetune.split_files import find_splits
 from bert_jax.finetune.tagging import TaggedSentence, read_conll, tag_names
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
 from bert_jax.storage.paths import StoredPath
@@ -49,11 +49,15 @@ class TaggingData:
             name: encode_sentences(of_split, self.labels, tokenizer, max_length) for name, of_split in sentences.items()
         }
         self.train = encoded.pop("train")[0]
-        self.splits = {name: Split(examples, name == "dev") for name, (examples, _) in encoded.items()}
+        # Test files without published tags have a placeholder for all.
+        self.splits = {
+            name: Split(examples, name == "dev", name == "dev" or len(tag_names(sentences[name])) > 1)
+            for name, (examples, _) in encoded.items()
+        }
         self._first_tokens = {name: first for name, (_, first) in encoded.items()}
         self._baselines = {name: self._best_constant(name) for name, split in self.splits.items() if split.is_scored}
 
-    def metrics(self, split: str, logits: np.ndarray) -> Metrics:
+    def metrics(self, split: str, logits: np.ndarray, dev_logits: np.ndarray | None = None) -> Metrics:
         """Accuracy over words and, for spans, precision, recall and F1. Logits are of tokens, [T, C]."""
         return self._scores(split, list(self._predicted_tags(split, logits)))
 
@@ -103,9 +107,7 @@ def read_tagging(directory: StoredPath, options: FileOptions) -> dict[str, list[
     Raises:
       UserError: a missing split, or a file that is not in columns.
     """
-    sentences = {}
-    for split in ("train", "dev", "test"):
-        path = find_split(directory, split, ENDINGS, required=split != "test")
-        if path is not None:
-            sentences[split] = read_conll(path, options.tag_column, options.word_column)
-    return sentences
+    return {
+        split: [sentence for path in paths for sentence in read_conll(path, options.tag_column, options.word_column)]
+        for split, paths in find_splits(directory, ENDINGS).items()
+    }

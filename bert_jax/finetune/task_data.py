@@ -1,7 +1,7 @@
 """The data of a fine-tuning task: encoded splits, metrics, baselines, predictions. One class per kind of task."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -18,24 +18,32 @@ class Split(NamedTuple):
 
     examples: EncodedExamples
     is_scored: bool
-    """Whether the task's score includes it: dev splits, which have labels. Predictions are written of all."""
+    """Whether the task's score includes it: dev splits. Predictions are written of all."""
+    has_labels: bool = True
+    """Whether it can be scored; test splits often have no labels."""
 
 
 @runtime_checkable
 class TaskData(Protocol):
     """What a task trains on, what it is scored by, and how its predictions are written."""
 
-    kind: Literal["classification", "tagging", "span"]
+    kind: Literal["classification", "multiple_choice", "tagging", "span"]
     labels: tuple[str, ...]
-    """Names of the logits; for a regression its name alone."""
+    """Names of the head's outputs; a regression has one, and a multiple choice one for every ending."""
     train: EncodedExamples
     splits: Mapping[str, Split]
     """By name: dev and test, or for MNLI dev_matched and so on."""
     main_metrics: tuple[str, ...]
     """The task's score is their mean over the dev splits."""
 
-    def metrics(self, split: str, logits: np.ndarray) -> Metrics:
-        """Metrics of a split with labels, from the logits of its examples or tokens."""
+    def metrics(self, split: str, logits: np.ndarray, dev_logits: np.ndarray | None = None) -> Metrics:
+        """Metrics of a split with labels, from the logits of its examples or tokens.
+
+        Args:
+          split: its name.
+          logits: of the split.
+          dev_logits: of dev, on which a threshold is tuned; None: on the split itself, which is no test split.
+        """
         ...
 
     def baseline(self, split: str) -> Metrics:
@@ -51,10 +59,15 @@ class TaskData(Protocol):
         ...
 
 
-def score(data: TaskData, metrics_of: Callable[[str], Metrics]) -> float:
-    """The task's score: the mean of its main metrics over all dev splits."""
-    named = [name for name, split in data.splits.items() if split.is_scored]
+def score(data: TaskData, metrics_of: Callable[[str], Metrics], splits: Sequence[str] | None = None) -> float:
+    """The task's score: the mean of its main metrics over all dev splits, or over other splits with labels."""
+    named = [name for name, split in data.splits.items() if split.is_scored] if splits is None else splits
     return float(np.mean([metrics_of(name)[metric] for name in named for metric in data.main_metrics]))
+
+
+def labelled_tests(data: TaskData) -> list[str]:
+    """The test splits with labels."""
+    return [name for name, split in data.splits.items() if split.has_labels and not split.is_scored]
 
 
 def baseline_score(data: TaskData) -> float:
@@ -63,8 +76,9 @@ def baseline_score(data: TaskData) -> float:
 
 
 def metric_prefix(split: str) -> str:
-    """Prefix of a split's metrics in metrics.jsonl: none for dev, ``matched/`` for dev_matched."""
-    return "" if split == "dev" else f"{split.removeprefix('dev_')}/"
+    """Prefix of a split's metrics in metrics.jsonl: none for dev and test, ``matched/`` for dev_matched."""
+    _, _, part = split.partition("_")
+    return f"{part}/" if part else ""
 
 
 def write_json_lines(path: StoredPath, lines: list[dict]) -> None:

@@ -10,12 +10,12 @@ from bert_jax.errors import UserError, did_you_mean, require
 from bert_jax.finetune import glue
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
-from bert_jax.finetune.sentence_data import SentenceData, SentenceTask, read_glue, read_own
+from bert_jax.finetune.sentence_data import SentenceData, SentenceTask, read_choices, read_glue, read_own
 from bert_jax.finetune.squad import Question
 from bert_jax.finetune.squad_data import SquadData, read_squad_splits
 from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
-from bert_jax.finetune.task_data import TaskData, baseline_score
+from bert_jax.finetune.task_data import TaskData, baseline_score, labelled_tests
 from bert_jax.storage.paths import StoredPath
 
 Splits = dict[str, list[TaggedSentence]] | dict[str, list[Question]] | SentenceTask
@@ -63,14 +63,15 @@ def _glue(name: str) -> TaskSpec:
 
 
 def _own(name: str) -> TaskSpec:
-    columns = ("text_columns", "label_column")
-    return TaskSpec(lambda directory, options: read_own(name, directory, options), _encode_texts, columns)
+    return TaskSpec(lambda directory, options: read_own(name, directory, options), _encode_texts, _COLUMNS)
 
 
+_COLUMNS = ("text_columns", "label_column")
 TASKS = {
     **{name: _glue(name) for name in glue.GLUE},
     "classification": _own("classification"),
     "regression": _own("regression"),
+    "multiple_choice": TaskSpec(read_choices, _encode_texts, _COLUMNS),
     "tagging": TaskSpec(read_tagging, _encode_words, ("tag_column", "word_column"), reads_tokens=True),
     "squad": TaskSpec(
         read_squad_splits,
@@ -131,6 +132,14 @@ def encode_splits(
     return spec.encode(splits, encoder, options), options
 
 
+def check_one_label(task: str, data: TaskData, what: str) -> None:
+    """Raise UserError for a task whose examples do not have one text, or pair, with one label for it or its tokens."""
+    require(
+        data.kind in ("classification", "tagging", "span"),
+        f"--task {task}: {what} needs tasks with one text and one label per example or token: choose another task",
+    )
+
+
 def open_task(
     task: str, directory: StoredPath, options: FinetuneOptions, encoder: SourceEncoder
 ) -> tuple[TaskData, FinetuneOptions]:
@@ -148,5 +157,9 @@ def open_task(
         baseline_score(data) < TASKS[task].best_score,
         f"--data {directory}: all examples of dev have the same label, so no model is better than a constant "
         "prediction: give a dev split with several labels",
+    )
+    require(
+        options.test_score != "required" or bool(labelled_tests(data)),
+        f"--test-score required: {directory} has no test split with labels: add one, or leave the flag out",
     )
     return data, options

@@ -13,7 +13,7 @@ from bert_jax.finetune.label_order import check_head
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
-from bert_jax.finetune.tasks import encode_splits, read_splits
+from bert_jax.finetune.tasks import check_one_label, encode_splits, read_splits
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.loss_examples import labelled_examples, masked_texts, scored_examples, shorten_held_out
 from bert_jax.interventions.pruning_masks import Examples
@@ -118,7 +118,9 @@ def open_task(
 ) -> tuple[TaskData, FinetuneOptions]:
     """`tasks.open_task` for a loaded model, without test splits and with at most `max_dev_examples` per dev split."""
     splits = shorten_held_out(read_splits(task, directory, options), max_dev_examples, seed)
-    return encode_splits(task, splits, options, as_source(model))
+    data, options = encode_splits(task, splits, options, as_source(model))
+    check_one_label(task, data, "the importance of heads and layers")
+    return data, options
 
 
 def as_source(model: LoadedModel) -> SourceEncoder:

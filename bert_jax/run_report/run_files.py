@@ -28,7 +28,11 @@ END_REASONS = {"steps": "all steps are done", "time": "the time limit is reached
 """By `ended` of a checkpoint (training/loop.py)."""
 
 
-class SeedEntry(TypedDict):
+class _OptionalInSeedEntry(TypedDict, total=False):
+    test_score: float
+
+
+class SeedEntry(_OptionalInSeedEntry):
     """The result of a seed in results.json of `bert-jax finetune`."""
 
     seed: int

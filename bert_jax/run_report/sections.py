@@ -75,7 +75,8 @@ def _score(run: RunFiles) -> Note | None:
         return Note(f"{run.name} failed: it diverged, so it has no score; {constant}.", warning=True)
     if one["failed"]:
         return Note(f"{run.name} failed: its score is {one['score']:.4f}; {constant}.", warning=True)
-    return Note(f"{run.name} has the score {one['score']:.4f}; {constant}.")
+    test = f", and {one['test_score']:.4f} on test" if "test_score" in one else ""
+    return Note(f"{run.name} has the score {one['score']:.4f}{test}; {constant}.")
 
 
 def _final_metrics(runs: Sequence[RunFiles]) -> tuple[ReportBlock, ...]:

@@ -80,7 +80,7 @@ def open_run(options: argparse.Namespace) -> FinetuneRun:
     settings = FinetuneOptions(**given)
     path = epath.Path(options.data)
     data, settings = open_task(options.task, path, settings, encoder)
-    settings = settings.with_recipe(len(data.train.lengths))
+    settings = settings.with_recipe(data.train.count)
     mesh = make_mesh(MeshConfig(), jax.devices()[:1])
     return FinetuneRun(encoder, options.task, data, str(path), settings, settings.seed, mesh, share_programs())
 

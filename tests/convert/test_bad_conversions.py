@@ -204,7 +204,6 @@ CONFIGS = {
     "model_type": (["bert"], "model_type is ['bert']: it must be a string"),
     "model_type ": ("t5", "model_type 't5' is not supported: use one of bert, roberta"),
     "model_type  ": (None, "is not supported: use one of bert, roberta"),
-    "architectures": (["BertForMultipleChoice"], "architecture 'BertForMultipleChoice' is not supported"),
     "architectures ": ("BertModel", "architectures is 'BertModel': it must be a list"),
     "architectures  ": ([None], "architectures.0 is None: it must be a string"),
     "pad_token_id": (10**9, "pad_token_id is 1000000000: the vocabulary has 120 tokens"),

@@ -37,7 +37,7 @@ def golden_model(case: str, **changes) -> HuggingFaceModel:
 
 
 def test_goldens_are_of_every_family_and_head():
-    assert len(GOLDENS) == 2 * len(make_families.CLASSES) == 82
+    assert len(GOLDENS) == 2 * len(make_families.CLASSES) == 96
     assert {re.match("(.*?)(For|Model )", case)[1] for case in GOLDENS} == {*make_families.SETTINGS}
     assert all(np.std(values) > 0.02 for golden in GOLDENS.values() for values in golden["values"].values())
 

@@ -93,6 +93,29 @@ def write_squad(directory: Path, *, unanswerable: bool = False) -> Path:
     return directory
 
 
+def choice_rows(split: str) -> list[dict[str, object]]:
+    """Rows in the form of SWAG with three endings; the right one has "river"."""
+    rows = []
+    for i, row in enumerate(sentences(len(split), 3 * COUNTS[split])[1::2]):  # without "river"
+        endings = [" ".join(row[: 2 + (i + j) % 3] + ["far"] * j) for j in range(3)]
+        label = (i * 7) % 3
+        endings[label] = f"river {endings[label]}"
+        named = {f"ending{j}": ending for j, ending in enumerate(endings)}
+        rows.append({"sent1": " ".join(row[-2:]), "sent2": "the", **named, "label": label})
+    return rows
+
+
+def write_choices(directory: Path) -> Path:
+    """Multiple choices as CSV; the test split has no labels."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for split in COUNTS:
+        rows = choice_rows(split)
+        names = [name for name in rows[0] if split != "test" or name != "label"]
+        lines = [",".join(names), *(",".join(str(row[name]) for name in names) for row in rows)]
+        (directory / f"{split}.csv").write_text("\n".join(lines) + "\n")
+    return directory
+
+
 def write_tfds(directory: Path) -> Path:
     """SST-2 as a TFDS dataset in ArrayRecord files: example i of a split has i + 1 words and the label i mod 2."""
     import tensorflow_datasets as tfds

@@ -20,7 +20,7 @@ from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.task_data import score
 from bert_jax.finetune.tasks import open_task
-from bert_jax.interventions import task_evaluation
+from bert_jax.interventions import importance_data, task_evaluation
 from bert_jax.report import text
 from bert_jax.run_report import run_files, sections, seeds
 from bert_jax.training.param_paths import name_leaves
@@ -73,6 +73,47 @@ def test_tokens_and_spans(task, files, metric, least, folder, tiny_run, tmp_path
     assert json.loads((predictions / "test.json").read_text()).keys()
     nbest = json.loads((predictions / "dev_nbest.json").read_text())
     assert all(len(answers) > 1 for answers in nbest.values())
+
+
+@pytest.mark.slow
+def test_a_multiple_choice(tiny_run, tmp_path):
+    """Learned; the logits of packed rows are those of single texts, and their loss the cross-entropy of the endings."""
+    data = task_files.write_choices(tmp_path / "data")
+    options = dataclasses.replace(OPTIONS, steps=60)
+    result = finetune.finetune(tiny_run, "multiple_choice", data, tmp_path / "run", options)
+    assert result.seeds[0].score > 0.8 and not result.seeds[0].failed
+    lines = [json.loads(line) for line in (tmp_path / "run/predictions/dev.jsonl").read_text().splitlines()]
+    packed = np.array([line["logits"] for line in lines])
+    encoder = finetune.read_source(tmp_path / "run")
+    opened, _ = open_task("multiple_choice", data, FinetuneOptions(), encoder)
+    examples = opened.splits["dev"].examples
+    alone = task_evaluation.task_logits(bert_jax.load(tmp_path / "run"), examples, range(len(examples.lengths)))
+    np.testing.assert_allclose(np.concatenate(alone).reshape(-1, 3), packed, rtol=0, atol=1e-4)
+    sums = numbers(tmp_path / "run", "train")
+    assert {"task_loss", "task_accuracy"} <= sums[-1].keys()
+    with pytest.raises(UserError, match="--task multiple_choice: the importance of heads and layers needs tasks with"):
+        importance_data.open_task(bert_jax.load(tmp_path / "run"), data, "multiple_choice", FinetuneOptions(), 0, None)
+    assert convert(tmp_path / "run", tmp_path / "exported", "huggingface").passed
+    assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"] == ["BertForMultipleChoice"]
+    with input_formats.open_model(tmp_path / "exported") as again, input_formats.open_model(tmp_path / "run") as run:
+        assert again.model.heads.task == run.model.heads.task
+
+
+@pytest.mark.slow
+def test_a_labelled_test_split(folder, tiny_run, tmp_path):
+    """Scored once, beside dev; here it is dev."""
+    shutil.copytree(folder / "sst2", tmp_path / "sst2")
+    (tmp_path / "sst2/test.tsv").write_bytes((tmp_path / "sst2/dev.tsv").read_bytes())
+    options = dataclasses.replace(OPTIONS, steps=20)
+    result = finetune.finetune(tiny_run, "sst2", tmp_path / "sst2", tmp_path / "run", options)
+    results = json.loads((tmp_path / "run/results.json").read_text())
+    (seed,) = results["seeds"]
+    assert seed["test_score"] == seed["score"] == results["test_mean"] and seed["test_metrics"] == seed["metrics"]
+    assert not any("test" in name for line in numbers(tmp_path / "run", "validation") for name in line)
+    assert f"test {seed['score']:.4f}" in finetune.summary_lines(result)[1]
+    assert any(f"{seed['score']:.4f} on test" in block.text for block in _summary(tmp_path / "run"))
+    again = dataclasses.replace(options, test_score="none")
+    assert finetune.finetune(tiny_run, "sst2", tmp_path / "sst2", tmp_path / "run", again).seeds[0].test_score is None
 
 
 @pytest.mark.slow
@@ -382,8 +423,9 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task classification --data tfds", "tfds has a dataset_info.json, but TFDS cannot read .*prepare it again"),
         (
             "--task sst2 --text-columns sentence",
-            "--text-columns is for --task classification and regression; the files of sst2",
+            "--text-columns is for --task classification and regression and multiple_choice; the files of sst2",
         ),
+        ("--task sst2 --test-score required", "--test-score required: sst2 has no test split with labels: add one"),
         ("--task sst2 --skip-damaged", "--skip-damaged is for --task squad; the files of sst2 do not need it: leave"),
         ("--task squad", "has no train split: it needs a file train with ending .json"),
         ("--task tagging --tag-column 7 --data tagging", "there is no column 7 of tags"),

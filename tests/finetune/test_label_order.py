@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from bert_jax.config import TaskHead
-from bert_jax.convert.families.family import HuggingFaceConfig, describe_labels, find_task_head_with_pooler
+from bert_jax.convert.families.family import HuggingFaceConfig, describe_labels
+from bert_jax.convert.families.task_heads import find_task_head_with_pooler
 from bert_jax.convert.tensors import lazy_from_array
 from bert_jax.convert.translate import NativeModel
 from bert_jax.finetune.label_order import in_order_of_task

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.cursor import Cursor
-from bert_jax.finetune.encoding import EncodedExamples, encode_examples, encode_sentences
+from bert_jax.finetune.encoding import EncodedExamples, encode_choices, encode_examples, encode_sentences
 from bert_jax.finetune.example_rows import ExampleRows
 from bert_jax.finetune.seed_run import _row_counts
 from bert_jax.finetune.tables import Example
@@ -118,6 +118,32 @@ def test_every_example_once_an_epoch(batch, slots, by_token):
     assert orders[0] != orders[1] or batch > 23
     in_order = [example for rows in rows_of_split.in_order(3) for example, *_ in unpacked(rows)]
     assert sorted(in_order) == list(range(23))
+
+
+def test_the_texts_of_a_choice_are_neighbours(letters):
+    """In one row, each a segment of its own with its own positions; the label is that of all."""
+    rng = np.random.default_rng(3)
+    texts = [["".join(rng.choice(list("abcdef"), rng.integers(1, 5))) for _ in range(4)] for _ in range(17)]
+    encoded = encode_choices([Example(tuple(one), i % 3) for i, one in enumerate(texts)], letters, 16, 2)
+    pairs = [Example((one[0], ending), 0) for one in texts for ending in one[1:]]
+    alone = encode_examples(pairs, letters, 16, 2)
+    assert encoded.count == 17 and encoded.labels.tolist() == [i % 3 for i in range(17)]
+    split = ExampleRows(encoded, 64, 4, SpecialIds(0, 2, 3), seed=5)
+    found = []
+    for rows in split.in_order(2):
+        for row, slot in np.argwhere(rows["example_id"] >= 0):
+            example = rows["example_id"][row, slot]
+            assert rows["labels"][row, slot] == example % 3
+            for choice in range(3):
+                segment = 3 * slot + choice
+                inside = np.flatnonzero(rows["segment_ids"][row] == segment + 1)
+                text = slice(alone.starts[3 * example + choice], alone.starts[3 * example + choice + 1])
+                assert (rows["input_ids"][row, inside] == alone.input_ids[text]).all()
+                assert (rows["token_type_ids"][row, inside] == alone.token_type_ids[text]).all()
+                assert (rows["position_ids"][row, inside] == np.arange(len(inside))).all()
+                assert rows["cls_positions"][row, segment] == inside[0]
+            found.append(example)
+    assert sorted(found) == list(range(17)) and rows["cls_positions"].shape[1] == 12
 
 
 def test_packing_saves_rows():

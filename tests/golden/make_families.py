@@ -60,6 +60,7 @@ SETTINGS = {
 }
 """Two sizes per family."""
 TASKS = ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering")
+TASKS += ("ForMultipleChoice",)
 MORE = ("BertForPreTraining", "BertForNextSentencePrediction", "AlbertForPreTraining", "ElectraForPreTraining")
 MORE += ("MobileBertForPreTraining", "MobileBertForNextSentencePrediction")
 CLASSES = (*(family + task for family in SETTINGS for task in TASKS), *MORE)
@@ -124,6 +125,8 @@ def direct_batch(model, inputs: ForwardInputs) -> dict[str, np.ndarray]:
     arguments = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
     if getattr(model.config, "type_vocab_size", 0):
         arguments["token_type_ids"] = inputs.token_type_ids_BS
+    if type(model).__name__.endswith("MultipleChoice"):  # one ending each
+        arguments = {key: array[:, None] for key, array in arguments.items()}
     arguments = {key: torch.tensor(array).long() for key, array in arguments.items()}
     with torch.no_grad():
         output = model(**arguments, output_hidden_states=True)

@@ -76,6 +76,26 @@ def test_tagging(export, tmp_path):
     assert len(found) > 1
 
 
+def test_multiple_choice(export, tmp_path):
+    """The logits of all endings, in one call of transformers' class."""
+    data = task_files.write_choices(tmp_path / "choices")
+    model, lines = export("multiple_choice", data, steps=60)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+    reader = transformers.AutoModelForMultipleChoice.from_pretrained(model).eval()
+    assert type(reader).__name__ == "BertForMultipleChoice"
+    found = set()
+    for row, line in zip(task_files.choice_rows("dev"), map(json.loads, lines), strict=True):
+        endings = [f"{row['sent2']} {row[f'ending{j}']}" for j in range(3)]
+        encoded = tokenizer([row["sent1"]] * 3, endings, return_tensors="pt", padding=True)
+        with torch.no_grad():
+            logits = reader(**{name: tensor[None] for name, tensor in encoded.items()}).logits[0].numpy()
+        np.testing.assert_allclose(logits, line["logits"], rtol=0, atol=1e-4)
+        assert str(logits.argmax()) == line["prediction"]
+        found.add(line["prediction"])
+    assert len(found) == 3
+    assert "AutoModelForMultipleChoice" in Path(model, "README.md").read_text()
+
+
 def test_question_answering(export, tmp_path):
     """transformers 5 has no pipeline for it; the best span of its start and end logits is our answer."""
     data = task_files.write_squad(tmp_path / "squad")

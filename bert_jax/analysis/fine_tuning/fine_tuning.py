@@ -23,7 +23,7 @@ from bert_jax.finetune.label_order import check_head
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
 from bert_jax.finetune.task_data import TaskData, baseline_score
-from bert_jax.finetune.tasks import open_task
+from bert_jax.finetune.tasks import check_one_label, open_task
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.rows import TextRow, batches
@@ -109,6 +109,7 @@ def _read(inputs: SuiteInputs, settings: FineTuningSettings) -> Setup:
     length = min(settings.max_length, model.config.max_positions)
     options = FinetuneOptions(**settings.file_options(), max_length=length)
     data, _ = open_task(settings.task, inputs.data / "task", options, base)
+    check_one_label(settings.task, data, "the suite fine-tuning")
     check_head(model.heads.task, data, "the model", "give the data in task/ that it was fine-tuned on")
     params = weights.with_body_of(model.params, model.params)
     return Setup(model, base, data, params)

@@ -9,13 +9,12 @@ from bert_jax.convert.families.family import (
     Field,
     HuggingFaceConfig,
     embeddings,
-    find_task_head_with_pooler,
     mlm_head,
     post_norm_layers,
     read_fields,
-    task_heads,
     write_fields,
 )
+from bert_jax.convert.families.task_heads import find_task_head_with_pooler, task_heads
 from bert_jax.convert.name_map import dense
 from bert_jax.model.heads import Heads
 

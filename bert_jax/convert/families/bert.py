@@ -5,12 +5,11 @@ from bert_jax.convert.families.family import (
     bert_layers,
     decoder_flag,
     embeddings,
-    find_task_head_with_pooler,
     mlm_head,
     read_fields,
-    task_heads,
     write_fields,
 )
+from bert_jax.convert.families.task_heads import find_task_head_with_pooler, task_heads
 from bert_jax.convert.name_map import dense
 
 BERT = Family(

@@ -11,10 +11,9 @@ from bert_jax.convert.families.family import (
     mlm_head,
     post_norm_layers,
     read_fields,
-    task_heads,
-    task_of_tokens,
     write_fields,
 )
+from bert_jax.convert.families.task_heads import task_heads, task_of_tokens
 from bert_jax.convert.tensors import LazyTensor
 
 FIELDS = (

@@ -8,12 +8,11 @@ from bert_jax.convert.families.family import (
     HuggingFaceConfig,
     bert_layers,
     embeddings,
-    find_task_head_without_pooler,
     mlm_head,
     read_fields,
-    task_heads,
     write_fields,
 )
+from bert_jax.convert.families.task_heads import find_task_head_without_pooler, task_heads
 from bert_jax.convert.name_map import dense
 from bert_jax.convert.tensors import LazyTensor
 
@@ -21,7 +20,7 @@ from bert_jax.convert.tensors import LazyTensor
 def _read_task(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool) -> TaskHead | None:
     if "discriminator_predictions.dense.weight" in tensors:
         return TaskHead("replaced", ("replaced",), "tokens", activation=settings.activation("hidden_act"))
-    return find_task_head_without_pooler(settings, tensors, "classifier.out_proj", "gelu")
+    return find_task_head_without_pooler(settings, tensors, "classifier.out_proj", "gelu", SEQUENCE_HEAD)
 
 
 def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
@@ -29,6 +28,7 @@ def _read_config(settings: HuggingFaceConfig) -> ModelConfig:
     return read_fields(settings, embedding_size=None if width == settings.required_size("hidden_size") else width)
 
 
+SEQUENCE_HEAD = {"reads": "cls", "activation": "gelu"}
 ELECTRA = Family(
     model_type="electra",
     base="electra",
@@ -40,10 +40,14 @@ ELECTRA = Family(
     ),
     tasks=task_heads("classifier.out_proj", "classifier.dense")
     | {
+        "multiple_choice": (
+            *dense("sequence_summary.summary", "task/dense"),
+            *dense("classifier", "task/output"),
+        ),
         "replaced": (
             *dense("discriminator_predictions.dense", "task/dense"),
             *dense("discriminator_predictions.dense_prediction", "task/output"),
-        )
+        ),
     },
     decoder="generator_lm_head",
     read_config=_read_config,
@@ -51,5 +55,5 @@ ELECTRA = Family(
     read_task=_read_task,
     mlm_activation=lambda settings: "gelu",
     class_prefix="Electra",
-    sequence_head={"reads": "cls", "activation": "gelu"},
+    sequence_head=SEQUENCE_HEAD,
 )

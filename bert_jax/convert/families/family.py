@@ -29,6 +29,7 @@ SPAN_LABELS = ("start", "end")
 REGRESSION_LABELS = ("score",)
 CLASS_SUFFIXES = {
     "classification": "ForSequenceClassification",
+    "multiple_choice": "ForMultipleChoice",
     "tagging": "ForTokenClassification",
     "span": "ForQuestionAnswering",
     "replaced": "ForPreTraining",
@@ -71,6 +72,8 @@ class Family:
     """Patterns of names, after `base`, that are not parameters."""
     sequence_head: Mapping[str, Any] = field(default_factory=lambda: {"reads": "pooled"})
     """What a new head that classifies sequences reads, and its layers."""
+    choice_head: Mapping[str, Any] | None = None
+    """The same of one that scores the endings of a multiple choice; None: as `sequence_head`."""
     token_head: Mapping[str, Any] = field(default_factory=dict)
     """Layers of a new head that labels tokens or finds spans."""
     pair_separators: int = 1
@@ -132,6 +135,8 @@ class Family:
 
     def new_task_head(self, kind: str, labels: tuple[str, ...]) -> TaskHead:
         """The head that transformers adds to an encoder of this family."""
+        if kind == "multiple_choice":
+            return TaskHead(kind, labels, **(self.choice_head or self.sequence_head))
         if kind == "classification":
             return TaskHead(kind, labels, **self.sequence_head)
         return TaskHead(kind, SPAN_LABELS if kind == "span" else labels, "tokens", **self.token_head)
@@ -195,10 +200,11 @@ class HuggingFaceConfig:
     ) -> TaskHead | None:
         """The head that ends in the dense layer `output`, or None if there is no such layer.
 
-        Its labels are those of id2label if it has as many, else `default_labels`.
+        Its labels are those of id2label if it has as many, else `default_labels`. A head of sequences is one of a
+        multiple choice if the class says so.
 
         Raises:
-          UserError: the layer's weight is empty, or does not have two axes.
+          UserError: the layer's weight is empty, or does not have two axes; a multiple choice has several outputs.
         """
         name = f"{output}.weight"
         if name not in tensors:
@@ -210,6 +216,9 @@ class HuggingFaceConfig:
         labels = default_labels(shape[0])
         if len(label_names) == len(labels):
             labels = tuple(str(label_names[i]) for i in sorted(label_names, key=int))
+        if kind == "classification" and self.is_multiple_choice:
+            require(shape[0] == 1, f"{self.source}: tensor '{name}' has {shape[0]} rows, a multiple choice has one")
+            kind, labels = "multiple_choice", REGRESSION_LABELS
         return TaskHead(kind, SPAN_LABELS if kind == "span" else labels, reads, **parts)
 
     @property
@@ -217,38 +226,15 @@ class HuggingFaceConfig:
         """The class that was saved, "" if unknown."""
         return (self.get("architectures") or [""])[0]
 
+    @property
+    def is_multiple_choice(self) -> bool:
+        """Whether the class that was saved scores the endings of a multiple choice."""
+        return self.architecture.endswith(CLASS_SUFFIXES["multiple_choice"])
+
 
 def default_labels(count: int) -> tuple[str, ...]:
     """Names of outputs that a source does not name: those of transformers, but a single one is a regression."""
     return REGRESSION_LABELS if count == 1 else tuple(f"LABEL_{i}" for i in range(count))
-
-
-def find_task_head_with_pooler(
-    settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], pooler: bool
-) -> TaskHead | None:
-    """The task head in families whose sequence classifiers read the pooler.
-
-    A `classifier` labels tokens if the class says so or, if the class is unknown, if there is no pooler.
-    """
-    by_token = settings.architecture.endswith("ForTokenClassification")
-    by_sequence = settings.architecture.endswith("ForSequenceClassification")
-    if "qa_outputs.weight" in tensors or by_token or not (pooler or by_sequence):
-        return task_of_tokens(settings, tensors)
-    return settings.find_task_head(tensors, "classifier", "classification", "pooled")
-
-
-def find_task_head_without_pooler(
-    settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor], classifier: str, activation: str
-) -> TaskHead | None:
-    """The task head in families whose sequence classifiers have a dense layer on [CLS]."""
-    head = settings.find_task_head(tensors, classifier, "classification", "cls", activation=activation)
-    return head or task_of_tokens(settings, tensors)
-
-
-def task_of_tokens(settings: HuggingFaceConfig, tensors: Mapping[str, LazyTensor]) -> TaskHead | None:
-    """The task head for spans or labels of tokens."""
-    span = settings.find_task_head(tensors, "qa_outputs", "span", "tokens")
-    return span or settings.find_task_head(tensors, "classifier", "tagging", "tokens")
 
 
 class Field(NamedTuple):
@@ -371,18 +357,3 @@ def bert_layers(base: str) -> tuple[Entry, ...]:
 def mlm_head(transform: str, layer_norm: str, bias: str) -> tuple[Entry, ...]:
     """The MLM head, by the names of its parts."""
     return *dense(transform, "mlm/transform"), *norm(layer_norm, "mlm/norm"), *same_layout(bias, "mlm/bias")
-
-
-def task_heads(classifier: str = "classifier", dense_layer: str | None = None) -> dict[str, tuple[Entry, ...]]:
-    """Task heads with the usual names.
-
-    Args:
-      classifier: output layer of the classification of sequences.
-      dense_layer: the layer before it, if it has one.
-    """
-    before = dense(dense_layer, "task/dense") if dense_layer else ()
-    return {
-        "classification": (*before, *dense(classifier, "task/output")),
-        "tagging": dense("classifier", "task/output"),
-        "span": dense("qa_outputs", "task/output"),
-    }

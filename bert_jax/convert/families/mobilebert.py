@@ -13,12 +13,11 @@ from bert_jax.convert.families.family import (
     HuggingFaceConfig,
     bert_layers,
     embeddings,
-    find_task_head_with_pooler,
     mlm_head,
     read_fields,
-    task_heads,
     write_fields,
 )
+from bert_jax.convert.families.task_heads import find_task_head_with_pooler, task_heads
 from bert_jax.convert.name_map import Entry, Layout, dense, norm
 from bert_jax.errors import require
 from bert_jax.model.heads import Heads

@@ -14,12 +14,11 @@ from bert_jax.convert.families.family import (
     bert_layers,
     decoder_flag,
     embeddings,
-    find_task_head_without_pooler,
     mlm_head,
     read_fields,
-    task_heads,
     write_fields,
 )
+from bert_jax.convert.families.task_heads import find_task_head_without_pooler, task_heads
 from bert_jax.convert.name_map import dense
 from bert_jax.model.heads import Heads
 
@@ -36,6 +35,7 @@ def _write_config(config: ModelConfig, heads: Heads) -> dict[str, Any]:
     return write_fields(config, heads) | positions | decoder_flag(config) | {"pad_token_id": offset - 1}
 
 
+CHOICE_HEAD = {"reads": "pooled"}
 ROBERTA = Family(
     model_type="roberta",
     base="roberta",
@@ -45,16 +45,18 @@ ROBERTA = Family(
         *dense("roberta.pooler.dense", "encoder/pooler"),
         *mlm_head("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"),
     ),
-    tasks=task_heads("classifier.out_proj", "classifier.dense"),
+    tasks=task_heads("classifier.out_proj", "classifier.dense")
+    | {"multiple_choice": dense("classifier", "task/output")},
     decoder="lm_head.decoder",
     read_config=_read_config,
     write_config=_write_config,
     read_task=lambda settings, tensors, pooler: find_task_head_without_pooler(
-        settings, tensors, "classifier.out_proj", "tanh"
+        settings, tensors, "classifier.out_proj", "tanh", CHOICE_HEAD
     ),
     mlm_activation=lambda settings: "gelu",
     class_prefix="Roberta",
     sequence_head={"reads": "cls", "activation": "tanh"},
+    choice_head=CHOICE_HEAD,
     pair_separators=2,
     class_suffixes={"causal": "ForCausalLM"},
 )

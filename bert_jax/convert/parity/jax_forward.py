@@ -76,9 +76,9 @@ def forward(
             # The report encodes again, as in fine-tuning, where the last layer may compute [CLS] only; a program whose
             # length is free cannot tell whether that is less.
             encoded = model.encode(batch) if hidden_states else model.task_view(batch, output)
-            kind, logits = heads.task.kind, model.task_logits(batch, encoded)
-            logits = logits[:, 0] if kind == "classification" else logits[..., 0] if kind == "replaced" else logits
-            outputs["task"] = logits
+            logits = model.task_logits(batch, encoded)
+            by_token, replaced = heads.task.reads == "tokens", heads.task.kind == "replaced"
+            outputs["task"] = logits[..., 0] if replaced else logits if by_token else logits[:, 0]
     return outputs
 
 

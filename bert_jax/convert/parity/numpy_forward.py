@@ -16,6 +16,7 @@ import numpy as np
 from scipy.special import erf
 
 from bert_jax.convert.forward_types import (
+    CHOICE,
     MLM_HEADS,
     PAIR_HEADS,
     REPLACED,
@@ -309,9 +310,9 @@ def _run_heads(
         outputs["mlm logits"] = _mlm(weights, hidden_BSH)
     if heads.pair:
         outputs["pair logits"] = weights.dense(PAIR_HEADS[family], outputs["pooled vector"])
-    if heads.task == SEQUENCE:
+    if heads.task in (SEQUENCE, CHOICE):
         pooled_BH = outputs.get("pooled vector")
-        outputs["task logits"] = _classify_sequence(weights, hidden_BSH, pooled_BH, attention_mask_BS)
+        outputs["task logits"] = _classify_sequence(weights, heads.task, hidden_BSH, pooled_BH, attention_mask_BS)
     elif heads.task is not None:
         outputs["task logits"] = _classify_tokens(weights, heads.task, hidden_BSH)
     return outputs
@@ -354,7 +355,11 @@ def _classify_tokens(weights: _Weights, task: str, hidden_BSH: np.ndarray) -> np
 
 
 def _classify_sequence(
-    weights: _Weights, hidden_BSH: np.ndarray, pooled_BH: np.ndarray | None, attention_mask_BS: np.ndarray
+    weights: _Weights,
+    task: str,
+    hidden_BSH: np.ndarray,
+    pooled_BH: np.ndarray | None,
+    attention_mask_BS: np.ndarray,
 ) -> np.ndarray:
     """Logits [B, C]."""
     family, first_BH = weights.family, hidden_BSH[:, 0]
@@ -365,7 +370,10 @@ def _classify_sequence(
         return weights.dense("classifier", _transform(weights, first_BH if pooling == "cls" else mean_BH))
     if family == "distilbert":
         return weights.dense("classifier", np.maximum(weights.dense("pre_classifier", first_BH), 0.0))
-    if family in ("roberta", "electra"):
+    if family == "electra" and task == CHOICE:
+        summary_BH = weights.activate(weights.dense("sequence_summary.summary", first_BH), "gelu")
+        return weights.dense("classifier", summary_BH)
+    if family in ("roberta", "electra") and task == SEQUENCE:
         activation = "tanh" if family == "roberta" else "gelu"
         return weights.dense(
             "classifier.out_proj", weights.activate(weights.dense("classifier.dense", first_BH), activation)

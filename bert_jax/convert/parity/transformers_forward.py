@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.convert.forward_types import (
+    CHOICE,
     ENCODER_PREFIXES,
     REPLACED,
     SPAN,
@@ -123,10 +124,12 @@ def _forward(model: Any, hf_model: HuggingFaceModel, inputs: ForwardInputs) -> F
     batch = {"input_ids": inputs.input_ids_BS, "attention_mask": inputs.attention_mask_BS}
     if family_of(hf_model) not in ("distilbert", "modernbert"):
         batch["token_type_ids"] = inputs.token_type_ids_BS
+    mlm, _, task = heads_of(hf_model)
+    if task == CHOICE:  # one ending each
+        batch = {name: array[:, None] for name, array in batch.items()}
     batch = {name: torch.tensor(array).long() for name, array in batch.items()}
     with torch.no_grad():
         output = model(**batch, output_hidden_states=True, return_dict=True)
-    mlm, _, task = heads_of(hf_model)
     heads = {name: output[hf_name] for hf_name, name in _HEADS.items() if output.get(hf_name) is not None}
     if task == SPAN:
         heads["task logits"] = torch.stack([output.start_logits, output.end_logits], -1)
