@@ -323,6 +323,10 @@ class RecoveryConfig:
     max_starts: Count = 10
     """Number of starts in a row without a new checkpoint after which the run refuses to start again, so that a launcher
     does not repeat it for ever."""
+    stall_seconds: Positive | None = 300.0
+    """A step, a read of rows, an evaluation or a save that takes longer than this, and than 20 times the longest of its
+    kind before, writes the stacks of all threads to the folder stacks of the work directory; after twice that time the
+    process ends with exit code 75. None: never."""
 
     def __post_init__(self) -> None:
         check(self, "recovery.")

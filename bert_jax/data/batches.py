@@ -18,6 +18,7 @@ import grain
 import numpy as np
 from absl import flags
 
+from bert_jax.command.stacks import write_stacks_on_signal
 from bert_jax.config import Config, DataConfig
 from bert_jax.data.batch import Rows, SpecialIds, empty_rows
 from bert_jax.data.corpus import Corpus
@@ -175,6 +176,7 @@ def _init_reader_process(worker_index: int, worker_count: int) -> None:
     A scheduler sends SIGTERM to every process of a job: a reader that exited on it would prevent the last save.
     """
     del worker_index, worker_count
+    write_stacks_on_signal()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, args=(multiprocessing.parent_process(),), daemon=True).start()

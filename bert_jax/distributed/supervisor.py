@@ -23,7 +23,7 @@ from bert_jax.distributed.supervised import WORKER_ENV
 from bert_jax.errors import INTERRUPTED, TRY_AGAIN, PeerError, UserError
 
 CHILD = (
-    "import json, os, sys; "
+    "import json, os, signal, sys; signal.signal(signal.SIGUSR1, signal.SIG_IGN); "
     f"settings = json.loads(os.environ['{WORKER_ENV}']); "
     "sys.path[:] = settings['path']; "
     "sys.stderr = open(settings['stderr'], 'w', 1, sys.stderr.encoding, 'backslashreplace'); "
@@ -122,7 +122,7 @@ def _agree(reports: list[Report], info: ProcessInfo) -> _Settings:
 @contextmanager
 def _forward_signals(children: list[subprocess.Popen], info: ProcessInfo, on_interrupt: bytes) -> Iterator[list[int]]:
     """Forward SIGHUP, and SIGTERM and the first Ctrl-C as SIGTERM, to the child, which saves and ends. A second Ctrl-C
-    kills it.
+    kills it. SIGUSR1 is forwarded, too (command/stacks.py).
 
     Yields:
       a list to which every signal is added.
@@ -145,7 +145,11 @@ def _forward_signals(children: list[subprocess.Popen], info: ProcessInfo, on_int
             # On SIGHUP the child leaves the terminal, too.
             children[0].send_signal(number if number == signal.SIGHUP else signal.SIGTERM)
 
-    with handling_signals(stop):
+    def ask_for_stacks(number: int, frame: object) -> None:
+        for child in children:
+            child.send_signal(number)
+
+    with handling_signals(stop), handling_signals(ask_for_stacks, [signal.SIGUSR1]):
         yield signals
 
 

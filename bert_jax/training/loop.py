@@ -32,6 +32,7 @@ from bert_jax.training.run_directory.workdir import LEDGER
 from bert_jax.training.sharding import put_rows
 from bert_jax.training.state import Fork, InitialParams, TrainState
 from bert_jax.training.time_budget import WallClockSchedule
+from bert_jax.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,9 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                     phase = cursor.phase
                     state = programs.enter_phase(state, phase)
                 train_step, row_count, micro_batches = run.train_steps.of_batch(phase, size)
-            if train_step is not previous_step:  # its first collective gives a late process only 30 s (Gloo)
-                barrier("the first step of a program")
-                previous_step = train_step
+                if train_step is not previous_step:  # its first collective gives a late process only 30 s (Gloo)
+                    barrier("the first step of a program")
+                    previous_step = train_step
             batch = put_rows(rows, mesh, row_count)
             rate, mask_counts = schedule.learning_rate(cursor.step), masked_lm.mask_counts_at(config, cursor.step)
             inputs = put_step_inputs(rate, micro_batches, seed, mesh, mask_counts)
@@ -190,6 +191,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)
             before, cursor = cursor, following
+            goodput.step = cursor.step
             if _evaluation_due(config, before, cursor) or _ended(config, schedule, cursor, {}):
                 report.flush()
                 with goodput.measure("evaluation"):

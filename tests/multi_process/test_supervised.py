@@ -1,7 +1,9 @@
 """Real runs of several processes: one is killed, one gets SIGTERM; and a run that continues with other processes."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +83,20 @@ def test_only_process_0_logs(disturbed):
 def test_restarts_change_nothing(disturbed, undisturbed):
     assert [code for code, _, _ in disturbed["finished"]] == [0, 0]
     assert disturbed["lines"] == undisturbed
+
+
+def test_a_process_that_stops_is_noticed_and_replaced(tmp_path, corpora, undisturbed):
+    """It gets SIGSTOP, as one whose host is frozen: the other one waits for a step, writes its stacks, and ends."""
+    flags = ["--recovery.stall-seconds", "10"]
+    job = Job(corpora[0], tmp_path / "run", 2, extra={0: flags, 1: flags})
+    job.wait_for(22)
+    os.kill(job.child(1), signal.SIGSTOP)
+    (code, _, err), (other_code, _, _) = job.end()
+    assert (code, other_code) == (0, 0), err[-3000:]
+    assert "warning: process 0 of 2 (" in err and "waiting for the step for 1" in err
+    assert "process(es) 1 wrote no stacks: stopped, or cut off from the disk; the same command continues" in err
+    assert "in train" in (tmp_path / "run" / "stacks" / "process0.txt").read_text()
+    assert lines(tmp_path / "run") == undisturbed
 
 
 def test_a_different_command_is_refused_before_the_start(tmp_path, corpora):

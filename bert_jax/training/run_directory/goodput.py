@@ -43,8 +43,20 @@ class GoodputRecorder:
     """Time by kind of one attempt: a process, or its training after a rollback.
 
     It is a context manager. If a user's mistake ends the attempt, the last line says so, and the start does not count
-    (`starts_without_checkpoint`); an outage of a store is no such mistake.
+    (`starts_without_checkpoint`); an outage of a store is no such mistake. Another thread may read the attributes.
+
+    Attributes:
+      seconds: by kind, of what has ended.
+      step: number of steps that were dispatched.
+      activity: what goes on, one of `KINDS` or "step", and the `time.perf_counter()` at its start. A step lasts from
+        one block that is measured to the next.
+      longest: seconds of the longest activity of each kind that has ended.
     """
+
+    seconds: dict[str, float]
+    step: int
+    activity: tuple[str, float]
+    longest: dict[str, float]
 
     def __init__(self, workdir: StoredPath, start: float):
         """Start the clock; damaged lines are removed from the file.
@@ -60,15 +72,24 @@ class GoodputRecorder:
             truncate_lines(workdir / FILE, _Line)
             self._file = JsonLines(workdir / FILE, durable=False)
         self.seconds = dict.fromkeys(KINDS, 0.0)
+        self.step = 0
+        self.activity, self.longest = ("init", start), {}
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
         """Add the time of the block to this kind."""
-        start = time.perf_counter()
+        start = self._change_activity(kind)
         try:
             yield
         finally:
-            self.seconds[kind] += time.perf_counter() - start
+            self.seconds[kind] += self._change_activity("step") - start
+
+    def _change_activity(self, kind: str) -> float:
+        """One activity ends, and another begins; returns the time."""
+        now, (before, start) = time.perf_counter(), self.activity
+        self.longest[before] = max(self.longest.get(before, 0.0), now - start)
+        self.activity = kind, now
+        return now
 
     def begin(self, step: int) -> None:
         """The process is about to initialise or restore the state; the newest checkpoint is of step `step`."""

@@ -1,0 +1,69 @@
+"""Stacks of all threads of a process and of the reader processes that it starts; ``kill -USR1`` asks for them.
+
+faulthandler writes them in C, whatever the process is waiting for, to a file on the local disk for each process.
+"""
+
+import contextlib
+import faulthandler
+import os
+import shutil
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+_DIRECTORY_ENV = "BERT_JAX_STACKS"
+"""Environment variable of reader processes: the directory with the files, whose names are process ids."""
+
+
+def write_stacks_on_signal() -> int | None:
+    """Called in a reader process: from now on SIGUSR1 writes its stacks. Returns the descriptor of the file."""
+    directory = os.environ.get(_DIRECTORY_ENV, "")
+    if not os.path.isdir(directory):  # noqa: PTH112 ("" is no path)
+        return None
+    file = os.open(Path(directory) / str(os.getpid()), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
+    faulthandler.register(signal.SIGUSR1, file, all_threads=True)
+    return file
+
+
+class Stacks:
+    """A context manager: inside it, SIGUSR1 to this process or to its reader processes writes stacks to local files."""
+
+    def __enter__(self) -> "Stacks":
+        self._directory = Path(tempfile.mkdtemp(prefix="bert_jax-stacks-"))
+        os.environ[_DIRECTORY_ENV] = str(self._directory)
+        file = write_stacks_on_signal()
+        assert file is not None
+        self._file, self._seen = file, 0
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        faulthandler.unregister(signal.SIGUSR1)
+        os.close(self._file)
+        os.environ.pop(_DIRECTORY_ENV, None)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def were_asked_for(self) -> bool:
+        """Whether SIGUSR1 has come since the last call of this function or of `collect`."""
+        before, self._seen = self._seen, os.fstat(self._file).st_size
+        return self._seen > before
+
+    def collect(self, seconds: float) -> str:
+        """Stacks of this process, those that it was asked for first, and of its reader processes.
+
+        Args:
+          seconds: for the reader processes to write theirs.
+        """
+        faulthandler.dump_traceback(self._file, all_threads=True)
+        own = str(os.getpid())
+        files = sorted(self._directory.iterdir(), key=lambda file: (file.name != own, file.name))
+        for file in files:
+            if file.name != own:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(file.name), signal.SIGUSR1)
+        time.sleep(seconds if len(files) > 1 else 0.0)
+        texts = [f"process id {file.name}\n{file.read_text(errors='replace')}" for file in files]
+        for file in files:
+            os.truncate(file, 0)
+        self._seen = 0
+        return "\n".join(texts)

@@ -1,0 +1,189 @@
+"""Notices that a run hangs, writes the stacks of its processes, and ends them, for their launcher to start them again.
+
+A step, a read of rows, an evaluation or a save is a stall if it takes longer than `recovery.stall_seconds` and than
+`FACTOR` times the longest of its kind before it in this attempt; the first of a kind, which may compile, has no bound.
+After twice that time the process ends with exit code 75. ``kill -USR1`` writes the same stacks at any time.
+
+A thread does all this, since the main thread waits in a call of a library. The disk of the work directory may be what
+hangs, so that nothing that touches it is waited for without a bound.
+"""
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TypedDict
+
+import jax
+
+from bert_jax.command.stacks import Stacks
+from bert_jax.errors import TRY_AGAIN
+from bert_jax.storage import lock
+from bert_jax.storage.files import make_directory_if_local, write_atomic
+from bert_jax.storage.paths import StoredPath
+from bert_jax.training.run_directory.goodput import GoodputRecorder
+
+DIRECTORY = "stacks"
+"""Folder of the work directory: ``process0.txt`` has the newest stacks of process 0, ``process0.json`` its stall."""
+FACTOR = 20.0
+WRITE_SECONDS = 5.0
+"""Bound of a write, and time for the other processes to write before one reads what all have written."""
+ACTIVITIES = {
+    "step": "waiting for the step",
+    "data_wait": "reading the rows",
+    "evaluation": "evaluating",
+    "checkpoint": "saving a checkpoint",
+}
+"""What can stall, by the kinds of `goodput`."""
+
+
+class Stall(TypedDict):
+    """The content of ``process0.json``."""
+
+    process: int
+    host: str
+    step: int
+    """Steps done before."""
+    activity: str
+    """A key of `ACTIVITIES`."""
+    seconds: float
+    """Since it began."""
+
+
+def stall_limit(stall_seconds: float, longest: float | None) -> float:
+    """Seconds after which an activity is a stall; infinite for the first of its kind.
+
+    Args:
+      stall_seconds: `recovery.stall_seconds`.
+      longest: seconds of the longest one before it; None: there was none.
+    """
+    return float("inf") if longest is None else max(stall_seconds, FACTOR * longest)
+
+
+def describe_late(stalls: Sequence[Stall], process_count: int) -> str:
+    """Which processes the others wait for, as far as their stalls say: "" if all wait in the same step.
+
+    A process that has written nothing is stopped, cut off, or not stalled by its own bounds. Of the others, those with
+    the fewest steps are late, or, of these, those that do something else than wait for the step.
+    """
+    if silent := sorted({*range(process_count)} - {stall["process"] for stall in stalls}):
+        return f"process(es) {', '.join(map(str, silent))} wrote no stacks: stopped, or cut off from the disk"
+    first = min(stall["step"] for stall in stalls)
+    behind = [stall for stall in stalls if stall["step"] == first]
+    late = [stall for stall in behind if stall["activity"] != "step"] or behind
+    if len(late) == process_count:
+        return ""
+    named = (f"process {one['process']} ({one['host']}) is {ACTIVITIES[one['activity']]}" for one in late)
+    return f"late: {', '.join(named)}, step {first}"
+
+
+class Watchdog:
+    """A context manager; see the module."""
+
+    def __init__(self, workdir: StoredPath, goodput: GoodputRecorder, stall_seconds: float | None):
+        """Starts nothing.
+
+        Args:
+          workdir: of the run.
+          goodput: knows what the main thread does, and since when.
+          stall_seconds: `recovery.stall_seconds`; None: only SIGUSR1 is handled.
+        """
+        self._directory, self._goodput, self._stall_seconds = workdir / DIRECTORY, goodput, stall_seconds
+        self._process, self._count, self._host = jax.process_index(), jax.process_count(), socket.gethostname()
+        self._interval = 1.0 if stall_seconds is None else min(1.0, stall_seconds / 8)
+        self._closed, self._stacks = threading.Event(), Stacks()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "Watchdog":
+        self._stacks.__enter__()
+        _within(WRITE_SECONDS, lambda: self._file("json").unlink(missing_ok=True))  # of another start
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._closed.set()
+        self._thread.join()
+        self._stacks.__exit__()
+
+    def _watch(self) -> None:
+        known: tuple[str, float] | None = None  # the stall that is known
+        while not self._closed.wait(self._interval):
+            if self._stacks.were_asked_for():
+                self._write("stacks that SIGUSR1 asks for")
+            kind, start = activity = self._goodput.activity
+            if kind not in ACTIVITIES or self._stall_seconds is None:
+                continue
+            longest, seconds = self._goodput.longest.get(kind), time.perf_counter() - start
+            limit = stall_limit(self._stall_seconds, longest)
+            text = f"{ACTIVITIES[kind]} for {seconds:.0f} s, and at most {longest or 0.0:.2g} s before"
+            if seconds > limit and activity != known:
+                known = activity
+                self._write(text, kind, seconds)
+            if seconds > 2 * limit:
+                self._end(text)
+
+    def _write(self, text: str, kind: str = "", seconds: float = 0.0) -> None:
+        """Write the stacks and, with a kind, the stall to the work directory."""
+        step = self._goodput.step
+        stall: Stall = {
+            "process": self._process,
+            "host": self._host,
+            "step": step,
+            "activity": kind,
+            "seconds": round(seconds, 1),
+        }
+        found = self._stacks.collect(self._interval / 2)
+
+        def write() -> None:
+            make_directory_if_local(self._directory)
+            write_atomic(self._file("txt"), f"{self._name}, step {step}: {text}\n\n{found}".encode())
+            if kind:
+                write_atomic(self._file("json"), json.dumps(stall).encode())
+
+        written = _within(WRITE_SECONDS, write)
+        where = f"stacks are in {self._file('txt')}" if written else f"stacks cannot be written:\n{found}"
+        _print(f"warning: {self._name}, step {step}: {text}; {where}")
+
+    def _end(self, text: str) -> None:
+        """Name the late processes, and end this one."""
+        time.sleep(min(WRITE_SECONDS, self._interval * 2))
+        stalls: list[Stall] = []
+        _within(WRITE_SECONDS, lambda: stalls.extend(self._read()))
+        late = describe_late(stalls, self._count) if stalls and self._count > 1 else ""
+        _print(
+            f"error: {self._name}, step {self._goodput.step}: {text}{late and f'; {late}'}; the same command continues "
+            "from the newest checkpoint"
+        )
+        _within(WRITE_SECONDS, lock.release_all)
+        os._exit(TRY_AGAIN)
+
+    def _read(self) -> list[Stall]:
+        files = (self._directory / f"process{process}.json" for process in range(self._count))
+        return [json.loads(file.read_bytes()) for file in files if file.exists()]
+
+    def _file(self, ending: str) -> StoredPath:
+        return self._directory / f"process{self._process}.{ending}"
+
+    @property
+    def _name(self) -> str:
+        return f"process {self._process} of {self._count} ({self._host})"
+
+
+def _within(seconds: float, call: Callable[[], object]) -> bool:
+    """Whether a call ends in time; it continues in a thread of its own if it does not, and its errors are printed."""
+    done = threading.Event()
+
+    def run() -> None:
+        call()
+        done.set()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return done.is_set()
+
+
+def _print(text: str) -> None:
+    os.write(2, f"\n{text}\n".encode())  # not to sys.stderr, whose lock the main thread may hold
