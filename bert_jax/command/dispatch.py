@@ -27,7 +27,7 @@ from bert_jax.errors import (
     did_you_mean,
     printable,
 )
-from bert_jax.storage.failures import describe_error, is_outage
+from bert_jax.storage.failures import describe_error, is_object_store_error
 
 MAX_LINE_LENGTH = 2000
 """Characters of an error's line; a longer line, which repeats a long value, loses its middle."""
@@ -66,7 +66,7 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
             if error is not output.error and description is None:
                 raise
             line = "" if error is output.error else f"error: {description}"
-            code = TRY_AGAIN if is_outage(error) else 2
+            code = TRY_AGAIN if is_object_store_error(error) else 2
         with contextlib.suppress(OSError):
             output.flush()
     if output.error and not line:

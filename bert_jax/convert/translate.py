@@ -43,7 +43,7 @@ def from_huggingface(hf_model: HuggingFaceModel) -> NativeModel:
     """
     settings = HuggingFaceConfig(hf_model.config, hf_model.source)
     family = find_family(settings)
-    hf_model = with_canonical_names(hf_model)
+    hf_model = with_base_prefix(hf_model)
     config = family.read_config(settings)
     heads = _read_heads(family, settings, hf_model.tensors, config)
     _check_tied_decoder(family, heads, hf_model)
@@ -122,7 +122,7 @@ def to_huggingface(model: NativeModel, source: str) -> HuggingFaceModel:
     return hf_model
 
 
-def strip_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
+def strip_prefix_of_headless_model(hf_model: HuggingFaceModel) -> HuggingFaceModel:
     """A model without heads as transformers saves it, without the family's prefix; others unchanged."""
     base = f"{FAMILIES[hf_model.config['model_type']].base}."
     if not all(name.startswith(base) for name in hf_model.tensors):
@@ -227,7 +227,7 @@ INNER_WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_modu
 """Parts of names that torch.compile, FSDP and activation checkpointing add, also to modules inside of a model."""
 
 
-def with_canonical_names(hf_model: HuggingFaceModel) -> HuggingFaceModel:
+def with_base_prefix(hf_model: HuggingFaceModel) -> HuggingFaceModel:
     """The same tensors with the names of a class with heads: those of the encoder begin with the family's prefix.
 
     Parts of names that wrappers added are removed if the family knows the name without them; unknown names stay.

@@ -27,12 +27,12 @@ def describe_error(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno in _NOT_BUGS:
         advice = _LIMITS.get(error.errno, "choose another path, or check its permissions and its disk")
         return f"{_file_of(error)}{error.strerror}; {advice}"
-    if is_outage(error):
+    if is_object_store_error(error):
         return f"{describe_unreachable('the object store', error)}; the same command continues where this one stopped"
     return None
 
 
-def is_outage(error: BaseException) -> bool:
+def is_object_store_error(error: BaseException) -> bool:
     """Whether the library of an object store raised an error."""
     return any(type(link).__module__.startswith(STORE_LIBRARIES) for link in causes(error))
 

@@ -161,6 +161,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     seed = put_seed(config.seed, mesh)
     with contextlib.ExitStack() as stack:
+        stack.enter_context(Watchdog(run.workdir, goodput, config.recovery.stall_seconds))
         state, progress = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):

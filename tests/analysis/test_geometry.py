@@ -75,7 +75,7 @@ def test_intra_sentence_similarity():
 
 def test_words_of_the_vocabulary():
     tokenizer = small_model().tokenizer
-    (row,) = words.split_words(encode_texts(["unfathomable river [SEP] stone."], tokenizer, 32), tokenizer)
+    (row,) = words.with_word_ids(encode_texts(["unfathomable river [SEP] stone."], tokenizer, 32), tokenizer)
     pieces = [tokenizer.decode(row.input_ids[row.word_ids == word]) for word in range(row.word_ids.max() + 1)]
     assert pieces == ["unfathomable", "river", "stone", "."]
     assert row.word_ids[0] == row.word_ids[-1] == -1
@@ -84,7 +84,7 @@ def test_words_of_the_vocabulary():
 def test_chosen_words_occur_in_different_texts_and_have_their_vectors(data):
     model = small_model()
     sample = sample_texts([data / "text" / "lines.txt"], model.tokenizer, 64, 30, seed=0)
-    rows = words.split_words(sample.rows, model.tokenizer)
+    rows = words.with_word_ids(sample.rows, model.tokenizer)
     chosen = words.choose_words(rows, model.tokenizer, 5, 4, np.random.default_rng(0))
     assert len(chosen.words) == 5 <= chosen.candidates and all(len(where) == 4 for where in chosen.occurrences)
     for word, where in zip(chosen.words, chosen.occurrences, strict=True):

@@ -21,7 +21,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.doctor import machine_checks
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
-from bert_jax.training.run_directory.checkpoint import FORMAT_VERSION, own_checksums, write_commit
+from bert_jax.training.run_directory.checkpoint import FORMAT_VERSION, checksums_of_this_process, write_commit
 from tests.corpus_writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -173,7 +173,7 @@ def test_memory_of_phases_that_are_over(cwd, capfd, monkeypatch, tmp_path):
         save = epath.Path(tmp_path) / "checkpoints" / f"{done:08d}"
         save.mkdir(parents=True)
         (save / "run.json").write_text(json.dumps({"format_version": FORMAT_VERSION, "cursor": {"step": done}}))
-        write_commit(save, own_checksums(save))
+        write_commit(save, checksums_of_this_process(save))
         if done < 900_000:
             assert cli.main(shlex.split(f"{command} --phases.1.batch-size 2")) == 2
     assert "phase 0 needs about" in capfd.readouterr().err

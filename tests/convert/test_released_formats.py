@@ -77,7 +77,7 @@ def test_other_versions_of_checkpoints_are_refused(tmp_path, version, remedy):
     assert about["format_version"] == 6
     (save / "run.json").write_text(json.dumps(about | {"format_version": version}))
     restored = checkpoint.checkpoint_directory(run) / save.name
-    checkpoint.write_commit(restored, checkpoint.own_checksums(restored))
+    checkpoint.write_commit(restored, checkpoint.checksums_of_this_process(restored))
     with pytest.raises(
         UserError, match=f"{re.escape(str(save))}/run.json has format version {version}, .* reads 6: {remedy}"
     ):

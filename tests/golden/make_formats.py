@@ -82,7 +82,7 @@ def main(directory: Path) -> None:
     (save,) = checkpoint.checkpoint_directory(kept).iterdir()
     success = save / "state" / "commit_success.txt"  # Orbax writes an absolute path
     success.write_text(success.read_text().replace(f"{run.absolute()}/", ""))
-    checkpoint.write_commit(save, checkpoint.own_checksums(save))
+    checkpoint.write_commit(save, checkpoint.checksums_of_this_process(save))
     model = directory / f"model-{native.FORMAT_VERSION}"
     with_moments = input_formats.ReadOptions(optimizer_state=True)
     convert(kept, model, "bert-jax", with_moments)

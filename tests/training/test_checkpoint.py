@@ -232,7 +232,7 @@ def test_other_formats_are_refused(saved, version, remedy):
     newest = saved / "00000004"
     metadata = json.loads((newest / "run.json").read_text())
     (newest / "run.json").write_text(json.dumps(metadata | {"format_version": version}))
-    checkpoint.write_commit(epath.Path(newest), checkpoint.own_checksums(epath.Path(newest)))
+    checkpoint.write_commit(epath.Path(newest), checkpoint.checksums_of_this_process(epath.Path(newest)))
     with pytest.raises(UserError, match=f"has format version {version}, and this bert_jax reads 6: {remedy}"):
         restore(saved)
 

@@ -147,7 +147,7 @@ def test_a_run_may_go_on_with_phases_that_keep_its_past(tmp_path, done, old, new
     cursor = {"step": done, "phase": before.locate_step(done)[0], "positions": [], "skipped": []}
     metadata = {"format_version": checkpoint.FORMAT_VERSION, "cursor": cursor, "ledger": []}
     (save / "run.json").write_text(json.dumps(metadata))
-    checkpoint.write_commit(save, checkpoint.own_checksums(save))
+    checkpoint.write_commit(save, checkpoint.checksums_of_this_process(save))
     if words is None:
         continuation.check_phase_changes(tmp_path, before, now)
         return

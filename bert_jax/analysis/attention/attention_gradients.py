@@ -27,7 +27,7 @@ def loss_name(heads: Heads) -> str | None:
     return "prediction" if heads.task is not None and heads.task.kind in TASKS else None
 
 
-def mlm_loss(found: dict[str, Array], masked: tuple[Array, Array]) -> Float[Array, ""]:
+def summed_mlm_loss(found: dict[str, Array], masked: tuple[Array, Array]) -> Float[Array, ""]:
     """Sum over rows of the weighted negative log-likelihood of masked tokens.
 
     Args:
@@ -99,7 +99,7 @@ def _keys(kinds: TokenKinds) -> dict[str, np.ndarray]:
 
 
 def _of_masked(model: LoadedModel, batch: TextBatch, masked: Sequence[np.ndarray], most: int) -> np.ndarray:
-    """Gradients [L, B, N, S, T] of `mlm_loss`."""
+    """Gradients [L, B, N, S, T] of `summed_mlm_loss`."""
     positions = np.zeros((len(batch.indices), most), np.int32)
     weights = np.zeros(positions.shape, np.float32)
     for b, index in enumerate(batch.indices):
@@ -110,7 +110,7 @@ def _of_masked(model: LoadedModel, batch: TextBatch, masked: Sequence[np.ndarray
         hidden[b, positions[b, weight > 0]] = model.tokenizer.mask_id
     tokens = np.take_along_axis(batch.input_ids, positions, axis=1)
     hidden_batch = batch._replace(input_ids=hidden)
-    return gradients(model, hidden_batch, [PROBABILITIES], mlm_loss, (tokens, weights), positions=positions)[1][
+    return gradients(model, hidden_batch, [PROBABILITIES], summed_mlm_loss, (tokens, weights), positions=positions)[1][
         PROBABILITIES
     ]
 

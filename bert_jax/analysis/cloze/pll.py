@@ -37,7 +37,7 @@ def token_scores(
     Returns:
       for each variant and row float64 [tokens without special ones], nats.
     """
-    copies = [masked_copies(rows, variant) for variant in variants]
+    copies = [masked_ranges(rows, variant) for variant in variants]
     distinct, index = np.unique(np.concatenate(copies), axis=0, return_inverse=True)
     scores = _score(model, rows, distinct, progress)[index.reshape(-1)]
     ends = np.cumsum([len(row.input_ids) - 2 for row in rows])[:-1]
@@ -53,7 +53,7 @@ def pseudo_log_likelihoods(
     return {variant: np.array([one.sum() for one in of_rows]) for variant, of_rows in scores.items()}
 
 
-def masked_copies(rows: Sequence[TextRow], variant: Variant) -> np.ndarray:
+def masked_ranges(rows: Sequence[TextRow], variant: Variant) -> np.ndarray:
     """What is masked to score each token, int64 [tokens, 4]: row, position, first masked position, last one + 1.
 
     Args:

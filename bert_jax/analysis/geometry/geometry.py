@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax.analysis.geometry.languages import SPLITS, centroid_cosines, identify, sample_languages, sentence_vectors
 from bert_jax.analysis.geometry.section import blocks, scalars
-from bert_jax.analysis.geometry.words import choose_words, measure, split_words, word_vectors
+from bert_jax.analysis.geometry.words import choose_words, measure, with_word_ids, word_vectors
 from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
 from bert_jax.field_validation import Count, check
 from bert_jax.inference.loaded_model import LoadedModel
@@ -49,7 +49,7 @@ def run(inputs: SuiteInputs, settings: GeometrySettings) -> SuiteResult:
 def _words(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> dict[str, Any]:
     tokenizer = inputs.model.tokenizer
     sample = sample_texts(inputs.files("text", ".txt"), tokenizer, length, settings.texts, inputs.seed)
-    rows = [row for row in split_words(sample.rows, tokenizer) if row.word_ids.max() > 0]
+    rows = [row for row in with_word_ids(sample.rows, tokenizer) if row.word_ids.max() > 0]
     chosen = choose_words(rows, tokenizer, settings.words, settings.contexts, np.random.default_rng(inputs.seed))
 
     def measure_in(model: LoadedModel) -> dict[str, Any]:

@@ -40,7 +40,7 @@ class ContextVectors(NamedTuple):
     """[L1, n]: of each row."""
 
 
-def split_words(rows: Sequence[TextRow], tokenizer: Tokenizer) -> list[TextRow]:
+def with_word_ids(rows: Sequence[TextRow], tokenizer: Tokenizer) -> list[TextRow]:
     """The rows with `word_ids` of words as the vocabulary marks them; special tokens belong to none.
 
     Raises:
@@ -63,7 +63,7 @@ def choose_words(
     """Draw words that occur in enough rows, `contexts` of these rows for each, and a random word of each row.
 
     Args:
-      rows: of `split_words`, each with a word.
+      rows: of `with_word_ids`, each with a word.
       tokenizer: of the model.
       words: largest number of words.
       contexts: occurrences of a word, in different rows; words in fewer rows are left out.

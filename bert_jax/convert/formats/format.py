@@ -14,7 +14,7 @@ from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.parity.parity_report import Comparison, largest_difference
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import BUFFERS, LazyStateDict, lazy_row_slice, lazy_transpose, to_lazy_tensors
-from bert_jax.convert.translate import NativeModel, find_family, from_huggingface, with_canonical_names
+from bert_jax.convert.translate import NativeModel, find_family, from_huggingface, with_base_prefix
 from bert_jax.errors import UserError, require
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -104,7 +104,7 @@ def to_source_model(
       UserError: the model or an option does not fit the family or the tokenizer.
     """
     hf_model = dataclasses.replace(hf_model, config=validate_hf_config(hf_model.config, hf_model.source))
-    hf_model = with_canonical_names(hf_model)
+    hf_model = with_base_prefix(hf_model)
     buffers = {key: hf_model.tensors[key] for key in hf_model.tensors if key.endswith(BUFFERS)}
     if options.drop:
         hf_model = _drop_tensors(hf_model, options.drop)

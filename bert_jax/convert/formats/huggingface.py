@@ -14,7 +14,7 @@ from bert_jax.convert.formats.tensor_files import PICKLE, SAFETENSORS
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.convert.tensors import BUFFERS
-from bert_jax.convert.translate import strip_base_prefix, to_huggingface
+from bert_jax.convert.translate import strip_prefix_of_headless_model, to_huggingface
 from bert_jax.errors import UserError
 from bert_jax.storage.json_files import read_json_object
 from bert_jax.storage.paths import StoredPath
@@ -74,7 +74,7 @@ def hf_model_to_write(source_model: SourceModel) -> HuggingFaceModel:
     """
     hf_model = to_huggingface(source_model.model, source_model.source)
     hf_model = dataclasses.replace(hf_model, tensors={**hf_model.tensors, **source_model.buffers})
-    hf_model = strip_base_prefix(hf_model)
+    hf_model = strip_prefix_of_headless_model(hf_model)
     heads = source_model.model.heads
     kept_names = (
         *HF_ONLY_FIELDS,

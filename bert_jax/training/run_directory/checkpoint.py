@@ -326,7 +326,7 @@ def newest_with_metadata(directory: epath.Path) -> epath.Path | None:
 def _gather_checksums(checkpoint: epath.Path) -> dict[str, str]:
     """Checksums of all files in process 0, from the processes that have written them; all processes call this."""
     becomes_visible(checkpoint / "state")  # process 0 has renamed it
-    gathered = gather_to_first("the checksums of a checkpoint", own_checksums(checkpoint))
+    gathered = gather_to_first("the checksums of a checkpoint", checksums_of_this_process(checkpoint))
     sums = {name: sha256 for one in gathered for name, sha256 in one.items()}
     if is_first():  # on a network file system, a process may not see its files under their new names yet
         sums |= {name: _sha256(checkpoint / name) for name in _file_names(checkpoint).difference(sums)}
@@ -364,7 +364,7 @@ def _find_own_damage(checkpoint: epath.Path) -> tuple[str, str] | None:
     except UserError:
         return COMMIT_MARKER, "is incomplete"
     expected = {name: sha256 for name, sha256 in commit.items() if _is_own(name)}
-    actual = own_checksums(checkpoint)
+    actual = checksums_of_this_process(checkpoint)
     for name in sorted(expected.keys() | actual.keys()):
         if name not in actual:
             return name, "is missing"
@@ -383,7 +383,7 @@ def _is_own(name: str) -> bool:
     return (int(match[1]) % jax.process_count() if match else 0) == jax.process_index()
 
 
-def own_checksums(checkpoint: epath.Path) -> dict[str, str]:
+def checksums_of_this_process(checkpoint: epath.Path) -> dict[str, str]:
     """Checksums of the files that this process has written; directories of other processes are not listed."""
     names = _file_names(checkpoint, lambda name: bool(WRITTEN_BY.fullmatch(name)) and not _is_own(name))
     return {name: _sha256(checkpoint / name) for name in sorted(names) if _is_own(name)}
