@@ -263,7 +263,7 @@ def test_contradictions_are_refused(make, what, remedy):
 UNDECISIVE = """
     mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.keep log.every log.tensorboard log.layers log.wandb
     recovery.max_skipped recovery.max_skipped_share recovery.spike recovery.stable_steps recovery.max_rollbacks
-    recovery.rollback_steps recovery.max_starts
+    recovery.rollback_steps recovery.max_starts recovery.stall_seconds
     target.mlm_accuracy target.every_rows
     evaluation.every evaluation.rows evaluation.batch_size data.prefetch data.reader_processes data.verify
     data.cache_dir data.cache_limit_gb
