@@ -27,24 +27,35 @@ def write_stacks_on_signal() -> int | None:
 
 
 class Stacks:
-    """A context manager: inside it, SIGUSR1 to this process or to its reader processes writes stacks to local files."""
+    """A context manager: inside it, SIGUSR1 to this process or to its reader processes writes stacks to local files.
+
+    Where no directory for temporary files can be written, there are no stacks, and SIGUSR1 is ignored.
+    """
 
     def __enter__(self) -> "Stacks":
-        self._directory = Path(tempfile.mkdtemp(prefix="bert_jax-stacks-"))
-        os.environ[_DIRECTORY_ENV] = str(self._directory)
-        file = write_stacks_on_signal()
-        assert file is not None
-        self._file, self._seen = file, 0
+        self._file, self._seen, self._directory, self._before = None, 0, None, None
+        try:
+            self._directory = Path(tempfile.mkdtemp(prefix="bert_jax-stacks-"))
+            os.environ[_DIRECTORY_ENV] = str(self._directory)
+            self._file = write_stacks_on_signal()
+        except OSError:
+            self._before = signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        faulthandler.unregister(signal.SIGUSR1)
-        os.close(self._file)
         os.environ.pop(_DIRECTORY_ENV, None)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        if self._before is not None:
+            signal.signal(signal.SIGUSR1, self._before)
+        if self._file is not None:
+            faulthandler.unregister(signal.SIGUSR1)
+            os.close(self._file)
+        if self._directory is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def were_asked_for(self) -> bool:
         """Whether SIGUSR1 has come since the last call of this function or of `collect`."""
+        if self._file is None:
+            return False
         before, self._seen = self._seen, os.fstat(self._file).st_size
         return self._seen > before
 
@@ -54,6 +65,8 @@ class Stacks:
         Args:
           seconds: for the reader processes to write theirs.
         """
+        if self._file is None or self._directory is None:
+            return "no stacks: no directory for temporary files can be written\n"
         faulthandler.dump_traceback(self._file, all_threads=True)
         own = str(os.getpid())
         files = sorted(self._directory.iterdir(), key=lambda file: (file.name != own, file.name))

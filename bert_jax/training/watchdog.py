@@ -142,20 +142,18 @@ class Watchdog:
             if kind:
                 write_atomic(self._file("json"), json.dumps(stall).encode())
 
-        written = _within(WRITE_SECONDS, write)
-        where = f"stacks are in {self._file('txt')}" if written else f"stacks cannot be written:\n{found}"
+        problem = _within(WRITE_SECONDS, write)
+        where = f"stacks cannot be written ({problem}):\n{found}" if problem else f"stacks are in {self._file('txt')}"
         _print(f"warning: {self._name}, step {step}: {text}; {where}")
 
     def _end(self, text: str) -> None:
         """Name the late processes, and end this one."""
         time.sleep(min(WRITE_SECONDS, self._interval * 2))
-        stalls: list[Stall] = []
-        _within(WRITE_SECONDS, lambda: stalls.extend(self._read()))
-        late = describe_late(stalls, self._count) if stalls and self._count > 1 else ""
-        _print(
-            f"error: {self._name}, step {self._goodput.step}: {text}{late and f'; {late}'}; the same command continues "
-            "from the newest checkpoint"
-        )
+        late: list[str] = []
+        if self._count > 1:
+            _within(WRITE_SECONDS, lambda: late.append(describe_late(self._read(), self._count)))
+        text = "; ".join([text, *filter(None, late), "the same command continues from the newest checkpoint"])
+        _print(f"error: {self._name}, step {self._goodput.step}: {text}")
         _within(WRITE_SECONDS, lock.release_all)
         os._exit(TRY_AGAIN)
 
@@ -171,18 +169,21 @@ class Watchdog:
         return f"process {self._process} of {self._count} ({self._host})"
 
 
-def _within(seconds: float, call: Callable[[], object]) -> bool:
-    """Whether a call ends in time; it continues in a thread of its own if it does not, and its errors are printed."""
-    done = threading.Event()
+def _within(seconds: float, call: Callable[[], object]) -> str:
+    """Make a call in a thread, which may take longer; returns what is wrong, "" if it has ended in time."""
+    problems = [f"it takes longer than {seconds:g} s"]
 
     def run() -> None:
-        call()
-        done.set()
+        try:
+            call()
+            problems.clear()
+        except Exception as error:  # of any library: a run does not end by it
+            problems[:] = [" ".join(f"{type(error).__name__}: {error}".split())]
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(seconds)
-    return done.is_set()
+    return "".join(problems)
 
 
 def _print(text: str) -> None:

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from bert_jax.command import stacks
 from bert_jax.training import watchdog
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.watchdog import Stall, Watchdog, describe_late, stall_limit
@@ -75,15 +76,35 @@ def test_a_read_that_hangs(watch, tmp_path, exit_codes, capfd):
     assert err.count("warning: ") == err.count("error: ") == 1 and "the same command continues" in err
 
 
-def test_a_disk_that_hangs_is_not_waited_for(watch, exit_codes, capfd, monkeypatch):
+def full_disk(closed: threading.Event) -> None:
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [(threading.Event.wait, "longer than 0.1 s"), (full_disk, "OSError: [Errno 28] No space left")],
+)
+def test_a_disk_that_hangs_or_is_full_is_not_waited_for(watch, exit_codes, capfd, monkeypatch, write, problem):
     closed = threading.Event()
-    monkeypatch.setattr(watchdog, "write_atomic", lambda *_: closed.wait())
+    monkeypatch.setattr(watchdog, "write_atomic", lambda *_: write(closed))
     monkeypatch.setattr(watchdog, "WRITE_SECONDS", 0.1)
     with watch("checkpoint", {"checkpoint": 0.001}, 0.2):
         wait_until(lambda: exit_codes)
     closed.set()
     err = capfd.readouterr().err
-    assert "stacks cannot be written:" in err and "in wait_until" in err
+    assert exit_codes == [75] and f"stacks cannot be written ({problem}" in err.replace("it takes ", "")
+    assert "in wait_until" in err
+
+
+def test_without_a_directory_for_temporary_files(watch, exit_codes, capfd, monkeypatch):
+    def refuse(**_: str) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(stacks.tempfile, "mkdtemp", refuse)
+    with watch("data_wait", {"data_wait": 0.001}, 0.2):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        wait_until(lambda: exit_codes)
+    assert exit_codes == [75] and "warning: process 0 of 1" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("activity", "longest"), [("compile", {"compile": 0.0}), ("step", {"data_wait": 0.0})])
