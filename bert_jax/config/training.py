@@ -261,9 +261,16 @@ class CheckpointConfig:
     """Steps between checkpoints."""
     keep: Count = 3
     """Number of newest checkpoints to keep; one of a stop between two of them is kept until the next one."""
+    keep_every: Count | None = None
+    """Checkpoints at multiples of this number of steps are kept for ever; it is a multiple of `every`."""
 
     def __post_init__(self) -> None:
         check(self, "checkpoint.")
+        require(
+            self.keep_every is None or self.keep_every % self.every == 0,
+            f"checkpoint.keep_every {self.keep_every} is not a multiple of checkpoint.every {self.every}, so that not "
+            "all of these steps have a checkpoint: change one of them",
+        )
 
 
 @dataclass(frozen=True)

@@ -144,11 +144,14 @@ def start(context: CheckContext) -> Iterator[Finding]:
 
 
 def disk(context: CheckContext) -> Iterator[Finding]:
-    """Space for `checkpoint.keep` checkpoints, one that is being written, and one that is kept as known good."""
+    """Space for the checkpoints that are kept, one that is being written, and one that is kept as known good."""
     config = context.config
     parameters = count_parameters(model_spec(config, -1), Sizes()).total
     size = CHECKPOINT_BYTES_PER_PARAMETER * parameters
-    values = {"checkpoint": size, "keep": config.checkpoint.keep, "free": None}
+    keep = config.checkpoint.keep
+    if config.checkpoint.keep_every:
+        keep += config.total_steps // config.checkpoint.keep_every
+    values = {"checkpoint": size, "keep": keep, "free": None}
     text = f"a checkpoint takes {size / GIB:,.2f} GiB"
     if context.workdir is None or is_remote(context.workdir):
         why = GIVE_WORKDIR if context.workdir is None else "the space of a bucket cannot be checked"
@@ -157,13 +160,13 @@ def disk(context: CheckContext) -> Iterator[Finding]:
     saved = checkpoint_directory(context.workdir)
     present = sum(1 for _ in committed_checkpoint_paths(saved)) if context.workdir.is_dir() else 0
     free = shutil.disk_usage(_nearest_existing(context.workdir)).free
-    most, least = (max(1, config.checkpoint.keep + more - present) * size for more in (2, 1))
+    most, least = (max(1, keep + more - present) * size for more in (2, 1))
     text += (
-        f"; keep {config.checkpoint.keep}, {present} present: {least / GIB:,.2f} to {most / GIB:,.2f} GiB more needed, "
+        f"; keep {keep}, {present} present: {least / GIB:,.2f} to {most / GIB:,.2f} GiB more needed, "
         f"{free / GIB:,.2f} GiB are free"
     )
     values |= {"present": present, "free": free, "least": least, "most": most}
-    remedy, level = "free space, choose another --workdir, or lower --checkpoint.keep", "warning"
+    remedy, level = "free space, choose another --workdir, or keep fewer checkpoints", "warning"
     if free < least:
         level = "error"
     elif free >= FREE_SPACE_MARGIN * most:

@@ -118,7 +118,7 @@ def train(
             with (
                 GoodputRecorder(workdir, start) as goodput,
                 describing_device_errors(),
-                Checkpoints(checkpoint_directory(workdir), config.checkpoint.keep, config.checkpoint.every) as saves,
+                Checkpoints(checkpoint_directory(workdir), **dataclasses.asdict(config.checkpoint)) as saves,
             ):
                 recovery.apply_rollback(saves, ledger)
                 if attempt == 0:

@@ -185,6 +185,11 @@ def test_values_out_of_range_are_refused(section, names, value, allowed):
 
 # What contradicts itself, the words of the message that name it, and those that say what to do.
 CONTRADICTIONS = [
+    (
+        lambda: CheckpointConfig(every=20, keep_every=50),
+        "keep_every 50 is not a multiple of checkpoint.every 20",
+        "one",
+    ),
     (lambda: ModelConfig(num_heads=7), "model.hidden_size 768", "set model.head_size"),
     (lambda: ModelConfig(attention="xla"), "model.attention 'xla'", "set model.attention_dropout 0"),
     (lambda: ModelConfig(attention="pallas_gpu", head_size=24), "'pallas_gpu' has no kernels", "reference"),
@@ -261,7 +266,8 @@ def test_contradictions_are_refused(make, what, remedy):
 
 
 UNDECISIVE = """
-    mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.keep log.every log.tensorboard log.layers log.wandb
+    mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.keep checkpoint.keep_every
+    log.every log.tensorboard log.layers log.wandb
     recovery.max_skipped recovery.max_skipped_share recovery.spike recovery.stable_steps recovery.max_rollbacks
     recovery.rollback_steps recovery.max_starts recovery.stall_seconds
     target.mlm_accuracy target.every_rows
@@ -279,6 +285,7 @@ NEEDS = {
 }
 """What must be set with a field, in its section."""
 OTHER_VALUES = {
+    "checkpoint.keep_every": [2000],
     "model.bottleneck_size": [48],
     "phases.0.direction": ["bidirectional"],
     "phases.0.rotary_base": [10000.0],

@@ -112,6 +112,13 @@ def test_a_checkpoint_of_a_stop_takes_no_place_of_another(tmp_path):
     assert kept == [[2], [3, 2], [4, 2], [6, 4, 2], [7, 6, 4]]
 
 
+def test_checkpoints_at_multiples_of_keep_every_stay(tmp_path):
+    with Checkpoints(tmp_path, keep=1, every=2, keep_every=4) as checkpoints:
+        for step in (2, 4, 6, 8, 9, 10):
+            checkpoints.save(step, state_of(step), METADATA)
+        assert checkpoints.steps() == [10, 8, 4]
+
+
 def test_what_users_put_beside_checkpoints_is_theirs(tmp_path):
     """A note is no checkpoint and is not removed; nor is a copy under another name the newest."""
     with Checkpoints(tmp_path, keep=1) as checkpoints:

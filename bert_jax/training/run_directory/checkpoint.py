@@ -63,8 +63,8 @@ WRITTEN_BY = re.compile(r"state/(?:ocdbt\.|array_metadatas/)process_([0-9]+)(?:/
 class Checkpoints:
     """The checkpoints of one run, saved asynchronously; one of a stop between multiples of `every` goes at the next."""
 
-    def __init__(self, directory: epath.PathLike, keep: int, every: int = 1):
-        self.directory, self.keep, self.every = epath.Path(directory), keep, every
+    def __init__(self, directory: epath.PathLike, keep: int, every: int = 1, keep_every: int | None = None):
+        self.directory, self.keep, self.every, self.keep_every = epath.Path(directory), keep, every, keep_every
         self._errors = OrbaxErrorBuffer()
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
@@ -133,6 +133,7 @@ class Checkpoints:
         if good is not None:
             newer = [save for save in newest_first if int(save.name) > good]
             kept += newer[-1:] + newest_first[len(newer) :][:1]
+        kept += [one for one in newest_first if self.keep_every and int(one.name) % self.keep_every == 0]
         self._delete([save for save in newest_first if save not in kept])
 
     def _delete(self, saves: Iterable[epath.Path]) -> None:
