@@ -124,6 +124,54 @@ def multibootstrap(
     return Estimate(difference, float(low), float(high), p_value, min(level.num_seeds, baseline.num_seeds))
 
 
+def nested_variances(groups: Sequence[Scores]) -> tuple[float | None, float | None]:
+    """Variances between groups and within them: a random-effects analysis of variance, by its mean squares.
+
+    Groups may have different sizes (Searle, Casella and McCulloch 1992, section 3.6). The estimates are unbiased, so
+    the variance between groups may be negative.
+
+    Args:
+      groups: scores, not empty, e.g. of the fine-tuning runs of each pretraining seed.
+
+    Returns:
+      the variance between groups; None: fewer than two groups. If every group has one score, of all scores; and
+      the variance within groups; None: every group has one score.
+    """
+    arrays = [np.asarray(group, np.float64) for group in groups]
+    sizes = np.array([len(array) for array in arrays])
+    total, count = int(sizes.sum()), len(arrays)
+    within = float(sum(((one - one.mean()) ** 2).sum() for one in arrays) / (total - count)) if total > count else None
+    if count < 2:
+        return None, within
+    mean = np.concatenate(arrays).mean()
+    square = sum(len(one) * (one.mean() - mean) ** 2 for one in arrays) / (count - 1)
+    size = (total - (sizes**2).sum() / total) / (count - 1)
+    return float((square - (within or 0.0)) / size), within
+
+
+class CrossedVariances(NamedTuple):
+    """Variances of a table's values by source; unbiased, so they may be negative."""
+
+    rows: float
+    columns: float
+    residual: float
+
+
+def crossed_variances(table: np.ndarray) -> CrossedVariances:
+    """Variances of the rows, the columns and the rest of a table, [R, C], all of them random, at least two each.
+
+    For runs x examples: a run's mean over C examples varies by the rows' variance over runs, and by that of the columns
+    / C over draws of examples. (Two-way analysis of variance without replication; Searle et al. 1992, section 4.3.)
+    """
+    rows, columns = table.shape
+    row_means, column_means, mean = table.mean(1), table.mean(0), table.mean()
+    rest = table - row_means[:, None] - column_means[None, :] + mean
+    residual = (rest**2).sum() / ((rows - 1) * (columns - 1))
+    of_rows = (columns * row_means.var(ddof=1) - residual) / columns
+    of_columns = (rows * column_means.var(ddof=1) - residual) / rows
+    return CrossedVariances(float(of_rows), float(of_columns), float(residual))
+
+
 def equivalence_p_value(level: Scores, baseline: Scores, margin: float, *, paired: bool) -> float:
     """P-value of a difference of at least `margin` in either direction: two one-sided t-tests (Schuirmann 1987)."""
     x, y = np.asarray(level, np.float64), np.asarray(baseline, np.float64)

@@ -26,8 +26,8 @@ class Ablate:
 
     study: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="STUDY")]
     """Name of a shipped study, or a Python file."""
-    corpus: Corpora
-    """As for `bert-jax pretrain`: the corpora of all runs."""
+    corpus: Corpora = ()
+    """As for `bert-jax pretrain`: the corpora of all runs. A study of models needs them for held-out losses only."""
     workdir: DirectoryArg
     """Directory of the study: cells/CELL/seedN are run directories; results.json and report.html."""
     task_data: DirectoryArg | None = None

@@ -36,11 +36,12 @@ OutputFormatName = Literal[
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Held-out metrics of a run's newest checkpoint, or of a model, with their baselines, on the devices of one or more
+    """Held-out metrics of a run, a checkpoint of a run, or a model, with their baselines, on the devices of one or more
     processes."""
 
     model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
-    """Work directory of a run, or a model with an MLM head (docs/conversion.md has the formats)."""
+    """Work directory of a run, whose newest checkpoint is scored, a checkpoint as in RUN/checkpoints/00001000, or a
+    model with an MLM head (docs/conversion.md has the formats)."""
     corpus: Annotated[tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(metavar="DIR")]
     """Corpus whose validation split is scored, built with the model's tokenizer; may be repeated."""
     format: Format | None = None
@@ -86,16 +87,10 @@ class Evaluate:
 
     def _score(self, mixture: list[mixture_lib.CorpusWeight]) -> "EvaluationResult":
         """The metrics of the run or of the model."""
-        from bert_jax.convert.formats import input_formats, run
-        from bert_jax.convert.held_out import score_model
-        from bert_jax.training import pretraining
+        from bert_jax.convert.held_out import score
 
-        options = {"form": self.format, "seq_len": self.seq_len, "rows": self.rows}
         check_reachable(self.model)
-        if run.matches(self.model):
-            return pretraining.evaluate(self.model, mixture, **options)
-        with input_formats.open_model(self.model) as source_model:
-            return score_model(source_model, mixture, **options)
+        return score(self.model, mixture, form=self.format, seq_len=self.seq_len, rows=self.rows)
 
 
 @dataclass(frozen=True, kw_only=True)

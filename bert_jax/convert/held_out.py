@@ -6,10 +6,12 @@ import jax
 import numpy as np
 
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
+from bert_jax.convert.formats import input_formats, run
 from bert_jax.convert.source_model import SourceModel
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
-from bert_jax.storage.paths import to_path
+from bert_jax.storage.paths import StoredPath, to_path
+from bert_jax.training import pretraining
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining import EvaluationResult, evaluate_model
 from bert_jax.training.programs import Programs
@@ -18,6 +20,20 @@ from bert_jax.training.task import Params
 
 SEQ_LEN = 128
 """Tokens per row by default, if the model has that many positions."""
+
+
+def score(source: StoredPath, parts: list[CorpusWeight], **options: Any) -> EvaluationResult:
+    """Held-out metrics of a run, of a checkpoint of a run, or of a model of any format.
+
+    Args:
+      source: its directory.
+      parts: corpora with the validation splits to score.
+      options: as of `evaluate_model`; by default those of the run, or those of `score_model`.
+    """
+    if run.matches(source):
+        return pretraining.evaluate(source, parts, **options)
+    with input_formats.open_model(source) as source_model:
+        return score_model(source_model, parts, **options)
 
 
 def score_model(source_model: SourceModel, parts: list[CorpusWeight], **options: Any) -> EvaluationResult:

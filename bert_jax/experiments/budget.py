@@ -39,12 +39,16 @@ class Cell:
     """Of the run with index 0."""
     cost: Cost
     """Of each pretraining run."""
-    tasks: dict[str, FinetuneOptions]
-    """Options of the tasks that each run is fine-tuned on."""
+    tasks: dict[str, tuple[FinetuneOptions, ...]]
+    """Options of the tasks that each run is fine-tuned on, by learning rate."""
     pretrained: str
     """Name of the first cell with the same pretraining runs; usually this one."""
     metrics: tuple[str, ...]
     """Metrics with a margin that its runs have."""
+    seeds: tuple[str, ...]
+    """What tells its runs apart: those of two cells with the same ones are paired."""
+    models: tuple[str, ...] = ()
+    """Of a study of models: one, or one for each seed."""
 
     def run_config(self, index: int) -> Config:
         """The config of the run with an index."""
@@ -117,8 +121,9 @@ def make_cells(study: Study, vocab_size: int) -> list[Cell]:
             )
         same = [one for one in cells if dataclasses.replace(config, name=one.config.name) == one.config]
         config, pretrained = (same[0].config, same[0].name) if same else (config, name)
-        cells.append(Cell(name, levels, config, cost_of(config), tasks, pretrained, _metrics(study, config)))
-    _check_margins(study, cells)
+        seeds = tuple(str(config.seed + index) for index in range(study.seeds))
+        cells.append(Cell(name, levels, config, cost_of(config), tasks, pretrained, _metrics(study, config), seeds))
+    check_margins(study, cells)
     return cells
 
 
@@ -129,7 +134,7 @@ def _metrics(study: Study, config: Config) -> tuple[str, ...]:
     return tuple(one for one in study.margins if one in study.tasks or one.partition("_")[0] in prefixes)
 
 
-def _check_margins(study: Study, cells: list[Cell]) -> None:
+def check_margins(study: Study, cells: list[Cell]) -> None:
     """Check that every metric with a margin is measured, and that one of them can be compared."""
     for metric in study.margins:
         require(

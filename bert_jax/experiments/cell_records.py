@@ -16,7 +16,7 @@ from bert_jax.experiments.study import CURVE_METRICS, Study
 from bert_jax.provenance import Code
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.json_files import read_json_as
-from bert_jax.storage.paths import StoredPath, check_reachable
+from bert_jax.storage.paths import StoredPath, check_reachable, to_path
 from bert_jax.training.run_directory.workdir import describe_config_diff
 
 STUDY, CELLS, RESULTS, REPORT = "study.json", "cells", "results.json", "report.html"
@@ -36,6 +36,12 @@ class CellRun(NamedTuple):
     def directory(self) -> StoredPath:
         """Directory of the pretraining run."""
         return self.workdir / CELLS / self.cell.pretrained / f"seed{self.index}"
+
+    @property
+    def model(self) -> StoredPath:
+        """What is scored and fine-tuned: the pretraining run, or a given model."""
+        models = self.cell.models
+        return to_path(models[self.index if len(models) > 1 else 0]) if models else self.directory
 
     @property
     def finetuning_directory(self) -> StoredPath:
@@ -62,6 +68,8 @@ class TaskScores(TypedDict):
     """Of every run, by seed; None: it diverged."""
     failed: int
     """Runs that are not better than the best constant prediction, or diverged."""
+    learning_rates: list[list[float]]
+    """Of several: the two that were chosen for each run, one by each half of dev; else empty."""
     examples: list[float]
     """If the score is the accuracy: that of each example of dev, over the runs with a score; else empty."""
 
@@ -123,7 +131,9 @@ class StudyFile(TypedDict):
     corpora: dict[str, float]
     """Share of each corpus, by identity."""
     tokenizer: str
-    """Fingerprint."""
+    """Fingerprint; empty without corpora."""
+    models: dict[str, str]
+    """SHA-256 of the config and the parameters of each given model, by path."""
     task_data: dict[str, str]
     """SHA-256 of the files of each task."""
 

@@ -60,7 +60,8 @@ def compare_failures(study: Study, cells: list[Cell], records: Records) -> list[
     """
     rows: list[FailureRate] = []
     for pair in level_pairs(study, cells):
-        for name in (*(() if pair.share_pretraining else (PRETRAINING,)), *study.tasks):
+        exists = pair.share_pretraining or study.is_of_models
+        for name in (*(() if exists else (PRETRAINING,)), *study.tasks):
             level, baseline = (_failures(one, records, name) for one in (pair.level_cells, pair.baseline_cells))
             x, y = level.rates, baseline.rates
             if pair.paired:

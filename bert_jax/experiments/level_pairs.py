@@ -19,8 +19,8 @@ class LevelPair(NamedTuple):
 
     @property
     def paired(self) -> bool:
-        """Whether runs with the same index have the same seed."""
-        return [cell.config.seed for cell in self.level_cells] == [cell.config.seed for cell in self.baseline_cells]
+        """Whether runs with the same index have the same seed (`Cell.seeds`)."""
+        return [cell.seeds for cell in self.level_cells] == [cell.seeds for cell in self.baseline_cells]
 
     @property
     def share_pretraining(self) -> bool:

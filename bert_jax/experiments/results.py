@@ -20,6 +20,7 @@ from bert_jax.experiments.cell_records import (
     CurvePoint,
     Records,
     StudyFile,
+    TaskScores,
     code_by_run,
     read_record,
     runs_of,
@@ -27,7 +28,8 @@ from bert_jax.experiments.cell_records import (
 from bert_jax.experiments.curves import CurveScale, ScoredRecord, ScoredRecords, score_curves
 from bert_jax.experiments.failure_rates import FailureRate, compare_failures
 from bert_jax.experiments.level_pairs import LevelPair, level_pairs
-from bert_jax.experiments.study import TOKENS_TO_LOSS, Levels, Study
+from bert_jax.experiments.study import METRICS, TOKENS_TO_LOSS, Levels, Study
+from bert_jax.experiments.variances import VarianceSplit, split_variances
 from bert_jax.provenance import Provenance, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
@@ -40,10 +42,12 @@ POWER_SEEDS = (3, 5, 10, 20)
 
 
 class CellCost(TypedDict):
-    """A cell and the cost of each of its runs."""
+    """A cell and the cost of each of its runs; of given models only `parameters` is not 0."""
 
     name: str
     levels: Levels
+    models: list[str]
+    """See `Cell.models`."""
     seed: int
     """Of the run with index 0."""
     steps: int
@@ -57,6 +61,7 @@ class TaskResult(TypedDict):
 
     scores: list[float | None]
     failed: int
+    learning_rates: list[list[float]]
 
 
 class RunResult(TypedDict):
@@ -127,6 +132,7 @@ class Results(TypedDict):
     curves: CurveScale | None
     comparisons: list[Comparison]
     failure_rates: list[FailureRate]
+    variances: list[VarianceSplit]
     runs: list[RunResult]
     timing: dict[str, float]
     """Seconds of each run."""
@@ -137,16 +143,23 @@ def write_results(study: Study, cells: list[Cell], workdir: StoredPath, identity
     """Write results.json from the records of all runs, and return its content."""
     runs = runs_of(study, cells, workdir)
     records: Records = {cell.name: [read_record(run) for run in runs if run.cell is cell] for cell in cells}
-    corpora = {f"corpus {number}": corpus for number, corpus in enumerate(identity["corpora"], 1)}
+    hashes = {f"corpus {number}": corpus for number, corpus in enumerate(identity["corpora"], 1)}
+    if identity["tokenizer"]:
+        hashes["tokenizer"] = identity["tokenizer"]
     provenance = make_provenance(
         describe_environment(),
-        hashes=corpora | {"tokenizer": identity["tokenizer"], **identity["task_data"]},
-        configs={cell.name: to_dict(cell.config) | {"tasks": cell.tasks} for cell in cells},
+        hashes=hashes | identity["models"] | identity["task_data"],
+        configs={cell.name: _settings(cell) for cell in cells},
         made_by=code_by_run(runs),
     )
     results = make_results(study, cells, records) | {"provenance": provenance}
     write_atomic(workdir / RESULTS, json.dumps(results, indent=1).encode())
     return results
+
+
+def _settings(cell: Cell) -> dict[str, Any]:
+    """What determines the runs of a cell, but for their seed."""
+    return ({"models": cell.models} if cell.models else to_dict(cell.config)) | {"tasks": cell.tasks}
 
 
 def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str, Any]:
@@ -162,7 +175,7 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
     runs = [
         {"cell": cell.name, "seed": cell.config.seed + index}
         | {name: record[name] for name in kept}
-        | {"finetuned": {task: {k: one[k] for k in ("scores", "failed")} for task, one in record["finetuned"].items()}}
+        | {"finetuned": {task: _without_examples(one) for task, one in record["finetuned"].items()}}
         for cell in cells
         for index, record in enumerate(scored[cell.name])
         if record is not None
@@ -170,18 +183,20 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
     return {
         "format_version": FORMAT_VERSION,
         "study": study.name,
-        "sampled": sampled_sources(study),
+        "sampled": sampled_sources(study, cells),
         "equal": study.equal,
         "alpha": study.alpha,
         "margins": study.margins,
         "baseline": study.baseline_levels,
         "cells": [
-            {"name": cell.name, "levels": cell.levels, "seed": cell.config.seed} | dataclasses.asdict(cell.cost)
+            {"name": cell.name, "levels": cell.levels, "models": list(cell.models), "seed": cell.config.seed}
+            | dataclasses.asdict(cell.cost)
             for cell in cells
         ],
         "curves": scale,
         "comparisons": compare_levels(study, cells, scored),
         "failure_rates": compare_failures(study, cells, records),
+        "variances": split_variances(study, cells, records),
         "runs": runs,
         "timing": {
             f"{cell.name}/seed{index}": record["timing"]["seconds"]
@@ -192,18 +207,36 @@ def make_results(study: Study, cells: list[Cell], records: Records) -> dict[str,
     }
 
 
-def sampled_sources(study: Study) -> dict[str, str]:
+def _without_examples(scores: TaskScores) -> dict[str, Any]:
+    return {name: value for name, value in scores.items() if name != "examples"}
+
+
+def sampled_sources(study: Study, cells: list[Cell]) -> dict[str, str]:
     """Sources of variation, and whether the intervals include them."""
-    sources = {
-        "pretraining seed": "sampled: initialisation, order of examples, masks and dropout",
-        "held-out rows": "not sampled: the same rows and masks in all runs, so results hold for these rows",
-    }
+    sources = {"pretraining seed": _pretraining_seed(cells)}
+    if not {*study.margins}.isdisjoint(METRICS):
+        sources["held-out rows"] = "not sampled: the same rows and masks in all runs, so results hold for these rows"
     if study.tasks:
         sources["fine-tuning seed"] = (
-            "sampled: a score is the mean over the fine-tuning runs of a pretraining seed, failed ones included"
+            "sampled: a score is the mean over the fine-tuning runs of a seed of the study, failed ones included"
         )
         sources["examples of the tasks"] = "sampled by the multi-bootstrap, of accuracies of texts only"
+    if any(len(options) > 1 for cell in cells for options in cell.tasks.values()):
+        sources["learning rate of fine-tuning"] = (
+            "chosen for each fine-tuning seed, by the half of dev that it is not scored on"
+        )
     return sources
+
+
+def _pretraining_seed(cells: list[Cell]) -> str:
+    fixed = [cell.name for cell in cells if len(cell.models) == 1]
+    if len(fixed) == len(cells):
+        return "not sampled: each level is one model, so results hold for these models"
+    if fixed:
+        return f"sampled, but not in {', '.join(fixed)}, which is one model: results hold for it"
+    if cells[0].models:
+        return f"sampled: {len(cells[0].models)} models of each level"
+    return "sampled: initialisation, order of examples, masks and dropout"
 
 
 def compare_levels(study: Study, cells: list[Cell], records: ScoredRecords) -> list[dict[str, Any]]:

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.config.sections import PAIR_FORMATS
-from bert_jax.convert import init_from
+from bert_jax.convert import held_out, init_from
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.distributed.stop_request import StopRequest, stop_request
-from bert_jax.errors import TRY_AGAIN, PeerError, UserError
+from bert_jax.errors import TRY_AGAIN, PeerError, UserError, require
 from bert_jax.experiments import finetuned, study_report
 from bert_jax.experiments.budget import Cell, make_cells, positions_before
 from bert_jax.experiments.cell_records import (
@@ -32,8 +32,9 @@ from bert_jax.experiments.cell_records import (
     write_identity,
     write_record,
 )
+from bert_jax.experiments.models import make_model_cells, open_models
 from bert_jax.experiments.results import write_results
-from bert_jax.experiments.study import Study
+from bert_jax.experiments.study import METRICS, Study
 from bert_jax.provenance import code, describe_other_code
 from bert_jax.report.page_file import write_page
 from bert_jax.storage.cache import LocalCache
@@ -79,17 +80,29 @@ def open_study(
         task, or a directory of something else.
     """
     data = study.base.data
-    ordered, corpora = open_corpora(parts, cache=LocalCache(data.cache_dir, data.cache_limit_gb))
-    tokenizer = common_tokenizer(corpora, sys.maxsize)
-    shares = resolve_shares(ordered, [corpus.num_tokens for corpus in corpora], study.base.data.mixture_exponent)
+    shares: dict[str, float] = {}
+    tokenizer = None
+    if parts:
+        ordered, corpora = open_corpora(parts, cache=LocalCache(data.cache_dir, data.cache_limit_gb))
+        tokenizer = common_tokenizer(corpora, sys.maxsize)
+        counts = [corpus.num_tokens for corpus in corpora]
+        found = resolve_shares(ordered, counts, data.mixture_exponent)
+        shares = {corpus.identity: float(share) for corpus, share in zip(corpora, found, strict=True)}
+    else:
+        scored = [metric for metric in study.margins if metric in METRICS]
+        what = f"margins.{scored[0]} is of held-out rows" if scored else "it pretrains"
+        require(study.is_of_models and not scored, f"study {study.name}: {what}: add --corpus DIR")
+    fingerprint = tokenizer.fingerprint if tokenizer else ""
+    models = open_models(study, fingerprint) if study.is_of_models else {}
     identity: StudyFile = {
         "format_version": FORMAT_VERSION,
         "study": study.to_dict(),
-        "corpora": {corpus.identity: float(share) for corpus, share in zip(corpora, shares, strict=True)},
-        "tokenizer": tokenizer.fingerprint,
+        "corpora": shares,
+        "tokenizer": fingerprint,
+        "models": {path: model.sha256 for path, model in models.items()},
         "task_data": finetuned.data_identities(study, task_data),
     }
-    cells = make_cells(study, tokenizer.vocab_size)
+    cells = make_model_cells(study, models) if tokenizer is None or models else make_cells(study, tokenizer.vocab_size)
     check_identity(workdir, identity)
     finetuned.check_data(cells, task_data)
     return OpenStudy(study, parts, workdir, cells, identity, task_data)
@@ -167,17 +180,18 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
     tasks: dict[str, TaskScores] = {}
     tokens = 0
     try:
-        config = run.cell.run_config(run.index)
-        progress = pretraining.pretrain(
-            config,
-            list(opened.parts),
-            run.directory,
-            load_initial_params=init_from.load_initial_params,
-            make_programs=make_programs,
-        )
-        if not progress.ended:
-            return False
-        tokens, (metrics, curve) = progress.tokens_seen, measure(opened, run, make_programs)
+        if not run.cell.models:
+            progress = pretraining.pretrain(
+                run.cell.run_config(run.index),
+                list(opened.parts),
+                run.directory,
+                load_initial_params=init_from.load_initial_params,
+                make_programs=make_programs,
+            )
+            if not progress.ended:
+                return False
+            tokens = progress.tokens_seen
+        metrics, curve = measure(opened, run, make_programs)
         for task, options in run.cell.tasks.items():
             assert opened.task_data is not None
             scores = finetuned.score_task(run, task, opened.task_data / task, options, make_programs)
@@ -217,12 +231,14 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
 
 
 def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> tuple[dict[str, float], list[CurvePoint]]:
-    """The metrics of a finished run and its curve, on the held-out rows that all runs of its study are scored on."""
+    """The metrics of a run or a model and its curve, on the held-out rows that all runs of its study are scored on."""
     config, pair = run.cell.config, run.cell.config.objective.pair
     compared = {metric.partition("_")[0] for metric in run.cell.metrics}
     measured: dict[str, float] = {}
     curve: list[CurvePoint] = []
-    if "mlm" in compared:
+    if "mlm" in compared and run.cell.models:
+        measured = _evaluate(opened, run.model, opened.study.rows.format, make_programs)
+    elif "mlm" in compared:
         for checkpoint in reversed(list(committed_checkpoint_paths(checkpoint_directory(run.directory)))):
             step = int(checkpoint.name)
             if step % config.checkpoint.every and step != config.total_steps:
@@ -236,7 +252,7 @@ def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> tup
 
 
 def _evaluate(opened: OpenStudy, source: StoredPath, form: str, make_programs: MakePrograms) -> dict[str, float]:
-    """Held-out metrics of a run or a checkpoint, on rows of a format."""
+    """Held-out metrics of a run, a checkpoint or a model, on rows of a format."""
     rows, parts = opened.study.rows, list(opened.parts)
     options = {"form": form, "seq_len": rows.seq_len, "rows": rows.count}
-    return pretraining.evaluate(source, parts, **options, make_programs=make_programs).metrics
+    return held_out.score(source, parts, **options, make_programs=make_programs).metrics

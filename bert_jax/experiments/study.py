@@ -51,21 +51,27 @@ class HeldOutRows:
 class Study:
     """Runs that differ in the levels of factors, and the comparisons of their metrics.
 
-    model.vocab_size is that of the corpora. The seed of a run is its config's seed plus its index.
+    model.vocab_size is that of the corpora. The seed of a run is its config's seed plus its index. A study of models
+    (`models`) pretrains nothing: its levels have other models or other options of tasks.
     """
 
     name: str
     """Name of the study."""
-    base: Config
-    """What the levels change."""
+    base: Config = field(default_factory=lambda: Config(name="models"))
+    """What the levels change; not read by a study of models."""
     factors: dict[str, dict[str, Changes]]
-    """Changes of the base by factor and level; those named ``tasks`` are of the options of all tasks."""
+    """Changes of the base by factor and level; those named ``tasks`` are of the options of all tasks, and ``models``
+    replaces those of the study."""
+    models: tuple[str, ...] = ()
+    """Runs, checkpoints of runs (``RUN/checkpoints/STEP``) or exported models that the cells begin with, instead of
+    pretraining: a different one for each seed, or one, which is fixed, so that seeds are those of fine-tuning."""
     margins: dict[str, Positive]
     """By metric (`METRICS`, and the score of a task by its name): the largest difference that does not matter. Only
     these metrics are compared."""
     tasks: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Tasks of `bert-jax finetune` that every run is fine-tuned on, with options that differ from the defaults
-    (`FinetuneOptions`). A run's score is the mean over its fine-tuning seeds."""
+    (`FinetuneOptions`). A run's score is the mean over its fine-tuning seeds. Of several learning rates, a tuple, one
+    is chosen for each fine-tuning seed and each half of dev by the other half (`finetuned.choose_by_halves`)."""
     rows: HeldOutRows = HeldOutRows()
     """Held-out rows that all runs are scored on."""
     target_loss: Positive | None = None
@@ -99,8 +105,22 @@ class Study:
         for metric in self.margins:
             _require_known(metric, (*METRICS, *self.tasks), "study.margins", "metric")
 
-    def finetune_options(self, levels: Levels) -> dict[str, FinetuneOptions]:
-        """The options of each task in a cell.
+    @property
+    def is_of_models(self) -> bool:
+        """Whether nothing is pretrained."""
+        return any(self.models_of(levels) for levels in self.combinations())
+
+    def models_of(self, levels: Levels) -> tuple[str, ...]:
+        """The models of a cell: one for all seeds, or one for each; empty: they are pretrained."""
+        models: Any = self.models
+        for factor, level in levels.items():
+            models = self.factors[factor][level].get("models", models)
+        known = isinstance(models, tuple | list) and all(isinstance(path, str) for path in models)
+        require(known, f"study {self.name}: models is {short_repr(models)}: it must be a tuple of paths")
+        return tuple(models)
+
+    def finetune_options(self, levels: Levels) -> dict[str, tuple[FinetuneOptions, ...]]:
+        """The options of each task in a cell, by learning rate.
 
         Raises:
           UserError: an unknown option, or one that is not valid.
@@ -109,13 +129,16 @@ class Study:
         for factor, level in levels.items():
             changes |= self.factors[factor][level].get("tasks", {})
         known = [one.name for one in dataclasses.fields(FinetuneOptions)]
-        options = {}
+        options: dict[str, tuple[FinetuneOptions, ...]] = {}
         for task, values in self.tasks.items():
             where = f"study {self.name}, {self.cell_name(levels)}, tasks.{task}"
             for name in values | changes:
                 _require_known(name, known, where, "option")
+            rates = (values | changes).get("learning_rate")
+            rates = tuple(rates) if isinstance(rates, tuple | list) else (rates,)
+            require(0 < len(rates) == len({*rates}), f"{where}: learning_rate: give different rates to choose from")
             try:
-                options[task] = FinetuneOptions(**(values | changes))
+                options[task] = tuple(FinetuneOptions(**(values | changes | {"learning_rate": one})) for one in rates)
             except UserError as error:
                 raise UserError(f"{where}: {error}") from error
         return options
@@ -139,20 +162,21 @@ class Study:
         changed = [f"{factor}={level}" for factor, level in levels.items() if level != self.baseline_levels[factor]]
         return ",".join(changed) or "baseline"
 
-    def config_of(self, levels: Levels) -> Config:
-        """The config of a cell, before its steps are adjusted to the budget.
+    def check_changes(self, levels: Levels) -> None:
+        """Check what the levels of a cell change.
 
         Raises:
-          UserError: a level changes an unknown field or one that a level of another factor changes, or the config is
-            not valid.
+          UserError: an unknown field, one that a level of another factor changes, or one that has no effect.
         """
-        sections: dict[str, Changes] = {}
         factor_of: dict[str, str] = {}
-        phases: tuple[Phase, ...] = self.base.phases
         for factor, level in levels.items():
             where = f"study {self.name}, {factor} {level}"
             for name, changes in self.factors[factor][level].items():
                 require(name != "tasks" or bool(self.tasks), f"{where}: tasks: the study has no tasks")
+                require(
+                    name in ("tasks", "models") or not self.models_of(levels),
+                    f"{where}: {name} changes pretraining, and the models exist already: change models or tasks",
+                )
                 for changed in _changed_fields(self.base, name, changes, where):
                     other = factor_of.setdefault(changed, factor)
                     require(
@@ -161,6 +185,19 @@ class Study:
                         f"({other}={levels[other]}, {factor}={level}), so only one of them would have an effect: leave "
                         "the field to one factor, or make one factor of both",
                     )
+
+    def config_of(self, levels: Levels) -> Config:
+        """The config of a cell, before its steps are adjusted to the budget.
+
+        Raises:
+          UserError: see `check_changes`; or the config is not valid.
+        """
+        self.check_changes(levels)
+        sections: dict[str, Changes] = {}
+        phases: tuple[Phase, ...] = self.base.phases
+        for factor, level in levels.items():
+            where = f"study {self.name}, {factor} {level}"
+            for name, changes in self.factors[factor][level].items():
                 if name == "phases":
                     phases = _change_phases(phases, changes, where)
                 elif name != "tasks" and changes != {}:
@@ -197,7 +234,9 @@ def _changed_fields(base: Config, name: str, changes: Any, where: str) -> list[s
       UserError: an unknown name or field, or a dict for a name without fields.
     """
     names = [one.name for one in dataclasses.fields(Config) if one.name not in ("name", "finetune", "distil")]
-    _require_known(name, [*names, "tasks"], where, "field")
+    _require_known(name, [*names, "tasks", "models"], where, "field")
+    if name == "models":
+        return [name]
     section = {"phases": Phase, "tasks": FinetuneOptions}.get(name) or getattr(base, name)
     known = [one.name for one in dataclasses.fields(section)] if dataclasses.is_dataclass(section) else []
     if not isinstance(changes, dict):

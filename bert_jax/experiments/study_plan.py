@@ -1,6 +1,7 @@
 """What a study will run and what it costs, before it starts and while it runs."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import jax
@@ -28,15 +29,19 @@ def plan_study(opened: OpenStudy, part: tuple[int, int], retries: int) -> dict[s
     """
     records = [(run, read_record(run)) for run in opened.runs]
     finished = [(run, record) for run, record in records if record is not None and not record["error"]]
-    rate = _measured_rate(finished)
+    rate = None if opened.study.is_of_models else _measured_rate(finished)
     mine = {run.record_path for run in runs_of_part(opened.runs, part)}
     left = [run for run, record in records if run.record_path in mine and not is_done(record, retries)]
-    seconds = {cell.name: cell.cost.flops / rate if rate else _planned_seconds(cell.config) for cell in opened.cells}
-    source = (
-        f"measured: {rate:.3g} model FLOP/s in {len(finished)} runs, evaluation included"
-        if rate
-        else ("planned: the roofline of bert-jax plan, without evaluation and checkpoints")
-    )
+    seconds: dict[str, float | None]
+    if opened.study.is_of_models:
+        mean = fmean(record["timing"]["seconds"] for _, record in finished) if finished else None
+        seconds, source = dict.fromkeys((cell.name for cell in opened.cells), mean), f"measured: {len(finished)} runs"
+    elif rate:
+        seconds = {cell.name: cell.cost.flops / rate for cell in opened.cells}
+        source = f"measured: {rate:.3g} model FLOP/s in {len(finished)} runs, evaluation included"
+    else:
+        seconds = {cell.name: _planned_seconds(cell.config) for cell in opened.cells}
+        source = "planned: the roofline of bert-jax plan, without evaluation and checkpoints"
     per_run = [seconds[run.cell.name] for run in left]
     known = [one for one in per_run if one is not None]
     return {

@@ -1,6 +1,8 @@
 """The report of a study: verdicts, comparisons, runs, budgets and times, as sections of `bert_jax.report`."""
 
+import math
 import shlex
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -9,6 +11,7 @@ from bert_jax.experiments.cell_records import FORMAT_VERSION, RESULTS, STUDY, St
 from bert_jax.experiments.failure_rates import FailureRate
 from bert_jax.experiments.results import MIN_SEEDS, POWER_SEEDS, Comparison, Results, RunResult
 from bert_jax.experiments.study import AREA, TOKENS_TO_LOSS, study_files
+from bert_jax.experiments.variances import VarianceSplit
 from bert_jax.report import Command, Curves, Interval, Intervals, Note, Section, Series, Table
 from bert_jax.report.cells import cell, make_table
 from bert_jax.storage.json_files import read_json_as
@@ -36,7 +39,8 @@ def sections(directory: StoredPath) -> list[Section]:
       UserError: there are no results yet, or a file is damaged or of another version.
     """
     results: Results = read_json_as(directory / RESULTS, Results, ADVICE, FORMAT_VERSION)
-    study = read_json_as(directory / STUDY, StudyFile, STUDY_ADVICE, FORMAT_VERSION)["study"]
+    identity: StudyFile = read_json_as(directory / STUDY, StudyFile, STUDY_ADVICE, FORMAT_VERSION)
+    study, models = identity["study"], identity["models"]
     comparisons = results["comparisons"]
     by_factor = {factor: [row for row in comparisons if row["factor"] == factor] for factor in results["baseline"]}
     return [
@@ -46,7 +50,8 @@ def sections(directory: StoredPath) -> list[Section]:
         *(Section("loss by tokens", blocks) for blocks in [_curve_blocks(results)] if blocks),
         Section("failure rates", tuple(_failure_blocks(results["failure_rates"], results["alpha"]))),
         Section("runs", (_run_table(results),)),
-        Section("budget", (_budget_table(results),)),
+        *(Section("variance", blocks) for blocks in [_variance_blocks(results["variances"])] if blocks),
+        Section(*("models", (_model_table(results, models),)) if models else ("budget", (_budget_table(results),))),
         Section("time", (TIME_NOTE, _time_table(results["timing"]))),
         *provenance.sections({"study": results["provenance"]}),
     ]
@@ -62,18 +67,23 @@ def _overview(results: Results, study: StudyValues) -> list[Note | Command]:
     sampled = "; ".join(f"{name}: {text}" for name, text in results["sampled"].items())
     margins = ", ".join(f"{metric} {margin:g}" for metric, margin in results["margins"].items())
     name = results["study"] if results["study"] in study_files() else f"{results['study']}.py"
-    words = ["bert-jax", "ablate", name, "--corpus", "DIR", "--workdir", "DIR"]
+    of_models, held_out = bool(results["cells"][0]["models"]), "held-out rows" in results["sampled"]
+    corpus = ["--corpus", "DIR"] if held_out or not of_models else []
+    words = ["bert-jax", "ablate", name, *corpus, "--workdir", "DIR"]
+    budget = "nothing was pretrained" if of_models else f"equal {results['equal']}"
+    scored = (
+        f"Metrics of pretraining are of at most {rows['count']} held-out rows of {rows['seq_len']} tokens, format "
+        f"{rows['format']}, the same for all runs; those of a pair objective are of rows with its labels. "
+    )
     if any(run["finetuned"] for run in results["runs"]):
         words += ["--task-data", "DIR"]
     return [
         *provenance.warnings(results["provenance"]),
         Command(shlex.join(words)),
         Note(
-            f"{len(results['cells'])} cells with {study['seeds']} seeds each; equal {results['equal']}. Metrics are of "
-            f"at most {rows['count']} held-out rows of {rows['seq_len']} tokens, format {rows['format']}, the same for "
-            f"all runs; those of a pair objective are of rows with its labels. {len(failed)} of "
-            f"{len(results['runs'])} runs failed{_failed_finetuning(results['runs'])}. Every run with a score is part "
-            "of the means and tests, failed or not; runs without one are counted."
+            f"{len(results['cells'])} cells with {study['seeds']} seeds each; {budget}. {scored if held_out else ''}"
+            f"{len(failed)} of {len(results['runs'])} runs failed{_failed_finetuning(results['runs'])}. Every run with "
+            "a score is part of the means and tests, failed or not; runs without one are counted."
         ),
         Note(
             f"Margins of equivalence: {margins}. P-values are adjusted for the number of comparisons, "
@@ -227,8 +237,19 @@ def _run_table(results: Results) -> Table:
         return lambda run: cell(run["metrics"].get(metric), ".4f")
 
     metrics = {metric: score(metric) for metric in results["margins"]}
+    if any(one["learning_rates"] for run in results["runs"] for one in run["finetuned"].values()):
+        metrics["chosen learning rates"] = _chosen_rates
     first, last = {"cell": "{cell}", "seed": "{seed}"}, {"tokens without padding": "{tokens:,}", "failure": _failures}
     return make_table(results["runs"], first | metrics | last)
+
+
+def _chosen_rates(run: RunResult) -> str:
+    """How often each learning rate was chosen, by task."""
+    counts = {
+        task: Counter(rate for pair in one["learning_rates"] for rate in pair) for task, one in run["finetuned"].items()
+    }
+    shown = {task: ", ".join(f"{rate:g} x {n}" for rate, n in sorted(found.items())) for task, found in counts.items()}
+    return "; ".join(f"{task}: {rates}" for task, rates in shown.items() if rates)
 
 
 def _failures(run: RunResult) -> str:
@@ -245,6 +266,51 @@ def _failures(run: RunResult) -> str:
 def _budget_table(results: Results) -> Table:
     columns = {"cell": "{name}"} | {name: f"{{{name}:,}}" for name in ("steps", "tokens", "parameters")}
     return make_table(results["cells"], columns | {"FLOPs": "{flops:.3g}"})
+
+
+def _model_table(results: Results, models: dict[str, str]) -> Table:
+    """The models of each cell, with the SHA-256 of their config and parameters."""
+    rows = [
+        {"cell": cell["name"], "parameters": cell["parameters"], "model": path, "sha": models.get(path, "")}
+        for cell in results["cells"]
+        for path in cell["models"]
+    ]
+    columns = {"cell": "{cell}", "model": "{model}", "parameters": "{parameters:,}", "SHA-256": "{sha:.16}"}
+    return make_table(rows, columns, words=True)
+
+
+def _variance_blocks(variances: Sequence[VarianceSplit]) -> tuple[Note | Table, ...]:
+    """The standard deviations of scores by source; nothing if there are no tasks."""
+    if not variances:
+        return ()
+
+    def deviation(source: str) -> Callable[[VarianceSplit], str]:
+        def write(row: VarianceSplit) -> str:
+            variance = row[source]
+            if variance is None:
+                return "not sampled" if source != "finetuning" or row["models"] < 2 else "not apart"
+            return cell(math.sqrt(max(0.0, variance)), ".4f")
+
+        return write
+
+    columns = {
+        "task": "{task}",
+        "cell": "{cell}",
+        "models": "{models}",
+        "fine-tuning runs": "{finetuning_runs}",
+        "pretraining seed": deviation("pretraining"),
+        "fine-tuning seed": deviation("finetuning"),
+        "test set": deviation("test_set"),
+        "standard error": "{standard_error:.4f}",
+    }
+    note = (
+        "Standard deviations of the score of one run by source (random effects; 0.0000 also for a negative estimate), "
+        "and the standard error of the cell's mean from those that were sampled. Of few seeds they are rough. Not "
+        "apart: each model was fine-tuned once, so the column of the pretraining seed has both seeds. The examples of "
+        "the test set are sampled where the score is the accuracy of texts, in two runs or more; levels share them, so "
+        "much of their part cancels in differences."
+    )
+    return make_table(variances, columns), Note(note)
 
 
 def _time_table(timing: dict[str, float]) -> Table:

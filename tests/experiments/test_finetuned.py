@@ -27,7 +27,8 @@ TASKS = {"sst2": {"seeds": 2, "steps": 12, "batch_size": 16, "learning_rate": 5e
 @pytest.fixture(scope="module")
 def task_data(tmp_path_factory):
     directory = tmp_path_factory.mktemp("glue")
-    task_files.write_glue(directory / "sst2", "sst2")
+    for task in ("sst2", "cola"):
+        task_files.write_glue(directory / task, task)
     return directory
 
 
@@ -96,7 +97,8 @@ def test_results_of_fine_tuning():
     for name, matrix in matrices.items():
         records[name] = [record(sst2=float(row.mean())) for row in matrix]
         for one, row in zip(records[name], matrix, strict=True):
-            one["finetuned"] = {"sst2": {"scores": [0.5, 0.4, None], "failed": 2, "examples": row.tolist()}}
+            scores = {"scores": [0.5, 0.4, None], "failed": 2, "learning_rates": []}
+            one["finetuned"] = {"sst2": scores | {"examples": row.tolist()}}
     (row,) = results.compare_levels(study, cells, records)
     sides = [statistics.SeedScores.from_examples(matrices[name]) for name in ("norm=layer", "baseline")]
     expected = statistics.multibootstrap(*sides, 40, paired=True, seed=0)
@@ -113,6 +115,12 @@ def test_results_of_fine_tuning():
         ({"tasks": {"sst3": {}}, "margins": {"mlm_loss": 1.0}}, "there", "--task sst3 is unknown"),
         ({"tasks": {"sst2": {"epoch": 3}}}, "there", "tasks.sst2: there is no option 'epoch': did you mean 'epochs'"),
         ({"tasks": {"sst2": {"epochs": -1.0}}}, "there", "epochs is -1"),
+        ({"tasks": {"sst2": {"learning_rate": (1e-4, 1e-4)}}}, "there", "learning_rate: give different rates"),
+        (
+            {"tasks": {"cola": {"learning_rate": (1e-4, 2e-4)}}, "margins": {"cola": 0.1}},
+            "there",
+            "tasks.cola has several learning rates, and its score is not the accuracy of texts",
+        ),
         ({"tasks": {}, "margins": {"mlm_loss": 1.0}}, "there", "norm layer: tasks: the study has no tasks"),
         ({"tasks": {}}, "there", "there is no metric 'sst2'"),
         ({}, None, "fine-tunes on sst2: add --task-data DIR"),

@@ -82,7 +82,8 @@ def finetuned_record(scores, floor=0.527):
     finite = [one for one in scores if one is not None]
     failed = sum(one is None or one <= floor for one in scores)
     found = record(**({"rte": float(np.mean(finite))} if finite else {}))
-    return found | {"finetuned": {"rte": {"scores": list(scores), "failed": failed, "examples": []}}}
+    tuned = {"scores": list(scores), "failed": failed, "learning_rates": [], "examples": []}
+    return found | {"finetuned": {"rte": tuned}}
 
 
 def rte_study(seeds, **changes):

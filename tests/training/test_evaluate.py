@@ -46,6 +46,12 @@ def test_a_run_of_a_pod_is_scored_here(run_as, tiny_run, tiny_corpus, tiny_progr
     assert trained["split"] == "validation"
     expected = {name: value for name, value in trained.items() if name not in ("step", "split", "timing")}
     assert found == pytest.approx(expected, rel=1e-5)
+    first, last = (run / "checkpoints" / step for step in ("00000004", "00000008"))
+    scores = [
+        pretraining.evaluate(one, [CorpusWeight(tiny_corpus)], make_programs=tiny_programs()).metrics
+        for one in (first, last)
+    ]
+    assert scores[1] == found and scores[0]["mlm_loss"] > found["mlm_loss"]
 
 
 def test_a_changed_tokenizer_is_refused(run_as, tiny_corpus, capsys):
