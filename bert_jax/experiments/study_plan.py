@@ -104,11 +104,12 @@ def to_sections(values: dict[str, Any]) -> list[Section]:
     columns = {"cell": "{name}", "finished": "{finished} of {runs}", "failed": "{failed}"}
     columns |= {name: f"{{{name}:,}}" for name in ("steps", "tokens", "parameters")}
     columns |= {"FLOPs": "{flops:.3g}", "time per run": lambda cell: _duration(cell["seconds"])}
-    tuned = (
-        f" FLOPs and planned times are without fine-tuning on {', '.join(values['tasks'])}." if values["tasks"] else ""
-    )
+    pretrained = any(cell["steps"] for cell in values["cells"])
+    budget = f"equal {values['equal']}" if pretrained else "nothing is pretrained"
+    tasks = ", ".join(values["tasks"])
+    tuned = f" FLOPs and planned times are without fine-tuning on {tasks}." if tasks and pretrained else ""
     note = Note(
-        f"{values['runs']} runs: {len(values['cells'])} cells with {values['seeds']} seeds, equal {values['equal']}. "
+        f"{values['runs']} runs: {len(values['cells'])} cells with {values['seeds']} seeds, {budget}. "
         f"Part {values['part']} has {values['left']} runs left; time: {time}.{tuned}"
     )
     return [Section(f"study {values['study']}", (make_table(values["cells"], columns), note), level=1)]
