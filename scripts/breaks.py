@@ -59,8 +59,12 @@ bert_jax/distributed/stop_request.py: distributed/test_stop_request.py
     hangup = {signal.SIGHUP}.intersection(stop_signals()) => hangup: set[signal.Signals] = set()
 bert_jax/errors.py: cli convert/test_bad_conversions.py
     c if c.isprintable() else c.encode => c if c else c.encode
+bert_jax/experiments/curves.py: experiments/test_curves.py
+    share * (point["tokens"] - before["tokens"]) => (1 - share) * (point["tokens"] - before["tokens"])
 bert_jax/experiments/failure_rates.py: experiments/test_results.py
     counts += [len(task["scores"]), task["failed"], => counts += [len(task["scores"]), task["scores"].count(None),
+bert_jax/experiments/finetuned.py: experiments/test_models.py
+    rest=~scored: runs => rest=scored: runs
 bert_jax/experiments/results.py: experiments/test_results.py
     metric in record["metrics"] for => metric in record["metrics"] and not record["finetuned"][metric]["failed"] for
 bert_jax/statistics.py: test_statistics.py
