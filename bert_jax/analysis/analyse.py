@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import tyro
 
 from bert_jax.analysis import comparison, page, result_files, viewer
-from bert_jax.analysis.suite import UNCERTAINTY, Scalar, Suite, SuiteInputs
+from bert_jax.analysis.suite import UNCERTAINTY, Scalar, Suite, SuiteInputs, UnsuitedError
 from bert_jax.analysis.suites import SUITES
 from bert_jax.command import flags
 from bert_jax.command.flags import DirectoryArg
@@ -67,6 +67,13 @@ class AnalyseOptions:
     """LAYER.HEAD, as in 3.7: heads that are written as SVG files, too; the page shows the first of them first."""
     view_least: Share = 0.05
     """Smallest weight that is a line in these SVG files."""
+    view_target: str | None = None
+    """Token at the first mask of the text, or label: integrated gradients attribute its log-probability or logit to the
+    tokens. Default: the one that the model predicts."""
+    view_baseline: viewer.Baseline = "mask"
+    """What the words of the text are compared with: [MASK] or [PAD] in their places."""
+    view_steps: viewer.Steps = 50
+    """Points at which the gradient is taken; 0: no attribution."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +82,7 @@ class _Numbers:
 
     seed: Seed
     view_least: Share
+    view_steps: viewer.Steps
 
 
 def command_type() -> type:
@@ -130,8 +138,11 @@ def _heads_to_view(options: AnalyseOptions) -> list[tuple[int, int]]:
     """Layers and heads of --view-heads; UserError if the flags of data and view do not go together."""
     if options.data is None and (options.suites or not options.view):
         raise UserError("bert-jax analyse needs --data DIR, or --view TEXT: `bert-jax analyse --help` explains them")
-    if options.view_heads and not options.view:
-        raise UserError("--view-heads: give the text with --view")
+    for name, given in (("view-heads", options.view_heads), ("view-target", options.view_target)):
+        if given and not options.view:
+            raise UserError(f"--{name}: give the text with --view")
+    if options.view_target and not options.view_steps:
+        raise UserError("--view-target needs --view-steps of at least 1")
     if options.compare is not None and (options.data is None or options.checkpoints != "newest"):
         raise UserError(
             "--compare needs --data, and takes the newest checkpoint: leave --checkpoints out, or give one "
@@ -178,10 +189,11 @@ def _directory(out: StoredPath, step: int | None) -> StoredPath:
 
 
 def _write_views(options: Any, heads: list[tuple[int, int]], models: list[tuple[int | None, StoredPath]]) -> None:
+    settings = viewer.AttributionSettings(options.view_target, options.view_baseline, options.view_steps)
     for step, source in models:
         title = f"Attention of {options.model}{'' if step is None else f', step {step:,}'}"
         directory, model = _directory(options.out, step), loaded_model.load(source)
-        for path in viewer.write_view(model, directory, title, options.view, heads, options.view_least):
+        for path in viewer.write_view(model, directory, title, options.view, heads, options.view_least, settings):
             print(f"wrote {path}")
 
 
@@ -211,13 +223,17 @@ def _run_suites(
     files, left_out = {}, {}
     for suite in chosen:
         settings = getattr(options, _attribute(suite))
-        reason = suite.obstacle(inputs, settings)
-        if reason is not None and options.suites:
-            raise UserError(f"--suites {suite.name}: {reason}")
-        if reason is not None:
-            left_out[suite.name] = reason
+        try:
+            reason = suite.obstacle(inputs, settings)
+            if reason is not None:
+                raise UnsuitedError(reason)
+            path = directory / f"{suite.name}.json"
+            computed = result_files.compute_or_read(path, suite, inputs, settings, digest)
+        except UnsuitedError as error:
+            if options.suites:
+                raise UserError(f"--suites {suite.name}: {error}") from None
+            left_out[suite.name] = str(error)
             continue
-        computed = result_files.compute_or_read(directory / f"{suite.name}.json", suite, inputs, settings, digest)
         files[suite.name] = computed.file
         how = f"{computed.file['seconds']:.1f} s" if computed.is_new else "done before"
         print(f"{suite.name}{what}: {how}", file=sys.stderr)
@@ -238,15 +254,16 @@ def _compare(
     counted = [suite for suite in chosen if suite.name in files and UNCERTAINTY in files[suite.name]["result"]]
     if not counted:
         raise UserError("--compare: none of the suites that ran counts items: cloze does (docs/analysis.md)")
+    if other.tokenizer.fingerprint != model.tokenizer.fingerprint:
+        comparison.refuse_other_tokenizer(files[suite.name]["result"] for suite in counted)
     others, _ = _run_suites(options, counted, inputs, digest, directory, f" of {options.compare}")
-    same = other.tokenizer.fingerprint == model.tokenizer.fingerprint
     rows = []
     for name in others:
         sides = [
             result_files.read_items(place / f"{name}.json", of_model[name]["result"])
             for place, of_model in ((options.out, files), (directory, others))
         ]
-        rows += comparison.compare(name, *sides, same)
+        rows += comparison.compare(name, *sides)
     if not rows:
         raise UserError("--compare: the models have no test in common: give the same data to both")
     return comparison.adjust(rows)

@@ -1,6 +1,6 @@
 """Two models compared item by item: paired tests of everything that suites count by items."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
 from bert_jax.analysis.item_scores import (
@@ -12,6 +12,7 @@ from bert_jax.analysis.item_scores import (
     paired_difference,
     with_interval,
 )
+from bert_jax.analysis.suite import UNCERTAINTY, SuiteResult
 from bert_jax.errors import UserError
 from bert_jax.report import Note, Section, Table
 from bert_jax.statistics import holm
@@ -35,28 +36,29 @@ class PairedTest(TypedDict):
     """Holm's, for the number of tests."""
 
 
-def compare(
-    suite: str, model: Mapping[str, ItemScores], other: Mapping[str, ItemScores], same_tokenizer: bool
-) -> list[PairedTest]:
+def refuse_other_tokenizer(results: Iterable[SuiteResult]) -> None:
+    """UserError if a test of the results cannot be compared with a model that has another tokenizer."""
+    for test in (test for result in results for test, one in result[UNCERTAINTY].items() if one["same_tokenizer"]):
+        raise UserError(
+            f"--compare: {test} of models with different tokenizers has other candidates for each: put a common "
+            "vocabulary into its folder (docs/analysis/cloze.md)"
+        )
+
+
+def compare(suite: str, model: Mapping[str, ItemScores], other: Mapping[str, ItemScores]) -> list[PairedTest]:
     """The tests of a suite that both models have, p-values not yet adjusted.
 
     Args:
       suite: its name.
       model, other: scores of items by test.
-      same_tokenizer: whether both models have one tokenizer.
 
     Raises:
-      UserError: a test without a common item, or one that needs a common tokenizer.
+      UserError: a test without a common item.
     """
     found = []
     for test in model:
         if test not in other:
             continue
-        if not same_tokenizer and model[test].same_tokenizer:
-            raise UserError(
-                f"--compare: {test} of models with different tokenizers has other candidates for each: put a common "
-                "vocabulary into its folder (docs/analysis/cloze.md)"
-            )
         there = set(other[test].items)
         common = [item for item in model[test].items if item in there]
         if not common:

@@ -7,7 +7,6 @@ by more than that.
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +25,8 @@ RESAMPLES = 10_000
 ABOUT_INTERVALS = (
     "In brackets: 95 % intervals over the items, within each UID or relation where the number is a mean over them. p: "
     "two-sided, by swapping the two answers to an item at random. Both say how much the choice of items decides; "
-    "another seed of training would change the numbers, too."
+    "another seed of training would change the numbers, too. Where all n items have one score, the interval has no "
+    "width, and up to 3 in n of other items may have another score."
 )
 
 
@@ -62,17 +62,18 @@ class BootstrapMean(NamedTuple):
     """A mean of items with its 95 % interval."""
 
     value: float
-    low: float
-    high: float
+    low: float | None
+    """None: of one item there is no interval."""
+    high: float | None
 
 
 class Difference(NamedTuple):
     """A difference of two means of the same items."""
 
     difference: float
-    low: float
-    """Of the 95 % interval."""
-    high: float
+    low: float | None
+    """Of the 95 % interval; None: of one item there is none."""
+    high: float | None
     p_value: float
     """Of no difference, two-sided, by swapping the two scores of items at random; at least 1 / (RESAMPLES + 1)."""
 
@@ -84,16 +85,19 @@ def bootstrap_mean(
 
     Args:
       values: a score of each item, finite.
-      groups: as in `ItemScores`; the items of a group of one are not drawn anew, so many of them narrow the interval.
+      groups: as in `ItemScores`. The item of a group of one has no spread of its own: it gets that of all items.
       seed: of the bootstrap.
     """
     rng, resampled, value = np.random.default_rng(seed), np.zeros(RESAMPLES), 0.0
     for members, weight in _by_group(values, groups):
-        distinct, counts = np.unique(members, return_counts=True)
-        drawn = rng.multinomial(len(members), counts / len(members), RESAMPLES)
+        pool = members if len(members) > 1 else members + values - np.mean(values)
+        distinct, counts = np.unique(pool, return_counts=True)
+        drawn = rng.multinomial(len(members), counts / len(pool), RESAMPLES)
         resampled += weight * (drawn @ distinct) / len(members)
         value += weight * float(members.mean())
-    low, high = np.quantile(resampled, [0.025, 0.975])
+    if len(values) == 1:
+        return BootstrapMean(value, None, None)
+    low, high = np.clip(np.quantile(resampled, [0.025, 0.975]), np.min(values), np.max(values))
     return BootstrapMean(value, float(low), float(high))
 
 
@@ -152,7 +156,7 @@ def interval(result: Mapping[str, Any], test: str) -> tuple[float, float] | None
     if test not in result.get(UNCERTAINTY, {}):
         return None
     model = result[UNCERTAINTY][test]["columns"][MODEL]
-    return 100 * model["low"], 100 * model["high"]
+    return None if model["low"] is None else (100 * model["low"], 100 * model["high"])
 
 
 def uncertainty_blocks(found: Mapping[str, Any]) -> tuple[Table, Note]:
@@ -168,10 +172,12 @@ def uncertainty_blocks(found: Mapping[str, Any]) -> tuple[Table, Note]:
     return Table(header, tuple(rows), words=True), Note(ABOUT_INTERVALS)
 
 
-def with_interval(values: Mapping[str, float]) -> str:
+def with_interval(values: Mapping[str, float | None]) -> str:
     """A mean or a difference and its interval, times 100."""
     center = values["difference"] if "difference" in values else values["value"]
     sign = "+" if "difference" in values else ""
+    if values["low"] is None:
+        return f"{100 * center:{sign}.1f} (one item, no interval)"
     low, high = (f"{100 * values[end]:{sign}.1f}" for end in ("low", "high"))
     return f"{100 * center:{sign}.1f} ({low} to {high})"
 
@@ -199,19 +205,25 @@ def read_json_lines(path: StoredPath, advice: str) -> dict[str, ItemScores]:
       UserError: the file is damaged; the message ends with `advice`.
     """
     by_test: dict[str, list[dict[str, Any]]] = {}
-    for number, line in enumerate(path.read_text().splitlines(), 1):
+    for number, line in enumerate(path.read_bytes().rstrip(b"\n").split(b"\n"), 1):
         row = parse_json(line, f"{path}, line {number}", advice)
-        is_whole = isinstance(row.get("scores"), dict) and all(
-            isinstance(row.get(key), str) for key in ("test", "item")
-        )
-        numbers = is_whole and all(isinstance(x, int | float) and math.isfinite(x) for x in row["scores"].values())
-        require(bool(numbers), f"{path}, line {number}: not the scores of an item: {advice}")
+        is_whole = {"test", "item", "scores"} <= row.keys() and _are_scores(row["scores"])
+        is_whole &= all(isinstance(value, str) for key, value in row.items() if key != "scores")
+        first = by_test.get(row["test"], [row])[0] if is_whole else row
+        is_alike = is_whole and (row.keys(), row["scores"].keys()) == (first.keys(), first["scores"].keys())
+        require(is_alike, f"{path}, line {number}: not the scores of an item: {advice}")
         by_test.setdefault(row["test"], []).append(row)
     return {
         test: ItemScores(
             tuple(row["item"] for row in rows),
             tuple(row["group"] for row in rows) if "group" in rows[0] else None,
-            {name: np.array([row["scores"].get(name, math.nan) for row in rows]) for name in rows[0]["scores"]},
+            {name: np.array([row["scores"][name] for row in rows], np.float64) for name in rows[0]["scores"]},
         )
         for test, rows in by_test.items()
     }
+
+
+def _are_scores(values: Any) -> bool:
+    """Whether these are the scores of an item by column."""
+    numbers = isinstance(values, dict) and all(type(x) in (int, float) and -1e30 < x < 1e30 for x in values.values())
+    return numbers and MODEL in values

@@ -27,7 +27,7 @@ from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.environment import describe_environment
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 SHARED_PACKAGES = ("finetune", "inference", "interventions", "model", "objectives", "tokenizers")
 """Packages of bert_jax whose data, vectors and metrics suites use."""
 DIGITS = 6
@@ -55,6 +55,8 @@ class ResultFile(TypedDict):
     format_version: int
     request: Request
     result: SuiteResult
+    result_sha256: str
+    """Hex SHA-256 of the result: pages and comparisons read its fields as the suite wrote them."""
     provenance: Provenance
     seconds: float
     """Of the suite, with compilation."""
@@ -110,8 +112,15 @@ def _source_digest(package: Path) -> str:
 
 
 def read(path: StoredPath) -> ResultFile:
-    """A file of `compute_or_read`; UserError if it is damaged."""
-    return read_json_as(path, ResultFile, ADVICE, FORMAT_VERSION)
+    """A file of `compute_or_read`; UserError if it is damaged, or its result was changed."""
+    file = read_json_as(path, ResultFile, ADVICE, FORMAT_VERSION)
+    same = file["result_sha256"] == _result_sha256(file["result"])
+    require(same, f"{path}: the result was changed after it was written: {ADVICE}")
+    return file
+
+
+def _result_sha256(result: SuiteResult) -> str:
+    return hashlib.sha256(json.dumps(result, sort_keys=True).encode()).hexdigest()
 
 
 def items_path(path: StoredPath) -> StoredPath:
@@ -165,10 +174,12 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
     if items is not None:
         result[UNCERTAINTY] = item_scores.uncertainty(items)
         write_atomic(items_path(path), item_scores.to_json_lines(items))
+    plain = _plain(result, suite.name)
     file = ResultFile(
         format_version=FORMAT_VERSION,
         request=request,
-        result=_plain(result, suite.name),
+        result=plain,
+        result_sha256=_result_sha256(plain),
         provenance=make_provenance(
             describe_environment(),
             hashes={"model and tokenizer": request["model"], "data": request["data"]},

@@ -20,6 +20,10 @@ ITEMS, UNCERTAINTY = "items", "uncertainty"
 `item_scores.uncertainty` makes of them."""
 
 
+class UnsuitedError(UserError):
+    """The data have nothing that the suite can use, which its `run` found out: without --suites it is left out."""
+
+
 class Scalar(NamedTuple):
     """A number of a result that is drawn over checkpoints, and what it is compared with."""
 
@@ -87,7 +91,7 @@ class Suite(NamedTuple):
     folders: tuple[str, ...]
     """Folders of the data that it reads; without ``--suites``, suites that lack one are left out."""
     run: Callable[[SuiteInputs, Any], SuiteResult]
-    """(inputs, settings) -> the result."""
+    """(inputs, settings) -> the result; may raise `UnsuitedError`."""
     blocks: Callable[[SuiteResult], tuple[report.ReportBlock, ...]]
     """The section of the page about a result."""
     scalars: Callable[[SuiteResult], Mapping[str, Scalar]]

@@ -177,6 +177,8 @@ def compute(
     batch: tuple[Array, Array, Array],
     edits: Edits,
     positions: Array | None = None,
+    *,
+    inputs_embeds: Float[Array, "B S E"] | None = None,
 ) -> dict[str, Array]:
     """The values of `capture` as a pure function: outputs by name, sites as ``layers.*.SITE``; jit it where it is used.
 
@@ -189,6 +191,7 @@ def compute(
       batch: input ids, token types and attention mask, int32 [B, S].
       edits: changes of activations.
       positions: as in `capture`.
+      inputs_embeds: replaces the word embeddings.
     """
     model, inputs = bert.model_from_params(config, heads, params), whole_rows(*map(jnp.asarray, batch))
     needs_states = not {"embeddings", "hidden_states", "layers.*.mlm_logits"}.isdisjoint(outputs)
@@ -198,6 +201,7 @@ def compute(
         only_there = positions is not None and outputs == ("mlm_logits",) and not (sites or edits or mixes)
         output = model.encoder(
             inputs,
+            inputs_embeds=inputs_embeds,
             hidden_states=needs_states or mixes,
             activations=sites,
             edits=edits,

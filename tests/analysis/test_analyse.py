@@ -8,7 +8,7 @@ import pytest
 
 from bert_jax import provenance
 from bert_jax.analysis import analyse, probes, result_files
-from bert_jax.analysis.suite import Scalar, Suite, SuiteInputs
+from bert_jax.analysis.suite import Scalar, Suite, SuiteInputs, UnsuitedError
 from bert_jax.cli import main as cli
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Count
@@ -77,6 +77,21 @@ def test_a_result_a_page_and_a_second_call(tiny_run, data, tmp_path, capsys):
     assert call(tiny_run, "--data", data, "--out", out, "--words.words", 5) == 0
     assert len(CALLS) == 1 and "done before" in capsys.readouterr().err
     assert (out / "report.html").read_text() == page
+    (out / "words.json").write_text(json.dumps(file | {"result": {"words": []}}))
+    assert call(tiny_run, "--data", data, "--out", out, "--words.words", 5) == 2
+    assert "words.json: the result was changed after it was written: choose another" in capsys.readouterr().err
+
+
+def test_a_suite_that_finds_nothing_to_use_is_left_out(tiny_run, data, tmp_path, capsys, monkeypatch):
+    def run_unsuited(inputs, settings):
+        raise UnsuitedError("nothing fits")
+
+    unsuited = SUITE._replace(name="unsuited", run=run_unsuited)
+    monkeypatch.setattr(analyse, "SUITES", (SUITE, unsuited))
+    words = (tiny_run, "--data", data, "--out", tmp_path / "out")
+    assert call(*words) == 0 and "unsuited was left out: nothing fits" in capsys.readouterr().err
+    assert call(*words, "--suites", "unsuited") == 2
+    assert capsys.readouterr().err.strip().endswith("error: --suites unsuited: nothing fits")
 
 
 def test_a_second_call_with_other_suites_keeps_the_first_ones_on_the_page(tiny_run, data, tmp_path):

@@ -37,6 +37,19 @@ def test_an_interval_is_that_of_the_bootstrap(groups):
     assert found.high - found.low > 0.15
 
 
+def test_groups_of_one_item_have_a_spread():
+    """60 UIDs with one pair each are drawn as 60 pairs without UIDs; one pair has no interval."""
+    alone = item_scores.bootstrap_mean(ANSWERS, [str(i) for i in range(60)])
+    expected = stats.bootstrap((ANSWERS,), np.mean, method="percentile", rng=np.random.default_rng(3))
+    np.testing.assert_allclose(alone[1:], expected.confidence_interval, atol=0.01)
+    mixed = item_scores.bootstrap_mean(np.r_[ANSWERS, 1.0], ["a"] * 60 + ["b"])
+    assert mixed.high - mixed.low > 0.4 and mixed.low < mixed.value < mixed.high <= 1
+    one = item_scores.bootstrap_mean(np.array([1.0]))
+    assert one == (1, None, None) and item_scores.with_interval(one._asdict()) == "100.0 (one item, no interval)"
+    difference = item_scores.paired_difference(np.array([1.0]), np.array([0.0]))
+    assert difference == (1, None, None, 1) and json.dumps(difference, allow_nan=False)
+
+
 @pytest.mark.parametrize("groups", [None, GROUPS])
 def test_a_p_value_is_that_of_a_permutation_test(groups):
     members = [np.ones(60, bool)] if groups is None else [np.array(groups) == name for name in "abc"]
@@ -73,22 +86,61 @@ def test_a_file_of_items(tmp_path):
         assert found[name][:2] == one[:2]
         for column, values in one.scores.items():
             np.testing.assert_array_equal(found[name].scores[column], values)
-    for damage in ('{"test": "pairs"', '{"test": "a", "item": "b", "scores": {"model": "1"}}', '{"test": 1}'):
-        path.write_text(damage)
-        with pytest.raises(UserError, match=r"a.items.jsonl, line 1.*remove it"):
-            item_scores.read_json_lines(path, "remove it")
+
+
+def line_of(scores='{"model": 1}', item='"b"', more="") -> str:
+    return f'{{"test": "a", "item": {item}, "scores": {scores}{more}}}'
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b'{"test": "pairs"',
+        b'{"test": 1}',
+        b"",
+        b"\xff\xfe",
+        *(line_of(f'{{"model": {value}}}').encode() for value in ('"1"', "true", "1e999", "NaN", "9" * 400, "[]")),
+        line_of("{}").encode(),
+        line_of("[1]").encode(),
+        line_of(item="[]").encode(),
+        line_of(more=', "group": 1').encode(),
+    ],
+)
+def test_a_damaged_file_of_items(tmp_path, damage):
+    path = epath.Path(tmp_path / "a.items.jsonl")
+    path.write_bytes(damage)
+    with pytest.raises(UserError, match=r"a.items.jsonl, line 1.*remove it"):
+        item_scores.read_json_lines(path, "remove it")
+
+
+@pytest.mark.parametrize("second", [line_of(more=', "group": "g"'), line_of('{"model": 1, "lone_mask": 0}')])
+def test_items_of_a_test_are_alike(tmp_path, second):
+    path = epath.Path(tmp_path / "a.items.jsonl")
+    path.write_text(f"{line_of()}\n{second}\n")
+    with pytest.raises(UserError, match=r"a.items.jsonl, line 2"):
+        item_scores.read_json_lines(path, "remove it")
+
+
+def test_names_with_any_separator_of_lines(tmp_path):
+    """A UID may have one: only a line feed ends a line of the file."""
+    groups = ("a\u2028b", "c\x85d", "e\x0cf")
+    path = epath.Path(tmp_path / "a.items.jsonl")
+    path.write_bytes(item_scores.to_json_lines({"pairs": scores([1.0, 0.0, 0.5], groups=groups)}))
+    assert item_scores.read_json_lines(path, "")["pairs"].groups == groups
 
 
 def test_items_that_one_model_lacks_are_left_out():
     ours, theirs = scores([1.0, 1.0, 0.0, 1.0]), scores([0.0, 0.0, 1.0])
     theirs = theirs._replace(items=("a.jsonl, line 3", "a.jsonl, line 0", "x"))
-    (row,) = comparison.compare("cloze", {"t": ours, "alone": ours}, {"t": theirs}, same_tokenizer=True)
+    (row,) = comparison.compare("cloze", {"t": ours, "alone": ours}, {"t": theirs})
     assert (row["items"], row["only_model"], row["only_other"]) == (2, 2, 1)
     assert (row["model"]["value"], row["other"]["value"], row["difference"]["difference"]) == (1, 0, 1)
     with pytest.raises(UserError, match="no item of t in common"):
-        comparison.compare("cloze", {"t": ours}, {"t": theirs.select(["x"])}, same_tokenizer=True)
+        comparison.compare("cloze", {"t": ours}, {"t": theirs.select(["x"])})
     with pytest.raises(UserError, match="t of models with different tokenizers has other candidates"):
-        comparison.compare("cloze", {"t": ours._replace(same_tokenizer=True)}, {"t": theirs}, same_tokenizer=False)
+        comparison.refuse_other_tokenizer(
+            [{"uncertainty": {"u": {"same_tokenizer": False}, "t": {"same_tokenizer": True}}}]
+        )
     rows = comparison.adjust([{**row, "difference": {**row["difference"], "p_value": p}} for p in (0.03, 0.01, 0.02)])
     assert [one["adjusted_p_value"] for one in rows] == pytest.approx([0.04, 0.03, 0.04])
 

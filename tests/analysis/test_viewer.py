@@ -71,7 +71,7 @@ def with_tokens(maps, tokens):
 def test_maps_are_those_of_one_forward_pass(maps):
     model = small_model()
     (row,) = encode_texts(TEXTS[:1], model.tokenizer, 64, TEXTS[1:])
-    (batch,) = batches([row], model.tokenizer.pad_id)
+    (batch,) = batches([row], model.tokenizer.pad_id, 1)
     n, names = len(row.input_ids), ["layers.*.attention.probabilities", "layers.*.attention.value"]
     probabilities, values = (value[:, 0] for value in capture(model, batch, names).values())
     assert maps.tokens[0] == "[CLS]" and len(maps.tokens) == n

@@ -5,7 +5,9 @@ whose prediction depends most on the difference; the total effect is its log-pro
 that in the worse one. Then the model reads the worse sentence, and one of its activations is replaced by that of the
 better one: the change of the log-probability, as a share of the total effect, is what this activation restores
 (denoising, Vig et al. 2020, arXiv:2004.12265; Meng et al. 2022, arXiv:2202.05262). The control replaces it by that of
-the better sentence of another pair with as many tokens.
+the better sentence of another pair with as many tokens. Where an activation carries a feature alone, such as number,
+this control restores in the mean the share of other pairs whose better sentence has the same value, 1/2 for number;
+where it carries nothing, 0.
 """
 
 from collections import Counter
@@ -13,15 +15,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from bert_jax.analysis.cloze.minimal_pairs import SentencePair, draw_pairs, read_pairs
 from bert_jax.analysis.cloze.patching_section import CONTEXT, blocks, scalars
 from bert_jax.analysis.cloze.verb_agreement import scores_of_tokens
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.item_scores import bootstrap_mean
+from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult, UnsuitedError
 from bert_jax.array_types import Bool, Float
 from bert_jax.command.progress import progress_bar
-from bert_jax.errors import require
 from bert_jax.field_validation import Count, check
 from bert_jax.inference.embedding import pad_rows, row_length
 from bert_jax.inference.loaded_model import LoadedModel
@@ -33,6 +36,8 @@ FOLDER = "minimal_pairs"
 BY_POSITION = ("hidden", "attention.output", "feed_forward.output")
 """Sites that are patched at the tokens of one role; `CONTEXT` is patched head by head, at all tokens."""
 ROLES = ("[CLS]", "tokens that differ", "masked token", "other tokens", "[SEP]")
+REASONS = ("no_tokens_or_too_long", "other_lengths", "same_tokens", "no_common_token", "no_effect")
+"""Why a pair is left out; also "no_other_of_its_length", where it has no control."""
 TOKENS_PER_BATCH = 1024
 RESAMPLES = 2_000
 
@@ -66,6 +71,13 @@ class MaskedPair(NamedTuple):
     effect: float
     """Total effect in nats, above 0."""
 
+    @property
+    def better(self) -> np.ndarray:
+        """Input ids of the better sentence without the mask, int32 [n]."""
+        ids = self.clean.copy()
+        ids[self.position] = self.target
+        return ids
+
 
 def encode_equal_lengths(
     pairs: Sequence[SentencePair], model: LoadedModel, max_length: int
@@ -79,13 +91,15 @@ def encode_equal_lengths(
     """
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     encoded = encode_sentences(sentences, model.tokenizer, min(max_length, model.config.max_positions))
-    kept, skipped = [], Counter(too_long=0, other_lengths=0, no_common_token=0, no_other_of_its_length=0, no_effect=0)
+    kept, skipped = [], Counter(dict.fromkeys(REASONS, 0))
     for good, bad in zip(encoded[::2], encoded[1::2], strict=True):
         if good is None or bad is None:
-            skipped["too_long"] += 1
+            skipped["no_tokens_or_too_long"] += 1
         elif len(good.input_ids) != len(bad.input_ids):
             skipped["other_lengths"] += 1
-        elif not len(_common(good, bad, model)) or (good.input_ids == bad.input_ids).all():
+        elif (good.input_ids == bad.input_ids).all():
+            skipped["same_tokens"] += 1
+        elif not len(_common(good, bad, model)):
             skipped["no_common_token"] += 1
         else:
             kept.append((good, bad))
@@ -127,13 +141,21 @@ def mask_pairs(pairs: Sequence[tuple[TextRow, TextRow]], model: LoadedModel, pro
 
 
 def choose_donors(pairs: Sequence[MaskedPair], seed: int) -> list[int]:
-    """For each pair the index of another one with as many tokens; -1 where there is none."""
+    """For each pair the index of another one with as many tokens and another better sentence; -1 where there is none.
+
+    Every pair is the donor of at most one other.
+    """
     donors, rng = np.full(len(pairs), -1), np.random.default_rng(seed)
     lengths = np.array([len(pair.clean) for pair in pairs])
     for length in np.unique(lengths):
         members = rng.permutation(np.flatnonzero(lengths == length))
-        if len(members) > 1:
-            donors[members] = np.roll(members, 1)
+        _, sentence = np.unique([pairs[i].better for i in members], axis=0, return_inverse=True)
+        # Equal sentences side by side: as far away as the most frequent one is long, stands another one, if any does.
+        order = np.argsort(rng.permutation(len(members))[sentence], kind="stable")
+        shift = np.bincount(sentence).max()
+        others = np.roll(order, shift)
+        differs = sentence[order] != sentence[others]
+        donors[members[order[differs]]] = members[others[differs]]
     return donors.tolist()
 
 
@@ -184,7 +206,7 @@ def patch(model: LoadedModel, pairs: Sequence[MaskedPair], sources: Sequence[np.
             edits[site] = Edit((~put).astype(np.float32), np.where(put, values[names[site]], np.float32(0)))
             bar.update()
         logits = capture(model, corrupted, ["mlm_logits"], edits=edits, positions=positions[:, None].astype(np.int32))
-        logits = logits["mlm_logits"][:, 0, : model.tokenizer.vocab_size].astype(np.float64)
+        logits = logits["mlm_logits"][:, 0].astype(np.float64)
         top = logits.max(1)
         return logits[rows, targets] - top - np.log(np.exp(logits - top[:, None]).sum(1))
 
@@ -246,43 +268,56 @@ def shares(effects: Float[np.ndarray, "n L K"], totals: Float[np.ndarray, " n"],
     }
 
 
-def _usable(inputs: SuiteInputs, settings: PatchingSettings) -> tuple[list[tuple[TextRow, TextRow]], Counter, int]:
-    pairs = read_pairs(inputs.files(FOLDER, ".jsonl"))
-    drawn = draw_pairs(pairs, settings.pairs, inputs.seed)
-    return *encode_equal_lengths(drawn, inputs.model, settings.max_length), len(drawn)
+def best_head_of_other_half(
+    effects: Effects, control: Effects, totals: Float[np.ndarray, " n"], seed: int
+) -> dict[str, dict[str, Any]]:
+    """What the best head restores, where it is chosen by one half of the pairs and measured on the other, and its
+    control: unlike the largest of all heads, it is not overestimated.
+
+    Returns:
+      by "model" and "another_pair" the `shares` as numbers; "heads", the two that were chosen.
+    """
+    half = np.random.default_rng(seed).permutation(len(totals)) % 2
+    best = [int(effects.by_head[half != one].sum(0).argmax()) for one in (0, 1)]
+    chosen = np.array(best)[half]
+    sides = {"model": effects, "another_pair": control}
+    flat = {name: one.by_head.reshape(len(totals), -1)[np.arange(len(totals)), chosen] for name, one in sides.items()}
+    numbers = {
+        name: {key: value[0][0] for key, value in shares(values[:, None, None], totals, seed).items()}
+        for name, values in flat.items()
+    }
+    return numbers | {"heads": [list(divmod(one, effects.by_head.shape[2])) for one in best]}
 
 
 def _unsuited(inputs: SuiteInputs, settings: PatchingSettings) -> str | None:
-    if inputs.model.config.direction != "bidirectional":
-        return "a causal model does not predict masked tokens"
-    usable, skipped, drawn = _usable(inputs, settings)
-    return None if usable else _none_usable(drawn, skipped)
-
-
-def _none_usable(drawn: int, skipped: Counter) -> str:
-    reasons = ", ".join(f"{reason} {count}" for reason, count in skipped.items() if count)
-    return f"none of {drawn} minimal pairs can be patched ({reasons})"
+    is_causal = inputs.model.config.direction != "bidirectional"
+    return "a causal model does not predict masked tokens" if is_causal else None
 
 
 def run(inputs: SuiteInputs, settings: PatchingSettings) -> SuiteResult:
     """What each activation restores, beside what the same activation of another pair does.
 
     Raises:
-      UserError: malformed pairs, or none that can be patched.
+      UnsuitedError: no pair can be patched.
+      UserError: malformed pairs.
     """
     model = inputs.model
-    usable, skipped, drawn = _usable(inputs, settings)
+    drawn = draw_pairs(read_pairs(inputs.files(FOLDER, ".jsonl")), settings.pairs, inputs.seed)
+    usable, skipped = encode_equal_lengths(drawn, model, settings.max_length)
     masked = [pair for pair in mask_pairs(usable, model, inputs.progress) if pair is not None]
     skipped["no_effect"] = len(usable) - len(masked)
     donors = choose_donors(masked, inputs.seed)
     chosen = [i for i, donor in enumerate(donors) if donor >= 0]
     skipped["no_other_of_its_length"] = len(masked) - len(chosen)
-    require(bool(chosen), f"patching: {_none_usable(drawn, skipped)}: give other pairs")
+    if not chosen:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in skipped.items() if count)
+        raise UnsuitedError(f"none of {len(drawn)} minimal pairs can be patched ({reasons})")
     pairs = [masked[i] for i in chosen]
     totals = np.array([pair.effect for pair in pairs])
     restored = measure(model, pairs, [pair.clean for pair in pairs], inputs.progress, "patches")
     others = [masked[donors[i]].clean for i in chosen]
     control = measure(model, pairs, others, inputs.progress, "patches of other pairs")
+    difference = jax.tree.map(np.subtract, restored, control)
 
     def of(effects: Effects) -> dict[str, Any]:
         found = {site: shares(values, totals, inputs.seed) for site, values in effects.by_position.items()}
@@ -291,12 +326,14 @@ def run(inputs: SuiteInputs, settings: PatchingSettings) -> SuiteResult:
     return {
         "seed": inputs.seed,
         "pairs": len(pairs),
-        "drawn": drawn,
+        "drawn": len(drawn),
         "skipped": dict(skipped),
         "roles": list(ROLES),
-        "mean_total_effect_nats": float(totals.mean()),
+        "total_effect_nats": bootstrap_mean(totals, seed=inputs.seed)._asdict(),
         "model": of(restored),
         "another_pair": of(control),
+        "difference": of(difference),
+        "best_head_of_other_half": best_head_of_other_half(restored, control, totals, inputs.seed),
     }
 
 

@@ -17,17 +17,27 @@ TITLES = {
     "feed_forward.output": "Output of the feed-forward",
 }
 LISTED_HEADS = 10
+COLUMNS = ("restored (%)", f"{CONTROL} (%)", "difference (points)")
+ABOUT = (
+    "1, or 100 %: all of the effect comes back; 0: nothing; below 0: the patch leads further away. In brackets: 95 % "
+    "intervals by bootstrap over pairs, too narrow with few pairs. The heads are listed because they are the largest, "
+    f"so that the first ones are overestimated. {CONTROL.capitalize()}: what the activation of a better sentence that "
+    "is not this one does. Where an activation carries no more than a feature with two values, such as number, this "
+    "restores about half of the effect, because half of the other sentences have the same value; where it carries "
+    "nothing, 0; where it brings words of the other sentence, often less than 0. What comes back shows that the "
+    "activation is enough, not that it is needed: several can each be enough."
+)
 
 
 def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    found, control = result["model"][CONTEXT], result["another_pair"][CONTEXT]
-    layer, head = _best_heads(result)[0]
-    best = compared(found["restored"][layer][head], {CONTROL: control["restored"][layer][head]}, 100)
-    interval = 100 * found["low"][layer][head], 100 * found["high"][layer][head]
+    best = result["best_head_of_other_half"]
+    scalar = compared(best["model"]["restored"], {CONTROL: best["another_pair"]["restored"]}, 100)
+    interval = 100 * best["model"]["low"], 100 * best["model"]["high"]
+    effect = result["total_effect_nats"]
     return {
-        "restored by the best head (%)": best._replace(interval=interval),
-        "total effect (nats)": Scalar(result["mean_total_effect_nats"], {"none": 0.0}),
+        "restored by the best head of the other half (%)": scalar._replace(interval=interval),
+        "total effect (nats)": Scalar(effect["value"], {"none": 0.0}, (effect["low"], effect["high"])),
     }
 
 
@@ -40,6 +50,7 @@ def _best_heads(result: SuiteResult) -> list[tuple[int, int]]:
 
 def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, maps, the heads that restore most, and how to read them."""
+    effect = result["total_effect_nats"]
     shown: list[ReportBlock] = [
         Note(
             "Which activation carries the difference between the two sentences of a minimal pair? The model reads the "
@@ -48,23 +59,14 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         ),
         Note(
             f"{result['pairs']:,} of {result['drawn']:,} pairs ({_reasons(result['skipped'])}); the mean total effect "
-            f"is {result['mean_total_effect_nats']:.2f} nats; seed {result['seed']}."
+            f"is {effect['value']:.2f} nats ({effect['low']:.2f} to {effect['high']:.2f}); seed {result['seed']}."
         ),
     ]
     for part, beside in (("model", ""), ("another_pair", f", {CONTROL}")):
         shown += [_by_role(f"{title}{beside}", result, result[part][site]) for site, title in TITLES.items()]
         restored = result[part][CONTEXT]["restored"]
         shown.append(by_head(f"A head, at all tokens{beside}", restored, "share restored", center=0.0))
-    shown += [
-        _heads_table(result),
-        Note(
-            "1: all of the effect comes back; 0: nothing; below 0: the patch leads further away. Intervals are of 95 "
-            "%, by bootstrap over pairs; the heads are listed because they are the largest, so that the first ones are "
-            f"overestimated. {CONTROL.capitalize()}: what the activation of a better sentence that is not this one "
-            "does. What comes back shows that the activation is enough, not that it is needed: several can each be "
-            "enough."
-        ),
-    ]
+    shown += [_roles_table(result), _heads_table(result), Note(_best_head(result)), Note(ABOUT)]
     return tuple(shown)
 
 
@@ -75,12 +77,38 @@ def _by_role(title: str, result: SuiteResult, found: Mapping[str, Any]) -> Heatm
 
 
 def _heads_table(result: SuiteResult) -> Table:
-    found, control = result["model"][CONTEXT], result["another_pair"][CONTEXT]
-    rows = []
-    for layer, head in _best_heads(result)[:LISTED_HEADS]:
-        one, low, high = (f"{100 * found[key][layer][head]:.1f}" for key in ("restored", "low", "high"))
-        rows.append((f"{layer}.{head}", f"{one} ({low} to {high})", f"{100 * control['restored'][layer][head]:.1f}"))
-    return Table(("layer.head", "restored (%)", f"{CONTROL} (%)"), tuple(rows), words=True)
+    chosen = _best_heads(result)[:LISTED_HEADS]
+    rows = tuple((f"{layer}.{head}", *_cells(result, CONTEXT, layer, head)) for layer, head in chosen)
+    return Table(("layer.head", *COLUMNS), rows, words=True)
+
+
+def _roles_table(result: SuiteResult) -> Table:
+    """The output of each layer, where the share moves: from the tokens that differ to the masked one."""
+    rows = tuple(
+        (f"{layer}, {name}", *_cells(result, "hidden", layer, result["roles"].index(name)))
+        for layer in range(len(result["model"]["hidden"]["restored"]))
+        for name in ("tokens that differ", "masked token")
+    )
+    return Table(("output of layer, at", *COLUMNS), rows, words=True)
+
+
+def _cells(result: SuiteResult, site: str, layer: int, column: int) -> tuple[str, ...]:
+    parts = (result[part][site] for part in ("model", "another_pair", "difference"))
+    return tuple(_with_interval({key: found[key][layer][column] for key in found}) for found in parts)
+
+
+def _with_interval(found: Mapping[str, float]) -> str:
+    one, low, high = (f"{100 * found[key]:.1f}" for key in ("restored", "low", "high"))
+    return f"{one} ({low} to {high})"
+
+
+def _best_head(result: SuiteResult) -> str:
+    best = result["best_head_of_other_half"]
+    heads = " and ".join(f"{layer}.{head}" for layer, head in best["heads"])
+    return (
+        f"Each half of the pairs chooses its best head ({heads}), which is measured on the other half: "
+        f"{_with_interval(best['model'])} % restored, {CONTROL} {_with_interval(best['another_pair'])} %."
+    )
 
 
 def _reasons(skipped: Mapping[str, int]) -> str:

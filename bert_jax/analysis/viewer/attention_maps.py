@@ -15,7 +15,7 @@ from bert_jax.convert.translate import infer_model_type
 from bert_jax.errors import UserError, short_repr
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
-from bert_jax.interventions.rows import batches, encode_texts
+from bert_jax.interventions.rows import TextRow, batches, encode_texts
 from bert_jax.model.layer_plan import parameter_groups
 
 MAX_TOKENS = 512
@@ -48,8 +48,8 @@ class AttentionMaps(NamedTuple):
         return norms / np.maximum(norms.sum(-1, keepdims=True), np.finfo(np.float32).tiny)
 
 
-def read_attention(model: LoadedModel, text: str, second: str | None = None) -> AttentionMaps:
-    """The attention of every head on [CLS] text [SEP], or on [CLS] text [SEP] second [SEP].
+def encode_view(model: LoadedModel, text: str, second: str | None = None) -> TextRow:
+    """[CLS] text [SEP], or [CLS] text [SEP] second [SEP].
 
     Args:
       model: from `inference.load`.
@@ -74,11 +74,16 @@ def read_attention(model: LoadedModel, text: str, second: str | None = None) -> 
     seconds = None if second is None else [second]
     (row,) = encode_texts([text], model.tokenizer, limit, seconds, separators=separators)
     assert row is not None
-    (batch,) = batches([row], model.tokenizer.pad_id)
+    return row
+
+
+def read_attention(model: LoadedModel, text: str, second: str | None = None) -> AttentionMaps:
+    """The attention of every head on a text or pair; arguments and errors are those of `encode_view`."""
+    row = encode_view(model, text, second)
+    (batch,) = batches([row], model.tokenizer.pad_id, 1)
     # RoBERTa has one token type, for both texts of a pair.
     types = np.minimum(batch.token_type_ids, max(0, model.config.type_vocab_size - 1))
-    batch = batch._replace(token_type_ids=types)
-    found = capture(model, batch, [_PROBABILITIES, _VALUES])
+    found, total = capture(model, batch._replace(token_type_ids=types), [_PROBABILITIES, _VALUES]), len(row.input_ids)
     values_LTND = found[_VALUES][:, 0, :total]
     kernels = model.params["encoder"]["layers"]["attention_out"]["kernel"]
     norms_LTN = [

@@ -6,6 +6,7 @@ The page depends on its arguments only: rendering it twice gives the same bytes.
 import importlib.resources
 import json
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jinja2
 import numpy as np
@@ -13,10 +14,28 @@ from markupsafe import Markup
 
 from bert_jax.analysis.viewer import svg
 from bert_jax.analysis.viewer.attention_maps import LEVELS, AttentionMaps, encode_weights
+from bert_jax.analysis.viewer.integrated_gradients import Attribution
 from bert_jax.report import figures, html
 
+DARKEST = 0.45
+"""Opacity of the color behind the token with the largest value: the text on it has a contrast of 4.5 or more."""
 
-def render_page(maps: AttentionMaps, title: str, first: tuple[int, int] = (0, 0), made_by: Sequence[str] = ()) -> str:
+
+class ColoredText(NamedTuple):
+    """The tokens of a text with a number each."""
+
+    title: str
+    tokens: tuple[tuple[str, str, float], ...]
+    """Token, its number with the sign, and the opacity of its color, negative for a negative number."""
+
+
+def render_page(
+    maps: AttentionMaps,
+    title: str,
+    first: tuple[int, int] = (0, 0),
+    made_by: Sequence[str] = (),
+    attribution: Attribution | None = None,
+) -> str:
     """The page as text, to be encoded as UTF-8.
 
     About 22 MB for 144 heads and 512 tokens (docs/analysis/viewer.md).
@@ -26,6 +45,7 @@ def render_page(maps: AttentionMaps, title: str, first: tuple[int, int] = (0, 0)
       title: of the page.
       first: layer and head that are shown first.
       made_by: lines about the page's provenance.
+      attribution: of the same text, shown above the heads; None: there is none.
     """
     layers, heads = maps.probabilities.shape[:2]
     about = {
@@ -64,7 +84,26 @@ def render_page(maps: AttentionMaps, title: str, first: tuple[int, int] = (0, 0)
         heads=heads,
         tokens=len(maps.tokens),
         made_by=made_by,
+        attribution=attribution,
+        colored=_colored_texts(about["tokens"], attribution),
     )
+
+
+def _colored_texts(tokens: Sequence[str], attribution: Attribution | None) -> list[ColoredText]:
+    """Attributions, and what stands beside them in percent."""
+    if attribution is None:
+        return []
+    texts = [_colored_text("integrated gradients", tokens, attribution.of_tokens, "+")]
+    for name, shares in attribution.beside.items():
+        texts.append(_colored_text(f"{name}, all layers (%)", tokens, 100 * shares, ""))
+    return texts
+
+
+def _colored_text(title: str, tokens: Sequence[str], values: np.ndarray, sign: str) -> ColoredText:
+    largest = float(np.abs(values).max()) or 1.0
+    decimals = int(np.clip(1 - np.floor(np.log10(largest)), 0, 8))
+    numbers = [f"{value:{sign}.{decimals}f}" for value in values]
+    return ColoredText(title, tuple(zip(tokens, numbers, DARKEST * values / largest, strict=True)))
 
 
 def _rounded(norms: np.ndarray) -> list[float]:

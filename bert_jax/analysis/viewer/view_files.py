@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from bert_jax.analysis.result_files import model_sha256
 from bert_jax.analysis.viewer.attention_maps import read_attention
 from bert_jax.analysis.viewer.html_page import render_page
+from bert_jax.analysis.viewer.integrated_gradients import DEFAULTS, AttributionSettings, attribute
 from bert_jax.analysis.viewer.svg import lines_svg
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
@@ -37,6 +38,7 @@ def write_view(
     texts: Sequence[str],
     heads: Sequence[tuple[int, int]] = (),
     least: float = 0.05,
+    settings: AttributionSettings = DEFAULTS,
 ) -> list[StoredPath]:
     """Write attention.html, and layer-3-head-7.svg for each of `heads`; older ones are replaced.
 
@@ -47,12 +49,14 @@ def write_view(
       texts: one, or the two of a pair.
       heads: layer and head of each SVG file; the page shows the first of them first.
       least: smallest weight that is a line in them.
+      settings: of the attribution, which the page shows if the text has a mask or the model classifies texts.
 
     Returns:
       the files.
 
     Raises:
-      UserError: a head that the model does not have, texts as for `read_attention`, or a file that cannot be written.
+      UserError: a head that the model does not have, texts as for `read_attention`, a target that the model does not
+        have, values that are not finite, or a file that cannot be written.
     """
     layers, per_layer = model.config.num_layers, model.config.num_heads
     for layer, head in heads:
@@ -61,10 +65,11 @@ def write_view(
                 f"--view-heads {layer}.{head}: the model has layers 0 to {layers - 1}, heads 0 to {per_layer - 1}"
             )
     check_page_file(directory / PAGE, "--out")
-    maps = read_attention(model, *texts)
+    maps, attribution = read_attention(model, *texts), attribute(model, *texts, settings=settings)
     made = make_provenance(describe_environment(), hashes={"model and tokenizer": model_sha256(model)})
     made_by = [f"{name}: {value}" for name, value in describe(made).items()]
-    write_html(directory / PAGE, "--out", render_page(maps, title, heads[0] if heads else (0, 0), made_by))
+    first = heads[0] if heads else (0, 0)
+    write_html(directory / PAGE, "--out", render_page(maps, title, first, made_by, attribution))
     files = [directory / PAGE]
     for layer, head in heads:
         files.append(directory / f"layer-{layer}-head-{head}.svg")

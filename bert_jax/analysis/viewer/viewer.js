@@ -307,12 +307,20 @@ function heatmapView(weights, colors) {
   return svg;
 }
 
+// Only where the overview scrolls by itself: on a narrow screen the page would jump over the text above it.
+function scrollOverview(button) {
+  const overview = byId("overview");
+  const top = button.offsetTop - overview.offsetTop;
+  const isVisible = top >= overview.scrollTop && top + button.offsetHeight <= overview.scrollTop + overview.clientHeight;
+  if (!isVisible) overview.scrollTop = top;
+}
+
 async function show(layer = state.layer, head = state.head) {
   byId(`button-${state.layer}-${state.head}`).setAttribute("aria-pressed", "false");
   Object.assign(state, { layer, head });
   const button = byId(`button-${layer}-${head}`);
   button.setAttribute("aria-pressed", "true");
-  button.scrollIntoView({ block: "nearest" });
+  scrollOverview(button);
   [byId("layer").value, byId("head").value] = [layer, head];
   byId("least-value").textContent = digits(leastWeight());
   byId("least").disabled = byId("view").value === "heatmap";
