@@ -13,7 +13,7 @@ import safetensors.numpy
 from etils import epath
 from jax import export
 
-from bert_jax.convert.families.family import HuggingFaceConfig
+from bert_jax.convert.families.family import MULTILABEL, HuggingFaceConfig
 from bert_jax.convert.formats import huggingface, input_formats, native, onnx_files, openvino_files, stablehlo
 from bert_jax.convert.formats.tensor_files import PICKLE, SAFETENSORS
 from bert_jax.convert.forward_types import ForwardInputs
@@ -25,8 +25,8 @@ from bert_jax.storage.paths import StoredPath, is_remote
 from bert_jax.tokenizers.readers import find_tokenizer_file
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-TOKENS = "tokens"
-"""Kind of the head of a program that labels tokens or finds spans: it does not say which."""
+TEXTS, TOKENS = "texts", "tokens"
+"""Kind of the head of a program that has logits of each text, or of each token: it does not say what of."""
 UNBOUNDED = 2**31
 """Positions of a model without a position table."""
 HIDDEN, SPAN = "last_hidden_state", ("start_logits", "end_logits")
@@ -166,6 +166,8 @@ class _Export:
         settings = HuggingFaceConfig(values, str(path / huggingface.CONFIG))
         self.config = find_family(settings).read_config(settings)
         self.head = next((kind for end, kind in KINDS.items() if settings.architecture.endswith(end)), None)
+        if self.head == "classification" and settings.get("problem_type") == MULTILABEL:
+            self.head = "multilabel"
         labels = settings.get("id2label", {})
         self.labels = tuple(str(labels[i]) for i in sorted(labels, key=int)) if self.head else ()
 
@@ -200,7 +202,7 @@ def _open_stablehlo(file: StoredPath, directory: StoredPath, name: str, threads:
     position, found = params.get("encoder/embeddings/position"), find_tokenizer_file(epath.Path(directory))
     head = None
     if "task" in outputs:
-        head = "classification" if outputs["task"].ndim == 2 else TOKENS
+        head = TEXTS if outputs["task"].ndim == 2 else TOKENS
 
     def call(batch: ForwardInputs) -> np.ndarray:
         return np.asarray(program.call(weights, *batch)["task" if head else "hidden"])

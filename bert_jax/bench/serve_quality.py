@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from bert_jax.bench import harness
-from bert_jax.bench.serve_models import TOKENS, ServedModel
+from bert_jax.bench.serve_models import TEXTS, TOKENS, ServedModel
 from bert_jax.convert.forward_types import ForwardInputs
 from bert_jax.errors import UserError, require
 from bert_jax.finetune.encoding import EncodedExamples
@@ -75,8 +75,9 @@ def _read_first(first: StoredPath, task: str) -> SourceEncoder:
 
 def _check_model(model: ServedModel, task: str, kind: str, labels: tuple[str, ...]) -> None:
     """Raise UserError unless the model has the head of the task."""
-    kind_fits = model.head == kind or (model.head == TOKENS and kind in ("tagging", "span"))
-    if not kind_fits or (model.labels and model.labels != labels and kind in ("classification", "tagging")):
+    kind_fits = model.head in (kind, TOKENS if kind in ("tagging", "span") else TEXTS)
+    named = kind not in ("span", "multiple_choice")
+    if not kind_fits or (model.labels and model.labels != labels and named):
         raise UserError(
             f"{model.name} has a head of {model.head} with the labels {', '.join(model.labels) or '(unknown)'}, --task "
             f"{task} has {', '.join(labels)}: give a model that was fine-tuned on this task"

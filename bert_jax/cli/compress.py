@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bert_jax.training import loop
 
 LESS_COMMON = ("tag_column", "word_column", "skip_damaged", "stride", "null_threshold", "bias_correction", "keep")
-LESS_COMMON += ("save_every", "dense_dtype")
+LESS_COMMON += ("save_every", "dense_dtype", "label_separator", "class_weights", "label_smoothing", "test_score")
 LESS_COMMON += ("bottleneck_size", "replace_rate", "replace_schedule", "replace_share")
 """Options that few compressions need."""
 NOT_ON_A_CORPUS = ("replace-rate", "replace-schedule", "replace-share", "name")

@@ -27,8 +27,8 @@ class Finetune:
     model: Annotated[tyro.conf.Positional[DirectoryArg], tyro.conf.arg(metavar="MODEL")]
     """Work directory of a run, an exported model, or any checkpoint that `bert-jax convert` reads."""
     task: str
-    """One of GLUE's cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; or classification, regression,
-    multiple_choice, tagging, squad."""
+    """One of GLUE's cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte and wnli; or classification, multilabel,
+    regression, multiple_choice, tagging, squad."""
     data: DirectoryArg
     """Directory with the files of the splits: train, dev and test, which may be missing; or of a dataset as Hugging
     Face stores it, or of TFDS."""
@@ -45,7 +45,10 @@ class Finetune:
     words: Words = ()
 
     command = "finetune"
-    rare_flags = ("--null-threshold", "--skip-damaged", "--word-column", "--save-every")
+    rare_flags = (
+        *("--null-threshold", "--skip-damaged", "--word-column", "--save-every", "--label-separator", "--test-score"),
+        *("--class-weights", "--label-smoothing"),
+    )
 
     def run(self) -> int:
         """Train one run per seed, and print the scores; returns 75 if a run was saved and must be continued."""

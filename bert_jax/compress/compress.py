@@ -97,7 +97,7 @@ def compress(
     check_task(task)
     changed = [name for name in NOT_OF_STUDENTS if getattr(options, name) != getattr(FinetuneOptions(), name)]
     flag = f"--{changed[0].replace('_', '-')}" if changed else ""
-    require(not changed, f"{flag} changes the model, and a student has the form of its teacher: leave it out")
+    require(not changed, f"{flag}: a student has the form of its teacher and is that of the last step: leave it out")
     teacher = read_source(source)
     check_task_teacher(teacher.model.config, teacher.model.heads, teacher.path)
     student = read_student(compression, teacher)
@@ -123,7 +123,7 @@ def compress(
     students = FinetuneResult(task, baseline_score(data), tuple(results))
     sizes = [_num_parameters(model, teacher.model.heads) for model in (teacher.model.config, plan.model)]
     result = CompressResult(teacher_score, *sizes, plan, students)
-    write_results(workdir, result.to_dict(), data)
+    write_results(workdir, result.to_dict(), data, data_directory)
     return result
 
 

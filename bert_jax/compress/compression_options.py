@@ -25,8 +25,18 @@ from bert_jax.storage.paths import to_path
 
 PROJECTION = "to_teacher"
 """Name of the linear map that the matches of a recipe share where the widths differ."""
-NOT_OF_STUDENTS = ("freeze_encoder", "adapter_size", "new_layers", "keep_head", "pooling", "mix", "cls_norm")
-"""Options of fine-tuning that change the model: a student has the form of its teacher."""
+NOT_OF_STUDENTS = (
+    "freeze_encoder",
+    "adapter_size",
+    "new_layers",
+    "keep_head",
+    "pooling",
+    "mix",
+    "cls_norm",
+    "selection_share",
+)
+"""Options of fine-tuning that change the model or choose an epoch: a student has the form of its teacher and the
+weights of the last step."""
 WIDTHS = ("hidden_size", "num_heads", "intermediate_size", "bottleneck_size")
 ADVICE = "docs/compression/distillation.md has the form of the file"
 

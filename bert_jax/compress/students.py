@@ -18,6 +18,7 @@ def check_task_teacher(model: ModelConfig, heads: Heads, path: str) -> None:
         head is not None,
         f"{path} has no head of a task: the teacher must be fine-tuned on the task first: bert-jax finetune",
     )
+    require(head.kind != "multilabel", f"{path}: several labels of a text have no soft targets: give another teacher")
     check_teacher(model, path)
     require(
         not head.mix and head.cls_norm == "none",

@@ -4,16 +4,17 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from bert_jax.errors import require
-from bert_jax.field_validation import Count, CountOrZero, Interval, check
+from bert_jax.field_validation import Count, CountOrZero, Interval, NonNegative, check
 
 
 @dataclass(frozen=True)
 class TaskHead:
     """Structure of the head of a fine-tuned model; published families differ in it."""
 
-    kind: Literal["classification", "multiple_choice", "tagging", "span", "replaced"]
-    """A label per example (RTE), the best of several endings (SWAG), a label per token (NER), start and end of an
-    answer (SQuAD), or whether a token was replaced (ELECTRA's discriminator; Clark et al. 2020)."""
+    kind: Literal["classification", "multilabel", "multiple_choice", "tagging", "span", "replaced"]
+    """A label per example (RTE), any number of labels per example, the best of several endings (SWAG), a label per
+    token (NER), start and end of an answer (SQuAD), or whether a token was replaced (ELECTRA's discriminator; Clark et
+    al. 2020)."""
     labels: tuple[str, ...]
     """Names of the logits. A single one is a regression, the score of an ending, or with `replaced` the logit of
     "replaced"."""
@@ -50,6 +51,10 @@ class FinetuneConfig:
     """Whether the head is initialised at random; False: it is that of the source."""
     new_layers: CountOrZero = 0
     """Top layers that are initialised at random, together with the pooler (Zhang et al. 2021, section 5)."""
+    class_weights: tuple[NonNegative, ...] = ()
+    """Weight of each label's examples or tokens in the loss; empty: all are 1."""
+    label_smoothing: Annotated[float, Interval("[0, 1)")] = 0.0
+    """Share of the target distribution that is uniform over the classes (Szegedy et al. 2016, section 7)."""
     flags: tuple[str, ...] = ()
     """The flags of the command that differ from its defaults, without those of seeds."""
     data_sha256: str = ""
@@ -62,6 +67,11 @@ class FinetuneConfig:
     def __post_init__(self) -> None:
         check(self, "finetune.")
         require(len(self.head.labels) >= 1, "finetune.head.labels: a head needs at least one label")
+        count = len(self.class_weights)
+        require(
+            count in (0, len(self.head.labels)),
+            f"finetune.class_weights has {count} weights for {len(self.head.labels)} labels: give one for each",
+        )
         require(
             self.head.cls_norm == "none" or self.head.reads in ("pooled", "cls"),
             f"finetune.head.cls_norm '{self.head.cls_norm}' normalises [CLS], and a head that reads "

@@ -35,6 +35,7 @@ LIBRARIES = {
 """By output format: the library that loads it (`library_name` of the card)."""
 PIPELINES = {
     "classification": "text-classification",
+    "multilabel": "text-classification",
     "multiple_choice": "multiple-choice",
     "tagging": "token-classification",
     "span": "question-answering",

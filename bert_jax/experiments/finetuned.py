@@ -1,7 +1,6 @@
 """Scores of a study's runs on tasks that they are fine-tuned on."""
 
 import dataclasses
-import hashlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ from bert_jax.finetune import finetune
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import SeedResult
 from bert_jax.finetune.sentence_data import SentenceTask
+from bert_jax.finetune.split_files import hash_files
 from bert_jax.finetune.tasks import check_task, read_splits
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.shared_programs import MakePrograms
@@ -33,7 +33,7 @@ def data_identities(study: Study, task_data: StoredPath | None) -> dict[str, str
         return {}
     if task_data is None:
         raise UserError(f"study {study.name} fine-tunes on {', '.join(study.tasks)}: add --task-data DIR")
-    return {task: _hash_files(task_data / task) for task in study.tasks}
+    return {task: _hash_task_files(task_data / task) for task in study.tasks}
 
 
 def check_data(cells: Sequence[Cell], task_data: StoredPath | None) -> None:
@@ -58,12 +58,9 @@ def check_data(cells: Sequence[Cell], task_data: StoredPath | None) -> None:
                 )
 
 
-def _hash_files(directory: StoredPath) -> str:
+def _hash_task_files(directory: StoredPath) -> str:
     require(directory.is_dir(), f"--task-data: there is no directory {directory} with the files of the task")
-    digest = hashlib.sha256()
-    for file in sorted((one for one in directory.iterdir() if one.is_file()), key=lambda one: one.name):
-        digest.update(file.name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
-    return digest.hexdigest()
+    return hash_files(directory)
 
 
 def score_task(

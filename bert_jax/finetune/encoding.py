@@ -21,8 +21,8 @@ class EncodedExamples(NamedTuple):
     starts: np.ndarray
     """int64 [E + 1]: first token of each example, and T; of a multiple choice [E * choices + 1], of each text."""
     labels: np.ndarray
-    """int32 or float32 [E], of examples; int32 [E, 2], start and end of an answer in its example; or int32 [T], of
-    tokens. -1 (NaN for floats) where there is none."""
+    """int32 or float32 [E], of examples; int32 [E, C], 1 or 0 for every class; int32 [E, 2], start and end of an answer
+    in its example; or int32 [T], of tokens. -1 (NaN for floats) where there is none."""
     truncated: int
     """Number of examples, or texts of a multiple choice, that lost tokens."""
     choices: int = 1
@@ -81,7 +81,8 @@ def encode_examples(
             token_type_ids[_ranges(position, kept[side] + 1)] = 1
         position = position + kept[side] + separators
     is_regression = any(isinstance(example.label, float) for example in examples)
-    missing = np.nan if is_regression else -1
+    classes = next((len(one.label) for one in examples if isinstance(one.label, tuple)), 0)
+    missing = np.nan if is_regression else (-1,) * classes if classes else -1
     labels = [missing if example.label is None else example.label for example in examples]
     truncated = int((kept.sum(0) < sum(lengths for _, lengths in sides)).sum())
     return EncodedExamples(

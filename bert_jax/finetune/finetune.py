@@ -1,7 +1,6 @@
 """The fine-tuning job: read a model and a task's data, train one run per seed, write predictions and results."""
 
 import dataclasses
-import functools
 import hashlib
 import json
 import re
@@ -21,8 +20,9 @@ from bert_jax.errors import require
 from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
+from bert_jax.finetune.split_files import hash_files
 from bert_jax.finetune.task_data import TaskData, baseline_score
-from bert_jax.finetune.tasks import check_task, open_task
+from bert_jax.finetune.tasks import check_task, encode_splits, hold_out, open_task, read_splits
 from bert_jax.provenance import Code, describe_other_code, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
@@ -109,7 +109,8 @@ def finetune(
     check_task(task)
     encoder = read_source(source)
     data, options = open_task(task, data_directory, options, encoder)
-    options = options.with_recipe(data.train.count)
+    count, share = data.train.count, options.selection_share
+    options = options.with_recipe(count if share is None else count - round(share * count))
     for line in describe(options, data):
         announce(line)
     if options.keep_head:
@@ -119,13 +120,18 @@ def finetune(
         model = in_order_of_task(encoder.model, data, source, "leave --keep-head out", announce)
         encoder = encoder._replace(model=model)
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
-    make_run = functools.partial(FinetuneRun, encoder, task, data, str(data_directory), options, **programs)
+    splits = None if share is None else read_splits(task, data_directory, options)
+
+    def make_run(seed: int) -> FinetuneRun:
+        nested = None if share is None else encode_splits(task, hold_out(splits, share, seed), options, encoder)[0]
+        return FinetuneRun(encoder, task, data, str(data_directory), options, seed, **programs, nested=nested)
+
     results = train_runs(make_run, workdir, data, options, announce)
     if results is None:
         return None
-    all_results = FinetuneResult(task, baseline_score(data), tuple(results))
-    write_results(workdir, all_results.to_dict(), data)
-    return all_results
+    result = FinetuneResult(task, baseline_score(data), tuple(results))
+    write_results(workdir, result.to_dict(), data, data_directory)
+    return result
 
 
 def train_runs(
@@ -160,14 +166,17 @@ def train_runs(
     )
 
 
-def write_results(workdir: StoredPath, results: dict[str, Any], data: TaskData) -> None:
-    """Write ``results.json`` with the provenance of its runs; the first process does."""
+def write_results(workdir: StoredPath, results: dict[str, Any], data: TaskData, data_directory: StoredPath) -> None:
+    """Write ``results.json`` with the provenance of its runs; the first process does.
+
+    The hashes are those of the model, of the files of the data, and of the encoded examples of each split.
+    """
     if not is_first():
         return
     directories = _directories(workdir, range(0))
     config = read_config(next(iter(directories.values())))
     assert config.finetune is not None
-    hashes = {"model": config.finetune.source_sha256, "train": data.train.sha256}
+    hashes = {"model": config.finetune.source_sha256, "files": hash_files(data_directory), "train": data.train.sha256}
     made = make_provenance(
         describe_environment(),
         hashes=hashes | {name: split.examples.sha256 for name, split in data.splits.items()},

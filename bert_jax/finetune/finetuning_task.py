@@ -5,13 +5,13 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.array_types import Array, Float, Int, Key, UInt32
-from bert_jax.config import Config, TaskHead
+from bert_jax.config import Config, FinetuneConfig, TaskHead
 from bert_jax.data.cursor import Cursor
-from bert_jax.finetune.trainable import ENCODER
 from bert_jax.model import bert
 from bert_jax.model.cls_norm import Statistics, SumOverDevices
 from bert_jax.model.dropout import DropoutKey, dropout
@@ -30,6 +30,11 @@ if TYPE_CHECKING:
 HEAD_DROPOUT_SITE = 0xF1E
 CLS_NORM = "task/cls_norm"
 """Path of the parameters of `TaskHead.cls_norm`."""
+ALL_BUT_ADAPTERS = (r"encoder/(?!(.*/)?(\w+_adapter|\w*norm)/).*",)
+"""Only adapters, all LayerNorms and the task head are trained, the pooler is not (Houlsby et al. 2019, figure 2;
+google-research/adapter-bert). Of a model without adapters, only LayerNorms and head."""
+ENCODER = (r"encoder/(embeddings|layers|final_norm)/.*",)
+"""Only the task head, and the pooler that it reads, are trained."""
 Metric = Callable[[np.ndarray], dict[str, float]]
 """Logits of a split's examples, [E, C], or of its tokens, [T, C], to metrics."""
 
@@ -40,7 +45,9 @@ class FineTuning:
 
     The loss is the mean over a batch's examples, or labelled tokens, of the cross-entropy, in a multiple choice over
     the endings; of the squared error if the head is that of a regression; for spans of the mean of the cross-entropies
-    of start and end over the tokens of the example.
+    of start and end over the tokens of the example; in `multilabel` of the mean of the binary cross-entropies of all
+    labels. Weights of classes and label smoothing are those of PyTorch's CrossEntropyLoss, so that with weights the
+    loss is a weighted mean.
     Dropout with the rate of the encoder is applied to what the head reads (Devlin et al. 2019,
     run_classifier.py), after mixing, normalisation and pooling.
     """
@@ -85,8 +92,8 @@ class FineTuning:
         return batch
 
     def loss_weight_sums(self, batch: Batch) -> dict[str, Float[Array, ""]]:
-        """Number of labels."""
-        return {"task_loss": has_label(batch["labels"]).sum(dtype=jnp.float32)}
+        """Number of labels, or sum of their weights."""
+        return {"task_loss": self._label_weights(batch["labels"]).sum(dtype=jnp.float32)}
 
     def sums(self, params: Params, batch: Batch, dropout_key: DropoutKey | None) -> dict[str, WeightedSum]:
         """Loss and, for classes, accuracy; with batch normalisation of [CLS], also its new running statistics."""
@@ -104,17 +111,40 @@ class FineTuning:
         """Loss and, for classes, accuracy of logits of the head."""
         labels = batch["labels"]
         weights = has_label(labels).astype(jnp.float32)
+        loss_weights = self._label_weights(labels)
         if self.head.kind == "span":
             likelihood, correct = span_log_likelihoods(logits, batch["segment_ids"], batch["cls_positions"], labels)
+        elif self.head.kind == "multilabel":
+            likelihood, correct = label_set_log_likelihoods(logits, jnp.maximum(labels, 0))
         elif self.is_regression:
             errors = jnp.square(logits[..., 0] - jnp.nan_to_num(labels))
             return {"task_loss": WeightedSum((errors * weights).sum(), weights.sum())}
         else:
             likelihood, correct = label_log_likelihoods(logits, jnp.maximum(labels, 0))
+        weighted = likelihood * loss_weights
+        smoothing = self._settings.label_smoothing
+        if smoothing:
+            log_probabilities = jax.nn.log_softmax(logits) * self._class_weights(logits.shape[-1])[None, None]
+            weighted = (1 - smoothing) * weighted + smoothing * log_probabilities.mean(-1) * weights
         return {
-            "task_loss": WeightedSum(-(likelihood * weights).sum(), weights.sum()),
+            "task_loss": WeightedSum(-weighted.sum(), loss_weights.sum()),
             "task_accuracy": WeightedSum((correct * weights).sum(), weights.sum()),
         }
+
+    @property
+    def _settings(self) -> FinetuneConfig:
+        assert self.config.finetune is not None
+        return self.config.finetune
+
+    def _class_weights(self, classes: int) -> Float[Array, " C"]:
+        return jnp.asarray(self._settings.class_weights or [1.0] * classes, jnp.float32)
+
+    def _label_weights(self, labels: Array) -> Float[Array, "B n"]:
+        """The weight of each label's class, 0 where there is no label."""
+        weights = has_label(labels).astype(jnp.float32)
+        if not self._settings.class_weights:
+            return weights
+        return weights * self._class_weights(0)[jnp.maximum(labels, 0)]
 
     def _logits(
         self,
@@ -188,6 +218,14 @@ class FineTuning:
         phase = self.config.phases[0]
         passes = 1 if phase.frozen == ENCODER else 2 if phase.frozen else 3
         return pretraining_flops(self.config.model, self.row_counts[0], phase.seq_len, 0) * passes / 3
+
+
+def label_set_log_likelihoods(
+    logits: Float[Array, "B K C"], labels: Int[Array, "B K C"]
+) -> tuple[Float[Array, "B K"], Float[Array, "B K"]]:
+    """Mean log-likelihood over the labels, each of which an example has (1) or not (0), and 1.0 where all are right."""
+    signs = 2.0 * labels - 1.0
+    return jax.nn.log_sigmoid(signs * logits).mean(-1), ((logits > 0) == (labels > 0)).all(-1).astype(jnp.float32)
 
 
 def span_log_likelihoods(

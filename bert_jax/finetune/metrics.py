@@ -27,6 +27,31 @@ def f1(labels: Labels, predictions: Labels) -> float:
     return float(2 * both / total) if total else 0.0
 
 
+def class_f1(labels: Labels, predictions: Labels) -> np.ndarray:
+    """F1 of each class, float [C]; 0 for a class that neither labels nor predictions have.
+
+    Args:
+      labels, predictions: bool [E, C]: whether each example has each class.
+    """
+    both, total = (labels & predictions).sum(0), labels.sum(0) + predictions.sum(0)
+    return 2 * both / np.maximum(total, 1)
+
+
+def macro_f1(labels: Labels, predictions: Labels) -> float:
+    """Mean F1 of the classes that labels or predictions have."""
+    classes = np.unique(np.concatenate([labels, predictions]))
+    return float(class_f1(labels[:, None] == classes, predictions[:, None] == classes).mean())
+
+
+def label_set_f1(labels: Labels, predictions: Labels) -> dict[str, float]:
+    """F1 over all pairs of an example and a class (micro), and mean F1 of all classes (macro); arguments as `class_f1`.
+
+    As `f1_score(zero_division=0)` of scikit-learn: F1 is 0 where neither labels nor predictions have a class.
+    """
+    micro = class_f1(labels.reshape(-1, 1), predictions.reshape(-1, 1))
+    return {"micro_f1": float(micro[0]), "macro_f1": float(class_f1(labels, predictions).mean())}
+
+
 def matthews_correlation(labels: Labels, predictions: Labels) -> float:
     """Correlation of classes (Matthews 1975; for more than two classes Gorodkin 2004).
 
@@ -156,6 +181,7 @@ def squad_scores(answers: Sequence[Sequence[str]], predictions: Sequence[str]) -
 METRICS: dict[str, Callable[[Labels, Labels], float]] = {
     "accuracy": accuracy,
     "f1": f1,
+    "macro_f1": macro_f1,
     "matthews_correlation": matthews_correlation,
     "pearson": pearson,
     "spearman": spearman,

@@ -42,11 +42,14 @@ class FileOptions:
     """How the files of a task are read: flags of every command that reads them."""
 
     text_columns: tuple[str, ...] | None = None
-    """For classification and regression: the columns with the text, or with the two texts of a pair: names in the
-    header, keys of JSON lines, or numbers from 0 of a file without header. For multiple_choice: with the context and,
-    if there is one, the beginning of all endings. Default: text; for multiple_choice sent1 and sent2, as in SWAG."""
+    """For classification, multilabel and regression: the columns with the text, or with the two texts of a pair: names
+    in the header, keys of JSON lines, or numbers from 0 of a file without header. For multiple_choice: with the context
+    and, if there is one, the beginning of all endings. Default: text; for multiple_choice sent1 and sent2, as in
+    SWAG."""
     label_column: str = "label"
-    """For classification, regression and multiple_choice: the column with the label."""
+    """For classification, multilabel, regression and multiple_choice: the column with the label or labels."""
+    label_separator: str = ","
+    """For multilabel: what separates the labels of a text in a table; lists in JSON lines and Parquet need none."""
     tag_column: int = -1
     """For tagging: the column with the tags, from 0; -1 is the last one, or UPOS in CoNLL-U."""
     word_column: CountOrZero | None = None
@@ -90,6 +93,12 @@ class FinetuneOptions(FileOptions):
     """Largest norm of the gradient; None: not clipped."""
     bias_correction: bool = True
     """Correct the bias of Adam's moments. Google's BERT did not, a known cause of failed runs (Mosbach et al. 2021)."""
+    class_weights: tuple[str, ...] = ()
+    """For classification and tagging: weights of the classes in the loss, as `no=1 yes=2.5`, or `balanced`: examples
+    (tokens) divided by the number of classes and by those of the class, as in scikit-learn. Default: none."""
+    label_smoothing: Annotated[float, Interval("[0, 1)")] = 0.0
+    """For classification, multiple_choice and tagging: share of the target distribution that is uniform (Szegedy et al.
+    2016)."""
     dropout: Rate | None = None
     """Dropout rate of the encoder and on the input of the head. Default: those of the model."""
     layer_decay: Annotated[float, Interval("(0, 1]")] = 1.0
@@ -111,6 +120,9 @@ class FinetuneOptions(FileOptions):
     keep_head: bool = False
     """Begin with the head of MODEL, which was fine-tuned on a task with the same labels. Without it the head is new,
     and MODEL may be fine-tuned on another task (intermediate-task training; Phang et al. 2018)."""
+    selection_share: Annotated[float, Interval("(0, 1)")] | None = None
+    """Share of the training examples that is held out, drawn by the seed, to choose the best epoch: the run keeps the
+    checkpoint of the epoch with the best score on them, and dev is scored once. Default: none, the last step counts."""
     test_score: Literal["auto", "required", "none"] = "auto"
     """Score of the test split, computed once, after training: `auto` if it has labels; `required` makes a test split
     without labels an error; `none` computes predictions only."""
@@ -132,11 +144,17 @@ class FinetuneOptions(FileOptions):
         check(self, "--")
         count = 1 if self.text_columns is None else len(self.text_columns)
         require(count in (1, 2), f"--text-columns has {count} names: give one or two")
+        require(self.label_separator != "", "--label-separator is empty: give the text between two labels, as ,")
         require(self.steps is None or self.epochs is None, "--steps and --epochs exclude each other: give one of them")
+        require(
+            self.keep == 1 or self.selection_share is None,
+            f"--keep {self.keep}: with --selection-share a run keeps its best epoch only: leave it out",
+        )
         for first, second in (
             ("freeze_encoder", "adapter_size"),
             ("freeze_encoder", "new_layers"),
             ("adapter_size", "new_layers"),
+            ("selection_share", "save_every"),
             ("keep_head", "pooling"),
             ("keep_head", "mix"),
             ("keep_head", "cls_norm"),

@@ -1,4 +1,4 @@
-"""Classification, regression and multiple choice: GLUE's files, a TFDS dataset, and your own tables."""
+"""Classification with one or several labels, regression and multiple choice: GLUE's files and your own."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,10 +10,19 @@ from bert_jax.convert.families.family import REGRESSION_LABELS
 from bert_jax.errors import require
 from bert_jax.finetune import glue
 from bert_jax.finetune.encoding import encode_choices, encode_examples
-from bert_jax.finetune.metrics import METRICS
+from bert_jax.finetune.metrics import METRICS, class_f1, label_set_f1
 from bert_jax.finetune.options import FileOptions
 from bert_jax.finetune.split_files import Values, find_splits, has_splits, is_tfds, read_files, read_tables, read_tfds
-from bert_jax.finetune.tables import Columns, Example, TableRow, check_unicode, class_names, to_examples, to_row
+from bert_jax.finetune.tables import (
+    Columns,
+    Example,
+    TableRow,
+    check_unicode,
+    class_names,
+    ordered,
+    to_examples,
+    to_row,
+)
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -32,8 +41,9 @@ class SentenceTask(NamedTuple):
     """train, and held-out splits by name."""
     glue_name: str | None = None
     """Key of `glue.GLUE`, whose form test predictions have."""
-    kind: Literal["classification", "multiple_choice"] = "classification"
-    """Of the head. The texts of a multiple choice are the context and every ending."""
+    kind: Literal["classification", "multilabel", "multiple_choice"] = "classification"
+    """Of the head. The label of a multilabel example is 1 or 0 for every class; the texts of a multiple choice are the
+    context and every ending."""
 
 
 class SentenceData:
@@ -53,13 +63,15 @@ class SentenceData:
         """
         self._task, self._examples, self.kind = task, task.splits, task.kind
         # The head has one output per class, or a single one for a regression and for each ending.
-        self.labels = task.labels if task.labels and task.kind == "classification" else REGRESSION_LABELS
+        self.labels = task.labels if task.labels and task.kind != "multiple_choice" else REGRESSION_LABELS
         self.main_metrics = task.main_metrics
         encode = encode_choices if task.kind == "multiple_choice" else encode_examples
-        encoded = {
-            name: encode(examples, tokenizer, max_length, token_types, separators)
-            for name, examples in task.splits.items()
-        }
+        encoded = {}
+        for name, examples in task.splits.items():
+            one = encode(examples, tokenizer, max_length, token_types, separators)
+            if task.kind == "multilabel" and one.labels.ndim == 1:  # a test split without labels
+                one = one._replace(labels=np.full((one.count, len(self.labels)), -1, np.int32))
+            encoded[name] = one
         self.train = encoded.pop("train")
         self.splits = {
             name: Split(examples, name.startswith("dev"), task.splits[name][0].label is not None)
@@ -67,18 +79,36 @@ class SentenceData:
         }
 
     def metrics(self, split: str, logits: np.ndarray, dev_logits: np.ndarray | None = None) -> Metrics:
-        """The main metrics and, of a classification, accuracy."""
+        """The main metrics and, of a classification, accuracy and macro F1 (GLUE's: accuracy)."""
         labels = self.splits[split].examples.labels
+        if self.kind == "multilabel":
+            return label_set_f1(labels > 0, self._predictions(logits))
         return {name: METRICS[name](labels, self._predictions(logits)) for name in self._reported}
 
-    def baseline(self, split: str) -> Metrics:
-        """Metrics of the class with the best score if it is predicted for all.
+    def class_f1(self, split: str, logits: np.ndarray) -> Metrics:
+        """F1 of each class, by name; empty for regression and multiple choice."""
+        if not self._task.labels or self.kind == "multiple_choice":
+            return {}
+        labels, predictions = self.splits[split].examples.labels, self._predictions(logits)
+        if self.kind == "classification":
+            classes = np.arange(len(self.labels))
+            labels, predictions = labels[:, None] == classes, predictions[:, None] == classes
+        return dict(zip(self.labels, class_f1(labels > 0, predictions > 0).tolist(), strict=True))
 
+    def baseline(self, split: str) -> Metrics:
+        """Metrics of the class, or the set of classes, with the best score if it is predicted for all.
+
+        The best set of a given size has the most frequent classes, for both micro and macro F1.
         Correlations of a constant are 0, or 1 if the labels are constant too, which no prediction can exceed.
         """
         labels = self.splits[split].examples.labels
         if not self._task.labels:
             return dict.fromkeys(self.main_metrics, float(np.ptp(labels) == 0))
+        if self.kind == "multilabel":
+            order = np.argsort(-labels.sum(0), kind="stable")
+            sets = (np.isin(np.arange(len(order)), order[:size]) for size in range(1, len(order) + 1))
+            scores = [label_set_f1(labels > 0, np.broadcast_to(one, labels.shape)) for one in sets]
+            return max(scores, key=lambda metrics: sum(metrics.values()))
         constants = (np.full_like(labels, index) for index in range(len(self._task.labels)))
         scores = [{name: METRICS[name](labels, one) for name in self.main_metrics} for one in constants]
         return max(scores, key=lambda metrics: sum(metrics.values()))
@@ -101,18 +131,25 @@ class SentenceData:
 
     @property
     def _reported(self) -> tuple[str, ...]:
-        extra = () if not self._task.labels or "accuracy" in self.main_metrics else ("accuracy",)
-        return self.main_metrics + extra
+        extra = ("accuracy",) if self._task.labels else ()
+        if self.kind == "classification" and self._task.labels and self._task.glue_name is None:
+            extra += ("macro_f1",)
+        return tuple(dict.fromkeys(self.main_metrics + extra))
 
     def _by_example(self, logits: np.ndarray) -> np.ndarray:
         """Logits [E, classes]; of a multiple choice from one logit of each text, [texts, 1], too."""
         return logits.reshape(-1, max(1, len(self._task.labels)))
 
     def _predictions(self, logits: np.ndarray) -> np.ndarray:
+        """Classes or numbers [E]; of several labels whether the probability of each exceeds 0.5, bool [E, C]."""
+        if self.kind == "multilabel":
+            return logits > 0
         return self._by_example(logits).argmax(-1) if self._task.labels else logits[:, 0]
 
     def _line(self, index: int, example: Example, prediction: Any, logits: np.ndarray) -> dict[str, Any]:
         def named(label: Any) -> Any:
+            if self.kind == "multilabel":
+                return [name for name, has in zip(self.labels, label, strict=True) if has]
             return self._task.labels[int(label)] if self._task.labels else float(label)
 
         label = {} if example.label is None else {"label": named(example.label)}
@@ -150,6 +187,57 @@ def read_own(task: str, directory: StoredPath, options: FileOptions) -> Sentence
     labels = () if is_regression else names or class_names(rows["train"])
     metrics = ("pearson", "spearman") if is_regression else ("accuracy",)
     return SentenceTask(labels, metrics, _to_splits(rows, labels))
+
+
+def read_multilabel(directory: StoredPath, options: FileOptions) -> SentenceTask:
+    """Texts that have any number of labels, also none: lists of JSON lines and Parquet, or texts with a separator.
+
+    The order of the classes is as of `read_own`.
+
+    Raises:
+      UserError: no training or validation split, files that are not tables, a label that train does not have, or a test
+        split in which only some rows have a column of labels.
+    """
+    columns = Columns(options.text_columns or ("text",), options.label_column, _ADVICE)
+    tables = read_tables(directory, columns)
+    names, found = tables.class_names.get(options.label_column, ()), {}
+    for split, values in tables.rows.items():
+        rows = _to_rows(split, values, columns._replace(label=None))
+        sets = [_label_set(where, one.get(options.label_column), options.label_separator) for where, one in values]
+        if split.startswith("test") and any(one is None for one in sets):
+            require(
+                all(one is None for one in sets),
+                f"{rows[sets.index(None)].where} has no labels, other rows of the split have some: give all or none",
+            )
+        for row, one in zip(rows, sets, strict=True):
+            require(one is not None or split.startswith("test"), f"{row.where} has no list or text of labels")
+        found[split] = rows, sets
+    indices = {str(i): name for i, name in enumerate(names)}
+    labels = names or ordered({name for one in found["train"][1] for name in one})
+    require(len(labels) >= 2, f"{directory}: train has {len(labels)} labels: multilabel needs two or more")
+    splits = {}
+    for split, (rows, sets) in found.items():
+        splits[split] = []
+        for row, one in zip(rows, sets, strict=True):
+            chosen = None if one is None else {indices.get(name, name) for name in one}
+            unknown = sorted((chosen or set()) - set(labels))
+            known = ", ".join(labels[:20])
+            require(not unknown, f"{row.where}: the label '{unknown and unknown[0]}' is not one of {known}")
+            splits[split].append(
+                Example(row.texts, None if chosen is None else tuple(int(name in chosen) for name in labels))
+            )
+    return SentenceTask(labels, ("micro_f1", "macro_f1"), splits, kind="multilabel")
+
+
+def _label_set(where: str, value: Any, separator: str) -> list[str] | None:
+    """The labels of a row; None if it has no value."""
+    if value is None:
+        return None
+    values = value.split(separator) if isinstance(value, str) else value if isinstance(value, list) else [value]
+    require(all(isinstance(one, str | int) for one in values), f"{where}: a label is not a string or whole number")
+    named = [str(one).strip() for one in values]
+    check_unicode(where, *named)
+    return [name for name in named if name]
 
 
 def read_choices(directory: StoredPath, options: FileOptions) -> SentenceTask:

@@ -1,6 +1,7 @@
 """Files of a task's splits: where they lie, and the values of their rows (tables, Parquet, TFDS)."""
 
 import contextlib
+import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -68,6 +69,22 @@ def find_splits(
 def has_splits(directory: StoredPath, ending: str) -> bool:
     """Whether a directory has a training split with this ending, where `find_splits` looks for it."""
     return bool(_files(_folder(directory, (ending,)), "train", (ending,)))
+
+
+def hash_files(directory: StoredPath) -> str:
+    """Hex SHA-256 of the names and contents of all files in a directory and in the directories in it."""
+    digest = hashlib.sha256()
+    for name, file in sorted(_walk(directory)):
+        digest.update(name.encode() + b"\0" + hashlib.sha256(file.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _walk(directory: StoredPath, prefix: str = "") -> Iterator[tuple[str, StoredPath]]:
+    for path in directory.iterdir():
+        if path.is_dir():
+            yield from _walk(path, f"{prefix}{path.name}/")
+        else:
+            yield prefix + path.name, path
 
 
 def _folder(directory: StoredPath, endings: Sequence[str]) -> StoredPath:

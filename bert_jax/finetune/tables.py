@@ -4,7 +4,7 @@ import csv
 import io
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,8 +23,8 @@ class Example(NamedTuple):
 
     texts: tuple[str, ...]
     """One text, or the two of a pair."""
-    label: int | float | None
-    """Index of the class, or the target of a regression; None in a split without labels."""
+    label: int | float | tuple[int, ...] | None
+    """Index of the class, the target of a regression, or 1 or 0 for every class; None in a split without labels."""
 
 
 class Columns(NamedTuple):
@@ -197,10 +197,15 @@ def class_names(rows: Sequence[TableRow]) -> tuple[str, ...]:
     """
     for row in rows:
         require(bool(row.label), f"{row.where} has no label")
-    names = {row.label for row in rows if row.label}
-    ordered = sorted(names, key=lambda name: (float(name), name)) if all(map(_is_number, names)) else sorted(names)
-    require(len(ordered) >= 2, f"{rows[0].where}: all examples have the label '{ordered[0]}'")
-    return tuple(ordered)
+    names = ordered({row.label for row in rows if row.label})
+    require(len(names) >= 2, f"{rows[0].where}: all examples have the label '{names[0]}'")
+    return names
+
+
+def ordered(names: Collection[str]) -> tuple[str, ...]:
+    """Names of classes, ascending: numbers by value, else by text."""
+    are_numbers = all(map(_is_number, names))
+    return tuple(sorted(names, key=lambda name: (float(name) if are_numbers else 0.0, name)))
 
 
 def to_examples(rows: Sequence[TableRow], labels: Sequence[str]) -> list[Example]:

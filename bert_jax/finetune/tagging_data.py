@@ -61,6 +61,10 @@ class TaggingData:
         """Accuracy over words and, for spans, precision, recall and F1. Logits are of tokens, [T, C]."""
         return self._scores(split, list(self._predicted_tags(split, logits)))
 
+    def class_f1(self, split: str, logits: np.ndarray) -> Metrics:
+        """None: classes are of words."""
+        return {}
+
     def baseline(self, split: str) -> Metrics:
         """The metrics of the best constant tag; main metrics of 1 if all words of the split have the same tag."""
         return self._baselines[split]

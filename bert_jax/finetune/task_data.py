@@ -11,6 +11,8 @@ from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
 
 Metrics = dict[str, float]
+SELECTION = "selection"
+"""Name of the split of training examples that `tasks.hold_out` holds out."""
 
 
 class Split(NamedTuple):
@@ -27,7 +29,7 @@ class Split(NamedTuple):
 class TaskData(Protocol):
     """What a task trains on, what it is scored by, and how its predictions are written."""
 
-    kind: Literal["classification", "multiple_choice", "tagging", "span"]
+    kind: Literal["classification", "multilabel", "multiple_choice", "tagging", "span"]
     labels: tuple[str, ...]
     """Names of the head's outputs; a regression has one, and a multiple choice one for every ending."""
     train: EncodedExamples
@@ -44,6 +46,10 @@ class TaskData(Protocol):
           logits: of the split.
           dev_logits: of dev, on which a threshold is tuned; None: on the split itself, which is no test split.
         """
+        ...
+
+    def class_f1(self, split: str, logits: np.ndarray) -> Metrics:
+        """F1 of each class in a split with labels, by name; empty if examples have no classes."""
         ...
 
     def baseline(self, split: str) -> Metrics:
@@ -67,7 +73,7 @@ def score(data: TaskData, metrics_of: Callable[[str], Metrics], splits: Sequence
 
 def labelled_tests(data: TaskData) -> list[str]:
     """The test splits with labels."""
-    return [name for name, split in data.splits.items() if split.has_labels and not split.is_scored]
+    return [name for name, split in data.splits.items() if split.has_labels and name.startswith("test")]
 
 
 def baseline_score(data: TaskData) -> float:
@@ -76,9 +82,9 @@ def baseline_score(data: TaskData) -> float:
 
 
 def metric_prefix(split: str) -> str:
-    """Prefix of a split's metrics in metrics.jsonl: none for dev and test, ``matched/`` for dev_matched."""
-    _, _, part = split.partition("_")
-    return f"{part}/" if part else ""
+    """Prefix of a split's metrics: none for dev and test, ``matched/`` for dev_matched, else its name."""
+    kind, _, part = split.partition("_")
+    return f"{part if kind in ('dev', 'test') else split}/".lstrip("/")
 
 
 def write_json_lines(path: StoredPath, lines: list[dict]) -> None:

@@ -1,23 +1,35 @@
 """The tasks of fine-tuning: a new one is a row of `TASKS`, a function that reads its files, and a `TaskData`."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from bert_jax.convert.families import FAMILIES
+from bert_jax.data.hash_random import make_key, permute
 from bert_jax.errors import UserError, did_you_mean, require
 from bert_jax.finetune import glue
 from bert_jax.finetune.options import FileOptions, FinetuneOptions
 from bert_jax.finetune.seed_run import SourceEncoder
-from bert_jax.finetune.sentence_data import SentenceData, SentenceTask, read_choices, read_glue, read_own
+from bert_jax.finetune.sentence_data import (
+    SentenceData,
+    SentenceTask,
+    read_choices,
+    read_glue,
+    read_multilabel,
+    read_own,
+)
 from bert_jax.finetune.squad import Question
 from bert_jax.finetune.squad_data import SquadData, read_squad_splits
 from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
-from bert_jax.finetune.task_data import TaskData, baseline_score, labelled_tests
+from bert_jax.finetune.task_data import SELECTION, TaskData, baseline_score, labelled_tests
 from bert_jax.storage.paths import StoredPath
 
+HELD_OUT = 0x5E1EC7
+"""Word of keys: which examples `hold_out` holds out."""
 Splits = dict[str, list[TaggedSentence]] | dict[str, list[Question]] | SentenceTask
 """The examples of a task: of tagging, squad, and all others."""
 
@@ -70,6 +82,7 @@ _COLUMNS = ("text_columns", "label_column")
 TASKS = {
     **{name: _glue(name) for name in glue.GLUE},
     "classification": _own("classification"),
+    "multilabel": TaskSpec(read_multilabel, _encode_texts, (*_COLUMNS, "label_separator")),
     "regression": _own("regression"),
     "multiple_choice": TaskSpec(read_choices, _encode_texts, _COLUMNS),
     "tagging": TaskSpec(read_tagging, _encode_words, ("tag_column", "word_column"), reads_tokens=True),
@@ -104,11 +117,52 @@ def read_splits(task: str, directory: StoredPath, options: FinetuneOptions) -> S
         if field.name not in TASKS[task].file_options and getattr(options, field.name) != field.default:
             readers = [name for name, spec in TASKS.items() if field.name in spec.file_options]
             raise UserError(
-                f"--{field.name.replace('_', '-')} is for --task {' and '.join(readers)}; the files of {task} do not "
+                f"--{field.name.replace('_', '-')} is for --task {', '.join(readers)}; the files of {task} do not "
                 "need it: leave it out"
             )
     require(directory.is_dir(), f"--data {directory} is not a directory: give the one with the task's files")
     return TASKS[task].read(directory, options)
+
+
+def hold_out(splits: Splits, share: float, seed: int) -> Splits:
+    """The splits with a share of train as the split `SELECTION`, on which a run chooses its best epoch.
+
+    Args:
+      splits: of `read_splits`; of squad, examples are questions.
+      share: of the examples of train.
+      seed: of the run; an example is held out depending on it, the example's index, and their number.
+
+    Raises:
+      UserError: one of the two parts would have no example, or train none of a class.
+    """
+    by_name: dict[str, Any] = dict(splits.splits if isinstance(splits, SentenceTask) else splits)
+    train = by_name["train"]
+    total, count = len(train), round(share * len(train))
+    flag = f"--selection-share {share:g}"
+    require(0 < count < total, f"{flag} holds out {count} of {total} training examples: choose another share")
+    is_held = np.zeros(total, bool)
+    is_held[permute(np.arange(total), total, make_key(seed, HELD_OUT))[:count]] = True
+    parts = {
+        name: [train[i] for i in np.flatnonzero(which)] for name, which in (("train", ~is_held), (SELECTION, is_held))
+    }
+    lost = sorted(_classes(splits, train) - _classes(splits, parts["train"]))
+    require(
+        not lost,
+        f"{flag} with seed {seed} leaves no example of '{lost and lost[0]}' for training: choose another share",
+    )
+    by_name |= parts
+    return splits._replace(splits=by_name) if isinstance(splits, SentenceTask) else by_name
+
+
+def _classes(splits: Splits, examples: Sequence[Any]) -> set[str]:
+    """The classes of examples; of words and questions, too."""
+    if not isinstance(splits, SentenceTask):
+        groups = (one.tags if isinstance(one, TaggedSentence) else (str(bool(one.answers)),) for one in examples)
+        return {name for group in groups for name in group}
+    if not splits.labels or splits.kind == "multiple_choice":
+        return set()
+    several = splits.kind == "multilabel"
+    return {splits.labels[i] for one in examples for i in (np.flatnonzero(one.label) if several else [one.label])}
 
 
 def encode_splits(

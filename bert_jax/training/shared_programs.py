@@ -23,7 +23,7 @@ class SharedPrograms(Programs):
         # All that programs depend on but for the phase. Tests change the vocabulary and the sums of tasks.
         self._same = (
             *(config.model, config.objective, config.optimizer, config.data.examples_per_row),
-            config.finetune and config.finetune.head,
+            config.finetune and (config.finetune.head, config.finetune.class_weights, config.finetune.label_smoothing),
             *(config.recovery.stable_steps, config.log.layers, mesh, getattr(task, "vocabulary", None)),
             *(type(task).sums, jax.config.read("jax_disable_most_optimizations")),
         )

@@ -245,6 +245,7 @@ def test_commands_that_read_task_files_have_their_flags():
     commands = {command: flags_of(command) for command in ARGUMENTS if command.split()[0] in ("finetune", "compress")}
     commands |= {"analyse": list(list_flags(analyse.command_type()))}
     values = {"text_columns": ("a", "b"), "label_column": "c", "tag_column": 1, "word_column": 2, "skip_damaged": True}
+    values["label_separator"] = ";"
     given = {name: values[name] for name in FileOptions().file_options()}
     assert set(given) == {name for spec in TASKS.values() for name in spec.file_options}
     for command, sections in READ_TASK_FILES.items():

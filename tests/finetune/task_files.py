@@ -116,6 +116,20 @@ def write_choices(directory: Path) -> Path:
     return directory
 
 
+def write_multilabel(directory: Path) -> Path:
+    """Sentences as JSON lines with the kinds of their words as a list of labels, which may be empty."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for split, count in COUNTS.items():
+        rows = [{"text": " ".join(row), "label": label_set(row)} for row in sentences(len(split), count)]
+        (directory / f"{split}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return directory
+
+
+def label_set(row: list[str]) -> list[str]:
+    """The kinds of the words of a sentence."""
+    return sorted({TAGS[word].removeprefix("B-") for word in row if word in TAGS})
+
+
 def write_tfds(directory: Path) -> Path:
     """SST-2 as a TFDS dataset in ArrayRecord files: example i of a split has i + 1 words and the label i mod 2."""
     import tensorflow_datasets as tfds

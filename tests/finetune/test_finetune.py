@@ -18,6 +18,7 @@ from bert_jax.errors import UserError
 from bert_jax.finetune import finetune, glue
 from bert_jax.finetune.label_order import in_order_of_task
 from bert_jax.finetune.options import FinetuneOptions
+from bert_jax.finetune.split_files import hash_files
 from bert_jax.finetune.task_data import score
 from bert_jax.finetune.tasks import open_task
 from bert_jax.interventions import importance_data, task_evaluation
@@ -100,6 +101,60 @@ def test_a_multiple_choice(tiny_run, tmp_path):
 
 
 @pytest.mark.slow
+def test_several_labels(tiny_run, tmp_path):
+    """Learned, scored on dev and test, and exported as what transformers applies a sigmoid to."""
+    data = task_files.write_multilabel(tmp_path / "data")
+    options = dataclasses.replace(OPTIONS, steps=80)
+    result = finetune.finetune(tiny_run, "multilabel", data, tmp_path / "run", options)
+    (seed,) = result.seeds
+    assert seed.class_f1["dev"]["place"] > 0.8 and seed.score == np.mean([*seed.metrics.values()])
+    assert seed.test_metrics.keys() == seed.metrics.keys() and seed.class_f1["dev"].keys() == {"place", "thing"}
+    lines = [json.loads(line) for line in (tmp_path / "run/predictions/dev.jsonl").read_text().splitlines()]
+    assert all((np.array(line["logits"]) > 0).sum() == len(line["prediction"]) for line in lines)
+    assert numbers(tmp_path / "run", "train")[-1]["task_accuracy"] > 0.5
+    assert convert(tmp_path / "run", tmp_path / "exported", "huggingface").passed
+    config = json.loads((tmp_path / "exported/config.json").read_text())
+    assert config["problem_type"] == "multi_label_classification" and config["id2label"] == {"0": "place", "1": "thing"}
+    with input_formats.open_model(tmp_path / "exported") as again, input_formats.open_model(tmp_path / "run") as run:
+        assert again.model.heads.task == run.model.heads.task and run.model.heads.task.kind == "multilabel"
+
+
+@pytest.mark.slow
+def test_the_best_epoch_by_a_part_of_train(folder, tiny_run, tmp_path, tiny_programs):
+    """Each seed holds out another part, dev is scored once, and the checkpoint is that of the best epoch."""
+    options = dataclasses.replace(OPTIONS, steps=20, selection_share=0.25, seeds=2)
+    data = folder / "sst2"
+    result = finetune.finetune(tiny_run, "sst2", data, tmp_path / "run", options)
+    for seed in result.seeds:
+        run = tmp_path / f"run/seed{seed.seed}"
+        lines = numbers(run, "validation")
+        assert [line["step"] for line in lines] == [3, 6, 9, 12, 15, 18, 20] and "accuracy" not in lines[0]
+        scores = [line["selection/accuracy"] for line in lines]
+        best = lines[int(np.argmax(scores))]["step"]
+        assert committed(run) == [best]
+        assert seed.best_epoch == {"step": best, "epoch": round(best / 3, 2), "score": max(scores), "examples": 16}
+        encoder = finetune.read_source(run)
+        opened, _ = open_task("sst2", data, FinetuneOptions(max_length=64), encoder)
+        assert task_evaluation.task_score(bert_jax.load(run), opened) == seed.score
+    assert (
+        json.loads((tmp_path / "run/results.json").read_text())["seeds"][0]["best_epoch"] == result.seeds[0].best_epoch
+    )
+    again = finetune.finetune(tiny_run, "sst2", data, tmp_path / "run", options)
+    assert [one.to_dict() for one in again.seeds] == [one.to_dict() for one in result.seeds]
+    with pytest.raises(Killed):
+        finetune.finetune(
+            tiny_run,
+            "sst2",
+            data,
+            tmp_path / "one",
+            dataclasses.replace(options, seeds=1),
+            make_programs=tiny_programs(after_step=kill_after(10)),
+        )
+    killed = finetune.finetune(tiny_run, "sst2", data, tmp_path / "one", dataclasses.replace(options, seeds=1))
+    assert killed.seeds[0].to_dict() == result.seeds[0].to_dict()
+
+
+@pytest.mark.slow
 def test_a_labelled_test_split(folder, tiny_run, tmp_path):
     """Scored once, beside dev; here it is dev."""
     shutil.copytree(folder / "sst2", tmp_path / "sst2")
@@ -177,6 +232,7 @@ def test_options(folder, tiny_run, tmp_path):
     assert "other code, which are kept: seed 0 by bert_jax 0.0.9 (SHA-256 0123456789abcdef); the rest by" in note
     made = json.loads((tmp_path / "run/results.json").read_text())["provenance"]
     assert list(made["other_code"]) == ["seed 0"] and made["configs"]["run"]["finetune"]["task"] == "sst2"
+    assert made["hashes"]["files"] == hash_files(folder / "sst2")
     assert made["hashes"]["train"] == made["configs"]["run"]["finetune"]["data_sha256"]
     page = text.render(seeds.sections(tmp_path / "run"))
     assert seeds.has_seeds(tmp_path / "run") and "2 of 2 runs failed" in page and "made by other code: seed 0" in page
@@ -423,9 +479,19 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task classification --data tfds", "tfds has a dataset_info.json, but TFDS cannot read .*prepare it again"),
         (
             "--task sst2 --text-columns sentence",
-            "--text-columns is for --task classification and regression and multiple_choice; the files of sst2",
+            "--text-columns is for --task classification, multilabel, regression, multiple_choice; the files of sst2",
         ),
         ("--task sst2 --test-score required", "--test-score required: sst2 has no test split with labels: add one"),
+        ("--task sst2 --selection-share 0.001", "--selection-share 0.001 holds out 0 of 64 training examples: choose"),
+        ("--task sst2 --selection-share 1", r"--selection-share is 1.*: it must be a number in \(0, 1\)"),
+        (
+            "--task sst2 --selection-share 0.99",
+            "--selection-share 0.99 with seed 0 leaves no example of '[01]' for train",
+        ),
+        ("--task sst2 --selection-share 0.1 --keep 2", "--keep 2: with --selection-share a run keeps its best epoch"),
+        ("--task stsb --data stsb --label-smoothing 0.1", "--label-smoothing is for tasks with one class per example"),
+        ("--task sst2 --class-weights 0=1", "--class-weights 0=1: it must have one weight for each of 0, 1, or be"),
+        ("--task multilabel --data multilabel --class-weights balanced", "--class-weights is for tasks with one class"),
         ("--task sst2 --skip-damaged", "--skip-damaged is for --task squad; the files of sst2 do not need it: leave"),
         ("--task squad", "has no train split: it needs a file train with ending .json"),
         ("--task tagging --tag-column 7 --data tagging", "there is no column 7 of tags"),
@@ -445,6 +511,8 @@ def test_bad_inputs(arguments, message, folder, tiny_run, tmp_path, capsys, monk
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.tsv").write_text(train)
         (tmp_path / name / "dev.tsv").write_text(dev)
+    task_files.write_multilabel(tmp_path / "multilabel")
+    task_files.write_glue(tmp_path / "stsb", "stsb")
     (tmp_path / "empty").mkdir()
     (tmp_path / "tfds").mkdir()
     (tmp_path / "tfds/dataset_info.json").write_text("{")

@@ -11,8 +11,8 @@ from bert_jax.convert.conversion import convert
 from bert_jax.convert.formats import input_formats
 from bert_jax.errors import UserError
 from bert_jax.finetune import finetune
+from bert_jax.finetune.finetuning_task import ALL_BUT_ADAPTERS, ENCODER
 from bert_jax.finetune.options import FinetuneOptions
-from bert_jax.finetune.trainable import ALL_BUT_ADAPTERS, ENCODER
 from tests.finetune import task_files
 from tests.finetune.tiny_task import HEAD, MODEL, arrays, make_programs, make_task, take_step
 

@@ -27,10 +27,24 @@ def test_classification(labels, predictions):
         expected = {
             "accuracy": sklearn_metrics.accuracy_score(labels, predictions),
             "f1": sklearn_metrics.f1_score(labels == 1, predictions == 1, zero_division=0.0),
+            "macro_f1": sklearn_metrics.f1_score(labels, predictions, average="macro", zero_division=0.0),
             "matthews_correlation": sklearn_metrics.matthews_corrcoef(labels, predictions),
         }
     for name, value in expected.items():
         assert metrics.METRICS[name](labels, predictions) == pytest.approx(value, abs=1e-12), name
+
+
+@pytest.mark.parametrize(("size", "share"), [(1, 0.5), (40, 0.0), (40, 0.3), (300, 0.05)])
+def test_sets_of_labels(size, share):
+    """Also of classes that nothing has, which count as 0."""
+    rng = np.random.default_rng(size)
+    labels, predictions = rng.random((2, size, 4)) < [share, share, 0.5, 0.0]
+    found = metrics.label_set_f1(labels, predictions)
+    for average in ("micro", "macro"):
+        expected = sklearn_metrics.f1_score(labels, predictions, average=average, zero_division=0.0)
+        assert found[f"{average}_f1"] == pytest.approx(expected, abs=1e-12)
+    each = sklearn_metrics.f1_score(labels, predictions, average=None, zero_division=0.0)
+    np.testing.assert_allclose(metrics.class_f1(labels, predictions), each, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("ties", [False, True])

@@ -1,18 +1,28 @@
 """Files of splits: their names and layouts, endings of a multiple choice, labels of test splits."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
 from bert_jax.finetune.options import FinetuneOptions
-from bert_jax.finetune.sentence_data import SentenceData, read_choices, read_own
-from bert_jax.finetune.split_files import ENDINGS, find_splits
+from bert_jax.finetune.sentence_data import (
+    SentenceData,
+    SentenceTask,
+    read_choices,
+    read_glue,
+    read_multilabel,
+    read_own,
+)
+from bert_jax.finetune.split_files import ENDINGS, find_splits, hash_files
 from bert_jax.finetune.squad import Question
-from bert_jax.finetune.squad_data import SquadData
+from bert_jax.finetune.squad_data import SquadData, read_squad_splits
+from bert_jax.finetune.tables import Example
 from bert_jax.finetune.tagging import TaggedSentence
-from bert_jax.finetune.tagging_data import TaggingData
+from bert_jax.finetune.tagging_data import TaggingData, read_tagging
+from bert_jax.finetune.tasks import hold_out
 from bert_jax.tokenizers import tokenizer
 from tests.finetune import task_files
 from tests.fixtures import WORDS
@@ -127,6 +137,117 @@ def test_bad_layouts(names, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def parquet(path, columns, features=None):
+    """A file of Hugging Face's datasets."""
+    pyarrow, writer = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.table(columns)
+    if features is not None:
+        table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer.write_table(table, path)
+
+
+NAMED = {"_type": "ClassLabel", "names": ["positive", "negative", "neutral"]}
+
+
+def test_parquet_with_class_names(tmp_path, words):
+    """Classes have the names and the order of the dataset; -1 is no label."""
+    for i in range(2):
+        name = f"data/train-0000{i}-of-00002.parquet"
+        parquet(tmp_path / name, {"text": ["river", "stone"], "label": [1, i]}, {"label": NAMED, "text": {}})
+    parquet(tmp_path / "data/validation-00000-of-00001.parquet", {"text": ["wind"], "label": [2]}, {"label": NAMED})
+    parquet(tmp_path / "data/test-00000-of-00001.parquet", {"text": ["wind"], "label": [-1]}, {"label": NAMED})
+    task = read_own("classification", tmp_path, OPTIONS)
+    assert task.labels == ("positive", "negative", "neutral")
+    assert [example.label for example in task.splits["train"]] == [1, 0, 1, 1]
+    assert [task.splits[split][0].label for split in ("dev", "test")] == [2, None]
+    parquet(tmp_path / "data/validation-00000-of-00001.parquet", {"text": ["wind"], "label": [3]}, {"label": NAMED})
+    with pytest.raises(UserError, match=r"parquet, row 0: the label '3' is not one of positive, negative, neutral"):
+        read_own("classification", tmp_path, OPTIONS)
+
+
+def test_glue_in_parquet(tmp_path):
+    """Labels are the numbers of GLUE's classes, whatever their names."""
+    for split, label in (("train", 1), ("validation_matched", 2), ("validation_mismatched", 0), ("test_matched", -1)):
+        path = tmp_path / f"mnli/{split}-00000-of-00001.parquet"
+        parquet(path, {"premise": ["a"], "hypothesis": ["b"], "label": [label]}, {"label": NAMED})
+    task = read_glue("mnli", tmp_path / "mnli")
+    assert {split: examples[0].label for split, examples in task.splits.items()} == {
+        "train": 1,
+        "dev_matched": 2,
+        "dev_mismatched": 0,
+        "test_matched": None,
+    }
+    assert task.labels == ("entailment", "neutral", "contradiction")
+
+
+def test_bad_parquet(tmp_path, monkeypatch):
+    for split in ("train", "dev"):
+        parquet(tmp_path / f"{split}.parquet", {"text": ["a", "b"], "label": ["x", "y"]})
+    assert read_own("classification", tmp_path, OPTIONS).labels == ("x", "y")
+    with pytest.raises(UserError, match=r"train\.parquet has no column 'review': it has text, label: name them with"):
+        read_own("classification", tmp_path, FinetuneOptions(text_columns=("review",)))
+    (tmp_path / "dev.parquet").write_bytes(b"PAR1")
+    with pytest.raises(UserError, match=r"dev\.parquet cannot be read as Parquet \(.*\): copy it again"):
+        read_own("classification", tmp_path, OPTIONS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"train\.parquet needs pyarrow, which is missing: pip install") as error:
+        read_own("classification", tmp_path, OPTIONS)
+    assert "\n" not in str(error.value)
+
+
+SETS = [["place", "thing"], [], ["thing"]]
+
+
+def test_several_labels(tmp_path, words):
+    """In lists, in a text with a separator, and as numbers of named classes."""
+    texts = ["river stone", "far", "stone"]
+    for split in ("train", "dev"):
+        lines(tmp_path / f"lists/{split}.jsonl", [{"text": t, "label": s} for t, s in zip(texts, SETS, strict=True)])
+        rows = [f"{text}\t{'; '.join(labels)}" for text, labels in zip(texts, SETS, strict=True)]
+        (tmp_path / "table").mkdir(exist_ok=True)
+        (tmp_path / f"table/{split}.tsv").write_text("\n".join(["text\tlabel", *rows]) + "\n")
+        numbers = [[{"place": 0, "thing": 1}[name] for name in labels] for labels in SETS]
+        feature = {"_type": "List", "feature": NAMED | {"names": ["place", "thing"]}}
+        parquet(tmp_path / f"numbers/{split}.parquet", {"text": texts, "label": numbers}, {"label": feature})
+    lines(tmp_path / "lists/test.jsonl", [{"text": "river"}])
+    task = read_multilabel(tmp_path / "lists", OPTIONS)
+    assert task.labels == ("place", "thing")
+    assert [example.label for example in task.splits["dev"]] == [(1, 1), (0, 0), (0, 1)]
+    assert read_multilabel(tmp_path / "table", FinetuneOptions(label_separator=";")).splits["dev"] == task.splits["dev"]
+    assert read_multilabel(tmp_path / "numbers", OPTIONS).splits["dev"] == task.splits["dev"]
+
+    data = SentenceData(task, words, 16, 2)
+    assert data.splits["test"].examples.labels.tolist() == [[-1, -1]] and not data.splits["test"].has_labels
+    logits = np.array([[0.1, 3.0], [-1.0, 0.0], [2.0, 2.0]], np.float32)
+    assert data.metrics("dev", logits) == pytest.approx({"micro_f1": 6 / 7, "macro_f1": (2 / 3 + 1) / 2})
+    assert data.class_f1("dev", logits) == pytest.approx({"place": 2 / 3, "thing": 1.0})
+    assert data.baseline("dev") == pytest.approx({"micro_f1": 2 / 3, "macro_f1": (1 / 2 + 4 / 5) / 2})
+    data.write_predictions(tmp_path, {"dev": logits, "test": logits[:1]})
+    written = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
+    assert [line["label"] for line in written] == SETS
+    assert [line["prediction"] for line in written] == [["place", "thing"], [], ["place", "thing"]]
+    assert "label" not in json.loads((tmp_path / "test.jsonl").read_text())
+
+
+@pytest.mark.parametrize(
+    ("dev", "message"),
+    [
+        (["a", "c"], r"dev\.jsonl:2: the label 'c' is not one of a, b"),
+        ([3], r"dev\.jsonl:2: the label '3' is not one of a, b"),
+        (None, r"dev\.jsonl:2 has no list or text of labels"),
+        ([None], r"dev\.jsonl:2: a label is not a string or whole number"),
+        ([0.5], r"dev\.jsonl:2: a label is not a string or whole number"),
+    ],
+)
+def test_bad_sets_of_labels(dev, message, tmp_path):
+    lines(tmp_path / "train.jsonl", [{"text": "x", "label": ["a", "b"]}])
+    lines(tmp_path / "dev.jsonl", [{"text": "x", "label": "a"}, {"text": "y", "label": dev}])
+    with pytest.raises(UserError, match=message) as error:
+        read_multilabel(tmp_path, OPTIONS)
+    assert "\n" not in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [(["a", "b"], [0, 1]), ([None, None], None), (["", ""], None), ([-1, -1], None), ([..., ...], None)],
@@ -175,3 +296,52 @@ def test_the_threshold_of_a_test_split_is_that_of_dev(words):
     assert data.metrics("dev", dev)["f1"] == 100.0
     assert data.metrics("test", test)["f1"] == 100.0  # with a threshold of its own
     assert data.metrics("test", test, dev)["f1"] == 50.0
+
+
+def test_the_hash_of_files(tmp_path):
+    """Of names and contents, in folders too, and not of the directory's own name."""
+    digests = []
+    for name, files in (("a", {"x": "1", "y/z": "2"}), ("b", {"x": "1", "y/z": "2"}), ("c", {"x": "1", "y/w": "2"}),
+                        ("d", {"x": "1", "y/z": "3"})):  # fmt: skip
+        for file, text in files.items():
+            (tmp_path / name / file).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name / file).write_text(text)
+        digests.append(hash_files(tmp_path / name))
+    assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_part_of_train_is_held_out(seed, tmp_path):
+    """A quarter of each kind of task's train, by the seed; the rest is the training split."""
+    task_files.write_choices(tmp_path / "choice")
+    task_files.write_multilabel(tmp_path / "several")
+    task_files.write_tagging(tmp_path / "tagging")
+    task_files.write_squad(tmp_path / "squad", unanswerable=True)
+    for splits in (
+        read_choices(tmp_path / "choice", OPTIONS),
+        read_multilabel(tmp_path / "several", OPTIONS),
+        read_tagging(tmp_path / "tagging", OPTIONS),
+        read_squad_splits(tmp_path / "squad", OPTIONS),
+    ):
+        parts, other = (hold_out(splits, 0.25, one) for one in (seed, seed + 2))
+        whole, parts, other = (getattr(one, "splits", one) for one in (splits, parts, other))
+        held = parts["selection"]
+        assert len(held) == len(whole["train"]) // 4 and len(parts["train"]) == 3 * len(held)
+        assert sorted(map(repr, [*held, *parts["train"]])) == sorted(map(repr, whole["train"]))
+        assert parts["dev"] == whole["dev"] and held != other["selection"]
+
+
+def test_a_class_that_is_only_held_out():
+    examples = [Example(("a",), 0)] * 9 + [Example(("b",), 1)]
+    splits = SentenceTask(("no", "yes"), ("accuracy",), {"train": examples, "dev": examples})
+    found = set()
+    for seed in range(40):
+        try:
+            parts = hold_out(splits, 0.2, seed).splits
+            found.add(examples[-1] in parts["train"])
+        except UserError as error:
+            assert str(error).startswith(
+                f"--selection-share 0.2 with seed {seed} leaves no example of 'yes' for training"
+            )
+            found.add("refused")
+    assert found == {True, "refused"}

@@ -76,6 +76,18 @@ def test_tagging(export, tmp_path):
     assert len(found) > 1
 
 
+def test_several_labels(export, tmp_path):
+    """The labels whose probability exceeds one half, through `pipeline`, which applies a sigmoid."""
+    data = task_files.write_multilabel(tmp_path / "data")
+    model, lines = export("multilabel", data, steps=80)
+    pipeline = transformers.pipeline("text-classification", model, device="cpu", top_k=None)
+    texts = [json.loads(line)["text"] for line in (data / "dev.jsonl").read_text().splitlines()]
+    for answer, line in zip(pipeline(texts), map(json.loads, lines), strict=True):
+        assert sorted(entry["label"] for entry in answer if entry["score"] > 0.5) == line["prediction"]
+        expected = dict(zip(("place", "thing"), 1 / (1 + np.exp(-np.array(line["logits"]))), strict=True))
+        assert {entry["label"]: entry["score"] for entry in answer} == pytest.approx(expected, abs=1e-4)
+
+
 def test_multiple_choice(export, tmp_path):
     """The logits of all endings, in one call of transformers' class."""
     data = task_files.write_choices(tmp_path / "choices")

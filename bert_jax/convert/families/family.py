@@ -27,8 +27,10 @@ _ACTIVATIONS = {name: ours for ours, name in ACTIVATION_NAMES.items()} | {
 """By the names of transformers' activations.py; variants that differ only in the computation are the same."""
 SPAN_LABELS = ("start", "end")
 REGRESSION_LABELS = ("score",)
+MULTILABEL = "multi_label_classification"
 CLASS_SUFFIXES = {
     "classification": "ForSequenceClassification",
+    "multilabel": "ForSequenceClassification",
     "multiple_choice": "ForMultipleChoice",
     "tagging": "ForTokenClassification",
     "span": "ForQuestionAnswering",
@@ -137,7 +139,7 @@ class Family:
         """The head that transformers adds to an encoder of this family."""
         if kind == "multiple_choice":
             return TaskHead(kind, labels, **(self.choice_head or self.sequence_head))
-        if kind == "classification":
+        if kind in ("classification", "multilabel"):
             return TaskHead(kind, labels, **self.sequence_head)
         return TaskHead(kind, SPAN_LABELS if kind == "span" else labels, "tokens", **self.token_head)
 
@@ -201,7 +203,7 @@ class HuggingFaceConfig:
         """The head that ends in the dense layer `output`, or None if there is no such layer.
 
         Its labels are those of id2label if it has as many, else `default_labels`. A head of sequences is one of a
-        multiple choice if the class says so.
+        multiple choice if the class says so, and one of several labels if `problem_type` does.
 
         Raises:
           UserError: the layer's weight is empty, or does not have two axes; a multiple choice has several outputs.
@@ -219,6 +221,8 @@ class HuggingFaceConfig:
         if kind == "classification" and self.is_multiple_choice:
             require(shape[0] == 1, f"{self.source}: tensor '{name}' has {shape[0]} rows, a multiple choice has one")
             kind, labels = "multiple_choice", REGRESSION_LABELS
+        elif kind == "classification" and shape[0] > 1 and self.get("problem_type") == MULTILABEL:
+            kind = "multilabel"
         return TaskHead(kind, SPAN_LABELS if kind == "span" else labels, reads, **parts)
 
     @property
@@ -295,15 +299,16 @@ def decoder_flag(config: ModelConfig) -> dict[str, bool]:
 
 
 def describe_labels(heads: Heads) -> dict[str, Any]:
-    """id2label and label2id of a head with named labels; a regression is named as one.
+    """id2label and label2id of a head with named labels; a regression and several labels are named as such.
 
-    Without `problem_type`, `transformers.pipeline` applies a sigmoid to a single output.
+    Without `problem_type`, `transformers.pipeline` applies a sigmoid to a single output and a softmax to others.
     """
-    if heads.task is None or heads.task.kind not in ("classification", "tagging"):
+    if heads.task is None or heads.task.kind not in ("classification", "multilabel", "tagging"):
         return {}
     label_names = dict(enumerate(heads.task.labels))
-    regression = {"problem_type": "regression"} if heads.task.labels == REGRESSION_LABELS else {}
-    return regression | {
+    problem = "regression" if heads.task.labels == REGRESSION_LABELS else None
+    problem = MULTILABEL if heads.task.kind == "multilabel" else problem
+    return ({"problem_type": problem} if problem else {}) | {
         "id2label": {str(i): name for i, name in label_names.items()},
         "label2id": {n: i for i, n in label_names.items()},
     }

@@ -148,7 +148,7 @@ MODERNBERT = Family(
         *norm("head.norm", "mlm/norm", bias=False),
         *same_layout("decoder.bias", "mlm/bias"),
     ),
-    tasks=dict.fromkeys(("classification", "multiple_choice", "tagging", "span"), _TASK),
+    tasks=dict.fromkeys(("classification", "multilabel", "multiple_choice", "tagging", "span"), _TASK),
     decoder="decoder",
     read_config=_read_config,
     write_config=_write_config,

@@ -61,6 +61,7 @@ def task_heads(classifier: str = "classifier", dense_layer: str | None = None) -
     sequence = (*before, *dense(classifier, "task/output"))
     return {
         "classification": sequence,
+        "multilabel": sequence,
         "multiple_choice": sequence,
         "tagging": dense("classifier", "task/output"),
         "span": dense("qa_outputs", "task/output"),
