@@ -48,6 +48,8 @@ def glue_lines(name: str, split: str, ending: str = "") -> list[str]:
     header, line = forms[name]
     if test and name in ("cola", "sst2"):
         header, line = "index\tsentence", lambda i, t, y: f"{i}\t{t}"
+    if test and name == "mrpc":
+        header = header.replace("Quality", "index")
     lines = [line(i, text, label) for i, (text, label) in enumerate(zip(texts, labels, strict=True))]
     if test and name not in ("cola", "sst2", "mrpc"):
         header, lines = header.rpartition("\t")[0], [text.rpartition("\t")[0] for text in lines]

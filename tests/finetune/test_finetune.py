@@ -444,7 +444,8 @@ def test_files_of_glue(name, tiny_run, tmp_path):
     options = FinetuneOptions().with_length(encoder.model.config, 64)
     data, _ = open_task(name, directory, options, encoder)
     perfect = {}
-    for split, (examples, _) in data.splits.items():
+    for split, one in data.splits.items():
+        examples = one.examples
         labels = np.zeros(len(examples.lengths), int) if split.startswith("test") else examples.labels
         perfect[split] = np.eye(9)[labels][:, : len(data.labels)] if glue.GLUE[name].labels else labels[:, None]
     total = score(data, lambda split: data.metrics(split, perfect[split]))
