@@ -24,14 +24,17 @@ from bert_jax.config import CheckpointConfig, EvaluationConfig, LogConfig, Phase
 from bert_jax.experiments.study import HeldOutRows, Study
 
 
+FINETUNING = {"steps": 400, "batch_size": 32, "learning_rate": 5e-4, "max_length": 64, "pooling": "mean"}
+
+
 def study() -> Study:
-    """Three levels of objective.pair, three seeds."""
+    """Two levels of objective.pair, three seeds."""
     return Study(
         name="nsp_tiny",
         base=config_lib.replace(
             presets.load_config("bert_tiny"),
             phases=(Phase(steps=10_000, seq_len=64, batch_size=16, learning_rate=2e-3, warmup_steps=200),),
-            checkpoint=CheckpointConfig(every=2000, keep=1),
+            checkpoint=CheckpointConfig(every=1000, keep=10),
             log=LogConfig(every=100, layers=False, tensorboard=False),
             evaluation=EvaluationConfig(every=2000, rows=512),
         ),
@@ -39,9 +42,16 @@ def study() -> Study:
             "pair": {
                 "none": {"objective": {"pair": "none"}},
                 "nsp": {"objective": {"pair": "nsp"}},
-                "sop": {"objective": {"pair": "sop"}, "data": {"format": "sentence_order"}},
             }
         },
-        margins={"mlm_loss": 0.05, "nsp_accuracy": 0.02, "sop_accuracy": 0.02},
+        margins={
+            "mlm_loss": 0.05,
+            "mlm_loss_area": 0.05,
+            "mlm_tokens_to_loss": 1e6,
+            "nsp_accuracy": 0.02,
+            "sst2": 0.01,
+            "stsb": 0.02,
+        },
+        tasks={"sst2": FINETUNING, "stsb": FINETUNING},
         rows=HeldOutRows("full_sentences", 64, 512),
     )
