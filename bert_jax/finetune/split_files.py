@@ -13,7 +13,7 @@ from bert_jax.storage.paths import StoredPath
 
 ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet")
 SPLITS = ("train", "dev", "test")
-_ALIASES = {"dev": ("dev", "validation", "valid")}
+_ALIASES = {"dev": ("dev", "validation", "valid", "val")}
 """What the files of a split are called."""
 
 Values = tuple[str, Mapping[str, Any]]
@@ -33,8 +33,8 @@ def find_splits(
 ) -> dict[str, list[StoredPath]]:
     """The files of each split; a test split may be missing.
 
-    Files are called ``train``, ``dev`` (or ``validation``, ``valid``) and ``test``; or, as Hugging Face stores a
-    dataset, ``train-00000-of-00002.parquet`` and so on. They lie in the directory, in ``data`` in it, or in its only
+    Files are called ``train``, ``dev`` (or ``validation``, ``valid``, ``val``) and ``test``; or, as Hugging Face stores
+    a dataset, ``train-00000-of-00002.parquet`` and so on. They lie in the directory, in ``data`` in it, or in its only
     other directory with a training split, which is a configuration of the dataset.
 
     Args:

@@ -23,7 +23,6 @@ from bert_jax import config as config_lib
 from bert_jax.config import CheckpointConfig, EvaluationConfig, LogConfig, Phase, presets
 from bert_jax.experiments.study import HeldOutRows, Study
 
-
 FINETUNING = {"steps": 400, "batch_size": 32, "learning_rate": 5e-4, "max_length": 64, "pooling": "mean"}
 
 

@@ -94,7 +94,7 @@ def test_bad_choices(changes, message, tmp_path):
 
 LAYOUTS = [
     ["train.csv", "validation.csv", "test.csv"],
-    ["data/train.jsonl", "data/valid.jsonl"],
+    ["data/train.jsonl", "data/val.jsonl"],
     ["plain_text/train-00000-of-00001.parquet", "plain_text/validation-00000-of-00001.parquet", "other/README.md"],
     [
         *("data/train-00000-of-00002.parquet", "data/train-00001-of-00002-a1b2.parquet"),
