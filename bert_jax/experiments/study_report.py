@@ -169,7 +169,7 @@ def _failure_blocks(rates: Sequence[FailureRate], alpha: float) -> list[Note | T
             "adjusted for the number of rows (Holm); n pairs of seeds have at least 2 / 2^n, so 6 can show a "
             "difference."
         ),
-        make_table(rates, columns),
+        make_table(rates, columns, words=True),
     ]
 
 
