@@ -168,6 +168,9 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
         if file["request"]["code"] == request["code"]:
             return Computed(file, False)
         print(f"note: {suite.name} is computed again: {other_code_text(path, file)}", file=sys.stderr)
+    hashes = {"model and tokenizer": request["model"], "data": request["data"]}
+    # Before the suite runs: its code can be changed on the disk meanwhile.
+    made = make_provenance(describe_environment(), hashes=hashes, configs={"model": inputs.model.config})
     start = time.perf_counter()
     result = dict(suite.run(inputs, settings))
     items = result.pop(ITEMS, None)
@@ -180,11 +183,7 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
         request=request,
         result=plain,
         result_sha256=_result_sha256(plain),
-        provenance=make_provenance(
-            describe_environment(),
-            hashes={"model and tokenizer": request["model"], "data": request["data"]},
-            configs={"model": inputs.model.config},
-        ),
+        provenance=made,
         seconds=round(time.perf_counter() - start, 2),
         peak_memory_mb=_peak_memory() // 10**6,
     )

@@ -8,6 +8,7 @@ from bert_jax import provenance
 from bert_jax.provenance import Provenance
 from bert_jax.report import Interval, Intervals, Note, Section, Table
 from bert_jax.report.cells import cell
+from bert_jax.run_report.run_files import SeedEntry
 from bert_jax.statistics import Estimate, t_estimate
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
@@ -18,12 +19,9 @@ MOST_DRAWN = 30
 """Seeds of a figure; of more, only their mean is drawn."""
 
 
-class SeedScore(TypedDict):
-    """The result of a seed."""
+class SeedScore(SeedEntry):
+    """The result of a seed with its metrics."""
 
-    seed: int
-    score: float | None
-    failed: bool
     metrics: dict[str, float]
 
 
@@ -72,7 +70,7 @@ def _summary(results: SeedResults) -> list[Note]:
     notes = [*provenance.warnings(results["provenance"])]
     if failed := sum(one["failed"] for one in seeds):
         diverged = len(seeds) - len(scores)
-        lost = f", {diverged} of them diverged and have no score" * bool(diverged)
+        lost = f", {diverged} of them diverged, without a score" * bool(diverged)
         text = f"{failed} of {len(seeds)} runs failed{lost}. The mean is of all scores, those of failed runs included."
         notes.append(Note(text, warning=True))
     if (above := _estimate([score - baseline for score in scores])) is not None:

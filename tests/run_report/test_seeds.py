@@ -52,7 +52,7 @@ def test_scores_with_mean_interval_and_baseline(directory):
     text = " ".join(shown)
     assert f"{finite.mean() - 0.527:+.4f} above the best constant prediction, 0.5270: 95 % interval " in text
     assert f"{low - 0.527:+.4f} to {high - 0.527:+.4f}, p {p_value:.2g} (Student's t)" in text
-    assert "2 of 5 runs failed, 1 of them diverged and have no score" in text
+    assert "2 of 5 runs failed, 1 of them diverged, without a score" in text
     assert {"* seed 3 0.5200 0.5200", "* seed 4 - -", "seed 2 0.7400 0.7400", "SHA-256 of train ff"} <= set(shown)
     assert "finetune.flags.0 --epochs 3" in shown and "made by other code: seed 1 by bert_jax 0.0.9" in text
 

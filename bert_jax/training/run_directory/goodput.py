@@ -100,9 +100,11 @@ class GoodputRecorder:
 
     def ready(self, step: int) -> None:
         """Initialisation has finished before step `step`: the time until now is `init`."""
+        made_by = {}
+        if self._file is not None:
+            made_by = {"environment": {"date": current_date()} | describe_environment(), "code": code()}
         self.seconds["init"] += time.perf_counter() - self._start - sum(self.seconds.values())
-        environment = {"date": current_date()} | describe_environment()
-        self.write_totals(step, environment=environment, code=code())
+        self.write_totals(step, **made_by)
 
     def write_totals(self, step: int, **values: Any) -> None:
         """Add a line after `step` steps, with further JSON values; only the first process writes."""
