@@ -107,7 +107,7 @@ def _verdict_table(comparisons: Sequence[Comparison]) -> Table:
         "level against baseline": "{level} against {baseline}",
         "metric": "{metric}",
         "verdict": lambda row: VERDICTS[row["verdict"]] + _unscored_runs(row),
-        "difference": "{difference:+.4f}",
+        "difference": lambda row: _number(row["difference"], "+"),
         "interval (t)": lambda row: _interval(row["low"], row["high"]),
     }
     return make_table(comparisons, columns, words=True)
@@ -234,7 +234,7 @@ def _power(rows: Sequence[Comparison], alpha: float) -> list[Note | Table]:
 
 def _run_table(results: Results) -> Table:
     def score(metric: str) -> Callable[[RunResult], str]:
-        return lambda run: cell(run["metrics"].get(metric), ".4f")
+        return lambda run: _number(run["metrics"].get(metric))
 
     metrics = {metric: score(metric) for metric in results["margins"]}
     if any(one["learning_rates"] for run in results["runs"] for one in run["finetuned"].values()):
@@ -289,7 +289,7 @@ def _variance_blocks(variances: Sequence[VarianceSplit]) -> tuple[Note | Table, 
             variance = row[source]
             if variance is None:
                 return "not sampled" if source != "finetuning" or row["models"] < 2 else "not apart"
-            return cell(math.sqrt(max(0.0, variance)), ".4f")
+            return _number(math.sqrt(max(0.0, variance)))
 
         return write
 
@@ -301,7 +301,7 @@ def _variance_blocks(variances: Sequence[VarianceSplit]) -> tuple[Note | Table, 
         "pretraining seed": deviation("pretraining"),
         "fine-tuning seed": deviation("finetuning"),
         "test set": deviation("test_set"),
-        "standard error": "{standard_error:.4f}",
+        "standard error": lambda row: _number(row["standard_error"]),
     }
     note = (
         "Standard deviations of the score of one run by source (random effects; 0.0000 also for a negative estimate), "
@@ -318,8 +318,13 @@ def _time_table(timing: dict[str, float]) -> Table:
 
 
 def _mean(mean: float | None, deviation: float | None) -> str:
-    return cell(mean, ".4f") if deviation is None else f"{cell(mean, '.4f')} (sd {deviation:.4f})"
+    return _number(mean) if deviation is None else f"{_number(mean)} (sd {_number(deviation)})"
 
 
 def _interval(low: float | None, high: float | None) -> str:
-    return "-" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
+    return "-" if low is None or high is None else f"{_number(low, '+')} to {_number(high, '+')}"
+
+
+def _number(value: float | None, sign: str = "") -> str:
+    """A score with four digits after the point, or a number of tokens with none."""
+    return cell(value, f"{sign},.0f" if value is not None and abs(value) >= 1000 else f"{sign}.4f")
