@@ -123,10 +123,10 @@ def test_files_that_pages_name_exist():
 
 
 def test_pages_of_studies_have_their_results_beside_them():
-    """Five are older than the provenance of results, and their files were not kept."""
+    """Four are older than the provenance of results, and their files were not kept."""
     pages = {path.stem for path in (ROOT / "docs" / "studies").glob("*.html")}
     files = {path.stem: json.loads(path.read_text()) for path in (ROOT / "docs" / "studies").glob("*.json")}
-    assert pages - files.keys() <= {"aa_tiny", "masking_tiny", "nsp_tiny", "rtd_tiny", "schedules_tiny"}
+    assert pages - files.keys() <= {"aa_tiny", "masking_tiny", "rtd_tiny", "schedules_tiny"}
     assert files.keys() <= pages and all("provenance" in values for values in files.values())
 
 
