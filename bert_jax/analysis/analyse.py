@@ -9,7 +9,7 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -240,30 +240,52 @@ def _run_suites(
     return files, left_out
 
 
+class _Model(NamedTuple):
+    """A model and its digest."""
+
+    model: LoadedModel
+    digest: str
+    """Of `result_files.model_sha256`."""
+
+
+def _read(source: StoredPath) -> _Model:
+    model = loaded_model.load(source)
+    return _Model(model, result_files.model_sha256(model))
+
+
 def _compare(
-    options: Any, chosen: list[Suite], model: LoadedModel, files: Mapping[str, result_files.ResultFile]
+    options: Any,
+    chosen: list[Suite],
+    model: LoadedModel,
+    files: Mapping[str, result_files.ResultFile],
+    other: _Model,
 ) -> list[comparison.PairedTest]:
     """The tests of the model, whose results are `files`, and of that of --compare, item by item."""
-    other = loaded_model.load(options.compare)
-    digest = result_files.model_sha256(other)
-    if digest in {file["request"]["model"] for file in files.values()}:
-        raise UserError(f"--compare {options.compare}: has the weights of {options.model}: give another model")
-    inputs = SuiteInputs(other, options.data, options.seed, True)
+    inputs = SuiteInputs(other.model, options.data, options.seed, True)
     directory = options.out / COMPARED
     make_directory_if_local(directory)
     counted = [suite for suite in chosen if suite.name in files and UNCERTAINTY in files[suite.name]["result"]]
     if not counted:
-        raise UserError("--compare: none of the suites that ran counts items: cloze does (docs/analysis.md)")
-    if other.tokenizer.fingerprint != model.tokenizer.fingerprint:
-        comparison.refuse_other_tokenizer(files[suite.name]["result"] for suite in counted)
-    others, _ = _run_suites(options, counted, inputs, digest, directory, f" of {options.compare}")
+        raise UserError("--compare: none of the suites that ran counts items: all but fine-tuning do")
+    of_tokens = []
+    if other.model.tokenizer.fingerprint != model.tokenizer.fingerprint:
+        tests = {suite.name: files[suite.name]["result"][UNCERTAINTY] for suite in counted}
+        of_tokens = [(name, test) for name, of in tests.items() for test, one in of.items() if one["same_tokenizer"]]
+        counted = [suite for suite in counted if any((suite.name, test) not in of_tokens for test in tests[suite.name])]
+        named = ", ".join(f"{test} of {name}" for name, test in of_tokens)
+        if not counted:
+            raise UserError(f"--compare: the tokenizers differ, and items are tokens, or their candidates, in {named}")
+        if of_tokens:
+            print(f"note: the tokenizers differ, so tests by tokens are not compared: {named}", file=sys.stderr)
+    others, _ = _run_suites(options, counted, inputs, other.digest, directory, f" of {options.compare}")
     rows = []
     for name in others:
-        sides = [
+        ours, theirs = (
             result_files.read_items(place / f"{name}.json", of_model[name]["result"])
             for place, of_model in ((options.out, files), (directory, others))
-        ]
-        rows += comparison.compare(name, *sides)
+        )
+        shared = {test: one for test, one in ours.items() if (name, test) not in of_tokens}
+        rows += comparison.compare(name, shared, theirs)
     if not rows:
         raise UserError("--compare: the models have no test in common: give the same data to both")
     return comparison.adjust(rows)
@@ -271,9 +293,12 @@ def _compare(
 
 def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, StoredPath]]) -> None:
     points, left_out, baselines = [], {}, {}
+    other = None if options.compare is None else _read(options.compare)
     for step, source in models:
-        model = loaded_model.load(source)
-        digest, directory = result_files.model_sha256(model), _directory(options.out, step)
+        model, digest = _read(source)
+        if other is not None and digest == other.digest:
+            raise UserError(f"--compare {options.compare}: has the weights of {options.model}: give another model")
+        directory = _directory(options.out, step)
         inputs = SuiteInputs(model, options.data, options.seed, True, baselines)
         at_step = "" if step is None else f", step {step}"
         files, not_run = _run_suites(options, chosen, inputs, digest, directory, at_step)
@@ -288,7 +313,7 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     if len(points) > 1:
         curves = page.flatten_baselines(page.emergence(shown, points))
         _write_with_provenance(options.out / CURVES, {"curves": curves})
-    compared = [] if options.compare is None else _compare(options, chosen, model, points[-1].files)
+    compared = [] if other is None else _compare(options, chosen, model, points[-1].files, other)
     sections = page.sections(f"Analysis of {options.model}", model, shown, points, left_out)
     if compared:
         _write_with_provenance(options.out / COMPARISON, {"tests": compared})

@@ -1,18 +1,19 @@
 """Two models compared item by item: paired tests of everything that suites count by items."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TypedDict
 
+import numpy as np
+
+from bert_jax.analysis.bootstrap import compare_columns
 from bert_jax.analysis.item_scores import (
     ABOUT_INTERVALS,
     MODEL,
     ItemScores,
-    bootstrap_mean,
     format_p,
-    paired_difference,
+    test_title,
     with_interval,
 )
-from bert_jax.analysis.suite import UNCERTAINTY, SuiteResult
 from bert_jax.errors import UserError
 from bert_jax.report import Note, Section, Table
 from bert_jax.statistics import holm
@@ -23,26 +24,19 @@ class PairedTest(TypedDict):
 
     suite: str
     test: str
+    unit: str
+    """As in `ItemScores`."""
     items: int
     only_model: int
     """Items that only the model has, e.g. words that are one token in its vocabulary alone; they are left out."""
     only_other: int
     model: dict[str, float]
-    """`item_scores.BootstrapMean`."""
+    """`bootstrap.BootstrapMean`."""
     other: dict[str, float]
     difference: dict[str, float]
-    """`item_scores.Difference`: the model minus the other one."""
+    """`bootstrap.Difference`: the model minus the other one."""
     adjusted_p_value: float
     """Holm's, for the number of tests."""
-
-
-def refuse_other_tokenizer(results: Iterable[SuiteResult]) -> None:
-    """UserError if a test of the results cannot be compared with a model that has another tokenizer."""
-    for test in (test for result in results for test, one in result[UNCERTAINTY].items() if one["same_tokenizer"]):
-        raise UserError(
-            f"--compare: {test} of models with different tokenizers has other candidates for each: put a common "
-            "vocabulary into its folder (docs/analysis/cloze.md)"
-        )
 
 
 def compare(suite: str, model: Mapping[str, ItemScores], other: Mapping[str, ItemScores]) -> list[PairedTest]:
@@ -68,17 +62,19 @@ def compare(suite: str, model: Mapping[str, ItemScores], other: Mapping[str, Ite
 
 
 def _compare_items(suite: str, test: str, model: ItemScores, other: ItemScores, common: list[str]) -> PairedTest:
-    groups = model.select(common).groups
-    values, others = (side.select(common).scores[MODEL] for side in (model, other))
-    difference = paired_difference(values, others, groups)
+    sides = model.select(common), other.select(common)
+    weights = None if model.weights is None else np.stack([side.weights[MODEL] for side in sides])
+    compared = compare_columns(np.stack([side.scores[MODEL] for side in sides]), weights, sides[0].groups)
+    (difference,) = compared.differences
     return PairedTest(
         suite=suite,
         test=test,
+        unit=model.unit,
         items=len(common),
         only_model=len(model.items) - len(common),
         only_other=len(other.items) - len(common),
-        model=bootstrap_mean(values, groups)._asdict(),
-        other=bootstrap_mean(others, groups)._asdict(),
+        model=compared.means[0]._asdict(),
+        other=compared.means[1]._asdict(),
         difference=difference._asdict(),
         adjusted_p_value=difference.p_value,
     )
@@ -94,27 +90,27 @@ def section(rows: list[PairedTest], model: str, other: str) -> Section:
     """The table of comparisons."""
     cells = tuple(
         (
-            f"{row['suite']}: {row['test'].replace('_', ' ')}",
+            f"{row['suite']}: {test_title(row['test'], row['unit'])}",
             f"{row['items']:,}",
             f"{row['only_model']:,}, {row['only_other']:,}",
-            with_interval(row["model"]),
-            with_interval(row["other"]),
-            with_interval(row["difference"]),
+            *(with_interval(row[key], row["unit"]) for key in ("model", "other", "difference")),
             format_p(row["difference"]["p_value"]),
             format_p(row["adjusted_p_value"]),
         )
         for row in rows
     )
-    header = ("test", "items of both", "of one only", "A (%)", "B (%)", "A - B (points)", "p", "p, Holm")
+    header = ("test", "items of both", "of one only", "A", "B", "A - B (of %: points)", "p", "p, Holm")
     notes = (Note(f"A: {model}. B: {other}."), Table(header, cells, words=True), Note(ABOUT_INTERVALS))
     return Section("two models compared", notes)
 
 
 def lines(rows: list[PairedTest]) -> list[str]:
     """The comparisons for a terminal."""
-    return [
-        f"{row['suite']}: {row['test'].replace('_', ' ')}, {row['items']:,} items: {100 * row['model']['value']:.1f} % "
-        f"against {100 * row['other']['value']:.1f} %, difference {with_interval(row['difference'])} points, p "
-        f"{format_p(row['adjusted_p_value'])} (Holm, {len(rows)} tests)"
-        for row in rows
-    ]
+    found = []
+    for row in rows:
+        model, other, difference = (with_interval(row[key], row["unit"]) for key in ("model", "other", "difference"))
+        found.append(
+            f"{row['suite']}: {test_title(row['test'], row['unit'])}, {row['items']:,} items: {model} against {other}, "
+            f"difference {difference}, p {format_p(row['adjusted_p_value'])} (Holm, {len(rows)} tests)"
+        )
+    return found

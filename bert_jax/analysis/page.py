@@ -42,7 +42,10 @@ def sections(
     blocks += [Note(f"{name} was left out: {why}") for name, why in left_out.items()]
     blocks += [_cost_table(suites, newest)]
     about = [Section(suite.name, _blocks(suite, newest.files[suite.name]["result"])) for suite in suites]
-    over_time = [Section("over the checkpoints", tuple(_emergence_curves(suites, points)))] if len(points) > 1 else []
+    bands = Note("Bands: 95 % over the items of the tests; another seed of training can change more.")
+    over_time = (
+        [Section("over the checkpoints", (bands, *_emergence_curves(suites, points)))] if len(points) > 1 else []
+    )
     made = provenance.sections({suite.name: newest.files[suite.name]["provenance"] for suite in suites})
     return [Section(title, tuple(blocks), level=1), *over_time, *about, *made]
 
@@ -58,6 +61,8 @@ class Emergence(TypedDict):
     values: dict[int, float]
     baselines: dict[str, dict[int, float]]
     """What it is compared with, by name."""
+    intervals: dict[int, tuple[float, float]]
+    """Of 95 % over the items; NaN at steps without one."""
 
 
 def emergence(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> dict[str, dict[str, Emergence]]:
@@ -67,8 +72,9 @@ def emergence(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> d
         curves[suite.name] = {}
         for point in points:
             for name, scalar in suite.scalars(point.files[suite.name]["result"]).items():
-                curve = curves[suite.name].setdefault(name, Emergence(values={}, baselines={}))
+                curve = curves[suite.name].setdefault(name, Emergence(values={}, baselines={}, intervals={}))
                 _put(curve["values"], point.step, scalar.value)
+                curve["intervals"][point.step] = scalar.interval or (math.nan, math.nan)
                 for baseline, value in scalar.baselines.items():
                     _put(curve["baselines"].setdefault(baseline, {}), point.step, value)
     return curves
@@ -93,15 +99,18 @@ def _put(by_step: dict[int, float], step: int, value: float) -> None:
 
 
 def _emergence_curves(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> Iterator[ReportBlock]:
-    """A figure for each number that a checkpoint has, with its baselines as dashed lines."""
+    """A figure for each number that a checkpoint has, with a band of its intervals, and its baselines dashed."""
     for suite, curves in emergence(suites, points).items():
         for name, curve in curves.items():
             if not curve["values"]:
                 continue
-            lines = {"model": curve["values"], **curve["baselines"]}
-            series = [
-                Series(line, tuple(map(float, by_step)), tuple(by_step.values()), dashed=line != "model")
-                for line, by_step in lines.items()
+            steps, values = zip(*curve["values"].items(), strict=True)
+            low, high = zip(*(curve["intervals"][step] for step in steps), strict=True)
+            ends = (low, high) if any(map(math.isfinite, low)) else ()
+            series = [Series("model", tuple(map(float, steps)), values, *ends)]
+            series += [
+                Series(line, tuple(map(float, by_step)), tuple(by_step.values()), dashed=True)
+                for line, by_step in curve["baselines"].items()
                 if by_step
             ]
             yield Curves(f"{suite}: {name}", tuple(series), "step")

@@ -3,11 +3,12 @@
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.suite import Scalar
+from bert_jax.analysis.item_scores import MODEL, interval
+from bert_jax.analysis.suite import UNCERTAINTY, Scalar
 from bert_jax.report import Curves, Heatmap, Series, Table
 from bert_jax.report.cells import cell
 
@@ -15,6 +16,8 @@ STATE, LAYER = "hidden state (0: embeddings)", "layer (from 0)"
 RANDOM = "random weights"
 Numbers = Sequence[float | None] | np.ndarray
 """Of a saved result; None where a number is undefined."""
+Means = Mapping[str, Sequence[float | None]]
+"""`bootstrap.BootstrapMean` in a saved result: value, low and high along an axis."""
 
 
 class Quantity(NamedTuple):
@@ -23,9 +26,9 @@ class Quantity(NamedTuple):
     title: str
     unit: str
     """Or what the values are, e.g. "accuracy"."""
-    lines: Mapping[str, Numbers]
+    lines: Mapping[str, Numbers | Means]
     """By name; the first one is the model's."""
-    baselines: Mapping[str, Numbers | float | None] = {}
+    baselines: Mapping[str, Numbers | Means | float | None] = {}
     """By name, along the axis, or one number everywhere; None: undefined."""
     axis: str = STATE
     """What the indices of the values are."""
@@ -35,26 +38,52 @@ class Quantity(NamedTuple):
     """Whether the baselines are those of the lines one by one, each in its line's color."""
 
     def curves(self) -> Curves:
-        """The lines, and the baselines dashed."""
-        x = tuple(range(len(next(iter(self.lines.values())))))
-        drawn = [Series(name, x, floats(values)) for name, values in self.lines.items()]
-        for i, (name, values) in enumerate(self.baselines.items()):
-            if values is not None:
-                along = floats(values) if np.iterable(values) else (values,) * len(x)
+        """The lines with bands of their intervals, and the baselines dashed."""
+        x = tuple(range(len(values_of(next(iter(self.lines.values()))))))
+        drawn = []
+        for name, line in self.lines.items():
+            ends = [floats(line[end]) for end in ("low", "high")] if isinstance(line, Mapping) else ()
+            drawn.append(Series(name, x, floats(values_of(line)), *ends))
+        for i, (name, line) in enumerate(self.baselines.items()):
+            if line is not None:
+                along = floats(values_of(line)) if np.iterable(line) else (line,) * len(x)
                 drawn.append(Series(name, x, along, dashed=True, color=i if self.same_colors else None))
         return Curves(self.title, tuple(drawn), self.axis, self.unit, log_y=self.log)
 
     def at(self, index: int, factor: float = 1) -> Scalar:
         """The model's value at an index of the axis, beside the baselines there."""
-        values = next(iter(self.lines.values()))
-        there = {name: one[index] if np.iterable(one) else one for name, one in self.baselines.items()}
-        return compared(values[index], there, factor)
+        line = next(iter(self.lines.values()))
+        there = {name: values_of(one)[index] if np.iterable(one) else one for name, one in self.baselines.items()}
+        if not isinstance(line, Mapping):
+            return compared(line[index], there, factor)
+        return scalar_of_mean({key: values[index] for key, values in line.items()}, there, factor)
+
+
+def values_of(line: Numbers | Means) -> Numbers:
+    """The numbers of a line, without their intervals."""
+    return line["value"] if isinstance(line, Mapping) else line
 
 
 def compared(value: float | None, baselines: Mapping[str, float | None], factor: float = 1) -> Scalar:
     """A number over checkpoints; baselines that are undefined are left out."""
     shown = {name: factor * one for name, one in baselines.items() if is_finite(one)}
     return Scalar(factor * value if is_finite(value) else math.nan, shown)
+
+
+def scalar_of_mean(
+    mean: Mapping[str, float | None], baselines: Mapping[str, float | None], factor: float = 1
+) -> Scalar:
+    """A `bootstrap.BootstrapMean` of a saved result beside its baselines."""
+    interval = (factor * mean["low"], factor * mean["high"]) if is_finite(mean["low"]) else None
+    return compared(mean["value"], baselines, factor)._replace(interval=interval)
+
+
+def scalar_of_test(result: Mapping[str, Any], test: str) -> Scalar:
+    """The model in a test of `item_scores.uncertainty` beside all other columns, shares in percent."""
+    about = result[UNCERTAINTY][test]
+    values = {name.replace("_", " "): one["value"] for name, one in about["columns"].items()}
+    scalar = compared(values.pop(MODEL), values, 100 if about["unit"] == "%" else 1)
+    return scalar._replace(interval=interval(result, test))
 
 
 def by_head(title: str, values: Sequence[Numbers] | np.ndarray, unit: str, center: float | None = None) -> Heatmap:
@@ -84,9 +113,18 @@ def cells(values: Iterable[float | None], form: str = ".3f", factor: float = 1) 
     return [cell(None if value is None else factor * value, form, "") for value in values]
 
 
-def paired(values: Numbers, beside: Numbers) -> list[str]:
-    """Numbers as text, each with that of a baseline in brackets."""
-    return [f"{one} ({other})" for one, other in zip(cells(values), cells(beside), strict=True)]
+def paired(values: Numbers | Means, beside: Numbers | Means) -> list[str]:
+    """Numbers as text, each with its interval, if it has one, and with that of a baseline in brackets."""
+    others = cells(values_of(beside))
+    return [f"{one} ({other})" for one, other in zip(interval_cells(values), others, strict=True)]
+
+
+def interval_cells(line: Numbers | Means, form: str = ".3f", factor: float = 1) -> list[str]:
+    """Numbers as text, each with the ends of its interval."""
+    if not isinstance(line, Mapping):
+        return cells(line, form, factor)
+    columns = (cells(line[key], form, factor) for key in ("value", "low", "high"))
+    return [f"{value} [{low}, {high}]" if low else value for value, low, high in zip(*columns, strict=True)]
 
 
 def floats(values: Numbers) -> tuple[float, ...]:

@@ -27,7 +27,7 @@ from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import name_leaves
 from bert_jax.training.run_directory.environment import describe_environment
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 SHARED_PACKAGES = ("finetune", "inference", "interventions", "model", "objectives", "tokenizers")
 """Packages of bert_jax whose data, vectors and metrics suites use."""
 DIGITS = 6
@@ -145,7 +145,10 @@ def read_items(path: StoredPath, result: SuiteResult) -> dict[str, ItemScores]:
     counts = {test: len(one.items) for test, one in found.items()}
     whole = counts == {test: one["items"] for test, one in about.items()}
     require(whole, f"{items} has other items than {path}: remove {path}, and the suite is computed again")
-    return {test: found[test]._replace(same_tokenizer=about[test]["same_tokenizer"]) for test in about}
+    return {
+        test: found[test]._replace(**{key: one[key] for key in ("unit", "same_tokenizer")})
+        for test, one in about.items()
+    }
 
 
 def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, settings: Any, model_digest: str) -> Computed:
@@ -172,17 +175,14 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
     # Before the suite runs: its code can be changed on the disk meanwhile.
     made = make_provenance(describe_environment(), hashes=hashes, configs={"model": inputs.model.config})
     start = time.perf_counter()
-    result = dict(suite.run(inputs, settings))
-    items = result.pop(ITEMS, None)
+    result, items = finish(suite.run(inputs, settings), suite.name)
     if items is not None:
-        result[UNCERTAINTY] = item_scores.uncertainty(items)
         write_atomic(items_path(path), item_scores.to_json_lines(items))
-    plain = _plain(result, suite.name)
     file = ResultFile(
         format_version=FORMAT_VERSION,
         request=request,
-        result=plain,
-        result_sha256=_result_sha256(plain),
+        result=result,
+        result_sha256=_result_sha256(result),
         provenance=made,
         seconds=round(time.perf_counter() - start, 2),
         peak_memory_mb=_peak_memory() // 10**6,
@@ -194,6 +194,15 @@ def compute_or_read(path: StoredPath, suite: Suite, inputs: SuiteInputs, setting
 def other_code_text(path: StoredPath, file: ResultFile) -> str:
     """A clause that names the code of a file that another version of the suite made, and that of this process."""
     return f"{path} was made by other code, {describe_code(file['provenance']['code'])}; now {describe_code(code())}"
+
+
+def finish(result: SuiteResult, name: str) -> tuple[SuiteResult, dict[str, ItemScores] | None]:
+    """A result as its file has it, with `UNCERTAINTY` in place of the scores of items; and these, if there are any."""
+    items = result.get(ITEMS)
+    found = {key: value for key, value in result.items() if key != ITEMS}
+    if items is not None:
+        found[UNCERTAINTY] = item_scores.uncertainty(items)
+    return _plain(found, name), items
 
 
 def _check_same(path: StoredPath, written: Mapping[str, Any], request: Mapping[str, Any]) -> None:

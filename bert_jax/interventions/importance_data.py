@@ -29,6 +29,8 @@ class ImportanceData(NamedTuple):
     """Others than those for the importances."""
     about: dict[str, Any]
     """Plain values for the result."""
+    names: tuple[str, ...]
+    """What tells the examples for the losses apart."""
 
 
 def read_texts(
@@ -51,9 +53,12 @@ def read_texts(
     length = min(max_length, model.config.max_positions)
     sample = sample_texts(paths, tokenizer, length, 2 * count, seed, least=2)
     half = len(sample.rows) // 2
+    special = tokenizer.special_ids
+    kept = [i for i, row in enumerate(sample.rows) if not np.isin(row.input_ids, special).all()]
+    sides = [[i for i in kept if i < half], [i for i in kept if i >= half]]
     parts = [
-        masked_texts(rows, tokenizer, mask_share, seed + i)
-        for i, rows in enumerate((sample.rows[:half], sample.rows[half:]))
+        masked_texts([sample.rows[i] for i in side], tokenizer, mask_share, seed + number)
+        for number, side in enumerate(sides)
     ]
     known = all(part.count for part in parts)
     require(known, f"{paths[0]}: too few lines have a token that the vocabulary knows: give other texts")
@@ -65,7 +70,7 @@ def read_texts(
         "skipped_lines": sample.skipped,
         "best_constant_score": None,
     }
-    return ImportanceData(*parts, about)
+    return ImportanceData(*parts, about, tuple(f"text {sample.numbers[i]}" for i in sides[1]))
 
 
 def read_task(
@@ -103,9 +108,9 @@ def read_task(
         "skipped_lines": None,
         "best_constant_score": baseline_score(data),
     }
-    return ImportanceData(
-        labelled_examples(data.kind, data.train, np.sort(order), pad_id), scored_examples(data, pad_id), about
-    )
+    examples = scored_examples(data, pad_id)
+    names = tuple(f"dev, example {i}" for i in range(examples.count))
+    return ImportanceData(labelled_examples(data.kind, data.train, np.sort(order), pad_id), examples, about, names)
 
 
 def open_task(

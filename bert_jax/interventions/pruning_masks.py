@@ -20,7 +20,6 @@ from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import analysis_config, compute
 from bert_jax.model.activations import SITES, Edit
 from bert_jax.model.heads import label_log_likelihoods
-from bert_jax.training.eval_metrics import mean_difference
 
 CONTEXT, ACTIVATIONS = "attention.context", "feed_forward.activations"
 """The sites that masks are factors of: those of heads and of units."""
@@ -176,8 +175,3 @@ def _derivatives(config, heads, kind, params, batch, factors) -> dict[str, Float
     sizes = {site: math.prod(factor.shape[1:]) for site, factor in factors.items()}
     ones = {site: jnp.ones(_shape(site, layers, size, rows)) for site, size in sizes.items()}
     return {site: found.reshape(layers, rows, sizes[site]) for site, found in jax.grad(total)(ones).items()}
-
-
-def loss_difference(evaluation: Evaluation, unchanged: Evaluation) -> tuple[float, float]:
-    """How much the loss is above that of the unchanged model, and the standard error over examples."""
-    return mean_difference(evaluation.sums - unchanged.sums, unchanged.weights)

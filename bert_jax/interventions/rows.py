@@ -129,6 +129,8 @@ class TextSample(NamedTuple):
     """Lines of text files, chosen at random."""
 
     texts: list[str]
+    numbers: list[int]
+    """Of the texts, from 0, among the different lines of all files."""
     rows: list[TextRow]
     """Of the texts."""
     skipped: int
@@ -155,7 +157,7 @@ def sample_texts(
     """
     lines = [line.strip() for path in paths for line in read_text(path).split("\n") if line.strip()]
     distinct = list(dict.fromkeys(lines))
-    texts, rows, skipped = [], [], 0
+    texts, numbers, rows, skipped = [], [], [], 0
     for index in np.random.default_rng(seed).permutation(len(distinct)):
         if len(rows) == count:
             break
@@ -164,6 +166,7 @@ def sample_texts(
             skipped += 1
             continue
         texts.append(distinct[index])
+        numbers.append(int(index))
         rows.append(row)
     if len(rows) < least:
         names = ", ".join(str(path) for path in paths)
@@ -171,7 +174,7 @@ def sample_texts(
             f"{names}: {len(rows)} of {len(distinct)} different lines have a token and, with [CLS] and [SEP], at most "
             f"{max_length}; {least} or more are needed: give other texts, or a larger max-length"
         )
-    return TextSample(texts, rows, skipped, len(lines))
+    return TextSample(texts, numbers, rows, skipped, len(lines))
 
 
 def _join(tokenizer: Tokenizer, ids: list[np.ndarray], words: list[np.ndarray], separators: int = 1) -> TextRow:

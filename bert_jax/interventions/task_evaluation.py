@@ -4,9 +4,11 @@ Unlike `finetune`, which packs examples, this needs no run directory; logits are
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.array_types import Float
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.finetune.task_data import TaskData, score
 from bert_jax.inference.loaded_model import LoadedModel
@@ -43,9 +45,18 @@ def task_logits(model: LoadedModel, examples: EncodedExamples, indices: Sequence
     return found
 
 
-def task_loss(
+class ExampleLosses(NamedTuple):
+    """Losses of examples; the loss is the sum of the sums over that of the weights."""
+
+    sums: Float[np.ndarray, " E"]
+    """Over the labels of an example."""
+    weights: Float[np.ndarray, " E"]
+    """Number of its labels."""
+
+
+def task_losses(
     logits: Sequence[np.ndarray], examples: EncodedExamples, indices: Sequence[int] | np.ndarray, kind: str
-) -> float:
+) -> ExampleLosses:
     """The loss of fine-tuning (`FineTuning`) without dropout.
 
     It is the mean cross-entropy of examples or labelled tokens in nats; of a regression, the mean squared error; of
@@ -57,21 +68,21 @@ def task_loss(
       indices: of the examples.
       kind: of the task head.
     """
-    losses: list[float] = []
+    losses: list[tuple[float, float]] = []
     for one, index in zip(logits, indices, strict=True):
         one = np.asarray(one, np.float64)
         if kind == "span":
             log_probabilities = log_softmax(one.T)
-            losses.append(float(-np.mean([log_probabilities[i, examples.labels[index, i]] for i in range(2)])))
+            losses.append((-np.mean([log_probabilities[i, examples.labels[index, i]] for i in range(2)]), 1))
         elif kind == "tagging":
             labels = examples.labels[examples.starts[index] : examples.starts[index + 1]]
             labelled = np.flatnonzero(labels >= 0)
-            losses += (-log_softmax(one)[labelled, labels[labelled]]).tolist()
+            losses.append((-log_softmax(one)[labelled, labels[labelled]].sum(), len(labelled)))
         elif one.shape[-1] == 1:
-            losses.append(float((one[0, 0] - examples.labels[index]) ** 2))
+            losses.append(((one[0, 0] - examples.labels[index]) ** 2, 1))
         else:
-            losses.append(float(-log_softmax(one)[0, examples.labels[index]]))
-    return float(np.mean(losses))
+            losses.append((-log_softmax(one)[0, examples.labels[index]], 1))
+    return ExampleLosses(*np.array(losses, np.float64).T)
 
 
 def task_score(model: LoadedModel, data: TaskData) -> float:

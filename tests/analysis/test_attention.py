@@ -15,6 +15,7 @@ from scipy.spatial.distance import jensenshannon
 from bert_jax import report
 from bert_jax.analysis.attention import SUITE, attention_gradients, maps, patterns, statistics
 from bert_jax.analysis.attention.attention import AttentionSettings, measure_maps
+from bert_jax.analysis.result_files import finish
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
 from bert_jax.errors import UserError
@@ -167,7 +168,8 @@ def test_gradients_are_finite_differences(pairs, head):
     masked = [np.array([2, 3, 6]), np.array([2, 3])] if head == "mlm" else None
     both = attention_gradients.gradients_by_kind(model, rows, masked)
     first = attention_gradients.gradients_by_kind(model, rows[:1], masked and masked[:1])
-    found = (2 * both["sep"] - first["sep"])[1, 1]
+    np.testing.assert_allclose(both["sep"][0], first["sep"][0], rtol=1e-4)
+    found = both["sep"][1, 1, 1]
     (batch,) = batches(rows[1:], model.tokenizer.pad_id, 32)
     n, tokens = int(batch.lengths[0]), rows[1].input_ids
     if head == "mlm":
@@ -209,24 +211,50 @@ def test_gradients_of_tagging_do_not_depend_on_padding(pairs):
     model = small_model(HEADS_OF_LOSS["tagging"])
     both = attention_gradients.gradients_by_kind(model, pairs[:2], None)
     alone = [attention_gradients.gradients_by_kind(model, [row], None) for row in pairs[:2]]
-    np.testing.assert_allclose(both["sep"], (alone[0]["sep"] + alone[1]["sep"]) / 2, rtol=1e-4)
+    np.testing.assert_allclose(both["sep"], [one["sep"][0] for one in alone], rtol=1e-4)
     assert np.isnan(alone[1]["punctuation"]).all()
-    np.testing.assert_allclose(both["punctuation"], alone[0]["punctuation"], rtol=1e-4)
+    np.testing.assert_allclose(both["punctuation"], [one["punctuation"][0] for one in alone], rtol=1e-4)
 
 
 def test_measures_are_means_over_texts(pairs):
     model = small_model()
-    together, alone = measure_maps(model, pairs, 3), [measure_maps(model, [row], 1) for row in pairs]
-    for name in ("sep", "entropy_nats"):
+    (of_texts, together), alone = (
+        measure_maps(model, pairs, 3),
+        [measure_maps(model, [row], 1).summary for row in pairs],
+    )
+    for name in ("sep", "entropy_nats", "near"):
         np.testing.assert_allclose(together[name], np.mean([one[name] for one in alone], axis=0), atol=1e-6)
+        np.testing.assert_allclose(of_texts[name], [one[name].mean() for one in alone], atol=1e-6)
+        interval = together["mean_of_heads"][name]
+        assert min(of_texts[name]) <= interval["low"] < interval["value"] < interval["high"] <= max(of_texts[name])
+        assert together["half_width"][name] > 0 and np.isnan(alone[0]["half_width"][name])
+    np.testing.assert_allclose(together["near"], sum(together[name] for name in ("self", "previous", "next")))
     assert np.sum(list(together["pattern_texts"].values())) == 3 * LAYERS * HEADS
+    shares = together["pattern_shares"]
+    assert sum(shares["value"]) == pytest.approx(1) and (shares["low"] <= shares["value"]).all()
     assert together["distance_texts"] == 3
+
+
+def test_intervals_of_distances():
+    """Of texts drawn one by one."""
+    rng = np.random.default_rng(6)
+    divergences, queries = rng.random((12, 4, 4)), rng.integers(5, 9, 12)
+    found = statistics.distances_with_intervals(divergences, queries, 2)
+    loops = []
+    for chosen in rng.integers(12, size=(4000, 12)):
+        roots = np.sqrt(sum(divergences[i] for i in chosen) / sum(queries[i] for i in chosen))
+        loops.append([one.item() for one in statistics.distances_by_layer(roots, 2)])
+    whole = statistics.distances_by_layer(np.sqrt(divergences.sum(0) / queries.sum()), 2)
+    for one, value, resampled in zip(found, whole, np.transpose(loops), strict=True):
+        assert one["value"] == pytest.approx(value)
+        np.testing.assert_allclose([one["low"], one["high"]], np.quantile(resampled, [0.025, 0.975]), atol=0.004)
+    assert statistics.distances_with_intervals(divergences, queries, 1)[0] is None
 
 
 def test_suite(data):
     inputs = SuiteInputs(small_model(), data, seed=0, progress=False)
-    result = SUITE.run(inputs, SETTINGS)
-    assert SUITE.run(inputs, SETTINGS) == result
+    result, items = finish(SUITE.run(inputs, SETTINGS), "attention")
+    assert finish(SUITE.run(inputs, SETTINGS), "attention")[0] == result
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     text, treebank = result["text"], result["treebank"]
     assert (text["texts"], text["flow_texts"], text["gradients"]["texts"]) == (8, 3, 3)
@@ -240,13 +268,20 @@ def test_suite(data):
     assert names[-1] == "all" and "punct" not in names and "root" not in names
     scalars = SUITE.scalars(result)
     uas, overall = scalars["UAS, best head (%)"], treebank["relations"][-1]
-    assert uas.value == 100 * overall["accuracy"]
-    assert uas.baselines["best offset"] == 100 * overall["offset_accuracy"]
-    assert uas.baselines["random weights"] == 100 * treebank["random_weights"][-1]["accuracy"]
+    assert uas.value == pytest.approx(100 * overall["accuracy"], rel=1e-5)
+    assert uas.baselines["best offset"] == pytest.approx(100 * overall["offset_accuracy"], rel=1e-5)
+    random = treebank["random_weights"][-1]["accuracy"]
+    assert uas.baselines["random weights"] == pytest.approx(100 * random, rel=1e-5)
+    assert uas.interval[0] <= uas.value <= uas.interval[1]
+    assert len(items["best head, all words (UAS)"].items) == 8
+    assert items["best head, nsubj"].items[0].startswith("test, sentence ")
     numbers = [one for scalar in scalars.values() for one in (scalar.value, *scalar.baselines.values())]
     assert all(np.isfinite(numbers)) and len(scalars) == 7 and len(numbers) >= 14
     kinds = [type(block) for block in SUITE.blocks(result)]
     assert [kinds.count(kind) for kind in (report.Heatmap, report.Table)] == [4, 4]
+    assert all(scalar.interval is not None for scalar in scalars.values())
+    bands = [s for block in SUITE.blocks(result) if isinstance(block, report.Curves) for s in block.series]
+    assert all((one.low is None) == one.dashed for one in bands)
 
 
 @pytest.mark.parametrize(("folder", "other"), [("text", "treebank"), ("treebank", "text")])
@@ -254,7 +289,7 @@ def test_one_folder_is_enough(data, tmp_path, folder, other):
     shutil.copytree(data / folder, tmp_path / folder)
     inputs = SuiteInputs(small_model(Heads(mlm=False)), epath.Path(tmp_path), seed=0, progress=False)
     assert SUITE.obstacle(inputs, SETTINGS) is None
-    result = SUITE.run(inputs, SETTINGS)
+    result, _ = finish(SUITE.run(inputs, SETTINGS), "attention")
     assert result[other] is None and result[folder] is not None
     notes = [block.text for block in SUITE.blocks(result) if isinstance(block, report.Note)]
     assert f"The data have no folder {other}/." in notes and SUITE.scalars(result)
@@ -305,11 +340,11 @@ def test_long_sentences_are_skipped_and_counted(data, tmp_path):
 def test_rare_relations_count_together(data, tmp_path):
     shutil.copytree(data / "treebank", tmp_path / "treebank")
     inputs = SuiteInputs(small_model(), epath.Path(tmp_path), seed=0, progress=False)
-    result = SUITE.run(inputs, dataclasses.replace(SETTINGS, least_words=1000))
+    result, _ = finish(SUITE.run(inputs, dataclasses.replace(SETTINGS, least_words=1000)), "attention")
     assert [row["relation"] for row in result["treebank"]["relations"]] == ["all"]
     assert result["treebank"]["rare_relations"] == 5
     scalars = SUITE.scalars(result)
-    assert np.isnan(scalars["best head less best offset, mean of relations (points)"].value)
+    assert "best head less best offset, mean of relations (points)" not in scalars
     assert np.isfinite(scalars["UAS, best head (%)"].value) and SUITE.blocks(result)
 
 

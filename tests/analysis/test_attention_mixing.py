@@ -168,7 +168,7 @@ def test_contributions_of_texts(rows):
             np.testing.assert_allclose(measure.sum(-1), 1, atol=1e-6)
         for rolled in one.rollouts.values():
             np.testing.assert_allclose(rolled.sum(-1), 1, atol=1e-6)
-    summary = flow.summarize_flow(model, rows)
+    summary = flow.measure_flow(model, rows).summary
     expected = np.mean([mixing.rank_agreement(one.norms, one.value_zeroing) for one in found.values()], axis=0)
-    np.testing.assert_allclose(summary["agreement_with_value_zeroing"]["norms"], expected)
+    np.testing.assert_allclose(summary["agreement_with_value_zeroing"]["norms"]["value"], expected)
     np.testing.assert_allclose(np.diag(summary["rollout_agreement"]), 1)

@@ -70,23 +70,36 @@ def count(sentences, seed, labels=LABELS, **options):
 
 def test_attention_that_follows_the_tree_has_accuracy_1():
     parts = [count(make_sentences(60, seed), seed) for seed in (0, 1)]
-    table = {row["relation"]: row for row in relations.best_heads(*parts, LABELS)}
+    best = relations.best_heads(*parts, LABELS)
+    table = {one.about["relation"]: one.about for one in best}
     assert list(table) == [*LABELS, "all"]
     for row in table.values():
         assert row["accuracy"] == row["accuracy_on_selection"] == 1.0
         assert (row["layer"], row["head"]) == FOLLOWS and row["direction"] == "dependent to head"
         assert row["offset_accuracy"] < 0.5
     total = sum(row["words"] for name, row in table.items() if name != "all")
-    assert total == table["all"]["words"] == parts[1].total[-1]
+    assert total == table["all"]["words"] == parts[1].total[:, -1].sum()
+    of_direction = parts[1].correct[:, -1].sum(0) / parts[1].total[:, -1].sum()
     # A head with one dependent is followed backwards as well; one that attends to several splits its attention.
-    reverse = parts[1].correct[-1, 1][REVERSED] / parts[1].total[-1]
-    assert reverse == 1.0 > parts[1].correct[-1, 0][REVERSED] / parts[1].total[-1]
+    assert of_direction[1][REVERSED] == 1.0 > of_direction[0][REVERSED]
+    # The items of the tests are the sentences with the relation.
+    words, names = parts[1].total, [f"sentence {i}" for i in range(60)]
+    tests = relations.item_scores(best, best, words, names)
+    for r, label in enumerate(LABELS):
+        one = tests[f"best head, {label}"]
+        assert one.items == tuple(names[i] for i in range(60) if words[i, r])
+        assert one.scores["model"].sum() == one.weights["model"].sum() == table[label]["words"]
+        offset = one.scores["best_offset"].sum() / one.weights["best_offset"].sum()
+        assert offset == pytest.approx(table[label]["offset_accuracy"])
+    gain = relations.mean_gain(best, words)
+    assert gain["value"] == pytest.approx(np.mean([1 - table[label]["offset_accuracy"] for label in LABELS]))
+    assert gain["value"] - 0.1 < gain["low"] < gain["value"] < gain["high"] < 1
 
 
 def test_shuffled_attention_is_at_chance():
     sentences = make_sentences(250, 1)
     parts = [count(make_sentences(250, 0), 0, shuffled=True), count(sentences, 1, shuffled=True)]
-    row = relations.best_heads(*parts, LABELS)[-1]
+    row = relations.best_heads(*parts, LABELS)[-1].about
     chances = np.concatenate([[1 / (len(s.words) - 1)] * int(relations.scored_words(s).sum()) for s in sentences])
     assert abs(row["accuracy"] - chances.mean()) < 0.06
     assert abs(row["accuracy"] - row["offset_accuracy"]) < 0.06
@@ -94,11 +107,11 @@ def test_shuffled_attention_is_at_chance():
 
 def test_the_best_head_of_the_selection_is_scored():
     """Not the one that happens to be the best where it is scored."""
-    correct = np.zeros((2, 1, 2, *SHAPE), np.int64)
-    correct[0, 0, 1, 0, 2], correct[0, 0, 0, 1, 1] = 9, 8
-    correct[1, 0, 1, 0, 2], correct[1, 0, 0, 1, 1] = 3, 6
-    offsets, totals = np.zeros((1, len(relations.OFFSETS)), np.int64), np.array([10])
-    (row,) = relations.best_heads(*(relations.Counts(one, offsets, totals) for one in correct), ())
+    correct = np.zeros((2, 1, 1, 2, *SHAPE), np.int64)
+    correct[0, 0, 0, 1, 0, 2], correct[0, 0, 0, 0, 1, 1] = 9, 8
+    correct[1, 0, 0, 1, 0, 2], correct[1, 0, 0, 0, 1, 1] = 3, 6
+    offsets, totals = np.zeros((1, 1, len(relations.OFFSETS)), np.int64), np.array([[10]])
+    ((row, *_),) = relations.best_heads(*(relations.Counts(one, offsets, totals) for one in correct), ())
     assert (row["layer"], row["head"], row["direction"]) == (0, 2, "head to dependent")
     assert (row["accuracy"], row["accuracy_on_selection"]) == (0.3, 0.9)
 
@@ -118,7 +131,7 @@ def test_the_baseline_is_the_best_offset_of_the_selection():
     chain = Sentence(("w",) * 5, ("X",) * 5, (2, 3, 4, 5, 0), (*("det",) * 4, "root"))
     back = Sentence(("w",) * 5, ("X",) * 5, (0, 1, 2, 3, 4), ("root", *("det",) * 4))
     parts = [count(one, 0, ("det",)) for one in ([chain] * 3, [chain] * 2 + [back] * 2)]
-    row = relations.best_heads(*parts, ("det",))[-1]
+    row = relations.best_heads(*parts, ("det",))[-1].about
     assert (row["offset"], row["offset_accuracy"], row["words"], row["words_of_selection"]) == (1, 0.5, 16, 12)
 
 

@@ -8,9 +8,9 @@ import pytest
 from etils import epath
 
 from bert_jax import report
+from bert_jax.analysis.bootstrap import bootstrap_mean
 from bert_jax.analysis.cloze import SUITE, cloze_scores, ettinger, lama, lama_files, minimal_pairs, verb_agreement
 from bert_jax.analysis.cloze.cloze import ClozeSettings
-from bert_jax.analysis.item_scores import bootstrap_mean
 from bert_jax.analysis.suite import ITEMS, SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel

@@ -7,11 +7,13 @@ import jax
 import numpy as np
 import pytest
 from etils import epath
+from scipy import stats
 
 import bert_jax
 from bert_jax import report
 from bert_jax.analysis.fine_tuning import SUITE, similarities, weights
 from bert_jax.analysis.fine_tuning.fine_tuning import FineTuningSettings
+from bert_jax.analysis.result_files import finish
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.config import TaskHead
 from bert_jax.errors import UserError
@@ -59,7 +61,14 @@ def test_cka_equals_its_twin_and_ignores_rotation():
     np.testing.assert_allclose(similarities.linear_cka(x, y), expected, rtol=1e-10)
     rotation = np.linalg.qr(rng.normal(size=(6, 6)))[0]
     np.testing.assert_allclose(similarities.linear_cka(x, 3 * x @ rotation + 5), 1, rtol=1e-12)
-    assert similarities.mean_cosines(x, x @ rotation) < 0.9
+    assert similarities.cosines(x, x @ rotation).mean() < 0.9
+    parts = np.arange(len(x)) % 4
+    found = similarities.cka_with_interval(x, y, parts)
+    without = [similarities.linear_cka(x[parts != one], y[parts != one]) for one in range(4)]
+    error = np.sqrt(3 / 4 * np.square(without - np.mean(without)).sum())
+    assert found.value == pytest.approx(expected)
+    np.testing.assert_allclose(found.low, expected - stats.t.ppf(0.975, 3) * error, rtol=1e-6)
+    assert np.isnan(similarities.cka_with_interval(x, y, np.zeros(len(x), int)).low)
 
 
 def test_cosines():
@@ -116,18 +125,20 @@ def settings(base, /, **changes) -> FineTuningSettings:
 def test_suite(task_run, tiny_run):
     data, run = task_run
     inputs = SuiteInputs(bert_jax.load(run), data, seed=0, progress=False)
-    result = SUITE.run(inputs, settings(tiny_run))
+    result, _ = finish(SUITE.run(inputs, settings(tiny_run)), "fine-tuning")
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     reported = json.loads((run / "results.json").read_text())
     assert result["restored_score"][0] == pytest.approx(reported["mean"])
     assert result["best_constant_score"] == pytest.approx(reported["baseline"])
     line = result["line_loss"]
     assert line[-1] == result["restored_loss"][0] and line[0] == result["restored_loss"][-1] != line[-1]
-    assert line[-1]["train"] < result["random_body_loss"]["train"]
+    assert line[-1]["train"]["value"] < result["random_body_loss"]["train"]["value"]
     base, random = (result["similarity"][name] for name in ("base", "random_weights"))
-    assert len(base["cka_of_tokens"]) == len(base["cosine_of_cls"]) == result["layers"] + 1
-    assert base["cosine_of_cls"][0] > random["cosine_of_cls"][0]
+    assert len(base["cka_of_tokens"]["low"]) == len(base["cosine_of_cls"]["low"]) == result["layers"] + 1
+    assert base["cosine_of_cls"]["value"][0] > random["cosine_of_cls"]["value"][0]
     assert np.shape(base["attention_cosine"])[0] == result["layers"]
+    without = {name for name, scalar in SUITE.scalars(result).items() if scalar.interval is None}
+    assert without == {"score", "score with the base's body"}
     score = SUITE.scalars(result)["score"]
     assert score.value == result["restored_score"][0]
     assert score.baselines == {
@@ -143,8 +154,9 @@ def test_a_model_beside_itself(task_run):
     inputs = SuiteInputs(bert_jax.load(run), data, seed=0, progress=False)
     result = SUITE.run(inputs, settings(run, line=(0.0,)))
     base = result["similarity"]["base"]
-    for values in base.values():
-        np.testing.assert_allclose(values, 1, atol=1e-6)
+    for name, values in base.items():
+        every = list(values.values()) if isinstance(values, dict) else values
+        np.testing.assert_allclose(every, 0 if name == "attention_half_width" else 1, atol=1e-6)
     assert len({json.dumps(loss) for loss in result["restored_loss"]}) == 1
 
 

@@ -9,6 +9,7 @@ from etils import epath
 from bert_jax import report
 from bert_jax.analysis.geometry import SUITE, languages, vector_measures, words
 from bert_jax.analysis.geometry.geometry import GeometrySettings
+from bert_jax.analysis.result_files import finish
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.interventions.capture import capture
@@ -103,7 +104,8 @@ def test_chosen_words_occur_in_different_texts_and_have_their_vectors(data):
 def test_adjusted_measures_are_differences(data):
     rng = np.random.default_rng(0)
     vectors = words.ContextVectors(rng.normal(size=(2, 3, 4, 16)), rng.normal(1, 1, (2, 9, 16)), rng.random((2, 9)))
-    found = words.measure(vectors)
+    measured = words.measure(vectors)
+    found = {name: one["value"] for name, one in measured.summary.items()}
     expected = np.mean([vector_measures.mean_cosine(one) for one in vectors.words[1]])
     np.testing.assert_allclose(found["self_similarity"][1], expected)
     np.testing.assert_allclose(
@@ -111,6 +113,21 @@ def test_adjusted_measures_are_differences(data):
     )
     groups = [vector_measures.explainable_variance(vectors.random[1, i : i + 4]) for i in (0, 4)]
     np.testing.assert_allclose(found["explainable_variance_of_random_words"][1], np.mean(groups))
+    np.testing.assert_allclose(measured.self_similarity.mean(1), found["self_similarity"])
+    for one in measured.summary.values():
+        assert (one["low"] < one["high"]).all()
+
+
+def test_cosines_of_bootstrap_samples():
+    """Texts drawn one by one, without the pairs of a text and itself."""
+    rng = np.random.default_rng(1)
+    vectors, drawn = rng.normal(0.4, 1, (2, 7, 5)), np.array([[2.0, 0, 1, 3, 0, 1, 0], [1.0] * 7])
+    found = words.resampled_cosines(vectors, drawn)
+    for counts, cosines in zip(drawn.astype(int), found, strict=True):
+        chosen = np.repeat(np.arange(7), counts)
+        for state, value in zip(vectors, cosines, strict=True):
+            pairs = [cosine(state[i], state[j]) for i in chosen for j in chosen if i != j]
+            assert value == pytest.approx(np.mean(pairs))
 
 
 def test_languages_that_differ_by_their_mean():
@@ -121,9 +138,9 @@ def test_languages_that_differ_by_their_mean():
     means = 0.8 * rng.normal(size=(count, 64))
     vectors = (means[labels] + rng.normal(size=(len(labels), 64)))[None]
     found = languages.identify(vectors, labels, splits, count)
-    assert found["accuracy"][0] > 0.97
+    assert found.plain[0].mean() > 0.97
     chance, error = 1 / count, np.sqrt(0.1 * 0.9 / (len(labels) / 4))
-    assert abs(found["accuracy_centred"][0] - chance) < 3.5 * error
+    assert abs(found.centred[0].mean() - chance) < 3.5 * error
 
 
 def test_centroid_cosines():
@@ -135,26 +152,28 @@ def test_centroid_cosines():
 
 def test_suite(data):
     inputs = SuiteInputs(small_model(), data, seed=0, progress=False)
-    result = SUITE.run(inputs, SETTINGS)
+    result, items = finish(SUITE.run(inputs, SETTINGS), "geometry")
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     found = result["languages"]
     assert found["codes"] == ["aaa", "bbb"] and found["skipped_languages"] == {"few": 3}
     assert (found["sentences"], found["test_sentences"], found["majority_accuracy"]) == (32, 8, 0.5)
-    assert found["model"]["accuracy"][0] > 0.5
+    assert found["model"]["accuracy"]["value"][0] > 0.5
     scalars = SUITE.scalars(result)
     anisotropy = scalars["anisotropy, last state (cosine)"]
-    assert anisotropy.value == result["words"]["model"]["anisotropy"][-1]
-    assert anisotropy.baselines == {"random weights": result["words"]["random_weights"]["anisotropy"][-1]}
+    assert anisotropy.value == result["words"]["model"]["anisotropy"]["value"][-1]
+    assert anisotropy.baselines == {"random weights": result["words"]["random_weights"]["anisotropy"]["value"][-1]}
     assert scalars["language identified, last state (%)"].baselines["largest language"] == 50
     kinds = [type(block) for block in SUITE.blocks(result)]
     assert kinds.count(report.Heatmap) == 1 and kinds.count(report.Curves) == 5
-    assert SUITE.run(inputs, SETTINGS) == result
+    assert all(scalar.interval[0] <= scalar.value <= scalar.interval[1] for scalar in scalars.values())
+    assert items["language identified, last state"].items[0].startswith("aaa, line ")
+    assert finish(SUITE.run(inputs, SETTINGS), "geometry")[0] == result
 
 
 def test_without_languages(data, tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "lines.txt").write_text((data / "text" / "lines.txt").read_text())
-    result = SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, False), SETTINGS)
+    result, _ = finish(SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, False), SETTINGS), "geometry")
     assert result["languages"] is None and len(SUITE.scalars(result)) == 4
     assert any("no folder languages/" in block.text for block in SUITE.blocks(result) if isinstance(block, report.Note))
 

@@ -11,8 +11,8 @@ from etils import epath
 
 from bert_jax import report
 from bert_jax.analysis.heads import SUITE, ablation, head_measures
-from bert_jax.analysis.heads.heads import HeadsSettings
-from bert_jax.analysis.result_files import _plain
+from bert_jax.analysis.heads.heads import HeadsSettings, loss_items
+from bert_jax.analysis.result_files import finish
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.command.progress import progress_bar
 from bert_jax.config import TaskHead
@@ -67,15 +67,19 @@ def test_a_planted_head_is_found(texts):
 
     importances = importances_under(ALL)
     assert np.argwhere(importances).tolist() == [list(at)]
-    assert head_measures.top_share(importances) == 1
+    assert head_measures.top_share(importances.ravel()) == 1
     unchanged = pruning_masks.evaluate(model, texts, {CONTEXT: ALL})
-    alone = ablation.leave_one_out(
-        lambda mask: pruning_masks.evaluate(model, texts, {CONTEXT: mask}), unchanged, SHAPE, BAR
-    )
-    assert np.argwhere(alone["loss_difference"]).tolist() == [list(at)] and alone["standard_error"][at] > 0
-    assert alone["loss"][at] == pytest.approx(unchanged.loss + alone["loss_difference"][at])
+    alone = ablation.leave_one_out(lambda mask: pruning_masks.evaluate(model, texts, {CONTEXT: mask}), SHAPE, BAR)
+    rises = alone.sums - unchanged.sums
+    assert np.argwhere(np.abs(rises).sum(-1)).tolist() == [list(at)] and alone.sums.shape == (*SHAPE, texts.count)
+    names = tuple(map(str, range(texts.count)))
+    items = loss_items(names, unchanged, alone.sums.reshape(6, -1), alone.sums[at], is_mlm=True)
+    assert items["loss"].scores["model"].sum() / items["loss"].weights["model"].sum() == pytest.approx(unchanged.loss)
+    np.testing.assert_allclose(items["loss"].scores["no_head"] - unchanged.sums, rises[at])
+    mean = items["rise of the loss without the head that matters most"].scores["mean_of_all_heads"]
+    np.testing.assert_allclose(mean, rises[at] / 6)
     for iterative in (True, False):
-        pruned = ablation.prune(
+        pruned, evaluations = ablation.prune(
             lambda mask: pruning_masks.evaluate(model, texts, {CONTEXT: mask}),
             importances_under,
             SHAPE,
@@ -84,7 +88,10 @@ def test_a_planted_head_is_found(texts):
             bar=BAR,
         )
         assert pruned["order"][-1][:2] == list(at) and pruned["removed"] == [0, 1, 2, 4, 5, 6]
-        assert pruned["loss"][:-1] == [unchanged.loss] * 5 and pruned["loss"][-1] == alone["loss"][at]
+        losses = [one.loss for one in evaluations]
+        assert losses[:-1] == [unchanged.loss] * 5
+        np.testing.assert_allclose(pruned["loss"]["value"], losses)
+        np.testing.assert_allclose(evaluations[-1].sums, alone.sums[at])
 
 
 def test_orders_of_pruning():
@@ -100,12 +107,12 @@ def test_orders_of_pruning():
         return pruning_masks.Evaluation(np.array([float(mask.sum())]), np.ones(1), -float(mask.sum()))
 
     found = {
-        iterative: ablation.prune(evaluate, importance, (2, 2), step=0.25, iterative=iterative, bar=BAR)
+        iterative: ablation.prune(evaluate, importance, (2, 2), step=0.25, iterative=iterative, bar=BAR)[0]
         for iterative in (True, False)
     }
     assert [one[:2] for one in found[True]["order"]] == [[0, 0], [1, 1], [1, 0], [0, 1]]
     assert [one[:2] for one in found[False]["order"]] == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert found[True]["loss"] == [4, 3, 2, 1, 0] and calls == [4, 3, 2, 1, 4]
+    assert found[True]["loss"]["value"].tolist() == [4, 3, 2, 1, 0] and calls == [4, 3, 2, 1, 4]
     layers = ablation.without_layers(evaluate, later, BAR)
     assert layers["no_head"]["loss"] == [2, 2] and layers["one_head"] == {
         "loss": [3, 3],
@@ -119,11 +126,19 @@ def test_measures():
         head_measures.counts_to_remove(6, 0.1) == [0, 1, 2, 3, 4, 5, 6]
         and head_measures.counts_to_remove(144, 0.5)[1] == 72
     )
-    shares, curve = (0, 0.25, 0.5, 0.75, 1), (2, 2.1, 2.3, 2.0, 9)
+    shares, curve = np.array([0, 0.25, 0.5, 0.75, 1]), np.array([2, 2.1, 2.3, 2.0, 9])
     assert [head_measures.removable_share(shares, curve, rise) for rise in (0.0, 0.1, 0.2, 9)] == [0, 0.25, 0.75, 1]
-    assert head_measures.top_share(np.ones((4, 5))) == pytest.approx(0.1)
-    assert head_measures.top_share(np.eye(12)) == pytest.approx(1) and head_measures.top_share(np.eye(20)) == 1
-    assert math.isnan(head_measures.top_share(np.zeros((2, 2))))
+    both = head_measures.removable_share(shares, np.stack([curve, np.full(5, 2.0)]), 0.1)
+    assert both.tolist() == [0.25, 1]
+    assert head_measures.top_share(np.ones(20)) == pytest.approx(0.1)
+    assert head_measures.top_share(np.ones(25)) == pytest.approx(0.1)
+    assert head_measures.top_share(np.stack([np.arange(15.0), np.ones(15)])).tolist() == pytest.approx(
+        [(14 + 13 / 2) / 105, 0.1]
+    )
+    assert (
+        head_measures.top_share(np.eye(12).ravel()) == pytest.approx(1) == head_measures.top_share(np.eye(20).ravel())
+    )
+    assert math.isnan(head_measures.top_share(np.zeros(4)))
 
 
 def check_result(result):
@@ -135,24 +150,27 @@ def check_result(result):
 
 def test_suite_on_text(data):
     inputs, settings = SuiteInputs(small_model(), data, 0, False), HeadsSettings(examples=5, random_orders=2, step=0.5)
-    result = _plain(SUITE.run(inputs, settings), "heads")
+    result = finish(SUITE.run(inputs, settings), "heads")[0]
     check_result(result)
     assert (result["examples"], result["importance_examples"], result["best_constant_score"]) == (5, 5, None)
     pruning = result["pruning"]
-    assert pruning["iterative"]["loss"][0] == result["loss"] == pruning["random"]["loss_mean"][0]
-    assert pruning["iterative"]["loss"][-1] == pruning["once"]["loss"][-1] == pruning["random"]["loss_lowest"][-1]
+    iterative, once = (pruning[order]["loss"]["value"] for order in ("iterative", "once"))
+    assert iterative[0] == result["loss"]["value"] == pruning["random"]["loss_mean"][0]
+    assert iterative[-1] == once[-1] == pruning["random"]["loss_lowest"][-1]
     assert result["random_weights_top_tenth_share"] != result["top_tenth_share"]
-    most = SUITE.scalars(result)["loss without the head that matters most"]
-    assert most.value == max(map(max, result["leave_one_out"]["loss"]))
-    assert most.baselines == {"no head removed": result["loss"]}
-    assert _plain(SUITE.run(inputs, settings), "heads") == result
+    scalars, differences = SUITE.scalars(result), result["leave_one_out"]["loss_difference"]
+    most = scalars["rise of the loss without the head that matters most (nats)"]
+    assert most.value <= np.max(differences["value"]) + 1e-6 and "mean of all heads" in most.baselines
+    assert np.allclose(np.array(result["leave_one_out"]["loss"]) - iterative[0], differences["value"], atol=1e-4)
+    assert all(scalar.interval is not None for scalar in scalars.values())
+    assert finish(SUITE.run(inputs, settings), "heads")[0] == result
 
 
 def test_suite_on_a_task(data):
     model = small_model(TASK_HEADS)
     inputs = SuiteInputs(model, data, 0, False)
     settings = HeadsSettings(task="sst2", examples=30, random_orders=1, step=0.5)
-    result = _plain(SUITE.run(inputs, settings), "heads")
+    result = finish(SUITE.run(inputs, settings), "heads")[0]
     check_result(result)
     assert (result["examples"], result["importance_examples"], result["labels"]) == (24, 30, 24)
 

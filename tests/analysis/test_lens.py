@@ -10,6 +10,7 @@ from etils import epath
 
 from bert_jax import report
 from bert_jax.analysis.lens import SUITE, lens, readings
+from bert_jax.analysis.result_files import finish
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import LoadedModel
@@ -74,11 +75,11 @@ def test_readings_are_those_of_a_forward_pass(rows):
 def test_layers_that_do_nothing_read_the_same(rows):
     model = idle(small_model())
     masked = choose_masked(rows, model.tokenizer.special_ids, 0.3, seed=0)
-    readings, tokens, _ = lens.read_masked(model, rows, masked)
+    readings, tokens, texts = lens.read_masked(model, rows, masked)
     for values, tolerance in ((readings.log_likelihoods, 1e-3), (readings.divergences, 1e-4), (readings.top, 0)):
         np.testing.assert_allclose(values, np.broadcast_to(values[-1], values.shape), atol=tolerance)
-    found = lens.summarize(readings, tokens)
-    assert found["settled_since"] == [len(tokens), 0, 0, 0] and found["mean_settled_since"] == 0
+    found = lens.summarize(readings, tokens, texts).values
+    assert found["settled_since"] == [len(tokens), 0, 0, 0] and found["mean_settled_since"]["value"] == 0
 
 
 def test_leads_since():
@@ -95,8 +96,23 @@ def test_divergence_and_ranks_of_known_logits():
     assert found.ranks[:, 0].tolist() == [2, 1] and found.top[:, 0].tolist() == [0, 1]
 
 
+def test_intervals_of_medians_and_sums_are_over_texts():
+    rng = np.random.default_rng(0)
+    texts = np.repeat(np.arange(3, 33), rng.integers(1, 6, 30))
+    ranks = rng.integers(1, 50, (2, len(texts)))
+    of_text = [ranks[:, texts == text] for text in range(3, 33)]
+    np.testing.assert_array_equal(readings.sums_of_texts(ranks, texts), np.stack([x.sum(1) for x in of_text], axis=1))
+    found = readings.median_ranks(ranks, texts)
+    loops = []
+    for chosen in rng.integers(30, size=(4000, 30)):
+        sample = np.sort(np.concatenate([of_text[i] for i in chosen], axis=1))
+        loops.append(sample[:, (sample.shape[1] - 1) // 2])
+    np.testing.assert_array_equal(found.value, np.median(ranks, axis=1))
+    np.testing.assert_allclose([found.low, found.high], np.quantile(loops, [0.025, 0.975], axis=0), atol=1.5)
+
+
 def test_unigram():
-    found = readings.unigram_readings(np.array([2, 0, 2]), np.array([1, 0, 5]))
+    found = readings.unigram_readings(np.array([2, 0, 2]), np.array([1, 0, 5])).means
     expected = -(2 * np.log(6 / 9) + np.log(2 / 9)) / 3
     np.testing.assert_allclose(found["loss_nats"], expected)
     assert (found["accuracy"], found["median_rank"]) == (2 / 3, 1)
@@ -116,17 +132,23 @@ def test_masks_are_ordinary_tokens_and_depend_on_the_seed(rows):
 
 def test_suite(data):
     inputs = SuiteInputs(small_model(), data, seed=0, progress=False)
-    result = SUITE.run(inputs, SETTINGS)
+    result, items = finish(SUITE.run(inputs, SETTINGS), "lens")
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert (result["texts"], result["lines"]) == (20, 41) and result["masked_tokens"] == result["model"]["masked"]
     assert result["random_weights"]["loss_nats"] != result["model"]["loss_nats"]
-    loss = SUITE.scalars(result)["loss at masked tokens, last state (nats)"]
-    assert loss.value == result["model"]["loss_nats"][-1]
-    assert loss.baselines["token frequency"] == result["unigram"]["loss_nats"]
-    assert loss.baselines["random weights"] == result["random_weights"]["loss_nats"][-1]
+    scalars = SUITE.scalars(result)
+    loss = scalars["loss at masked tokens, last state (nats)"]
+    assert loss.value == pytest.approx(result["model"]["loss_nats"]["value"][-1], rel=1e-5)
+    assert loss.baselines["token frequency"] == pytest.approx(result["unigram"]["loss_nats"], rel=1e-5)
+    assert loss.baselines["random weights"] == pytest.approx(
+        result["random_weights"]["loss_nats"]["value"][-1], rel=1e-5
+    )
+    assert loss.interval[0] < loss.value < loss.interval[1] and len(scalars) == 4
+    test = items["masked tokens predicted by the last state"]
+    assert len(test.items) == 20 and test.weights["model"].sum() == result["masked_tokens"]
     blocks = SUITE.blocks(result)
     assert sum(isinstance(block, report.Table) for block in blocks) == 2
-    assert SUITE.run(inputs, SETTINGS) == result
+    assert finish(SUITE.run(inputs, SETTINGS), "lens")[0] == result
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,12 @@ import pytest
 from etils import epath
 
 from bert_jax import report
+from bert_jax.analysis import bootstrap
 from bert_jax.analysis.cloze import PATCHING, patching
 from bert_jax.analysis.cloze.minimal_pairs import SentencePair
 from bert_jax.analysis.cloze.patching import CONTEXT, ROLES, MaskedPair, PatchingSettings
 from bert_jax.analysis.cloze.predictions import mask_log_probabilities
+from bert_jax.analysis.result_files import finish
 from bert_jax.analysis.suite import SuiteInputs, UnsuitedError
 from bert_jax.convert.conversion import convert
 from bert_jax.inference.loaded_model import LoadedModel
@@ -62,15 +64,19 @@ def measured(model, pairs):
 def test_a_planted_head_is_found():
     masked, restored, control = measured(with_one_head(small_model()), subjects())
     totals = np.array([pair.effect for pair in masked])
-    found = np.array(patching.shares(restored.by_head, totals, 0)["restored"])
+    found = patching.shares(restored.by_head, totals).value
     np.testing.assert_allclose(found, np.eye(LAYERS)[LAYER][:, None] * np.eye(2)[HEAD], atol=1e-4)
-    by_role = {site: np.array(patching.shares(x, totals, 0)["restored"]) for site, x in restored.by_position.items()}
+    by_role = {site: patching.shares(x, totals).value for site, x in restored.by_position.items()}
     differs, mask = ROLES.index("tokens that differ"), ROLES.index("masked token")
     np.testing.assert_allclose(by_role["hidden"][:, differs], [1, 0, 0], atol=1e-4)
     np.testing.assert_allclose(by_role["hidden"][:, mask], [0, 1, 1], atol=1e-4)
     np.testing.assert_allclose(by_role["attention.output"][LAYER, mask], 1, atol=1e-4)
-    other = np.array(patching.shares(control.by_head, totals, 0)["restored"])
+    other = patching.shares(control.by_head, totals).value
     assert abs(other[LAYER, HEAD]) < 0.9 and np.abs(np.delete(other.ravel(), LAYER * 2 + HEAD)).max() < 1e-4
+    test, heads = patching.best_head_items(restored.by_head, control.by_head, totals, [pair.item for pair in masked])
+    assert heads == [[LAYER, HEAD]] * 2
+    np.testing.assert_array_equal(test.scores["model"], restored.by_head[:, LAYER, HEAD])
+    np.testing.assert_array_equal(test.scores["another_pair's_activation"], control.by_head[:, LAYER, HEAD])
 
 
 NUMBERS = (("river", "stone", "the"), ("mountain", "dark", "a"))
@@ -97,7 +103,7 @@ def with_number(model: LoadedModel) -> tuple[LoadedModel, list[MaskedPair]]:
         target = int(difference.argmax())  # as a verb in the right number
         for good, bad in itertools.product(better, worse):
             sides = sentence(good), sentence(bad)
-            pairs.append(MaskedPair(*sides, 2, target, sides[0] != sides[1], float(difference[target])))
+            pairs.append(MaskedPair(*sides, 2, target, sides[0] != sides[1], float(difference[target]), f"{good}"))
     return model, pairs
 
 
@@ -113,10 +119,11 @@ def test_the_control_of_a_planted_number_is_at_chance():
     planted = np.zeros((LAYERS, 2))
     planted[LAYER, HEAD] = 1
     for effects, expected in ((own, 1.0), (control, (totals * same).sum() / totals.sum())):
-        found = np.array(patching.shares(effects.by_head, totals, 0)["restored"])
+        found = patching.shares(effects.by_head, totals).value
         np.testing.assert_allclose(found, expected * planted, atol=1e-4)
-    best = patching.best_head_of_other_half(own, control, totals, 0)
-    assert best["heads"] == [[LAYER, HEAD]] * 2 and best["model"]["restored"] == pytest.approx(1, abs=1e-4)
+    best, heads = patching.best_head_items(own.by_head, control.by_head, totals, [pair.item for pair in pairs])
+    assert heads == [[LAYER, HEAD]] * 2
+    np.testing.assert_allclose(best.scores["model"], totals, atol=1e-4)
     # Of the 15 pairs with another better sentence, 6 have the same number.
     shares_of_same = [
         np.mean([pairs[donor].target == pair.target for donor, pair in zip(chosen, pairs, strict=True)])
@@ -137,16 +144,18 @@ def test_a_donor_has_another_better_sentence():
     assert patching.choose_donors(pairs[:3], 0) == [-1] * 3
 
 
-def test_the_best_head_of_the_other_half_is_not_overestimated():
+def test_the_best_head_of_the_other_half_is_not_overestimated(monkeypatch):
     """Of 200 analyses, 144 heads that restore nothing: the largest of all is above 0, that of the other half not."""
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 1_000)
     rng, totals = np.random.default_rng(0), np.ones(60)
     found = []
-    for seed in range(200):
-        effects = [patching.Effects({}, rng.normal(0, 1, (60, 12, 12))) for _ in range(2)]
-        best = patching.best_head_of_other_half(*effects, totals, seed)
-        found.append((best["model"]["restored"], best["model"]["low"] <= 0 <= best["model"]["high"]))
+    for _ in range(200):
+        effects = rng.normal(0, 1, (2, 60, 12, 12))
+        items, _ = patching.best_head_items(*effects, totals, [""] * 60)
+        best = bootstrap.bootstrap_mean(items.scores["model"], None, totals)
+        found.append((best.value, best.low <= 0 <= best.high))
     assert np.abs(np.mean(found, 0) - [0, 0.95]).max() < 0.035
-    assert np.max(patching.shares(effects[0].by_head, totals, 0)["restored"]) > 0.25
+    assert np.max(patching.shares(effects[0], totals).value) > 0.25
 
 
 def test_the_last_hidden_state_restores_everything():
@@ -201,7 +210,7 @@ def test_pairs_that_cannot_be_patched():
     usable, skipped = patching.encode_equal_lengths(pairs_of(*sentences), model, 32)
     assert len(usable) == 1
     assert {k: v for k, v in skipped.items() if v} == {
-        "too_long": 1,
+        "no_tokens_or_too_long": 1,
         "other_lengths": 1,
         "same_tokens": 2,
         "no_common_token": 1,
@@ -222,15 +231,16 @@ def test_suite(tmp_path):
     data = write(tmp_path, *((pair.good, pair.bad) for pair in subjects()), ("the river .", "a stone falls ."))
     inputs = SuiteInputs(small_model(), data, 0, False)
     assert PATCHING.obstacle(inputs, PatchingSettings()) is None
-    result = json.loads(json.dumps(PATCHING.run(inputs, PatchingSettings()), allow_nan=False))
+    result, _ = finish(PATCHING.run(inputs, PatchingSettings()), "patching")
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
     assert (result["pairs"] + result["skipped"]["no_effect"], result["drawn"]) == (12, 13) and result["pairs"] > 3
     assert result["skipped"]["other_lengths"] == 1
     heads = result["model"][CONTEXT]
-    assert (np.array(heads["low"]) <= heads["restored"]).all() and (np.array(heads["restored"]) <= heads["high"]).all()
-    best = PATCHING.scalars(result)["restored by the best head of the other half (%)"]
-    assert best.interval[0] <= best.value <= best.interval[1] and best.value <= 100 * np.max(heads["restored"]) + 1e-3
-    parts = [np.array(result[part]["hidden"]["restored"]) for part in ("model", "another_pair", "difference")]
-    np.testing.assert_allclose(parts[0] - parts[1], parts[2], atol=1e-6)
+    assert (np.array(heads["low"]) <= heads["value"]).all() and (np.array(heads["value"]) <= heads["high"]).all()
+    best = PATCHING.scalars(result)["restored by the best head (%)"]
+    assert best.interval[0] <= best.value <= min(best.interval[1], 100 * np.max(heads["value"]) + 1e-3)
+    parts = [np.array(result[part]["hidden"]["value"]) for part in ("model", "another_pair", "difference")]
+    np.testing.assert_allclose(parts[0] - parts[1], parts[2], atol=1e-5)
     blocks = PATCHING.blocks(result)
     assert sum(isinstance(block, report.Heatmap) for block in blocks) == 8
 

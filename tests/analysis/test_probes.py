@@ -10,9 +10,9 @@ import pytest
 from etils import epath
 
 from bert_jax import report
-from bert_jax.analysis.probes import SUITE, label_tasks, linear, mix, vectors
+from bert_jax.analysis.probes import SUITE, by_state, label_tasks, linear, mix, probe_items, vectors
 from bert_jax.analysis.probes.probes import ProbesSettings
-from bert_jax.analysis.result_files import _plain
+from bert_jax.analysis.result_files import finish
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.analysis.treebank import Sentence, read_splits
 from bert_jax.errors import UserError
@@ -99,8 +99,8 @@ def test_arcs_are_of_the_word_and_its_head_and_labels_may_be_unseen():
 def test_baselines():
     train = [TaggedSentence(("river", "river", "river", "wind"), ("N", "N", "V", "V"))] * 2
     dev = [TaggedSentence(("river", "wind", "stone", "wind"), ("N", "V", "N", "N"))]
-    found = label_tasks.baselines(label_tasks.entity_task(sample_of(train), sample_of(dev)))
-    assert found == {"majority": 0.75, "word_type": 0.75}
+    found = label_tasks.describe(label_tasks.entity_task(sample_of(train), sample_of(dev)))
+    assert (found["majority"], found["word_type"]) == (0.75, 0.75)
 
 
 def test_planted_labels_are_found_and_their_control_task_is_not():
@@ -109,10 +109,12 @@ def test_planted_labels_are_found_and_their_control_task_is_not():
     task = label_tasks.entity_task(*splits)
     control = label_tasks.control_task(task, seed=0)
     train, dev = (jnp.asarray(planted(one.labels, 3, rng)) for one in (task.train, task.dev))
-    scores = linear.probe_state(train, dev, task, control, epochs=20, penalty=1.0, seed=0)
+    probe = linear.probe_state(train, dev, task, control, epochs=20, penalty=1.0, seed=0)
+    score = label_tasks.score(task, probe.predictions, task.dev.labels)
     most = max(np.bincount(control.dev.labels)) / len(control.dev.labels)
-    assert scores.score > 0.99 and scores.control_score < most + 0.05
-    bits = scores.code_bits
+    assert score > 0.99
+    assert label_tasks.score(control, probe.control_predictions, control.dev.labels) < most + 0.05
+    bits = probe.code_bits
     assert linear.uniform_code_bits(len(task.train.labels), 3) > 3 * bits
     noise = [jnp.asarray(rng.normal(size=x.shape), np.float32) for x in (train, dev)]
     assert linear.probe_state(*noise, task, control, epochs=20, penalty=1.0, seed=0).code_bits > 3 * bits
@@ -156,12 +158,48 @@ def test_mixes_find_the_state_that_has_the_labels():
     noise = [[rng.normal(size=(n, 24)).astype(np.float32) for _ in range(4)] for n in (800, 300)]
     for states, examples in zip(noise, (task.train, task.dev), strict=True):
         states[2] = 5 * planted(examples.labels, 3, rng) + 7
-    scores = mix.probe_mixes(*([jnp.asarray(x) for x in states] for states in noise), task, epochs=20, seed=0)
-    assert scores.cumulative_scores[1] < 0.7 and min(scores.cumulative_scores[2:]) > 0.99
-    assert np.argmax(scores.weights) == 2 and scores.weights[2] > 0.8
-    np.testing.assert_allclose(sum(scores.weights), 1, rtol=1e-5)
-    assert abs(mix.centre_of_gravity(scores.weights) - 2) < 0.3
-    assert abs(mix.expected_layer(scores.cumulative_scores) - 2) < 0.2
+    mixes = mix.probe_mixes(*([jnp.asarray(x) for x in states] for states in noise), task, epochs=20, seed=0)
+    scores = [label_tasks.score(task, one, task.dev.labels) for one in mixes.predictions]
+    assert scores[1] < 0.7 and min(scores[2:]) > 0.99
+    assert np.argmax(mixes.weights) == 2 and mixes.weights[2] > 0.8
+    np.testing.assert_allclose(sum(mixes.weights), 1, rtol=1e-5)
+    assert abs(mix.centre_of_gravity(mixes.weights) - 2) < 0.3
+    assert abs(mix.expected_layer(scores) - 2) < 0.2
+
+
+def test_scores_of_sentences_sum_to_the_score():
+    """Accuracy and F1, the latter against scikit-learn's."""
+    f1_score = pytest.importorskip("sklearn.metrics").f1_score
+    dev, rng = tagged(20, 1, ("O", "O", "O", "B-a", "I-a", "B-b")), np.random.default_rng(3)
+    task = label_tasks.entity_task(sample_of(tagged(80, 0, ("O", "B-a", "I-a", "B-b"))), sample_of(dev))
+    labels, predictions = task.dev.labels, rng.permutation(task.dev.labels)
+    names = [name for name in task.names if name != "O"]
+    of_f1 = label_tasks.score_sentences(task, predictions, labels, sample_of(dev).starts)
+    f1 = f1_score(labels, predictions, labels=[task.names.index(name) for name in names], average="micro")
+    right = label_tasks.score_sentences(task._replace(outside=None), predictions, labels, sample_of(dev).starts)
+    for sentences, expected in ((of_f1, f1), (right, (predictions == labels).mean())):
+        assert sentences.shape == (2, 20)
+        assert sentences[0].sum() / sentences[1].sum() == pytest.approx(expected)
+    np.testing.assert_array_equal(right[0], (predictions == labels).reshape(20, 5).sum(1))
+
+
+def test_seeds_of_probes_are_averaged():
+    rng = np.random.default_rng(8)
+    task = label_tasks.entity_task(sample_of(tagged(80, 0)), sample_of(tagged(20, 1)))
+    right = rng.binomial(5, 0.6, (2, 3, 20)).astype(float)
+    of_seeds = [
+        by_state.LabelScores(
+            *[np.stack([one, np.full((3, 20), 5.0)], axis=1)] * 2, None, np.ones((3, 2, 20)), one[:, 0], w
+        )
+        for one, w in zip(right, (np.array([0.0, 0, 1]), np.array([0.0, 1, 0])), strict=True)
+    ]
+    found = by_state.summarize_labels(of_seeds, task)
+    np.testing.assert_allclose(found["score"]["value"], right.sum((0, 2)) / 200)
+    deviation = found["deviation_of_seeds"]
+    np.testing.assert_allclose(deviation["score"], (right.sum(2) / 100).std(0, ddof=1))
+    assert deviation["centre_of_gravity"] == pytest.approx(np.std([2, 1], ddof=1)) and found["seeds"] == 2
+    assert found["selectivity"]["value"] == pytest.approx(np.zeros(3)) == found["selectivity"]["high"]
+    assert by_state.summarize_labels(of_seeds[:1], task)["deviation_of_seeds"] is None
 
 
 def test_a_mix_has_its_own_states_only():
@@ -209,22 +247,29 @@ def test_sentences_that_do_not_fit_are_counted(data):
 
 @pytest.mark.slow
 def test_suite(result):
-    plain = _plain(result, "probes")
+    plain, items = finish(result, "probes")
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert list(result["tasks"]) == ["pos", "relations", "entities"]
-    for task in result["tasks"].values():
+    assert list(plain["tasks"]) == ["pos", "relations", "entities"]
+    for task in plain["tasks"].values():
         for row in ("model", "random_weights"):
-            assert all(len(task[row][key]) == LAYERS + 1 for key in ("score", "selectivity", "code_kilobits"))
-            assert len(task[row]["mix"]["score"]) == LAYERS + 1
-    assert len(result["tasks"]["entities"]["model"]["span_f1"]) == LAYERS + 1
+            assert all(len(task[row][key]["low"]) == LAYERS + 1 for key in ("score", "selectivity"))
+            assert len(task[row]["mix"]["score"]["value"]) == len(task[row]["code_kilobits"]) == LAYERS + 1
+    assert len(plain["tasks"]["entities"]["model"]["span_f1"]["value"]) == LAYERS + 1
     scalars = SUITE.scalars(plain)
-    pos = result["tasks"]["pos"]["model"]["score"]
-    of_pos = scalars["Parts of speech: accuracy, best state (%)"]
-    assert of_pos.value == 100 * max(pos) and max(pos) > 0.6
-    assert of_pos.baselines["random weights"] == 100 * max(plain["tasks"]["pos"]["random_weights"]["score"])
-    assert of_pos.baselines["most frequent label"] == 100 * plain["tasks"]["pos"]["majority"]
+    of_pos = items["Parts of speech: accuracy, best state"]
+    scalar = scalars["Parts of speech: accuracy, best state (%)"]
+    value = of_pos.scores["model"].sum() / of_pos.weights["model"].sum()
+    assert scalar.value == pytest.approx(100 * value, rel=1e-4) and 0.6 < value <= max(
+        plain["tasks"]["pos"]["model"]["score"]["high"]
+    )
+    assert scalar.baselines["most frequent label"] == pytest.approx(100 * plain["tasks"]["pos"]["majority"], rel=1e-4)
+    assert {"control task", "random weights", "word's most frequent label"} < set(scalar.baselines)
+    assert len(of_pos.items) == 12 and of_pos.items[0].startswith("dev, sentence ")
     assert np.isfinite(scalars["UUAS of the structural probe, best state (%)"].value) and len(scalars) == 12
     assert all(len(one.baselines) >= 1 for one in scalars.values())
+    assert {name for name, one in scalars.items() if one.interval is None} == {
+        f"{title}: centre of gravity (state)" for title in probe_items.TITLES.values()
+    }
     kinds = [type(block) for block in SUITE.blocks(plain)]
     assert kinds.count(report.Curves) == 12 and kinds.count(report.Heatmap) == 1
 
@@ -232,9 +277,9 @@ def test_suite(result):
 @pytest.mark.slow
 def test_entities_alone_and_again(data, result, tmp_path):
     (tmp_path / "entities").symlink_to(data / "entities")
-    again = SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, progress=False), SETTINGS)
+    again, _ = finish(SUITE.run(SuiteInputs(small_model(), epath.Path(tmp_path), 0, progress=False), SETTINGS), "")
     assert again["treebank"] is None
-    assert _plain(again["tasks"], "") == {"entities": _plain(result["tasks"]["entities"], "")}
+    assert again["tasks"] == {"entities": finish(result, "")[0]["tasks"]["entities"]}
     notes = [block.text for block in SUITE.blocks(again) if isinstance(block, report.Note)]
     assert any("no folder treebank/" in text for text in notes)
     assert "UUAS of the structural probe, best state (%)" not in SUITE.scalars(again)

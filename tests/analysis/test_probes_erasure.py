@@ -171,6 +171,8 @@ def test_an_eraser_of_nothing_changes_nothing(masked):
     for losses in found["loss_nats"].values():
         np.testing.assert_allclose(losses, np.full_like(losses, found["loss_nats"]["none"][0][0]), rtol=1e-6)
     assert found["masked_tokens"] == sum(map(len, masked[1].positions))
+    for rise in found["rise_nats"].values():
+        np.testing.assert_allclose(list(rise.values()), 0, atol=1e-6)
 
 
 def test_erasure_in_the_last_layer_is_the_head_on_erased_vectors(masked):
@@ -188,6 +190,11 @@ def test_erasure_in_the_last_layer_is_the_head_on_erased_vectors(masked):
         log_p = jax.nn.log_softmax(logits[:, : model.tokenizer.vocab_size])
         losses += (-log_p[np.arange(len(originals)), originals]).tolist()
     np.testing.assert_allclose(found["loss_nats"]["random"][-1][1], np.mean(losses), rtol=1e-4)
+    means = {name: np.array(of).mean(1) for name, of in found["loss_nats"].items()}
+    for name, less in (("random", "none"), ("leace_minus_control", "control")):
+        rise = found["rise_nats"][name]
+        np.testing.assert_allclose(rise["value"], means[name.split("_")[0]] - means[less], atol=1e-5)
+        assert (rise["low"] < rise["value"]).all() and (rise["value"] < rise["high"]).all()
     assert len(np.unique(np.round(found["loss_nats"]["random"], 4))) == 2 * LAYERS
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from bert_jax.analysis.probes import attention_trees, by_state, structural, trees, vectors
+from bert_jax.analysis.probes import attention_trees, by_state, probe_items, structural, trees, vectors
 from bert_jax.analysis.probes.structural import Tree
 from bert_jax.analysis.treebank import Sentence
 from bert_jax.interventions.capture import capture
@@ -90,19 +90,34 @@ def test_punctuation_is_removed_before_the_spanning_tree():
     assert trees.correct_edges(np.zeros((2, 2)), (0, 1), np.array([True, False]))[1] == 0
 
 
-def test_spearman_is_averaged_by_length_from_5_to_50():
-    assert trees.mean_by_length([1.0, 0.0, 0.5, 9.0, 9.0], [5, 5, 7, 4, 51]) == 0.5
-    assert trees.mean_by_length([1.0, np.nan, 0.0], [5, 5, 6]) == 0.5 and np.isnan(trees.mean_by_length([1.0], [3]))
+def test_means_over_sentences():
+    """Correlations over the sentences of a length, then over lengths from 5 to 50; edges and roots over all.
+
+    The single sentence of length 7 has the spread of all: -0.5, 0 and 0.5.
+    """
+    nan, spearman = np.nan, np.array([1.0, 0.0, 0.5, 9.0, 9.0, np.nan])
+    counts = [
+        np.array(one, float) for one in ([3, 0, 2, 1, 9, 0], [4, 4, 4, 4, 9, 0], [1, 0, 1, 0, 0, 0], [1, 1, 1, 1, 1, 0])
+    ]
+    scores = structural.TreeScores(*counts, spearman, spearman[::-1] * nan, np.array([5, 5, 7, 4, 51, 6]))
+    found = structural.mean_scores(scores)
+    assert found["uuas"]["value"] == pytest.approx(15 / 25) and found["root_accuracy"]["value"] == pytest.approx(2 / 5)
+    correlation = found["distance_spearman"]
+    assert (correlation["value"], correlation["low"], correlation["high"]) == (0.5, 0, 1)
+    assert np.isnan(found["depth_spearman"]["value"])
+    states = structural.TreeScores(*(np.stack([one, one]) for one in scores))
+    np.testing.assert_array_equal(structural.mean_scores(states)["uuas"]["low"], [found["uuas"]["low"]] * 2)
 
 
 def test_gold_trees_have_the_best_scores_and_reversed_ones_the_worst():
     of = by_state.gold_trees(sample_of(random_sentences(40, 0)))
     distances = [trees.tree_distances(tree.heads) for tree in of]
     depths = [trees.tree_depths(tree.heads) for tree in of]
-    np.testing.assert_allclose(structural.score(distances, depths, of), 1)
-    worst = structural.score([-one for one in distances], [-one for one in depths], of)
-    assert worst.uuas < 0.2 and worst.root_accuracy == 0
-    np.testing.assert_allclose([worst.distance_spearman, worst.depth_spearman], -1)
+    best = structural.mean_scores(structural.score(distances, depths, of))
+    np.testing.assert_allclose([list(one.values()) for one in best.values()], 1)
+    worst = structural.mean_scores(structural.score([-one for one in distances], [-one for one in depths], of))
+    assert worst["uuas"]["value"] < 0.2 and worst["root_accuracy"]["value"] == 0
+    np.testing.assert_allclose([worst[name]["value"] for name in structural.CORRELATIONS], -1)
 
 
 def test_packs_hold_each_sentence_once():
@@ -134,12 +149,22 @@ def planted():
 
 
 def test_vectors_built_from_trees_are_recovered_and_the_control_task_is_not(planted):
-    settings = {"rank": WIDTH, "epochs": 60, "seed": 0, "description": "x", "progress": False}
-    found = by_state.structural_scores(*planted, **settings, with_control=True)
+    settings = {"rank": WIDTH, "epochs": 60, "seed": 0}
+    scores = by_state.probe_trees(*planted, **settings, description="x", progress=False)
+    found = {name: one["value"] for name, one in structural.mean_scores(scores).items()}
     assert found["uuas"][0] > 0.99 and found["distance_spearman"][0] > 0.95
     assert found["root_accuracy"][0] > 0.95 and found["depth_spearman"][0] > 0.9
-    assert found["control"]["state"] == 0 and found["control"]["uuas"] < found["control"]["chain_uuas"]
     assert found["uuas"][1] < 0.5  # noise
+    control = by_state.probe_control_trees(*planted, 0, **settings)
+    assert control["uuas"]["value"] < control["chain_uuas"]["value"]
+    # The state with the trees is chosen for both halves of the sentences.
+    chain = by_state.chain_scores(by_state.gold_trees(planted[2]))
+    items = probe_items.tree_items([str(i) for i in range(60)], {"model": scores, "chain": chain})
+    np.testing.assert_array_equal(items[probe_items.UUAS].scores["model"], scores.edges[0])
+    np.testing.assert_array_equal(items[probe_items.UUAS].weights["chain"], chain.gold_edges)
+    depths = items[probe_items.DEPTHS]
+    lengths = planted[2].lengths[[int(one) for one in depths.items]]
+    assert min(lengths) >= 5 and depths.groups == tuple(map(str, lengths.tolist()))
 
 
 def test_control_trees_depend_on_word_types(planted):
@@ -157,7 +182,7 @@ def test_uuas_of_heads_is_that_of_their_attention():
     model = small_model()
     sample = sample_of(random_sentences(12, 3))
     of = by_state.gold_trees(sample)
-    found = attention_trees.head_uuas(model, sample.rows, of, description="x")
+    found = attention_trees.head_edges(model, sample.rows, of, description="x")
     correct, edges = 0, 0
     for row, tree in zip(sample.rows, of, strict=True):
         (batch,) = batches([row], model.tokenizer.pad_id, 64)
@@ -168,7 +193,7 @@ def test_uuas_of_heads_is_that_of_their_attention():
         gold = trees.gold_adjacency(tree.heads, tree.counted)
         correct += sum(gold[kept[i], kept[j]] for i, j in kruskal(weights))
         edges += gold.sum() // 2
-    np.testing.assert_allclose(found[1, 1], correct / edges)
+    assert found[1, 1].sum() == correct and attention_trees.baselines(of, 0).gold.sum() == edges
 
 
 def test_attention_that_follows_the_tree_and_shuffled_attention():
@@ -182,5 +207,6 @@ def test_attention_that_follows_the_tree_and_shuffled_attention():
         found, gold = trees.correct_edges(-np.stack([weights, weights[order][:, order]]), tree.heads, tree.counted)
         correct, shuffled, edges = correct + found[0], shuffled + found[1], edges + gold
     baseline = attention_trees.baselines(of, 0)
-    assert correct == edges == baseline["edges"]
-    assert abs(shuffled / edges - baseline["random_uuas"]) < 0.03 and baseline["random_uuas"] < 0.25
+    assert correct == edges == baseline.gold.sum()
+    random = baseline.random.sum() / edges
+    assert abs(shuffled / edges - random) < 0.03 and random < 0.25

@@ -5,7 +5,6 @@ import math
 import jax
 import numpy as np
 import pytest
-import scipy.stats
 
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions import pruning_masks
@@ -90,16 +89,6 @@ def test_derivatives_are_finite_differences_of_a_float64_twin(texts):
         assert np.abs(expected).min(axis=(0, 1, 2)) > 0 and np.abs(expected).max() > 0.02
         atol = 1e-5 * np.abs(expected).max()
         np.testing.assert_allclose(found[site][:, :, ::every], expected, atol=atol, rtol=1e-3)
-
-
-def test_standard_error_of_a_difference():
-    rng = np.random.default_rng(0)
-    weights = np.full(50, 3.0)
-    before, difference = rng.normal(9, 1, 50), rng.normal(2, 1, 50)
-    after = pruning_masks.Evaluation(before + difference, weights, 0)
-    mean, error = pruning_masks.loss_difference(after, pruning_masks.Evaluation(before, weights, 0))
-    assert mean == pytest.approx(difference.mean() / 3)
-    assert error == pytest.approx(scipy.stats.sem(difference) / 3)
 
 
 def test_importances():

@@ -4,7 +4,9 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
+import scipy.stats
 
 from bert_jax.cli import main as cli
 from bert_jax.config import Config, ModelConfig, Phase
@@ -12,6 +14,7 @@ from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.inference.loaded_model import load
 from bert_jax.training import pretraining
+from bert_jax.training.eval_metrics import mean_difference
 from bert_jax.training.run_directory.metrics import read_metrics
 
 
@@ -125,3 +128,10 @@ def test_a_run_with_kernels_is_scored_anywhere(attention):
     assert config.model.attention_dropout > 0
     model = pretraining._evaluation_config(config, None, None, None).model
     assert (model.attention, model.attention_dropout) == ("xla", 0.0)
+
+
+def test_standard_error_of_a_difference():
+    differences = np.random.default_rng(0).normal(2, 1, 50)
+    mean, error = mean_difference(differences, np.full(50, 3.0))
+    assert mean == pytest.approx(differences.mean() / 3)
+    assert error == pytest.approx(scipy.stats.sem(differences) / 3)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +11,11 @@ from bert_jax.analysis.attention import flow, patterns, relations, statistics
 from bert_jax.analysis.attention.attention_gradients import gradients_by_kind, loss_name
 from bert_jax.analysis.attention.maps import attention_maps, halve, shorten, token_kinds
 from bert_jax.analysis.attention.section import blocks, scalars
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.bootstrap import bootstrap_mean
+from bert_jax.analysis.item_scores import ItemScores
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
 from bert_jax.analysis.treebank import SPLITS, Sentence, read_splits
+from bert_jax.array_types import Float
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, Rate, check
 from bert_jax.inference.loaded_model import LoadedModel
@@ -67,37 +70,77 @@ def run(inputs: SuiteInputs, settings: AttentionSettings) -> SuiteResult:
     )
     length = min(settings.max_length, config.max_positions)
     result: SuiteResult = {"layers": config.num_layers, "heads": config.num_heads, "seed": inputs.seed}
+    items: dict[str, ItemScores] = {}
     for folder, measured in (("text", _measure_text), ("treebank", _measure_treebank)):
-        result[folder] = measured(inputs, settings, length) if (inputs.data / folder).is_dir() else None
-    return result
+        result[folder] = measured(inputs, settings, length, items) if (inputs.data / folder).is_dir() else None
+    return result | {ITEMS: items}
 
 
-def _measure_text(inputs: SuiteInputs, settings: AttentionSettings, length: int) -> dict[str, Any]:
+def _measure_text(
+    inputs: SuiteInputs, settings: AttentionSettings, length: int, items: dict[str, ItemScores]
+) -> dict[str, Any]:
     model, tokenizer, progress = inputs.model, inputs.model.tokenizer, inputs.progress
     paths = inputs.files("text", ".txt")
     sample = sample_texts(paths, tokenizer, length - 1, settings.texts, inputs.seed)
-    rows = [row for row in sample.rows if len(row.input_ids) >= flow.LEAST_TOKENS]
+    rows = [row for row in sample.rows if _is_long(row)]
     require(bool(rows), "attention: all lines of text/ that fit have a single token: give longer texts")
     pairs = halve(rows, tokenizer, model.config.type_vocab_size)
     short = shorten(rows[: settings.flow_texts], settings.flow_length)
 
-    def statistics_of(one: LoadedModel) -> dict[str, Any]:
+    def statistics_of(one: LoadedModel) -> MapValues:
         return measure_maps(one, pairs, settings.distance_texts, progress=progress)
 
-    def flow_of(one: LoadedModel) -> dict[str, Any]:
-        return flow.summarize_flow(one, short, progress=progress)
+    def flow_of(one: LoadedModel) -> flow.Flow:
+        return flow.measure_flow(one, short, progress=progress)
 
+    uniform = _uniform_statistics(pairs, model)
+    maps, flows = _of_both(inputs, "statistics", statistics_of), _of_both(inputs, "flow", flow_of)
+    names = [f"text {number}" for number, row in zip(sample.numbers, sample.rows, strict=True) if _is_long(row)]
+    items |= _text_items(names, {name: one.of_texts for name, one in maps.items()} | {"uniform_attention": uniform})
+    agreements = {name: one.agreement["attention"].mean(1) for name, one in flows.items()}
+    known = np.flatnonzero(np.isfinite(list(agreements.values())).all(0))
+    if len(known):
+        scores = {name: values[known] for name, values in agreements.items()}
+        of_texts = ItemScores(tuple(names[i] for i in known), None, scores, unit="", same_tokenizer=True)
+        items["rank agreement of attention with value zeroing, mean of layers"] = of_texts
     return {
         "texts": len(rows),
         "tokens": sum(len(row.input_ids) for row in pairs),
         "lines": sample.lines,
         "skipped_lines": sample.skipped,
         "texts_of_one_token": len(sample.rows) - len(rows),
-        "uniform": _uniform_statistics(pairs, model),
-        "statistics": _of_both(inputs, "statistics", statistics_of),
-        "gradients": _gradients(model, pairs[: settings.gradient_texts], settings, inputs),
+        "uniform": {name: float(values.mean()) for name, values in uniform.items()},
+        "statistics": {name: one.summary for name, one in maps.items()},
+        "gradients": _gradients(pairs[: settings.gradient_texts], settings, inputs),
         "flow_texts": len(short),
-        "flow": _of_both(inputs, "flow", flow_of),
+        "flow": {name: one.summary for name, one in flows.items()},
+    }
+
+
+def _is_long(row: TextRow) -> bool:
+    return len(row.input_ids) >= flow.LEAST_TOKENS
+
+
+TESTS = {
+    "sep": ("attention to [SEP], mean of heads", "%"),
+    "near": ("attention to the token and its neighbours, mean of heads", "%"),
+    "entropy_nats": ("entropy of attention, mean of heads", "nats"),
+    "heterogeneous": ("heterogeneous maps", "%"),
+}
+"""Tests and their units by the name of the statistic."""
+
+
+def _text_items(names: Sequence[str], columns: dict[str, dict[str, np.ndarray]]) -> dict[str, ItemScores]:
+    """The tests of `TESTS` from the values of each text, by column and statistic."""
+    return {
+        title: ItemScores(
+            tuple(names),
+            None,
+            {column: values[name] for column, values in columns.items() if name in values},
+            unit=unit,
+            same_tokenizer=True,
+        )
+        for name, (title, unit) in TESTS.items()
     }
 
 
@@ -107,9 +150,18 @@ def _of_both(inputs: SuiteInputs, what: str, measure: Callable[[LoadedModel], An
     return {"model": measure(inputs.model), "random_weights": random}
 
 
+class MapValues(NamedTuple):
+    """Statistics of attention maps."""
+
+    of_texts: dict[str, Float[np.ndarray, " texts"]]
+    """By name, the mean over all heads in each text."""
+    summary: dict[str, Any]
+    """Means over texts, patterns and distances with their intervals, as plain values."""
+
+
 def measure_maps(
     model: LoadedModel, rows: Sequence[TextRow], distance_texts: int, *, progress: bool = False
-) -> dict[str, Any]:
+) -> MapValues:
     """Statistics, patterns and distances of all heads; means over texts.
 
     Args:
@@ -119,76 +171,86 @@ def measure_maps(
       progress: show a progress bar on stderr.
     """
     config = model.config
-    shape = config.num_layers, config.num_heads
-    heads = shape[0] * shape[1]
-    totals = {name: np.zeros(shape) for name in (*statistics.SHARES, *statistics.ENTROPIES)}
-    pattern_texts, divergences, queries = (
-        np.zeros((len(patterns.PATTERNS), *shape), np.int64),
-        np.zeros((heads, heads)),
-        0,
-    )
+    shape, count = (config.num_layers, config.num_heads), len(rows)
+    heads, distance_texts = shape[0] * shape[1], min(distance_texts, count)
+    values = {name: np.zeros((count, *shape)) for name in (*statistics.SHARES, *statistics.ENTROPIES)}
+    is_pattern = np.zeros((len(patterns.PATTERNS), count, *shape))
+    divergences = np.zeros((distance_texts, heads, heads))
     for one in attention_maps(model, rows, progress=progress):
         kinds, attention = token_kinds(rows[one.index], model.tokenizer), one.probabilities
-        for name, values in statistics.attention_statistics(attention, kinds).items():
-            totals[name] += values
+        for name, of_text in statistics.attention_statistics(attention, kinds).items():
+            values[name][one.index] = of_text
         found = patterns.classify_patterns(attention, kinds)
-        pattern_texts += found == np.arange(len(patterns.PATTERNS))[:, None, None]
+        is_pattern[:, one.index] = found == np.arange(len(patterns.PATTERNS))[:, None, None]
         if one.index < distance_texts:
             flat = one.padded.reshape(heads, *one.padded.shape[2:])
-            divergences += np.asarray(statistics.divergence_sums(flat, jnp.int32(one.length)))
-            queries += one.length
-    within, between = statistics.distances_by_layer(np.sqrt(divergences / queries), shape[1])
-    return {
-        **{name: (total / len(rows)).tolist() for name, total in totals.items()},
-        "pattern_texts": {name: pattern_texts[i].tolist() for i, name in enumerate(patterns.PATTERNS)},
-        "distance_texts": min(distance_texts, len(rows)),
-        "head_distance_in_layer": within,
-        "head_distance_between_layers": between,
+            divergences[one.index] = statistics.divergence_sums(flat, jnp.int32(one.length))
+    values["near"] = values["self"] + values["previous"] + values["next"]
+    of_texts = {name: of.mean((1, 2)) for name, of in values.items()}
+    of_texts["heterogeneous"] = is_pattern[patterns.PATTERNS.index("heterogeneous")].mean((1, 2))
+    summary = {
+        **{name: of.mean(0) for name, of in values.items()},
+        "half_width": {name: bootstrap_mean(np.moveaxis(of, 0, -1)).half_width for name, of in values.items()},
+        "mean_of_heads": {name: bootstrap_mean(of)._asdict() for name, of in of_texts.items()},
+        "pattern_texts": dict(zip(patterns.PATTERNS, is_pattern.sum(1).astype(int), strict=True)),
+        "pattern_shares": bootstrap_mean(is_pattern.mean((2, 3)))._asdict(),
+        "pattern_shares_by_layer": bootstrap_mean(np.moveaxis(is_pattern.mean(3), 1, -1))._asdict(),
+        "distance_texts": distance_texts,
     }
+    queries = np.array([len(row.input_ids) for row in rows[:distance_texts]])
+    distances = statistics.distances_with_intervals(divergences, queries, shape[1])
+    return MapValues(of_texts, summary | dict(zip(statistics.DISTANCES, distances, strict=True)))
 
 
-def _uniform_statistics(rows: Sequence[TextRow], model: LoadedModel) -> dict[str, float]:
-    """The statistics of a head that attends to all tokens of a text equally."""
+def _uniform_statistics(rows: Sequence[TextRow], model: LoadedModel) -> dict[str, np.ndarray]:
+    """The statistics of a head that attends to all tokens equally, in each text."""
     found = [
         statistics.attention_statistics(
             statistics.uniform_attention(len(row.input_ids)), token_kinds(row, model.tokenizer)
         )
         for row in rows
     ]
-    return {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+    of_texts = {name: np.array([one[name] for one in found], np.float64) for name in found[0]}
+    return of_texts | {"near": of_texts["self"] + of_texts["previous"] + of_texts["next"]}
 
 
-def _gradients(
-    model: LoadedModel, rows: list[TextRow], settings: AttentionSettings, inputs: SuiteInputs
-) -> dict[str, Any] | None:
-    loss = loss_name(model.heads)
+def _gradients(rows: list[TextRow], settings: AttentionSettings, inputs: SuiteInputs) -> dict[str, Any] | None:
+    loss = loss_name(inputs.model.heads)
     masked = None
     if loss == "masked tokens":
-        chosen = choose_masked(rows, model.tokenizer.special_ids, settings.mask_share, inputs.seed)
+        chosen = choose_masked(rows, inputs.model.tokenizer.special_ids, settings.mask_share, inputs.seed)
         rows = [row for row, positions in zip(rows, chosen, strict=True) if len(positions)]
         masked = [positions for positions in chosen if len(positions)]
     if loss is None or not rows:
         return None
-    found = gradients_by_kind(model, rows, masked, progress=inputs.progress)
+
+    def gradients_of(model: LoadedModel) -> dict[str, Any]:
+        found = gradients_by_kind(model, rows, masked, progress=inputs.progress)
+        return {kind: bootstrap_mean(values.mean(2).T)._asdict() for kind, values in found.items()}
+
     return {
         "loss": loss,
         "texts": len(rows),
         "mask_share": None if masked is None else settings.mask_share,
-        "by_attention_to": {kind: values.tolist() for kind, values in found.items()},
+        "by_attention_to": _of_both(inputs, "gradients", gradients_of),
     }
 
 
-def _measure_treebank(inputs: SuiteInputs, settings: AttentionSettings, length: int) -> dict[str, Any]:
+def _measure_treebank(
+    inputs: SuiteInputs, settings: AttentionSettings, length: int, items: dict[str, ItemScores]
+) -> dict[str, Any]:
+    """Heads per relation; the tests are added to `items`."""
     files = inputs.files("treebank", ".conllu")
     # Sentences of train are needed only if there are no others.
     splits = read_splits([path for path in files if "train" not in path.name] or files)
     names, parts = selection_and_scoring(splits)
-    drawn, rows, skipped = [], [], 0
+    drawn, rows, skipped, kept_indices = [], [], 0, []
     for sentences in parts:
         order = np.random.default_rng(inputs.seed).permutation(len(sentences))[: settings.sentences]
         encoded = encode_words([sentences[i].words for i in order], inputs.model.tokenizer, length)
         drawn.append([sentences[i] for i, row in zip(order, encoded, strict=True) if row is not None])
         rows.append([row for row in encoded if row is not None])
+        kept_indices.append([int(i) for i, row in zip(order, encoded, strict=True) if row is not None])
         skipped += sum(row is None for row in encoded)
     require(
         all(rows),
@@ -201,7 +263,7 @@ def _measure_treebank(inputs: SuiteInputs, settings: AttentionSettings, length: 
         f"attention: {names[0]} or {names[1]} of treebank/ has no word with a head that is no punctuation: give more",
     )
 
-    def best_heads_of(model: LoadedModel) -> list[dict[str, Any]]:
+    def best_heads_of(model: LoadedModel) -> tuple[list[relations.BestHead], np.ndarray]:
         counts = [
             relations.count_correct(
                 attention_maps(model, rows[i], what="heads per relation", progress=inputs.progress),
@@ -211,9 +273,11 @@ def _measure_treebank(inputs: SuiteInputs, settings: AttentionSettings, length: 
             )
             for i in range(2)
         ]
-        return relations.best_heads(*counts, kept)
+        return relations.best_heads(*counts, kept), counts[1].total
 
-    tables = _of_both(inputs, "relations", best_heads_of)
+    found = _of_both(inputs, "relations", best_heads_of)
+    (best, words), (of_random, _) = found["model"], found["random_weights"]
+    items |= relations.item_scores(best, of_random, words, [f"{names[1]}, sentence {i}" for i in kept_indices[1]])
     return {
         "selection": names[0],
         "scoring": names[1],
@@ -221,8 +285,9 @@ def _measure_treebank(inputs: SuiteInputs, settings: AttentionSettings, length: 
         "sentences_of_scoring": len(rows[1]),
         "skipped_sentences": skipped,
         "rare_relations": rare,
-        "relations": tables["model"],
-        "random_weights": tables["random_weights"],
+        "relations": [one.about for one in best],
+        "random_weights": [one.about for one in of_random],
+        "mean_gain": relations.mean_gain(best, words),
     }
 
 

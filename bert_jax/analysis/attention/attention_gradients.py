@@ -53,11 +53,11 @@ def predicted_label_loss(found: dict[str, Array], weights: Array) -> Float[Array
 
 def gradients_by_kind(
     model: LoadedModel, rows: Sequence[TextRow], masked: Sequence[np.ndarray] | None, *, progress: bool = False
-) -> dict[str, Float[np.ndarray, "L N"]]:
+) -> dict[str, Float[np.ndarray, "texts L N"]]:
     """Mean absolute gradient of the loss of a text by an attention probability, for each kind of key.
 
     A text's loss is its mean over masked tokens, or over the outputs of the task head. The mean is over all queries and
-    all keys of the kind of a text, then over the texts that have such keys.
+    all keys of the kind of a text.
 
     Args:
       model: whose heads allow a loss (`loss_name`).
@@ -66,14 +66,13 @@ def gradients_by_kind(
       progress: show a progress bar on stderr.
 
     Returns:
-      by kind of key, float64; NaN where no text has such keys.
+      by kind of key, float64; NaN where a text has no such keys.
     """
     config = model.config
     per_token = config.num_layers * config.num_heads * row_length(max(len(row.input_ids) for row in rows))
     # The backward pass keeps several arrays of this size.
     tokens_per_batch = min(TOKENS_PER_BATCH, PROBABILITIES_IN_MEMORY // (4 * per_token))
-    sums = {kind: np.zeros((config.num_layers, config.num_heads)) for kind in KINDS}
-    counts = dict.fromkeys(KINDS, 0)
+    found = {kind: np.full((len(rows), config.num_layers, config.num_heads), np.nan) for kind in KINDS}
     most = 0 if masked is None else max(map(len, masked))
     with progress_bar("gradients by attention", len(rows), "text", shown=progress) as bar:
         for batch in batches(rows, model.tokenizer.pad_id, tokens_per_batch):
@@ -87,10 +86,9 @@ def gradients_by_kind(
                 kinds, n = token_kinds(rows[index], model.tokenizer), len(rows[index].input_ids)
                 for kind, keys in _keys(kinds).items():
                     if keys.any():
-                        sums[kind] += np.abs(gradient[:, b, :, :n, :n][..., keys]).mean((-2, -1))
-                        counts[kind] += 1
+                        found[kind][index] = np.abs(gradient[:, b, :, :n, :n][..., keys]).mean((-2, -1))
                 bar.update(1)
-    return {kind: sums[kind] / (counts[kind] or np.nan) for kind in KINDS}
+    return found
 
 
 def _keys(kinds: TokenKinds) -> dict[str, np.ndarray]:

@@ -8,6 +8,8 @@ import numpy as np
 from bert_jax.analysis.attention import mixing
 from bert_jax.analysis.attention.maps import PROBABILITIES, token_kinds
 from bert_jax.analysis.attention.value_zeroing import value_zeroing_distances
+from bert_jax.analysis.bootstrap import bootstrap_mean
+from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
@@ -107,37 +109,50 @@ def layer_norms(
     return np.stack(without), np.stack(with_residual)
 
 
-def summarize_flow(model: LoadedModel, rows: Sequence[TextRow], *, progress: bool = False) -> dict[str, Any]:
-    """Means over texts of agreements and of the shares of special tokens.
+class Flow(NamedTuple):
+    """Agreements and the shares of special tokens in every text; NaN where there is none."""
+
+    agreement: dict[str, Float[np.ndarray, "texts L"]]
+    """With value zeroing, by measure."""
+    special: dict[str, Float[np.ndarray, "texts L"]]
+    """Share of special tokens, by measure."""
+    rollouts: list[str]
+    rollout_agreement: Float[np.ndarray, "texts r r"]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Means over texts with their intervals, as plain values."""
+        rollouts = bootstrap_mean(np.moveaxis(self.rollout_agreement, 0, -1))
+        return {
+            "agreement_with_value_zeroing": {
+                name: bootstrap_mean(values.T)._asdict() for name, values in self.agreement.items()
+            },
+            "share_on_special": {name: bootstrap_mean(values.T)._asdict() for name, values in self.special.items()},
+            "rollouts": self.rollouts,
+            "rollout_agreement": rollouts.value,
+            "rollout_agreement_half_width": rollouts.half_width,
+        }
+
+
+def measure_flow(model: LoadedModel, rows: Sequence[TextRow], *, progress: bool = False) -> Flow:
+    """Agreements and shares of every text.
 
     Args:
       model: from `inference.load`.
       rows: of at least LEAST_TOKENS tokens.
       progress: show a progress bar on stderr.
     """
-    names = [name for name in Contributions._fields if name != "value_zeroing"]
-    agreements: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    special: dict[str, list[np.ndarray]] = {name: [] for name in Contributions._fields}
-    matrices = []
+    measures, layers = Contributions._fields, model.config.num_layers
+    agreement, special = ({name: np.full((len(rows), layers), np.nan) for name in measures} for _ in range(2))
+    del agreement["value_zeroing"]
+    matrices: list[np.ndarray] = [np.zeros(0)] * len(rows)
     for index, found in text_contributions(model, rows, progress=progress):
         kinds = token_kinds(rows[index], model.tokenizer)
-        for name in names:
-            agreements[name].append(mixing.rank_agreement(getattr(found, name), found.value_zeroing))
+        for name in agreement:
+            agreement[name][index] = mixing.rank_agreement(getattr(found, name), found.value_zeroing)
         for name, shares in found._asdict().items():
-            special[name].append(shares[..., kinds.special].sum(-1).mean(-1))
+            special[name][index] = shares[..., kinds.special].sum(-1).mean(-1)
         rolled = found.rollouts
         stacked = np.stack(list(rolled.values()))
-        matrices.append(mixing.rank_agreement(stacked[:, None], stacked[None]))
-    return {
-        "agreement_with_value_zeroing": {name: _mean(values) for name, values in agreements.items()},
-        "share_on_special": {name: _mean(values) for name, values in special.items()},
-        "rollouts": list(rolled),
-        "rollout_agreement": _mean(matrices),
-    }
-
-
-def _mean(values: list[np.ndarray]) -> list:
-    """Over texts, without those that have no value; NaN if none has."""
-    stacked = np.stack(values)
-    counts = np.isfinite(stacked).sum(0)
-    return np.where(counts > 0, np.nansum(stacked, axis=0) / np.maximum(counts, 1), np.nan).tolist()
+        matrices[index] = mixing.rank_agreement(stacked[:, None], stacked[None])
+    return Flow(agreement, special, list(rolled), np.stack(matrices))

@@ -1,7 +1,7 @@
 """Whether a head follows a dependency relation: its most attended word as a prediction of the syntactic head (Clark et
 al. 2019, section 4.2), against the best fixed offset.
 
-Shapes: L layers, N heads, n tokens, W words, R relations (the last one is "all"), O offsets.
+Shapes: s sentences, L layers, N heads, n tokens, W words, R relations (the last one is "all"), O offsets.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.analysis.attention.maps import TextAttention
+from bert_jax.analysis.bootstrap import BootstrapMean, percentiles, resampled_means
+from bert_jax.analysis.item_scores import MODEL, ItemScores
 from bert_jax.analysis.treebank import Sentence
 from bert_jax.array_types import Bool, Float, Int
 from bert_jax.interventions.rows import TextRow, word_attention
@@ -19,6 +21,8 @@ OFFSETS = tuple(offset for offset in range(-5, 6) if offset)
 DIRECTIONS = ("dependent to head", "head to dependent")
 """From which word to which the attention goes that predicts."""
 ALL = "all"
+OFFSET = "best_offset"
+BEST_HEAD = "best head, "
 
 
 def predicted_heads(attention: Float[np.ndarray, "*heads W W"]) -> Int[np.ndarray, "2 *heads W"]:
@@ -44,12 +48,12 @@ def scored_words(sentence: Sentence) -> Bool[np.ndarray, " W"]:
 
 
 class Counts(NamedTuple):
-    """Correct predictions by relation."""
+    """Correct predictions by sentence and relation."""
 
-    correct: Int[np.ndarray, "R 2 L N"]
+    correct: Int[np.ndarray, "s R 2 L N"]
     """Of heads, by DIRECTIONS."""
-    by_offset: Int[np.ndarray, "R O"]
-    total: Int[np.ndarray, " R"]
+    by_offset: Int[np.ndarray, "s R O"]
+    total: Int[np.ndarray, "s R"]
     """Words that count."""
 
 
@@ -65,7 +69,7 @@ def count_correct(
       relations: that are counted; words of others count under "all", which is added at the end.
     """
     index = {relation: i for i, relation in enumerate(relations)}
-    correct, by_offset, total = 0, 0, 0
+    found: list[Counts | None] = [None] * len(rows)
     for one in maps:
         sentence = sentences[one.index]
         attention = word_attention(rows[one.index], one.probabilities)
@@ -75,10 +79,12 @@ def count_correct(
             of_relation[word, -1] = 1
             if sentence.deprels[word] in index:
                 of_relation[word, index[sentence.deprels[word]]] = 1
-        correct += np.moveaxis((predicted_heads(attention) == gold) @ of_relation, -1, 0)
-        by_offset += ((offset_heads(len(gold)) == gold) @ of_relation).T
-        total += of_relation.sum(0)
-    return Counts(correct, by_offset, total)
+        found[one.index] = Counts(
+            np.moveaxis((predicted_heads(attention) == gold) @ of_relation, -1, 0).astype(np.int32),
+            ((offset_heads(len(gold)) == gold) @ of_relation).T,
+            of_relation.sum(0),
+        )
+    return Counts(*map(np.stack, zip(*found, strict=True)))
 
 
 def frequent_relations(parts: Sequence[Sequence[Sentence]], least: int) -> tuple[list[str], int]:
@@ -101,7 +107,17 @@ def frequent_relations(parts: Sequence[Sequence[Sentence]], least: int) -> tuple
     return kept, len(present) - len(kept)
 
 
-def best_heads(selection: Counts, scoring: Counts, relations: Sequence[str]) -> list[dict[str, Any]]:
+class BestHead(NamedTuple):
+    """The head, direction and offset of a relation that are best on the selection."""
+
+    about: dict[str, Any]
+    """Which they are, with their accuracy on the scoring, as plain values."""
+    correct: Int[np.ndarray, " s"]
+    """Of the head, in each sentence of the scoring."""
+    by_offset: Int[np.ndarray, " s"]
+
+
+def best_heads(selection: Counts, scoring: Counts, relations: Sequence[str]) -> list[BestHead]:
     """The best head, direction and offset of each relation on the selection, and their accuracy on the scoring.
 
     Args:
@@ -109,23 +125,64 @@ def best_heads(selection: Counts, scoring: Counts, relations: Sequence[str]) -> 
       scoring: other sentences.
       relations: of both, without "all".
     """
-    table = []
+    correct, by_offset, totals = (one.sum(0) for one in selection)
+    found = []
     for r, relation in enumerate([*relations, ALL]):
-        direction, layer, head = np.unravel_index(selection.correct[r].argmax(), selection.correct[r].shape)
-        offset = int(selection.by_offset[r].argmax())
-        total = int(scoring.total[r])
-        table.append(
-            {
-                "relation": relation,
-                "words": total,
-                "words_of_selection": int(selection.total[r]),
-                "layer": int(layer),
-                "head": int(head),
-                "direction": DIRECTIONS[direction],
-                "accuracy": int(scoring.correct[r, direction, layer, head]) / total,
-                "accuracy_on_selection": int(selection.correct[r].max()) / int(selection.total[r]),
-                "offset": OFFSETS[offset],
-                "offset_accuracy": int(scoring.by_offset[r, offset]) / total,
-            }
-        )
-    return table
+        direction, layer, head = np.unravel_index(correct[r].argmax(), correct[r].shape)
+        offset = int(by_offset[r].argmax())
+        of_head, of_offset = scoring.correct[:, r, direction, layer, head], scoring.by_offset[:, r, offset]
+        words = int(scoring.total[:, r].sum())
+        about = {
+            "relation": relation,
+            "words": words,
+            "words_of_selection": int(totals[r]),
+            "layer": int(layer),
+            "head": int(head),
+            "direction": DIRECTIONS[direction],
+            "accuracy": int(of_head.sum()) / words,
+            "accuracy_on_selection": int(correct[r].max()) / int(totals[r]),
+            "offset": OFFSETS[offset],
+            "offset_accuracy": int(of_offset.sum()) / words,
+        }
+        found.append(BestHead(about, of_head, of_offset))
+    return found
+
+
+def item_scores(
+    model: Sequence[BestHead], random: Sequence[BestHead], words: Int[np.ndarray, "s R"], names: Sequence[str]
+) -> dict[str, ItemScores]:
+    """A test of each relation: right words of each sentence, of the best heads, the best offsets and random weights.
+
+    Args:
+      model, random: from `best_heads`.
+      words: that count, `Counts.total` of the scoring.
+      names: of the sentences.
+    """
+    tests = {}
+    for i, (best, of_random) in enumerate(zip(model, random, strict=True)):
+        there = np.flatnonzero(words[:, i])
+        columns = {MODEL: best.correct, OFFSET: best.by_offset, "random_weights": of_random.correct}
+        scores = {name: values[there].astype(float) for name, values in columns.items()}
+        weights = dict.fromkeys(columns, words[there, i].astype(float))
+        tests[test_of(best.about["relation"])] = ItemScores(tuple(names[j] for j in there), None, scores, weights)
+    return tests
+
+
+def test_of(relation: str) -> str:
+    """The name of the test of a relation's best head."""
+    return f"{BEST_HEAD}{'all words (UAS)' if relation == ALL else relation}"
+
+
+def mean_gain(model: Sequence[BestHead], words: Int[np.ndarray, "s R"]) -> dict[str, float] | None:
+    """Mean over relations, without "all", of the best head's accuracy less that of the best offset, with its interval.
+
+    Args:
+      model: from `best_heads`.
+      words: `Counts.total` of the scoring. A relation counts with 0 in a bootstrap sample without a word of it.
+    """
+    if len(model) == 1:
+        return None
+    gains = np.stack([best.correct - best.by_offset for best in model[:-1]]).astype(float)
+    value, resampled = resampled_means(gains, words.T[:-1].astype(float))
+    low, high = percentiles(resampled.mean(1))
+    return BootstrapMean(float(value.mean()), float(low), float(high))._asdict()

@@ -5,16 +5,21 @@ Functions on the attention of one text; the suite averages over texts, each text
 Shapes: n tokens; *heads any leading axes.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from bert_jax.analysis.attention.maps import TokenKinds
+from bert_jax.analysis.bootstrap import BootstrapMean, percentiles
 from bert_jax.array_types import Array, Float, Int
 
 SHARES = ("self", "previous", "next", "cls", "sep", "punctuation", "sep_to_sep", "other_to_sep")
 """Statistics that are shares of attention."""
 ENTROPIES = ("entropy_nats", "cls_entropy_nats")
+DISTANCES = ("head_distance_in_layer", "head_distance_between_layers")
+DISTANCE_RESAMPLES = 1_000
 
 
 def attention_statistics(
@@ -88,13 +93,38 @@ def divergence_sums(attention: Float[Array, "heads S S"], length: Int[Array, ""]
     return jnp.maximum(jax.lax.map(against_all, (attention, own)), 0)
 
 
-def distances_by_layer(distances: Float[np.ndarray, "n n"], heads: int) -> tuple[float | None, float | None]:
+def distances_by_layer(distances: Float[np.ndarray, "*R n n"], heads: int) -> list[Any]:
     """Mean distance of two heads of one layer, and of two heads of different layers; None if there are no such pairs.
 
     Args:
       distances: of all heads, layer by layer.
       heads: of a layer.
     """
-    layer = np.arange(len(distances)) // heads
-    same, other = layer[:, None] == layer, ~np.eye(len(distances), dtype=bool)
-    return tuple(float(distances[pairs].mean()) if pairs.any() else None for pairs in (same & other, ~same))
+    layer = np.arange(distances.shape[-1]) // heads
+    same, other = layer[:, None] == layer, ~np.eye(len(layer), dtype=bool)
+    return [distances[..., pairs].mean(-1) if pairs.any() else None for pairs in (same & other, ~same)]
+
+
+def distances_with_intervals(
+    divergences: Float[np.ndarray, "texts n n"], queries: Int[np.ndarray, " texts"], heads: int, *, seed: int = 0
+) -> list[dict[str, float] | None]:
+    """`distances_by_layer` of the roots of mean divergences, with intervals of the bootstrap over texts.
+
+    Args:
+      divergences: of `divergence_sums`, of each text.
+      queries: of each text.
+      heads: of a layer.
+      seed: of the bootstrap.
+    """
+
+    def distances(drawn: np.ndarray) -> list[Any]:
+        mean = np.tensordot(drawn, divergences, 1) / (drawn @ queries)[..., None, None]
+        return distances_by_layer(np.sqrt(mean), heads)
+
+    count = len(queries)
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), DISTANCE_RESAMPLES)
+    resampled = zip(*map(distances, np.array_split(drawn.astype(float), DISTANCE_RESAMPLES // 20)), strict=True)
+    return [
+        None if value is None else BootstrapMean(value, *percentiles(np.concatenate(of)))._asdict()
+        for value, of in zip(distances(np.ones(count)), resampled, strict=True)
+    ]

@@ -18,11 +18,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean, cross_fit
 from bert_jax.analysis.cloze.minimal_pairs import SentencePair, draw_pairs, read_pairs
-from bert_jax.analysis.cloze.patching_section import CONTEXT, blocks, scalars
+from bert_jax.analysis.cloze.patching_section import BEST_HEAD, CONTEXT, blocks, scalars
 from bert_jax.analysis.cloze.verb_agreement import scores_of_tokens
-from bert_jax.analysis.item_scores import bootstrap_mean
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult, UnsuitedError
+from bert_jax.analysis.item_scores import MODEL, ItemScores
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult, UnsuitedError
 from bert_jax.array_types import Bool, Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.field_validation import Count, check
@@ -39,7 +40,6 @@ ROLES = ("[CLS]", "tokens that differ", "masked token", "other tokens", "[SEP]")
 REASONS = ("no_tokens_or_too_long", "other_lengths", "same_tokens", "no_common_token", "no_effect")
 """Why a pair is left out; also "no_other_of_its_length", where it has no control."""
 TOKENS_PER_BATCH = 1024
-RESAMPLES = 2_000
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class MaskedPair(NamedTuple):
     """bool [n]."""
     effect: float
     """Total effect in nats, above 0."""
+    item: str
+    """As in `SentencePair`."""
 
     @property
     def better(self) -> np.ndarray:
@@ -79,9 +81,18 @@ class MaskedPair(NamedTuple):
         return ids
 
 
+class EncodedPair(NamedTuple):
+    """The sentences of a pair."""
+
+    good: TextRow
+    bad: TextRow
+    item: str
+    """As in `SentencePair`."""
+
+
 def encode_equal_lengths(
     pairs: Sequence[SentencePair], model: LoadedModel, max_length: int
-) -> tuple[list[tuple[TextRow, TextRow]], Counter]:
+) -> tuple[list[EncodedPair], Counter]:
     """Pairs that can be patched, and how many were skipped by reason.
 
     Args:
@@ -92,7 +103,7 @@ def encode_equal_lengths(
     sentences = [sentence for pair in pairs for sentence in (pair.good, pair.bad)]
     encoded = encode_sentences(sentences, model.tokenizer, min(max_length, model.config.max_positions))
     kept, skipped = [], Counter(dict.fromkeys(REASONS, 0))
-    for good, bad in zip(encoded[::2], encoded[1::2], strict=True):
+    for pair, good, bad in zip(pairs, encoded[::2], encoded[1::2], strict=True):
         if good is None or bad is None:
             skipped["no_tokens_or_too_long"] += 1
         elif len(good.input_ids) != len(bad.input_ids):
@@ -102,7 +113,7 @@ def encode_equal_lengths(
         elif not len(_common(good, bad, model)):
             skipped["no_common_token"] += 1
         else:
-            kept.append((good, bad))
+            kept.append(EncodedPair(good, bad, pair.item))
     return kept, skipped
 
 
@@ -112,7 +123,7 @@ def _common(good: TextRow, bad: TextRow, model: LoadedModel) -> np.ndarray:
     return np.flatnonzero((good.input_ids == bad.input_ids) & ordinary)
 
 
-def mask_pairs(pairs: Sequence[tuple[TextRow, TextRow]], model: LoadedModel, progress: bool) -> list[MaskedPair | None]:
+def mask_pairs(pairs: Sequence[EncodedPair], model: LoadedModel, progress: bool) -> list[MaskedPair | None]:
     """Each pair with the common token masked whose log-probability differs most; None where none is higher.
 
     Args:
@@ -121,7 +132,7 @@ def mask_pairs(pairs: Sequence[tuple[TextRow, TextRow]], model: LoadedModel, pro
       progress: show a progress bar on stderr.
     """
     rows, tokens, places = [], [], []
-    for number, (good, bad) in enumerate(pairs):
+    for number, (good, bad, _) in enumerate(pairs):
         for position in _common(good, bad, model):
             for row in (good, bad):
                 ids = row.input_ids.copy()
@@ -136,7 +147,8 @@ def mask_pairs(pairs: Sequence[tuple[TextRow, TextRow]], model: LoadedModel, pro
         if effects[i] > (best[number].effect if best[number] else 0):
             clean, corrupted = rows[2 * i].input_ids, rows[2 * i + 1].input_ids
             differs = clean != corrupted
-            best[number] = MaskedPair(clean, corrupted, int(position), int(tokens[i]), differs, float(effects[i]))
+            about = int(position), int(tokens[i]), differs, float(effects[i]), pairs[number].item
+            best[number] = MaskedPair(clean, corrupted, *about)
     return best
 
 
@@ -256,37 +268,25 @@ def _chunks(pairs: Sequence[MaskedPair]) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + size, len(pairs)))
 
 
-def shares(effects: Float[np.ndarray, "n L K"], totals: Float[np.ndarray, " n"], seed: int) -> dict[str, Any]:
-    """Sum of effects over sum of total effects, with 95 % intervals of the bootstrap over pairs, [L][K] each."""
-    flat = effects.reshape(len(effects), -1)
-    counts = np.random.default_rng(seed).multinomial(len(flat), np.full(len(flat), 1 / len(flat)), RESAMPLES)
-    low, high = np.quantile((counts @ flat) / (counts @ totals)[:, None], [0.025, 0.975], axis=0)
-    restored = flat.sum(0) / totals.sum()
-    return {
-        name: values.reshape(effects.shape[1:]).tolist()
-        for name, values in (("restored", restored), ("low", low), ("high", high))
-    }
+def shares(effects: Float[np.ndarray, "n L K"], totals: Float[np.ndarray, " n"]) -> BootstrapMean:
+    """Sum of effects over sum of total effects, with 95 % intervals of the bootstrap over pairs, [L, K] each."""
+    return bootstrap_mean(np.moveaxis(effects, 0, -1), None, totals)
 
 
-def best_head_of_other_half(
-    effects: Effects, control: Effects, totals: Float[np.ndarray, " n"], seed: int
-) -> dict[str, dict[str, Any]]:
-    """What the best head restores, where it is chosen by one half of the pairs and measured on the other, and its
-    control: unlike the largest of all heads, it is not overestimated.
-
-    Returns:
-      by "model" and "another_pair" the `shares` as numbers; "heads", the two that were chosen.
+def best_head_items(
+    restored: Float[np.ndarray, "n L N"],
+    control: Float[np.ndarray, "n L N"],
+    totals: Float[np.ndarray, " n"],
+    names: Sequence[str],
+) -> tuple[ItemScores, list[list[int]]]:
+    """What the head restores that restores most in the other half of the pairs, and another pair's activation there;
+    layer and head of both halves.
     """
-    half = np.random.default_rng(seed).permutation(len(totals)) % 2
-    best = [int(effects.by_head[half != one].sum(0).argmax()) for one in (0, 1)]
-    chosen = np.array(best)[half]
-    sides = {"model": effects, "another_pair": control}
-    flat = {name: one.by_head.reshape(len(totals), -1)[np.arange(len(totals)), chosen] for name, one in sides.items()}
-    numbers = {
-        name: {key: value[0][0] for key, value in shares(values[:, None, None], totals, seed).items()}
-        for name, values in flat.items()
-    }
-    return numbers | {"heads": [list(divmod(one, effects.by_head.shape[2])) for one in best]}
+    heads, of_control = (effects.reshape(len(totals), -1).T for effects in (restored, control))
+    best = cross_fit(heads, totals)
+    scores = {MODEL: best.scores, "another_pair's_activation": best.pick(of_control)}
+    items = ItemScores(tuple(names), None, scores, dict.fromkeys(scores, totals))
+    return items, [list(divmod(one, restored.shape[2])) for one in best.chosen]
 
 
 def _unsuited(inputs: SuiteInputs, settings: PatchingSettings) -> str | None:
@@ -318,10 +318,13 @@ def run(inputs: SuiteInputs, settings: PatchingSettings) -> SuiteResult:
     others = [masked[donors[i]].clean for i in chosen]
     control = measure(model, pairs, others, inputs.progress, "patches of other pairs")
     difference = jax.tree.map(np.subtract, restored, control)
+    names = [pair.item for pair in pairs]
+    best_items, best_heads = best_head_items(restored.by_head, control.by_head, totals, names)
 
     def of(effects: Effects) -> dict[str, Any]:
-        found = {site: shares(values, totals, inputs.seed) for site, values in effects.by_position.items()}
-        return found | {CONTEXT: shares(effects.by_head, totals, inputs.seed)}
+        found = {site: shares(values, totals) for site, values in effects.by_position.items()}
+        found[CONTEXT] = shares(effects.by_head, totals)
+        return {site: one._asdict() | {"half_width": one.half_width} for site, one in found.items()}
 
     return {
         "seed": inputs.seed,
@@ -329,11 +332,12 @@ def run(inputs: SuiteInputs, settings: PatchingSettings) -> SuiteResult:
         "drawn": len(drawn),
         "skipped": dict(skipped),
         "roles": list(ROLES),
-        "total_effect_nats": bootstrap_mean(totals, seed=inputs.seed)._asdict(),
+        "total_effect_nats": bootstrap_mean(totals)._asdict(),
         "model": of(restored),
         "another_pair": of(control),
         "difference": of(difference),
-        "best_head_of_other_half": best_head_of_other_half(restored, control, totals, inputs.seed),
+        "best_heads_of_halves": best_heads,
+        ITEMS: {BEST_HEAD: best_items},
     }
 
 

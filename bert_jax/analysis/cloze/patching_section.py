@@ -5,11 +5,13 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.quantities import by_head, compared, floats
+from bert_jax.analysis.item_scores import test_title
+from bert_jax.analysis.quantities import by_head, floats, scalar_of_mean, scalar_of_test
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Heatmap, Note, ReportBlock, Table
 
 CONTEXT = "attention.context"
+BEST_HEAD = "restored by the best head"
 CONTROL = "another pair's activation"
 TITLES = {
     "hidden": "Output of a layer",
@@ -31,19 +33,15 @@ ABOUT = (
 
 def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    best = result["best_head_of_other_half"]
-    scalar = compared(best["model"]["restored"], {CONTROL: best["another_pair"]["restored"]}, 100)
-    interval = 100 * best["model"]["low"], 100 * best["model"]["high"]
-    effect = result["total_effect_nats"]
     return {
-        "restored by the best head of the other half (%)": scalar._replace(interval=interval),
-        "total effect (nats)": Scalar(effect["value"], {"none": 0.0}, (effect["low"], effect["high"])),
+        test_title(BEST_HEAD, "%"): scalar_of_test(result, BEST_HEAD),
+        "total effect (nats)": scalar_of_mean(result["total_effect_nats"], {"none": 0.0}),
     }
 
 
 def _best_heads(result: SuiteResult) -> list[tuple[int, int]]:
     """Layer and head, the one that restores most first."""
-    restored = np.array(result["model"][CONTEXT]["restored"])
+    restored = np.array(result["model"][CONTEXT]["value"])
     order = np.argsort(-restored, axis=None, kind="stable")
     return [tuple(map(int, np.unravel_index(i, restored.shape))) for i in order]
 
@@ -51,6 +49,7 @@ def _best_heads(result: SuiteResult) -> list[tuple[int, int]]:
 def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, maps, the heads that restore most, and how to read them."""
     effect = result["total_effect_nats"]
+    widest = max(one["half_width"] for one in result["model"].values())
     shown: list[ReportBlock] = [
         Note(
             "Which activation carries the difference between the two sentences of a minimal pair? The model reads the "
@@ -64,14 +63,23 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     ]
     for part, beside in (("model", ""), ("another_pair", f", {CONTROL}")):
         shown += [_by_role(f"{title}{beside}", result, result[part][site]) for site, title in TITLES.items()]
-        restored = result[part][CONTEXT]["restored"]
+        restored = result[part][CONTEXT]["value"]
         shown.append(by_head(f"A head, at all tokens{beside}", restored, "share restored", center=0.0))
-    shown += [_roles_table(result), _heads_table(result), Note(_best_head(result)), Note(ABOUT)]
+    heads = " and ".join(f"{layer}.{head}" for layer, head in result["best_heads_of_halves"])
+    about_best = (
+        f"Each half of the pairs chooses its best head ({heads}), which is measured on the other half: the test"
+    )
+    shown += [
+        _roles_table(result),
+        _heads_table(result),
+        Note(f'{about_best} "{BEST_HEAD}". Intervals of cells of the maps reach at most {widest:.2f} to either side.'),
+        Note(ABOUT),
+    ]
     return tuple(shown)
 
 
 def _by_role(title: str, result: SuiteResult, found: Mapping[str, Any]) -> Heatmap:
-    rows = tuple(map(floats, found["restored"]))
+    rows = tuple(map(floats, found["value"]))
     layers = tuple(map(str, range(len(rows))))
     return Heatmap(title, rows, layers, tuple(result["roles"]), "layer", "tokens", "share restored", 0.0)
 
@@ -86,29 +94,18 @@ def _roles_table(result: SuiteResult) -> Table:
     """The output of each layer, where the share moves: from the tokens that differ to the masked one."""
     rows = tuple(
         (f"{layer}, {name}", *_cells(result, "hidden", layer, result["roles"].index(name)))
-        for layer in range(len(result["model"]["hidden"]["restored"]))
+        for layer in range(len(result["model"]["hidden"]["value"]))
         for name in ("tokens that differ", "masked token")
     )
     return Table(("output of layer, at", *COLUMNS), rows, words=True)
 
 
 def _cells(result: SuiteResult, site: str, layer: int, column: int) -> tuple[str, ...]:
-    parts = (result[part][site] for part in ("model", "another_pair", "difference"))
-    return tuple(_with_interval({key: found[key][layer][column] for key in found}) for found in parts)
-
-
-def _with_interval(found: Mapping[str, float]) -> str:
-    one, low, high = (f"{100 * found[key]:.1f}" for key in ("restored", "low", "high"))
-    return f"{one} ({low} to {high})"
-
-
-def _best_head(result: SuiteResult) -> str:
-    best = result["best_head_of_other_half"]
-    heads = " and ".join(f"{layer}.{head}" for layer, head in best["heads"])
-    return (
-        f"Each half of the pairs chooses its best head ({heads}), which is measured on the other half: "
-        f"{_with_interval(best['model'])} % restored, {CONTROL} {_with_interval(best['another_pair'])} %."
-    )
+    cells = []
+    for part in ("model", "another_pair", "difference"):
+        value, low, high = (100 * result[part][site][key][layer][column] for key in ("value", "low", "high"))
+        cells.append(f"{value:.1f} ({low:.1f} to {high:.1f})")
+    return tuple(cells)
 
 
 def _reasons(skipped: Mapping[str, int]) -> str:

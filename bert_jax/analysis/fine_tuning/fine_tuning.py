@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean
 from bert_jax.analysis.fine_tuning import weights
 from bert_jax.analysis.fine_tuning.section import blocks, scalars
 from bert_jax.analysis.fine_tuning.similarities import (
     attention_cosines,
-    linear_cka,
-    mean_cosines,
+    cka_with_interval,
+    cosines,
     relative_parameter_changes,
 )
 from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
@@ -27,12 +28,14 @@ from bert_jax.finetune.tasks import check_one_label, open_task
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.rows import TextRow, batches
-from bert_jax.interventions.task_evaluation import rows_of, task_logits, task_loss, task_score, with_params
+from bert_jax.interventions.task_evaluation import rows_of, task_logits, task_losses, task_score, with_params
 from bert_jax.storage.paths import to_path
 from bert_jax.training.task import Params
 
 TOKENS = 2048
 """Tokens whose vectors are compared."""
+CKA_PARTS = 10
+"""Parts of the examples, of which one after the other is left out for the interval of CKA."""
 TOKENS_PER_BATCH = 1024
 """Of the comparison, which keeps the attention of all heads."""
 
@@ -129,8 +132,11 @@ def _similarity(inputs: SuiteInputs, setup: Setup, rows: list[TextRow]) -> dict[
     tokens = np.sort(np.random.default_rng(inputs.seed).permutation(len(positions))[:TOKENS])
     firsts = np.cumsum([0, *(len(row.input_ids) for row in rows[:-1])])
     of_row = {int(row): tokens[positions[tokens] == row] - firsts[row] for row in np.unique(positions[tokens])}
-    collected: list[list[tuple[np.ndarray, np.ndarray]]] = [[] for _ in range(3)]
-    attention = [0.0, 0.0]
+    shape = (len(others), setup.model.config.num_layers)
+    vectors: list[list[np.ndarray]] = [[] for _ in range(3)]
+    cls = np.zeros((len(others), shape[1] + 1, len(rows)))
+    attention = np.zeros((*shape, setup.model.config.num_heads, len(rows)))
+    owners: list[np.ndarray] = []
     names = ["hidden_states", "layers.*.attention.probabilities"]
     with progress_bar("fine-tuning: similarity", len(rows), "example", shown=inputs.progress) as bar:
         for batch in batches(rows, setup.model.tokenizer.pad_id, TOKENS_PER_BATCH):
@@ -139,21 +145,28 @@ def _similarity(inputs: SuiteInputs, setup: Setup, rows: list[TextRow]) -> dict[
                 if index < 0:
                     continue
                 n, kept = batch.lengths[b], of_row.get(int(index), np.zeros(0, np.int64))
-                for collection, state in zip(collected, states, strict=True):
-                    collection.append((state[:, b, 0], state[:, b, kept]))
-                for i, other in enumerate(maps[1:]):
-                    attention[i] = attention[i] + attention_cosines(maps[0][:, b, :, :n, :n], other[:, b, :, :n, :n])
+                owners.append(np.full(len(kept), index))
+                for collection, state in zip(vectors, states, strict=True):
+                    collection.append(state[:, b, kept])
+                for i, (state, other) in enumerate(zip(states[1:], maps[1:], strict=True)):
+                    cls[i, ..., index] = cosines(states[0][:, b, 0], state[:, b, 0])
+                    attention[i, ..., index] = attention_cosines(maps[0][:, b, :, :n, :n], other[:, b, :, :n, :n])
             bar.update(int((batch.indices >= 0).sum()))
-    first, *other_vectors = [
-        (np.stack([cls for cls, _ in one], 1), np.concatenate([vectors for _, vectors in one], 1)) for one in collected
-    ]
+    first, *of_others = (np.concatenate(one, axis=1) for one in vectors)
+    owner = np.concatenate(owners)
     found: dict[str, Any] = {"tokens": len(tokens)}
-    for name, (cls, vectors), total in zip(others, other_vectors, attention, strict=True):
+    for i, (name, other) in enumerate(zip(others, of_others, strict=True)):
+        of_tokens = np.stack([np.bincount(owner, one, len(rows)) for one in cosines(first, other)])
+        cka = [cka_with_interval(x, y, owner % CKA_PARTS) for x, y in zip(first, other, strict=True)]
+        of_heads = bootstrap_mean(attention[i])
         found[name] = {
-            "cosine_of_tokens": mean_cosines(first[1], vectors).tolist(),
-            "cosine_of_cls": mean_cosines(first[0], cls).tolist(),
-            "cka_of_tokens": [linear_cka(x, y) for x, y in zip(first[1], vectors, strict=True)],
-            "attention_cosine": (total / len(rows)).tolist(),
+            "cosine_of_tokens": bootstrap_mean(of_tokens, None, np.bincount(owner, minlength=len(rows)))._asdict(),
+            "cosine_of_cls": bootstrap_mean(cls[i])._asdict(),
+            "cka_of_tokens": dict(zip(BootstrapMean._fields, zip(*cka, strict=True), strict=True)),
+            "attention_cosine": of_heads.value.tolist(),
+            "attention_half_width": of_heads.half_width,
+            "attention_cosine_of_layers": bootstrap_mean(attention[i].mean(1))._asdict(),
+            "attention_cosine_mean": bootstrap_mean(attention[i].mean((0, 1)))._asdict(),
         }
     return found
 
@@ -162,12 +175,14 @@ LossExamples = dict[str, tuple[EncodedExamples, np.ndarray]]
 """Examples of a split, and which of them a loss is averaged over."""
 
 
-def _losses(setup: Setup, params: Params, losses: LossExamples) -> dict[str, float]:
+def _losses(setup: Setup, params: Params, losses: LossExamples) -> dict[str, dict[str, Any]]:
+    """The mean loss of each split with its interval over examples."""
     model, kind = with_params(setup.model, params), setup.data.kind
-    return {
-        name: task_loss(task_logits(model, examples, indices), examples, indices, kind)
-        for name, (examples, indices) in losses.items()
-    }
+    found = {}
+    for name, (examples, indices) in losses.items():
+        of_examples = task_losses(task_logits(model, examples, indices), examples, indices, kind)
+        found[name] = bootstrap_mean(of_examples.sums, None, of_examples.weights)._asdict()
+    return found
 
 
 def _restored(inputs: SuiteInputs, setup: Setup, losses: LossExamples) -> dict[str, Any]:
@@ -187,6 +202,7 @@ def _restored(inputs: SuiteInputs, setup: Setup, losses: LossExamples) -> dict[s
     return {
         "metric": f"mean of {', '.join(setup.data.main_metrics)} on dev",
         "best_constant_score": baseline_score(setup.data),
+        "scored_examples": sum(len(one.examples.lengths) for one in setup.data.splits.values() if one.is_scored),
         "restored_score": scores[:-1],
         "restored_loss": restored[:-1],
         "random_body_score": scores[-1],

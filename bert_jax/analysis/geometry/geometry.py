@@ -5,10 +5,18 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.geometry.languages import SPLITS, centroid_cosines, identify, sample_languages, sentence_vectors
-from bert_jax.analysis.geometry.section import blocks, scalars
-from bert_jax.analysis.geometry.words import choose_words, measure, with_word_ids, word_vectors
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.geometry.languages import (
+    SPLITS,
+    Identified,
+    centroid_cosines,
+    identify,
+    sample_languages,
+    sentence_vectors,
+)
+from bert_jax.analysis.geometry.section import IDENTIFIED, IDENTIFIED_CENTRED, SELF_SIMILARITY, blocks, scalars
+from bert_jax.analysis.geometry.words import Measures, choose_words, measure, with_word_ids, word_vectors
+from bert_jax.analysis.item_scores import MODEL, ItemScores
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
 from bert_jax.field_validation import Count, check
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.rows import sample_texts
@@ -41,20 +49,29 @@ def run(inputs: SuiteInputs, settings: GeometrySettings) -> SuiteResult:
     """
     length = min(settings.max_length, inputs.model.config.max_positions)
     result: SuiteResult = {"layers": inputs.model.config.num_layers, "seed": inputs.seed}
+    items: dict[str, ItemScores] = {}
     for name, folder, measured in (("words", "text", _words), ("languages", "languages", _languages)):
-        result[name] = measured(inputs, settings, length) if (inputs.data / folder).is_dir() else None
-    return result
+        result[name] = measured(inputs, settings, length, items) if (inputs.data / folder).is_dir() else None
+    return result | {ITEMS: items}
 
 
-def _words(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> dict[str, Any]:
+def _words(
+    inputs: SuiteInputs, settings: GeometrySettings, length: int, items: dict[str, ItemScores]
+) -> dict[str, Any]:
     tokenizer = inputs.model.tokenizer
     sample = sample_texts(inputs.files("text", ".txt"), tokenizer, length, settings.texts, inputs.seed)
     rows = [row for row in with_word_ids(sample.rows, tokenizer) if row.word_ids.max() > 0]
     chosen = choose_words(rows, tokenizer, settings.words, settings.contexts, np.random.default_rng(inputs.seed))
 
-    def measure_in(model: LoadedModel) -> dict[str, Any]:
+    def measure_in(model: LoadedModel) -> Measures:
         return measure(word_vectors(model, rows, chosen, progress=inputs.progress))
 
+    measured = {
+        MODEL: measure_in(inputs.model),
+        "random_weights": inputs.of_random_weights("geometry, words", measure_in),
+    }
+    scores = {row: one.self_similarity[-1] for row, one in measured.items()}
+    items[SELF_SIMILARITY] = ItemScores(tuple(chosen.words), None, scores, unit="cosine", same_tokenizer=True)
     return {
         "texts": len(rows),
         "lines": sample.lines,
@@ -64,22 +81,30 @@ def _words(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> dict
         "words_with_enough_contexts": chosen.candidates,
         "contexts": settings.contexts,
         "examples": chosen.words[:20],
-        "model": measure_in(inputs.model),
-        "random_weights": inputs.of_random_weights("geometry, words", measure_in),
+        **{row: one.summary for row, one in measured.items()},
     }
 
 
-def _languages(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> dict[str, Any]:
+def _languages(
+    inputs: SuiteInputs, settings: GeometrySettings, length: int, items: dict[str, ItemScores]
+) -> dict[str, Any]:
     paths = inputs.files("languages", ".txt")
     sample = sample_languages(paths, inputs.model.tokenizer, length, settings.sentences, inputs.seed)
     count, labels = len(sample.codes), (sample.languages, sample.splits)
     vectors = sentence_vectors(inputs.model, sample.rows, progress=inputs.progress)
     cosines = centroid_cosines(vectors[-1], sample.languages, count)
 
-    def identify_in(model: LoadedModel) -> dict[str, Any]:
+    def identify_in(model: LoadedModel) -> Identified:
         return identify(sentence_vectors(model, sample.rows, progress=inputs.progress), *labels, count)
 
-    tested = np.bincount(sample.languages[sample.splits == len(SPLITS) - 1], minlength=count)
+    random = inputs.of_random_weights("geometry, languages", identify_in)
+    found = {MODEL: identify(vectors, *labels, count), "random_weights": random}
+    test = np.flatnonzero(sample.splits == len(SPLITS) - 1)
+    tested = np.bincount(sample.languages[test], minlength=count)
+    for i, title in enumerate((IDENTIFIED, IDENTIFIED_CENTRED)):
+        scores = {row: one[i][-1] for row, one in found.items()}
+        scores["largest_language"] = (sample.languages[test] == tested.argmax()).astype(float)
+        items[title] = ItemScores(tuple(sample.names[i] for i in test), None, scores)
     return {
         "codes": sample.codes,
         "sentences": len(sample.rows),
@@ -89,8 +114,7 @@ def _languages(inputs: SuiteInputs, settings: GeometrySettings, length: int) -> 
         "unknown_share": sample.unknown_share,
         "majority_accuracy": float(tested.max() / tested.sum()),
         "centroid_cosines_last": np.round(cosines, 4).tolist(),
-        "model": identify(vectors, *labels, count),
-        "random_weights": inputs.of_random_weights("geometry, languages", identify_in),
+        **{row: one.summary for row, one in found.items()},
     }
 
 

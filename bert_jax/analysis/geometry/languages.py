@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.analysis.bootstrap import bootstrap_mean
 from bert_jax.analysis.geometry.vector_measures import class_means, nearest_centroid
+from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
@@ -24,6 +26,8 @@ class LanguageSample(NamedTuple):
 
     codes: list[str]
     rows: list[TextRow]
+    names: list[str]
+    """Of the rows: code and number of the line."""
     languages: np.ndarray
     """int64 [n]: index of each row's language."""
     splits: np.ndarray
@@ -52,6 +56,7 @@ def sample_languages(
     """
     codes: list[str] = []
     rows: list[TextRow] = []
+    names: list[str] = []
     languages, splits, skipped, skipped_lines, unknown = [], [], {}, 0, {}
     for path in paths:
         sample = sample_texts([path], tokenizer, max_length, count, seed, least=0)
@@ -65,12 +70,13 @@ def sample_languages(
         splits += [i % len(SPLITS) for i in range(len(found))]
         codes.append(path.stem)
         rows += found
+        names += [f"{path.stem}, line {number}" for number in sample.numbers]
     require(
         len(codes) >= 2,
         f"geometry: {len(codes)} of {len(paths)} languages have {LEAST} different sentences that fit: give two "
         "languages or more",
     )
-    return LanguageSample(codes, rows, np.array(languages), np.array(splits), skipped, skipped_lines, unknown)
+    return LanguageSample(codes, rows, names, np.array(languages), np.array(splits), skipped, skipped_lines, unknown)
 
 
 def sentence_vectors(model: LoadedModel, rows: Sequence[TextRow], *, progress: bool = False) -> np.ndarray:
@@ -87,8 +93,21 @@ def sentence_vectors(model: LoadedModel, rows: Sequence[TextRow], *, progress: b
     return vectors
 
 
-def identify(vectors: np.ndarray, languages: np.ndarray, splits: np.ndarray, count: int) -> dict[str, Any]:
-    """Accuracy of the nearest language centroid on the test split, by hidden state, with and without centring.
+class Identified(NamedTuple):
+    """Which sentences of the test split have the right language, by hidden state."""
+
+    plain: Float[np.ndarray, "L1 t"]
+    centred: Float[np.ndarray, "L1 t"]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Accuracies with their intervals over sentences, as plain values."""
+        named = {"accuracy": self.plain, "accuracy_centred": self.centred}
+        return {name: bootstrap_mean(right)._asdict() for name, right in named.items()}
+
+
+def identify(vectors: np.ndarray, languages: np.ndarray, splits: np.ndarray, count: int) -> Identified:
+    """Whether the nearest language centroid is right on the test split, by hidden state, with and without centring.
 
     Centroids are means over the second split. Centring subtracts the language's mean over the first split from the
     second, and that over the third split from the test sentences: one mean for both has an error that both share, by
@@ -105,10 +124,7 @@ def identify(vectors: np.ndarray, languages: np.ndarray, splits: np.ndarray, cou
     expected = languages[parts[3]]
     test = vectors[:, parts[3]]
     plain, centred = nearest_centroid(test, second), nearest_centroid(test - third[:, expected], second - first)
-    return {
-        "accuracy": (plain == expected[None, :]).mean(1).tolist(),
-        "accuracy_centred": (centred == expected[None, :]).mean(1).tolist(),
-    }
+    return Identified(*((found == expected[None, :]).astype(float) for found in (plain, centred)))
 
 
 def centroid_cosines(vectors: np.ndarray, languages: np.ndarray, count: int) -> np.ndarray:

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, compared, paired
-from bert_jax.analysis.suite import Scalar, SuiteResult
+from bert_jax.analysis.item_scores import test_title
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, paired, scalar_of_test
+from bert_jax.analysis.suite import UNCERTAINTY, Scalar, SuiteResult
 from bert_jax.report import Heatmap, Note, ReportBlock, Table
 
 MEASURES = {
@@ -12,6 +13,8 @@ MEASURES = {
     "intra_sentence_similarity": "Similarity of words to their sentence",
     "explainable_variance": "Variance explained by one vector per word",
 }
+SELF_SIMILARITY = "self-similarity of words, last state"
+IDENTIFIED, IDENTIFIED_CENTRED = "language identified, last state", "language identified after centring, last state"
 
 
 def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
@@ -21,12 +24,9 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
         titles = {f"{name}_adjusted": f"{title}, last state, adjusted" for name, title in MEASURES.items()}
         for key, title in {"anisotropy": "anisotropy, last state (cosine)", **titles}.items():
             found[title] = _of_words(title, key, words).at(-1)
-    if (languages := result["languages"]) is not None:
-        titles = {"accuracy": "language identified, last state (%)"}
-        titles |= {"accuracy_centred": "language identified after centring, last state (%)"}
-        for key, title in titles.items():
-            model, random = (languages[row][key][-1] for row in ("model", "random_weights"))
-            found[title] = compared(model, {RANDOM: random, "largest language": languages["majority_accuracy"]}, 100)
+    for test in (IDENTIFIED, IDENTIFIED_CENTRED):
+        if test in result[UNCERTAINTY]:
+            found[test_title(test, "%")] = scalar_of_test(result, test)
     return found
 
 
@@ -49,7 +49,7 @@ def _word_blocks(words: dict[str, Any]) -> list[ReportBlock]:
         Note(
             f"{words['words']:,} of {words['words_with_enough_contexts']:,} words that occur in {words['contexts']} or "
             f"more of {words['texts']:,} texts, {words['contexts']} occurrences each; {words['skipped_lines']:,} lines "
-            "had too many tokens or none."
+            "had too many tokens or none. Bands and square brackets: 95 % over words and texts."
         ),
         _of_words("Anisotropy: mean cosine of random words", "anisotropy", words).curves(),
         *(_of_words(title, key, words).curves() for key, title in titles.items()),
@@ -71,7 +71,9 @@ def _table(words: dict[str, Any]) -> Table:
     found, random = words["model"], words["random_weights"]
     names = ("anisotropy", *MEASURES, "explainable_variance_of_random_words")
     header = ("random words", "self-similarity", "in the sentence", "variance", "variance, random words")
-    return by_index(("state (random weights)", *header), [paired(found[name], random[name]) for name in names])
+    return by_index(
+        ("state (random weights)", *header), [paired(found[name], random[name]) for name in names], words=True
+    )
 
 
 def _language_blocks(found: dict[str, Any]) -> list[ReportBlock]:
@@ -89,7 +91,7 @@ def _language_blocks(found: dict[str, Any]) -> list[ReportBlock]:
             f"{found['skipped_lines']:,} lines had too many tokens or none"
             + (f"; languages with too few sentences: {', '.join(skipped)}" if skipped else "")
             + (f"; tokens unknown to the vocabulary: {', '.join(unknown)}" if unknown else "")
-            + "."
+            + ". Bands: 95 % over the test sentences; the centroids stay as they are."
         ),
         Quantity("Language identified by the nearest centroid", "accuracy", lines, baselines).curves(),
         Heatmap(

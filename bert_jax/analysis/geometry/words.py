@@ -5,7 +5,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.analysis.bootstrap import BootstrapMean, percentiles, resampled_means
 from bert_jax.analysis.geometry.vector_measures import explainable_variance, intra_sentence_similarity, mean_cosine
+from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.inference.loaded_model import LoadedModel
@@ -13,6 +15,8 @@ from bert_jax.interventions.capture import capture
 from bert_jax.interventions.rows import TextRow, batches, mean_of_words
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
+TEXT_RESAMPLES = 1_000
+"""Of intervals of cosines between all pairs of texts."""
 Occurrence = tuple[int, int]
 """Index of a row, and of a word in it."""
 
@@ -120,27 +124,67 @@ def word_vectors(
     return ContextVectors(words, random, intra)
 
 
-def measure(vectors: ContextVectors) -> dict[str, Any]:
+class Measures(NamedTuple):
+    """What is measured in every hidden state, and what it is compared with."""
+
+    self_similarity: Float[np.ndarray, "L1 W"]
+    """Of every word."""
+    summary: dict[str, Any]
+    """Means with intervals, as plain values."""
+
+
+def measure(vectors: ContextVectors, *, seed: int = 0) -> Measures:
     """The three measures of each hidden state, and their baselines of random words.
 
     The baseline of the explainable variance are groups of random words of the same size, because the smallest possible
-    value depends on the size.
+    value depends on the size. Intervals are of the bootstrap over words, over texts, or over both where the baseline of
+    random words is subtracted.
+
+    Args:
+      vectors: of `word_vectors`.
+      seed: of the bootstrap over texts.
     """
     states, _, contexts, width = vectors.words.shape
     groups = vectors.random.shape[1] // contexts
     random = vectors.random[:, : groups * contexts].reshape(states, groups, contexts, width)
-    anisotropy = mean_cosine(vectors.random)
-    variance = explainable_variance(random).mean(1)
+    texts = vectors.random.shape[1]
+    drawn = np.random.default_rng(seed).multinomial(texts, np.full(texts, 1 / texts), TEXT_RESAMPLES).astype(float)
+    anisotropy = mean_cosine(vectors.random), resampled_cosines(vectors.random, drawn)
+    self_similarity = mean_cosine(vectors.words)
     raw = {
-        "self_similarity": mean_cosine(vectors.words).mean(1),
-        "intra_sentence_similarity": vectors.intra_sentence.mean(1),
-        "explainable_variance": explainable_variance(vectors.words).mean(1),
+        "self_similarity": _resampled(self_similarity),
+        "intra_sentence_similarity": (vectors.intra_sentence.mean(1), drawn @ vectors.intra_sentence.T / texts),
+        "explainable_variance": _resampled(explainable_variance(vectors.words)),
     }
-    baselines = {"self_similarity": anisotropy, "intra_sentence_similarity": anisotropy}
-    baselines["explainable_variance"] = variance
-    return {
-        "anisotropy": anisotropy.tolist(),
-        "explainable_variance_of_random_words": variance.tolist(),
-        **{name: values.tolist() for name, values in raw.items()},
-        **{f"{name}_adjusted": (values - baselines[name]).tolist() for name, values in raw.items()},
+    of_groups = _resampled(explainable_variance(random))
+    baselines = dict.fromkeys(raw, anisotropy) | {"explainable_variance": of_groups}
+    adjusted = {
+        f"{name}_adjusted": tuple(one - other for one, other in zip(pair, baselines[name], strict=True))
+        for name, pair in raw.items()
     }
+    found = {"anisotropy": anisotropy, "explainable_variance_of_random_words": of_groups, **raw, **adjusted}
+    return Measures(
+        self_similarity,
+        {name: BootstrapMean(value, *percentiles(resampled))._asdict() for name, (value, resampled) in found.items()},
+    )
+
+
+def _resampled(values: Float[np.ndarray, "L1 n"]) -> tuple[np.ndarray, np.ndarray]:
+    """Means, [L1], and those of bootstrap samples, [TEXT_RESAMPLES, L1]."""
+    value, resampled = resampled_means(np.asarray(values, np.float64))
+    return value, resampled[:TEXT_RESAMPLES]
+
+
+def resampled_cosines(
+    vectors: Float[np.ndarray, "L1 n H"], drawn: Float[np.ndarray, "R n"]
+) -> Float[np.ndarray, "R L1"]:
+    """`mean_cosine` of bootstrap samples; a pair of a vector and itself, which a sample may have twice, does not count.
+
+    Args:
+      vectors: of each text.
+      drawn: how often each text is in a sample.
+    """
+    same, pairs = np.square(drawn).sum(1), np.square(drawn.sum(1))
+    units = np.asarray(vectors, np.float64) / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-30)
+    different = np.where(pairs > same, pairs - same, np.nan)  # a sample of one text has no pairs
+    return np.stack([(np.square(drawn @ one).sum(1) - same) / different for one in units], axis=1)

@@ -4,15 +4,16 @@ Shapes: L layers, N heads.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tqdm
 
+from bert_jax.analysis.bootstrap import bootstrap_mean
 from bert_jax.analysis.heads.head_measures import counts_to_remove
 from bert_jax.array_types import Bool, Float
 from bert_jax.interventions.importance import without_least_important
-from bert_jax.interventions.pruning_masks import Evaluation, loss_difference
+from bert_jax.interventions.pruning_masks import Evaluation
 
 EvaluateMask = Callable[[Bool[np.ndarray, "L N"]], Evaluation]
 """The losses of the model with the heads of a mask."""
@@ -20,19 +21,24 @@ ImportanceOfMask = Callable[[Bool[np.ndarray, "L N"]], Float[np.ndarray, "L N"]]
 """The importances of heads in the model with the heads of a mask."""
 
 
-def leave_one_out(
-    evaluate: EvaluateMask, whole_model: Evaluation, shape: tuple[int, int], bar: tqdm.tqdm
-) -> dict[str, Any]:
-    """Loss and score without each head, and the standard error of the difference of the loss, [L, N] each."""
-    found = {name: np.zeros(shape) for name in ("loss", "loss_difference", "standard_error", "score")}
+class WithoutHead(NamedTuple):
+    """The losses without each head."""
+
+    sums: Float[np.ndarray, "L N E"]
+    """As of `Evaluation`."""
+    score: Float[np.ndarray, "L N"]
+
+
+def leave_one_out(evaluate: EvaluateMask, shape: tuple[int, int], bar: tqdm.tqdm) -> WithoutHead:
+    """Losses of the examples, and score, without each head of `shape`, L and N."""
+    evaluations = []
     for layer, head in np.ndindex(*shape):
         mask = np.ones(shape, bool)
         mask[layer, head] = False
-        one = evaluate(mask)
-        found["loss"][layer, head], found["score"][layer, head] = one.loss, one.score
-        found["loss_difference"][layer, head], found["standard_error"][layer, head] = loss_difference(one, whole_model)
+        evaluations.append(evaluate(mask))
         bar.update()
-    return found
+    sums, scores = (np.stack([getattr(one, name) for one in evaluations]) for name in ("sums", "score"))
+    return WithoutHead(sums.reshape(*shape, -1), scores.reshape(shape))
 
 
 def without_layers(
@@ -71,7 +77,7 @@ def prune(
     step: float,
     iterative: bool,
     bar: tqdm.tqdm,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], list[Evaluation]]:
     """Loss and score with growing shares of the heads removed, the least important ones first.
 
     Args:
@@ -82,8 +88,8 @@ def prune(
       bar: updated once per share.
 
     Returns:
-      `removed`, the numbers of heads, `loss` and `score` at each, and `order`, [layer, head, share at which it is
-      removed] for all heads.
+      `removed`, the numbers of heads, `loss`, with its intervals over examples, and `score` at each, `order`, [layer,
+      head, share at which it is removed] for all heads; and the evaluations.
     """
     mask, counts = np.ones(shape, bool), counts_to_remove(int(np.prod(shape)), step)
     evaluations, current, order = [], None, []
@@ -96,9 +102,6 @@ def prune(
             mask = left
         evaluations.append(evaluate(mask))
         bar.update()
-    return {
-        "removed": counts,
-        "loss": [one.loss for one in evaluations],
-        "score": [one.score for one in evaluations],
-        "order": order,
-    }
+    loss = bootstrap_mean(np.stack([one.sums for one in evaluations]), None, evaluations[0].weights)
+    about = {"removed": counts, "loss": loss._asdict(), "score": [one.score for one in evaluations], "order": order}
+    return about, evaluations

@@ -1,6 +1,4 @@
-"""Importance of heads and orders of pruning, on arrays. Shapes: L layers, N heads, E examples."""
-
-from collections.abc import Sequence
+"""Importance of heads and orders of pruning, on arrays. R are any leading axes, such as that of bootstrap samples."""
 
 import numpy as np
 
@@ -13,7 +11,9 @@ def counts_to_remove(heads: int, step: float) -> list[int]:
     return sorted({round(share * heads) for share in shares})
 
 
-def removable_share(shares: Sequence[float], losses: Sequence[float], rise: float) -> float:
+def removable_share(
+    shares: Float[np.ndarray, " s"], losses: Float[np.ndarray, "*R s"], rise: float
+) -> Float[np.ndarray, "*R"]:
     """The largest share of heads that can be removed before the loss rises by more than a share of its value.
 
     Args:
@@ -21,26 +21,19 @@ def removable_share(shares: Sequence[float], losses: Sequence[float], rise: floa
       losses: at these shares.
       rise: allowed, as a share of the loss at 0.
     """
-    allowed = losses[0] + rise * abs(losses[0])
-    best = 0.0
-    for share, loss in zip(shares, losses, strict=True):
-        if loss > allowed:
-            break
-        best = share
-    return float(best)
+    first = losses[..., :1]
+    is_allowed = np.logical_and.accumulate(losses <= first + rise * np.abs(first), axis=-1)
+    return np.asarray(shares[is_allowed.sum(-1) - 1])
 
 
-def top_share(importances: Float[np.ndarray, "L N"], share: float = 0.1) -> float:
+def top_share(importances: Float[np.ndarray, "*R heads"], share: float = 0.1) -> Float[np.ndarray, "*R"]:
     """The share of the total importance that the most important heads have; `share` if all are equally important.
 
     Args:
       importances: not normalised.
       share: of the heads, at least one; with a fraction of a head at the end.
     """
-    ordered, count = np.sort(importances, axis=None)[::-1], max(1.0, share * importances.size)
-    total = ordered.sum()
-    if total == 0:
-        return float("nan")
-    whole = int(count)
-    rest = ordered[whole] * (count - whole) if whole < len(ordered) else 0.0
-    return float((ordered[:whole].sum() + rest) / total)
+    ordered, heads = -np.sort(-importances, axis=-1), importances.shape[-1]
+    counted = np.clip(max(1.0, share * heads) - np.arange(heads), 0, 1)
+    total = ordered.sum(-1)
+    return np.asarray(np.where(total > 0, (ordered * counted).sum(-1) / np.where(total > 0, total, 1), np.nan))

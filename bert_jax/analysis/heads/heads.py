@@ -1,15 +1,19 @@
 """The suite: importances of heads, losses without them, and pruning curves, for the MLM loss or a task."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from bert_jax.analysis.heads.ablation import leave_one_out, prune, without_layers
+from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean, cross_fit, percentiles, resampled_means
+from bert_jax.analysis.heads.ablation import WithoutHead, leave_one_out, prune, without_layers
 from bert_jax.analysis.heads.head_measures import counts_to_remove, removable_share, top_share
-from bert_jax.analysis.heads.section import blocks, scalars
+from bert_jax.analysis.heads.section import LOSS, RISE, blocks, scalars
+from bert_jax.analysis.item_scores import MODEL, ItemScores
 from bert_jax.analysis.rank_correlation import rank_correlation
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
+from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Rate, Share, check
@@ -80,15 +84,25 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
     data = _read(inputs, settings)
     everything = {CONTEXT: np.ones(shape, bool)}
 
-    def importance_in(model: LoadedModel) -> np.ndarray:
-        return importance(mask_derivatives(model, data.for_importance, everything)[CONTEXT])
+    def derivatives_in(model: LoadedModel) -> np.ndarray:
+        return np.abs(mask_derivatives(model, data.for_importance, everything)[CONTEXT].astype(np.float64))
 
-    importances, random = importance_in(model), inputs.of_random_weights("heads", importance_in)
+    of_examples, random = derivatives_in(model), inputs.of_random_weights("heads", derivatives_in)
+    importances = of_examples.mean(0)
     unchanged = evaluate(model, data.for_losses, everything)
-    removed = _remove(inputs, settings, data, importances, unchanged)
-    curve = removed["pruning"]["iterative"]
-    shares = [count / importances.size for count in curve["removed"]]
-    differences = removed["leave_one_out"]["loss_difference"]
+    removed, alone, evaluations = _remove(inputs, settings, data, importances, unchanged)
+    shares = np.array(removed["pruning"]["iterative"]["removed"]) / importances.size
+    tops = {
+        name: _mean(lambda one: top_share(one), resampled_means(of.reshape(len(of), -1).T))
+        for name, of in (("top_tenth_share", of_examples), ("random_weights_top_tenth_share", random))
+    }
+    heads, weights = alone.sums.reshape(importances.size, -1), unchanged.weights
+    differences = heads - unchanged.sums
+    resampled = resampled_means(differences, np.broadcast_to(weights, differences.shape))
+    of_importance = resampled_means(of_examples.reshape(len(of_examples), -1).T, seed=1)
+    pruned = np.stack([one.sums for one in evaluations])
+    of_pruned = resampled_means(pruned, np.broadcast_to(weights, pruned.shape))
+    items = loss_items(data.names, unchanged, heads, pruned[-1], is_mlm=not settings.task)
     return {
         "layers": shape[0],
         "heads": shape[1],
@@ -96,21 +110,60 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
         **data.about,
         "importance_examples": data.for_importance.count,
         "examples": data.for_losses.count,
-        "labels": int(unchanged.weights.sum()),
+        "labels": int(weights.sum()),
         "normalize_by_layer": settings.normalize_by_layer,
-        "loss": unchanged.loss,
+        "loss": bootstrap_mean(unchanged.sums, None, weights)._asdict(),
         "score": unchanged.score,
         "importance": importances,
+        "importance_half_width": bootstrap_mean(np.moveaxis(of_examples, 0, -1)).half_width,
         "importance_normalized": normalize_by_layer(importances),
-        "top_tenth_share": top_share(importances),
-        "random_weights_top_tenth_share": top_share(random),
-        "importance_ablation_correlation": rank_correlation(importances.ravel(), differences.ravel()),
+        **tops,
+        "importance_ablation_correlation": BootstrapMean(
+            rank_correlation(of_importance[0], resampled[0]),
+            *percentiles(rank_correlation(of_importance[1], resampled[1])),
+        )._asdict(),
         **removed,
         "rise": settings.rise,
-        "removable_share": removable_share(shares, curve["loss"], settings.rise),
+        "removable_share": _mean(lambda one: removable_share(shares, one, settings.rise), of_pruned),
         "removable_share_random_order": removable_share(
-            shares, removed["pruning"]["random"]["loss_mean"], settings.rise
+            shares, np.array(removed["pruning"]["random"]["loss_mean"]), settings.rise
         ),
+        ITEMS: items,
+    }
+
+
+def _mean(measure: Callable[[np.ndarray], np.ndarray], means: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
+    """A measure of means, with the interval of its values in the bootstrap samples."""
+    value, resampled = means
+    return BootstrapMean(measure(value), *percentiles(measure(resampled)))._asdict()
+
+
+def loss_items(
+    names: tuple[str, ...],
+    unchanged: Evaluation,
+    without_head: Float[np.ndarray, "heads E"],
+    without_any: Float[np.ndarray, " E"],
+    *,
+    is_mlm: bool,
+) -> dict[str, ItemScores]:
+    """Tests of the loss, and of its rise without the head that matters most in the other half of the examples.
+
+    Args:
+      names: of the examples.
+      unchanged: the losses with all heads.
+      without_head: sums of losses without each head.
+      without_any: without all heads.
+      is_mlm: whether labels are tokens, which models with other tokenizers do not share.
+    """
+    rises = without_head - unchanged.sums
+    most = cross_fit(rises, unchanged.weights)
+    tests = {
+        LOSS: {MODEL: unchanged.sums, "no_head": without_any},
+        RISE: {MODEL: most.scores, "mean_of_all_heads": rises.mean(0)},
+    }
+    return {
+        test: ItemScores(names, None, scores, dict.fromkeys(scores, unchanged.weights), "nats", same_tokenizer=is_mlm)
+        for test, scores in tests.items()
     }
 
 
@@ -125,8 +178,9 @@ def _read(inputs: SuiteInputs, settings: HeadsSettings) -> ImportanceData:
 
 def _remove(
     inputs: SuiteInputs, settings: HeadsSettings, data: ImportanceData, importances: np.ndarray, unchanged: Evaluation
-) -> dict[str, Any]:
-    """Losses without heads: one by one, by layer, and growing shares in three kinds of order."""
+) -> tuple[dict[str, Any], WithoutHead, list[Evaluation]]:
+    """Losses without heads: one by one, by layer, and growing shares in three kinds of order; and the losses of the
+    examples without each head, and with growing shares of the least important ones removed."""
     model, shape, rng = inputs.model, importances.shape, np.random.default_rng(inputs.seed)
 
     def losses(mask: np.ndarray) -> Evaluation:
@@ -139,21 +193,29 @@ def _remove(
     steps = len(counts_to_remove(importances.size, settings.step))
     total = importances.size + 2 * shape[0] + (2 + settings.random_orders) * steps
     with progress_bar("heads", total, "pass", shown=inputs.progress) as bar:
-        found: dict[str, Any] = {"leave_one_out": leave_one_out(losses, unchanged, shape, bar)}
-        found["layers_removed"] = without_layers(losses, importances, bar)
-        how = {"step": settings.step, "bar": bar}
-        curves: dict[str, Any] = {
-            name: prune(losses, current, shape, iterative=iterative, **how)
-            for name, iterative in (("iterative", True), ("once", False))
+        alone = leave_one_out(losses, shape, bar)
+        weights = unchanged.weights
+        found: dict[str, Any] = {
+            "leave_one_out": {
+                "loss": bootstrap_mean(alone.sums, None, weights).value,
+                "loss_difference": bootstrap_mean(alone.sums - unchanged.sums, None, weights)._asdict(),
+                "score": alone.score,
+            },
+            "layers_removed": without_layers(losses, importances, bar),
         }
+        how = {"step": settings.step, "bar": bar}
+        iterative, evaluations = prune(losses, current, shape, iterative=True, **how)
+        once, _ = prune(losses, current, shape, iterative=False, **how)
         orders = rng.random((settings.random_orders, *shape))
-        randoms = [prune(losses, lambda mask, one=one: one, shape, iterative=False, **how) for one in orders]
-    curves["random"] = {"removed": randoms[0]["removed"]} | {
-        f"{name}_{kind}": reduce([one[name] for one in randoms], axis=0).tolist()
-        for name in ("loss", "score")
+        randoms = [prune(losses, lambda mask, one=one: one, shape, iterative=False, **how)[0] for one in orders]
+    values = {"loss": [one["loss"]["value"] for one in randoms], "score": [one["score"] for one in randoms]}
+    random = {"removed": randoms[0]["removed"]} | {
+        f"{name}_{kind}": reduce(of_orders, axis=0).tolist()
+        for name, of_orders in values.items()
         for kind, reduce in (("mean", np.mean), ("lowest", np.min), ("highest", np.max))
     }
-    return found | {"pruning": curves}
+    pruning = {"iterative": iterative, "once": once, "random": random}
+    return found | {"pruning": pruning}, alone, evaluations
 
 
 SUITE = Suite("heads", HeadsSettings, ("text", "task"), run, blocks, scalars, any_folder=True, unsuited=unsuited)

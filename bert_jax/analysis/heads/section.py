@@ -1,32 +1,50 @@
 """The section of the page about heads, and its numbers over checkpoints."""
 
+import dataclasses
 from collections.abc import Mapping
 
 import numpy as np
 
-from bert_jax.analysis.quantities import RANDOM, by_head, by_index, cells, compared
+from bert_jax.analysis.item_scores import test_title
+from bert_jax.analysis.quantities import (
+    RANDOM,
+    Quantity,
+    by_head,
+    by_index,
+    cells,
+    interval_cells,
+    scalar_of_mean,
+    scalar_of_test,
+)
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Curves, Note, ReportBlock, Series, Table
+from bert_jax.report.cells import cell
 
 SHOWN = 10
 """Heads in the table of those that matter most."""
 
 
+LOSS, RISE = "loss", "rise of the loss without the head that matters most"
+
+
 def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    losses, rise, loss = np.array(result["leave_one_out"]["loss"]), result["rise"], result["loss"]
-    whole = {"no head removed": loss}
+    pruned, whole = result["pruning"]["iterative"]["loss"], {"no head removed": result["loss"]["value"]}
     random_order = {"random order": result["removable_share_random_order"]}
-    equal = {RANDOM: result["random_weights_top_tenth_share"], "all heads equal": 0.1}
+    equal = {RANDOM: result["random_weights_top_tenth_share"]["value"], "all heads equal": 0.1}
+    last = {key: values[-1] for key, values in pruned.items()}
     return {
-        f"heads that can be removed until the loss rises by {rise:.0%} (%)": compared(
+        f"heads that can be removed until the loss rises by {result['rise']:.0%} (%)": scalar_of_mean(
             result["removable_share"], random_order, 100
         ),
-        "share of the importance in the top tenth of the heads (%)": compared(result["top_tenth_share"], equal, 100),
-        "loss": Scalar(loss, {"no head": result["pruning"]["iterative"]["loss"][-1]}),
-        "loss without the head that matters most": Scalar(float(losses.max()), whole),
-        "loss without any head": Scalar(result["pruning"]["iterative"]["loss"][-1], whole),
-        "rank correlation of importance and leaving one out": Scalar(result["importance_ablation_correlation"]),
+        "share of the importance in the top tenth of the heads (%)": scalar_of_mean(
+            result["top_tenth_share"], equal, 100
+        ),
+        **{test_title(test, "nats"): scalar_of_test(result, test) for test in (LOSS, RISE)},
+        "loss without any head (nats)": scalar_of_mean(last, whole),
+        "rank correlation of importance and leaving one out": scalar_of_mean(
+            result["importance_ablation_correlation"], {"no relation": 0.0}
+        ),
     }
 
 
@@ -39,24 +57,29 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         Note("Which heads does the loss depend on, and how many can be removed?"),
         Note(_about(result)),
         by_head(f"Importance: mean of |d loss / d factor|{by_layer}", importances, "importance"),
-        by_head("Loss without one head, less the loss", differences, "difference", center=0.0),
+        by_head("Loss without one head, less the loss", differences["value"], "difference", center=0.0),
         _most(result),
         _pruning(result, "loss"),
         _pruning(result, "score"),
         _layers(result),
         Note(
-            f"{result['removable_share']:.0%} of the heads can be removed until the loss rises by "
+            f"{_percent(result['removable_share'])} of the heads can be removed until the loss rises by "
             f"{result['rise']:.0%}; in random order {result['removable_share_random_order']:.0%}. The most important "
-            f"tenth of the heads has {result['top_tenth_share']:.0%} of the importance, with random weights "
-            f"{result['random_weights_top_tenth_share']:.0%}."
+            f"tenth of the heads has {_percent(result['top_tenth_share'])} of the importance, with random weights "
+            f"{_percent(result['random_weights_top_tenth_share'])}. Bands and brackets: 95 % over the examples, of a "
+            f"cell of the map of importances at most {cell(result['importance_half_width'], '.3g')} to either side."
         ),
         Note(
             "A head whose removal changes little can still work: another head may do the same (that is why removing "
-            "one is not removing both), or other data may need it. A difference below two standard errors is noise. "
+            "one is not removing both), or other data may need it. A difference whose interval has 0 is noise. "
             "Removing a head sets its context to zero, a value that no head has in training; a rise of the loss can "
             "come from that alone. No model was trained after the removal."
         ),
     )
+
+
+def _percent(share: Mapping[str, float]) -> str:
+    return f"{share['value']:.0%} ({share['low']:.0%} to {share['high']:.0%})"
 
 
 def _about(result: SuiteResult) -> str:
@@ -72,36 +95,37 @@ def _about(result: SuiteResult) -> str:
             f"dev, importances from {result['importance_examples']:,} of train; the best constant prediction has score "
             f"{result['best_constant_score']:.4f}"
         )
-    return f"{what}. Loss {result['loss']:.4f}, score {result['score']:.4f} with all heads; seed {result['seed']}."
+    values = f"Loss {result['loss']['value']:.4f}, score {result['score']:.4f} with all heads"
+    return f"{what}. {values}; seed {result['seed']}."
 
 
 def _most(result: SuiteResult) -> Table:
     """The heads without which the loss is highest, by row: layer and head, loss, score, importance."""
-    removed = {name: np.array(values) for name, values in result["leave_one_out"].items()}
-    importances = np.array(result["importance"])
+    differences = {key: np.array(of) for key, of in result["leave_one_out"]["loss_difference"].items()}
+    scores, importances = np.array(result["leave_one_out"]["score"]), np.array(result["importance"])
     ranks = np.empty(importances.size, np.int64)
     ranks[np.argsort(-importances, axis=None, kind="stable")] = np.arange(1, importances.size + 1)
-    order = np.argsort(-removed["loss_difference"], axis=None, kind="stable")[:SHOWN]
+    order = np.argsort(-differences["value"], axis=None, kind="stable")[:SHOWN]
     rows = [
         (
             f"{layer}.{head}",
-            f"{removed['loss_difference'][layer, head]:+.4f}",
-            f"{removed['standard_error'][layer, head]:.4f}",
-            f"{removed['score'][layer, head] - result['score']:+.4f}",
+            interval_cells({key: [of[layer, head]] for key, of in differences.items()}, "+.4f")[0],
+            f"{scores[layer, head] - result['score']:+.4f}",
             str(ranks[layer * result["heads"] + head]),
         )
         for layer, head in (divmod(int(index), result["heads"]) for index in order)
     ]
-    return Table(("layer.head removed", "loss", "standard error", "score", "rank of importance"), tuple(rows))
+    return Table(("layer.head removed", "loss", "score", "rank of importance"), tuple(rows), words=True)
 
 
 def _pruning(result: SuiteResult, name: str) -> Curves:
     curves = result["pruning"]
     x = tuple(100 * count / (result["layers"] * result["heads"]) for count in curves["iterative"]["removed"])
     random = curves["random"]
+    orders = {"least important first": "iterative", "importances computed once": "once"}
+    drawn = Quantity("", "", {title: curves[order][name] for title, order in orders.items()}).curves().series
     series = [
-        Series("least important first", x, tuple(curves["iterative"][name])),
-        Series("importances computed once", x, tuple(curves["once"][name])),
+        *(dataclasses.replace(one, x=x) for one in drawn),
         Series(
             "random order",
             x,
@@ -114,14 +138,15 @@ def _pruning(result: SuiteResult, name: str) -> Curves:
     if name == "score" and result["best_constant_score"] is not None:
         series.append(Series("best constant", x, (result["best_constant_score"],) * len(x), dashed=True))
     title = {"loss": "Loss of pruned models", "score": f"Score of pruned models: {result['metric']}"}[name]
-    return Curves(f"{title} (band: lowest to highest random order)", tuple(series), "heads removed (%)", name)
+    bands = "bands: 95 % over examples; lowest to highest random order" if name == "loss" else "band: random orders"
+    return Curves(f"{title} ({bands})", tuple(series), "heads removed (%)", name)
 
 
 def _layers(result: SuiteResult) -> Table:
-    removed = result["layers_removed"]
+    removed, whole = result["layers_removed"], {"loss": result["loss"]["value"], "score": result["score"]}
 
     def less(row: str) -> list[list[str]]:
-        return [cells([value - result[name] for value in removed[row][name]], "+.4f") for name in ("loss", "score")]
+        return [cells([value - whole[name] for value in removed[row][name]], "+.4f") for name in ("loss", "score")]
 
     kept = list(map(str, removed["one_head"]["head"]))
     header = ("layer", "no head: loss", "score", "head kept", "only this head: loss", "score")

@@ -1,13 +1,23 @@
 """The lens over a model: readings at masked tokens of text, beside random weights and token frequencies."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.lens.readings import Readings, leads_since, read_logits, unigram_readings
+from bert_jax.analysis.bootstrap import bootstrap_mean
+from bert_jax.analysis.item_scores import ItemScores
+from bert_jax.analysis.lens.readings import (
+    Readings,
+    leads_since,
+    median_ranks,
+    read_logits,
+    sums_of_texts,
+    unigram_readings,
+)
 from bert_jax.analysis.lens.section import blocks, scalars
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
+from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, Rate, check
@@ -90,28 +100,60 @@ def read_masked(
     return Readings(*(values[:, order] for values in readings)), tokens[order], indices[order]
 
 
-def summarize(readings: Readings, tokens: np.ndarray) -> dict[str, Any]:
+class TextSums(NamedTuple):
+    """Sums over the masked tokens of each text, of the last state: what an item of a test is."""
+
+    correct: Float[np.ndarray, " t"]
+    loss_nats: Float[np.ndarray, " t"]
+
+
+class Summary(NamedTuple):
+    """Readings of a model at all masked tokens."""
+
+    sums: TextSums
+    values: dict[str, Any]
+    """Means over masked tokens by hidden state, with intervals over texts, as plain values."""
+
+
+def summarize(readings: Readings, tokens: np.ndarray, texts: np.ndarray) -> Summary:
     """Means over masked tokens by hidden state, and how many of them lead since which state.
 
     Args:
       readings: of `read_masked`.
       tokens: the masked ones, int64 [n].
+      texts: index of the row of each, int64 [n], ascending.
     """
-    states, count = readings.top.shape
+    states = len(readings.top)
+    counts = sums_of_texts(np.ones(len(tokens)), texts)
     known, settled = leads_since(readings.top, tokens), leads_since(readings.top, readings.top[-1])
     is_known = known < states
-    return {
-        "accuracy": (readings.ranks == 1).mean(1).tolist(),
-        "loss_nats": (-readings.log_likelihoods.mean(1)).tolist(),
-        "median_rank": np.median(readings.ranks, axis=1).tolist(),
-        "divergence_from_last_nats": readings.divergences.mean(1).tolist(),
-        "known": int(is_known.sum()),
-        "known_since": np.bincount(known[is_known], minlength=states).tolist(),
-        "mean_known_since": float(known[is_known].mean()) if is_known.any() else None,
-        "settled_since": np.bincount(settled, minlength=states).tolist(),
-        "mean_settled_since": float(settled.mean()),
-        "masked": count,
-    }
+
+    def mean(values: np.ndarray) -> dict[str, Any]:
+        return bootstrap_mean(sums_of_texts(values, texts), None, counts)._asdict()
+
+    by_state = np.arange(states)[:, None]
+    correct, losses = readings.ranks == 1, -readings.log_likelihoods
+    of_known = bootstrap_mean(sums_of_texts(np.where(is_known, known, 0), texts), None, sums_of_texts(is_known, texts))
+    return Summary(
+        TextSums(sums_of_texts(correct[-1], texts), sums_of_texts(losses[-1], texts)),
+        {
+            "accuracy": mean(correct),
+            "loss_nats": mean(losses),
+            "median_rank": median_ranks(readings.ranks, texts)._asdict(),
+            "divergence_from_last_nats": mean(readings.divergences),
+            "known": int(is_known.sum()),
+            "known_since": np.bincount(known[is_known], minlength=states).tolist(),
+            "known_share": mean(known <= by_state),
+            "mean_known_since": of_known._asdict(),
+            "settled_since": np.bincount(settled, minlength=states).tolist(),
+            "settled_share": mean(settled <= by_state),
+            "mean_settled_since": mean(settled),
+            "masked": len(tokens),
+        },
+    )
+
+
+PREDICTED, LOSS = "masked tokens predicted by the last state", "loss at masked tokens, last state"
 
 
 def run(inputs: SuiteInputs, settings: LensSettings) -> SuiteResult:
@@ -131,9 +173,21 @@ def run(inputs: SuiteInputs, settings: LensSettings) -> SuiteResult:
     rows, masked = [sample.rows[i] for i in kept], [masked[i] for i in kept]
     readings, tokens, row_of_token = read_masked(model, rows, masked, progress=inputs.progress)
 
-    def summary_of(model: LoadedModel) -> dict[str, Any]:
-        return summarize(read_masked(model, rows, masked, progress=inputs.progress)[0], tokens)
+    def summary_of(model: LoadedModel) -> Summary:
+        return summarize(read_masked(model, rows, masked, progress=inputs.progress)[0], tokens, row_of_token)
 
+    unigram = unigram_readings(tokens, _counts_of_unmasked(rows, masked, tokenizer))
+    found = {"model": summarize(readings, tokens, row_of_token)}
+    found["random_weights"] = inputs.of_random_weights("lens", summary_of)
+    sums = {row: one.sums for row, one in found.items()}
+    of_unigram = (sums_of_texts(values, row_of_token) for values in (unigram.correct, unigram.loss_nats))
+    sums["token_frequency"] = TextSums(*of_unigram)
+    names = tuple(f"text {sample.numbers[i]}" for i in kept)
+    weights = dict.fromkeys(sums, sums_of_texts(np.ones(len(tokens)), row_of_token))
+    items = {
+        title: ItemScores(names, None, {row: one[i] for row, one in sums.items()}, weights, unit, same_tokenizer=True)
+        for i, (title, unit) in enumerate(((PREDICTED, "%"), (LOSS, "nats")))
+    }
     return {
         "layers": model.config.num_layers,
         "seed": inputs.seed,
@@ -143,10 +197,10 @@ def run(inputs: SuiteInputs, settings: LensSettings) -> SuiteResult:
         "texts_without_known_token": len(sample.rows) - len(rows),
         "masked_tokens": len(tokens),
         "mask_share": settings.mask_share,
-        "model": summarize(readings, tokens),
-        "random_weights": inputs.of_random_weights("lens", summary_of),
-        "unigram": unigram_readings(tokens, _counts_of_unmasked(rows, masked, tokenizer)),
+        **{row: one.values for row, one in found.items()},
+        "unigram": unigram.means,
         "examples": _examples(rows, masked, readings, row_of_token, tokenizer, settings),
+        ITEMS: items,
     }
 
 

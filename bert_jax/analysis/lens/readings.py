@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.analysis.bootstrap import BootstrapMean, percentiles
 from bert_jax.array_types import Float, Int
 from bert_jax.interventions.task_evaluation import log_softmax
+
+MEDIAN_RESAMPLES = 1_000
 
 
 class Readings(NamedTuple):
@@ -54,8 +57,53 @@ def leads_since(top: Int[np.ndarray, "L1 n"], tokens: Int[np.ndarray, " n"]) -> 
     return np.where(wrong.any(0), len(top) - wrong[::-1].argmax(0), 0)
 
 
-def unigram_readings(tokens: Int[np.ndarray, " n"], counts: Int[np.ndarray, " V"]) -> dict[str, float]:
-    """Accuracy, loss and median rank of predicting by frequency alone, with one added to every count.
+def sums_of_texts(values: np.ndarray, texts: Int[np.ndarray, " n"]) -> Float[np.ndarray, "*L1 t"]:
+    """Sums over the masked tokens of each text.
+
+    Args:
+      values: of the tokens, [..., n].
+      texts: of each token, ascending.
+    """
+    return np.add.reduceat(np.asarray(values, np.float64), np.flatnonzero(np.diff(texts, prepend=-1)), axis=-1)
+
+
+def median_ranks(ranks: Int[np.ndarray, "L1 n"], texts: Int[np.ndarray, " n"], *, seed: int = 0) -> BootstrapMean:
+    """Medians over masked tokens, with intervals of the bootstrap over texts.
+
+    The median of a bootstrap sample is its lower one, the smallest rank that half of the tokens do not exceed.
+
+    Args:
+      ranks: of the masked tokens by state.
+      texts: of each token, ascending.
+      seed: of the bootstrap.
+    """
+    text = np.unique(texts, return_inverse=True)[1]
+    count = text[-1] + 1
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), MEDIAN_RESAMPLES)
+    resampled = []
+    for of_state in ranks:
+        order = np.argsort(of_state)
+        tokens = drawn[:, text[order]].cumsum(1)
+        resampled.append(of_state[order][(2 * tokens < tokens[:, -1:]).sum(1)])
+    return BootstrapMean(np.median(ranks, axis=1), *percentiles(np.stack(resampled, axis=1)))
+
+
+class UnigramReadings(NamedTuple):
+    """What predicting by frequency alone gives at masked tokens."""
+
+    correct: Float[np.ndarray, " n"]
+    loss_nats: Float[np.ndarray, " n"]
+    ranks: Int[np.ndarray, " n"]
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Accuracy, mean loss and median rank."""
+        accuracy, loss = float(self.correct.mean()), float(self.loss_nats.mean())
+        return {"accuracy": accuracy, "loss_nats": loss, "median_rank": float(np.median(self.ranks))}
+
+
+def unigram_readings(tokens: Int[np.ndarray, " n"], counts: Int[np.ndarray, " V"]) -> UnigramReadings:
+    """Predictions by frequency alone, with one added to every count.
 
     Args:
       tokens: the masked ones.
@@ -63,8 +111,4 @@ def unigram_readings(tokens: Int[np.ndarray, " n"], counts: Int[np.ndarray, " V"
     """
     log_probabilities = np.log((counts + 1) / (counts + 1).sum())
     ranks = 1 + len(counts) - np.searchsorted(np.sort(counts), counts[tokens], side="right")
-    return {
-        "accuracy": float((tokens == counts.argmax()).mean()),
-        "loss_nats": float(-log_probabilities[tokens].mean()),
-        "median_rank": float(np.median(ranks)),
-    }
+    return UnigramReadings((tokens == counts.argmax()).astype(float), -log_probabilities[tokens], ranks)

@@ -2,10 +2,17 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cells, compared
-from bert_jax.analysis.suite import Scalar, SuiteResult
+from bert_jax.analysis.item_scores import test_title
+from bert_jax.analysis.quantities import (
+    RANDOM,
+    Quantity,
+    by_index,
+    cells,
+    interval_cells,
+    scalar_of_mean,
+    scalar_of_test,
+)
+from bert_jax.analysis.suite import UNCERTAINTY, Scalar, SuiteResult
 from bert_jax.report import Note, ReportBlock, Table
 
 
@@ -31,20 +38,22 @@ def quantities(result: SuiteResult) -> dict[str, Quantity]:
 
 def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    measured, found, random = quantities(result), result["model"], result["random_weights"]
-    known, settled = (compared(found[key], {RANDOM: random[key]}) for key in ("mean_known_since", "mean_settled_since"))
-    return {
-        "masked tokens predicted by the last state (%)": measured["accuracy"].at(-1, 100),
-        "loss at masked tokens, last state (nats)": measured["loss_nats"].at(-1),
-        "state since which a predicted token leads (mean)": known,
-        "state since which the prediction is the final one (mean)": settled,
-    }
+    tests = result[UNCERTAINTY]
+    found = {test_title(test, about["unit"]): scalar_of_test(result, test) for test, about in tests.items()}
+    for key, title in (
+        ("mean_known_since", "state since which a predicted token leads (mean)"),
+        ("mean_settled_since", "state since which the prediction is the final one (mean)"),
+    ):
+        model, random = (result[row][key] for row in ("model", "random_weights"))
+        found[title] = scalar_of_mean(model, {RANDOM: random["value"]})
+    return found
 
 
 def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     """Question, figures, tables, and how to read them."""
-    since = {"right token leads from here on": "known_since", "final prediction leads": "settled_since"}
-    shares = {name: np.cumsum(result["model"][key]) / result["masked_tokens"] for name, key in since.items()}
+    since = {"right token leads from here on": "known_share", "final prediction leads": "settled_share"}
+    shares = {name: result["model"][key] for name, key in since.items()}
+    random = {f"{name}, {RANDOM}": result["random_weights"][key] for name, key in since.items()}
     return (
         Note(
             "What would the MLM head predict for a masked token if the model ended at an earlier layer, and since "
@@ -53,10 +62,16 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         Note(
             f"{result['masked_tokens']:,} masked tokens in {result['texts']:,} texts ({result['mask_share']:.0%} of "
             f"the tokens, all replaced by the mask token); {result['skipped_lines']:,} lines had too many tokens "
-            f"or none; seed {result['seed']}."
+            f"or none; seed {result['seed']}. Bands and square brackets: 95 % over texts."
         ),
         *(quantity.curves() for quantity in quantities(result).values()),
-        Quantity("Masked tokens whose prediction no longer changes", "share of all masked tokens", shares).curves(),
+        Quantity(
+            "Masked tokens whose prediction no longer changes",
+            "share of all masked tokens",
+            shares,
+            random,
+            same_colors=True,
+        ).curves(),
         _table(result),
         *_examples(result),
         Note(
@@ -72,7 +87,7 @@ def _table(result: SuiteResult) -> Table:
     found, random, unigram = result["model"], result["random_weights"], result["unigram"]
 
     def column(key: str, form: str = ".3f") -> list[str]:
-        return cells([*found[key], unigram.get(key)], form)
+        return interval_cells(found[key], form) + cells([unigram.get(key)], form)
 
     header = ("state", "accuracy", "loss (nats)", "median rank", "KL to last", "known since", RANDOM)
     columns = (
@@ -80,10 +95,10 @@ def _table(result: SuiteResult) -> Table:
         column("loss_nats"),
         column("median_rank", ",.0f"),
         column("divergence_from_last_nats"),
-        column("known_since", ","),
-        cells(random["accuracy"]),
+        cells(found["known_since"], ","),
+        interval_cells(random["accuracy"]),
     )
-    return by_index(header, columns, ["token frequency"])
+    return by_index(header, columns, ["token frequency"], words=True)
 
 
 def _examples(result: SuiteResult) -> list[ReportBlock]:

@@ -1,7 +1,7 @@
 """Undirected trees from attention: the maximum spanning tree over words, of every head (Htut et al. 2019)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,10 +16,10 @@ from bert_jax.interventions.rows import TextRow, batches, word_attention
 PROBABILITIES = "layers.*.attention.probabilities"
 
 
-def head_uuas(
+def head_edges(
     model: LoadedModel, rows: Sequence[TextRow], trees: Sequence[Tree], *, description: str, progress: bool = False
-) -> Float[np.ndarray, "L N"]:
-    """Share of gold edges in the maximum spanning tree over a + a^T, for the attention a of every head.
+) -> Float[np.ndarray, "L N m"]:
+    """Gold edges of each sentence in the maximum spanning tree over a + a^T, for the attention a of every head.
 
     Args:
       model: from `inference.load`.
@@ -28,7 +28,7 @@ def head_uuas(
       description: of the progress bar.
       progress: show a progress bar on stderr.
     """
-    correct, edges = np.zeros((model.config.num_layers, model.config.num_heads), np.int64), 0
+    edges = np.zeros((model.config.num_layers, model.config.num_heads, len(rows)))
     with progress_bar(description, len(rows), "sentence", shown=progress) as bar:
         for batch in batches(rows, model.tokenizer.pad_id):
             probabilities = capture(model, batch, [PROBABILITIES])[PROBABILITIES]
@@ -37,19 +37,28 @@ def head_uuas(
                     continue
                 attention = word_attention(rows[index], probabilities[:, b])
                 tree = trees[index]
-                found, gold = correct_edges(-(attention + np.swapaxes(attention, -1, -2)), tree.heads, tree.counted)
-                correct, edges = correct + found, edges + gold
+                both = attention + np.swapaxes(attention, -1, -2)
+                edges[:, :, index], _ = correct_edges(-both, tree.heads, tree.counted)
             bar.update(int((batch.indices >= 0).sum()))
-    return correct / max(edges, 1)
+    return edges
 
 
-def baselines(trees: Sequence[Tree], seed: int) -> dict[str, Any]:
-    """UUAS of the chain, which joins each word to its right neighbour, and of spanning trees of random distances."""
-    rng = np.random.default_rng(seed)
-    chain = random = edges = 0
+class TreeBaselines(NamedTuple):
+    """Gold edges of each sentence."""
+
+    gold: Float[np.ndarray, " m"]
+    chain: Float[np.ndarray, " m"]
+    """In the chain, which joins each word to its right neighbour."""
+    random: Float[np.ndarray, " m"]
+    """In a spanning tree of random distances."""
+
+
+def baselines(trees: Sequence[Tree], seed: int) -> TreeBaselines:
+    """The edges of baselines; `seed` is of the random distances."""
+    rng, edges = np.random.default_rng(seed), []
     for tree in trees:
         n = len(tree.heads)
         distances = rng.random((n, n))
         found, gold = correct_edges(np.stack([chain_distances(n), distances + distances.T]), tree.heads, tree.counted)
-        chain, random, edges = chain + int(found[0]), random + int(found[1]), edges + gold
-    return {"edges": edges, "chain_uuas": chain / max(edges, 1), "random_uuas": random / max(edges, 1)}
+        edges.append((gold, *found))
+    return TreeBaselines(*np.array(edges, np.float64).T)

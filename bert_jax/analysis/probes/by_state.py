@@ -1,82 +1,155 @@
-"""Scores of every hidden state as plain values: linear probes, scalar mixes and structural probes."""
+"""Scores of every hidden state: linear probes, scalar mixes and structural probes.
 
-from collections.abc import Sequence
-from typing import Any
+Shapes: S hidden states, m dev sentences.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
+from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean, percentiles, resampled_means
 from bert_jax.analysis.probes import mix, structural
-from bert_jax.analysis.probes.label_tasks import LabelTask, control_task, uniform_of_type
+from bert_jax.analysis.probes.label_tasks import LabelTask, control_task, score_sentences, uniform_of_type
 from bert_jax.analysis.probes.linear import probe_state, uniform_code_bits
 from bert_jax.analysis.probes.structural import Tree, TreeScores
 from bert_jax.analysis.probes.trees import chain_distances, control_heads
 from bert_jax.analysis.probes.vectors import ProbeVectors, Sample
+from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
-from bert_jax.finetune.metrics import span_f1
+from bert_jax.finetune.metrics import tagged_spans
 
+Values = TypeVar("Values")
 PUNCTUATION = "PUNCT"
 """UPOS of words that are left out of spanning trees."""
 
 
-def linear_scores(
+class LabelScores(NamedTuple):
+    """Probes of one task. Of sentences there are scores and weights, whose ratio of sums is the score."""
+
+    states: Float[np.ndarray, "S 2 m"]
+    """Of every hidden state."""
+    control: Float[np.ndarray, "S 2 m"]
+    """Of the control task."""
+    spans: Float[np.ndarray, "S 2 m"] | None
+    """F1 of spans, of tags of spans."""
+    mixes: Float[np.ndarray, "S 2 m"]
+    """Of the scalar mixes of states 0 to l, by l."""
+    code_bits: Float[np.ndarray, " S"]
+    mix_weights: Float[np.ndarray, " S"]
+
+
+def probe_labels(
     vectors: ProbeVectors,
     task: LabelTask,
     dev: Sample,
     *,
     epochs: int,
+    mix_epochs: int,
     penalty: float,
     seed: int,
     description: str,
     progress: bool,
-) -> dict[str, list[float]]:
-    """Linear probes of every hidden state for a task and its control task; of entities, F1 of spans as well.
+) -> LabelScores:
+    """Linear probes of every hidden state for a task and its control task, and scalar mixes.
 
     Args:
       vectors: of the words.
-      task: from `tasks`.
+      task: from `label_tasks`.
       dev: sentences of the dev examples.
-      epochs: as in `linear.fit`.
-      penalty: as in `linear.fit`.
+      epochs, penalty: as in `linear.fit`.
+      mix_epochs: as in `mix.fit`.
       seed: of the control task and of the order of examples.
       description: of the progress bar.
       progress: show a progress bar on stderr.
     """
-    control, scores = control_task(task, seed), []
+    control, found = control_task(task, seed), []
     with progress_bar(description, len(vectors.train), "state", shown=progress) as bar:
         for states in zip(vectors.train, vectors.dev, strict=True):
-            scores.append(probe_state(*states, task, control, epochs=epochs, penalty=penalty, seed=seed))
+            found.append(probe_state(*states, task, control, epochs=epochs, penalty=penalty, seed=seed))
             bar.update()
-    uniform = uniform_code_bits(len(task.train.labels), len(task.names))
+    mixes = mix.probe_mixes(vectors.train, vectors.dev, task, epochs=mix_epochs, seed=seed)
+
+    def of_sentences(task: LabelTask, predictions: Iterable[np.ndarray]) -> np.ndarray:
+        return np.stack([score_sentences(task, one, task.dev.labels, dev.starts) for one in predictions])
+
+    return LabelScores(
+        of_sentences(task, (one.predictions for one in found)),
+        of_sentences(control, (one.control_predictions for one in found)),
+        None if task.outside is None else np.stack([_spans(task, one.predictions, dev) for one in found]),
+        of_sentences(task, mixes.predictions),
+        np.array([one.code_bits for one in found]),
+        mixes.weights,
+    )
+
+
+def _spans(task: LabelTask, predictions: np.ndarray, dev: Sample) -> Float[np.ndarray, "2 m"]:
+    """Twice the right spans, and the gold and the predicted ones together, of each sentence."""
+    found = []
+    for one, start, n in zip(dev.sentences, dev.starts, dev.lengths, strict=True):
+        expected = tagged_spans(one.tags)
+        predicted = tagged_spans([task.names[label] for label in predictions[start : start + n]])
+        found.append((2 * len(expected & predicted), len(expected) + len(predicted)))
+    return np.array(found, np.float64).T
+
+
+def mean_of_seeds(values: Sequence[Values]) -> Values:
+    """The mean of trees of arrays."""
+    return jax.tree.map(lambda *arrays: np.mean(arrays, axis=0), *values)
+
+
+def summarize_labels(of_seeds: Sequence[LabelScores], task: LabelTask) -> dict[str, Any]:
+    """Scores by hidden state with intervals over sentences, and standard deviations over seeds, as plain values.
+
+    Args:
+      of_seeds: probes of one task; scores are means over the seeds.
+      task: that was probed.
+    """
+    mean, uniform = mean_of_seeds(of_seeds), uniform_code_bits(len(task.train.labels), len(task.names))
+    cumulative = score_means(mean.mixes)
     found = {
-        "score": [one.score for one in scores],
-        "control_score": [one.control_score for one in scores],
-        "selectivity": [one.score - one.control_score for one in scores],
-        "code_kilobits": [one.code_bits / 1000 for one in scores],
-        "compression": [uniform / one.code_bits for one in scores],
+        "score": score_means(mean.states),
+        "control_score": score_means(mean.control),
+        "selectivity": _selectivity(mean),
+        "code_kilobits": mean.code_bits / 1000,
+        "compression": uniform / mean.code_bits,
+        "mix": {
+            "score": cumulative,
+            "weights": mean.mix_weights,
+            "centre_of_gravity": mix.centre_of_gravity(mean.mix_weights),
+            "weights_divergence_bits": mix.divergence_from_uniform_bits(mean.mix_weights),
+            "expected_layer": mix.expected_layer(cumulative["value"]),
+            "gain_concentration_bits": mix.gain_concentration_bits(cumulative["value"]),
+        },
+        "seeds": len(of_seeds),
+        "deviation_of_seeds": _deviations(of_seeds) if len(of_seeds) > 1 else None,
     }
-    if task.outside is not None:
-        found["span_f1"] = [_span_f1(task, one.predictions, dev) for one in scores]
-    return found
+    return found if mean.spans is None else found | {"span_f1": score_means(mean.spans)}
 
 
-def _span_f1(task: LabelTask, predictions: np.ndarray, dev: Sample) -> float:
-    tags = [task.names[label] for label in predictions]
-    predicted = [tags[start : start + n] for start, n in zip(dev.starts, dev.lengths, strict=True)]
-    return span_f1([one.tags for one in dev.sentences], predicted)["f1"]
+def score_means(scores: Float[np.ndarray, "S 2 m"]) -> dict[str, Any]:
+    """Scores with their intervals over sentences."""
+    return bootstrap_mean(scores[:, 0], None, scores[:, 1])._asdict()
 
 
-def mix_summary(vectors: ProbeVectors, task: LabelTask, *, epochs: int, seed: int) -> dict[str, Any]:
-    """Scalar mixes over states 0 to l, where their gains are, and how concentrated; other arguments as above."""
-    scores = mix.probe_mixes(vectors.train, vectors.dev, task, epochs=epochs, seed=seed)
-    return {
-        "score": scores.cumulative_scores,
-        "weights": scores.weights,
-        "centre_of_gravity": mix.centre_of_gravity(scores.weights),
-        "weights_divergence_bits": mix.divergence_from_uniform_bits(scores.weights),
-        "expected_layer": mix.expected_layer(scores.cumulative_scores),
-        "gain_concentration_bits": mix.gain_concentration_bits(scores.cumulative_scores),
-    }
+def _selectivity(scores: LabelScores) -> dict[str, Any]:
+    """Score less that of the control task, in the same bootstrap samples."""
+    both = np.concatenate([scores.states, scores.control])
+    (value, control), (resampled, of_control) = (
+        np.split(one, 2, axis=-1) for one in resampled_means(both[:, 0], both[:, 1])
+    )
+    return BootstrapMean(value - control, *percentiles(resampled - of_control))._asdict()
+
+
+def _deviations(of_seeds: Sequence[LabelScores]) -> dict[str, Any]:
+    """Standard deviations over the seeds of the probes, in the units of the numbers themselves."""
+    totals = [jax.tree.map(lambda x: x.sum(-1), (one.states, one.control)) for one in of_seeds]
+    scores, control = (np.array([x[:, 0] / np.maximum(x[:, 1], 1) for x in of]) for of in zip(*totals, strict=True))
+    centres = [mix.centre_of_gravity(one.mix_weights) for one in of_seeds]
+    numbers = {"score": scores, "selectivity": scores - control, "centre_of_gravity": np.array(centres)}
+    numbers["code_kilobits"] = np.array([one.code_bits for one in of_seeds]) / 1000
+    return {name: values.std(0, ddof=1) for name, values in numbers.items()}
 
 
 def gold_trees(sample: Sample) -> list[Tree]:
@@ -94,7 +167,7 @@ def control_trees(sample: Sample, seed: int) -> list[Tree]:
     ]
 
 
-def structural_scores(
+def probe_trees(
     vectors: ProbeVectors,
     train: Sample,
     dev: Sample,
@@ -102,11 +175,10 @@ def structural_scores(
     rank: int,
     epochs: int,
     seed: int,
-    with_control: bool,
     description: str,
     progress: bool,
-) -> dict[str, Any]:
-    """Structural probes of every hidden state, and of the state with the highest UUAS for the control trees.
+) -> TreeScores:
+    """Structural probes of every hidden state, [S, m] each.
 
     Args:
       vectors: of the words.
@@ -114,30 +186,28 @@ def structural_scores(
       dev: sentences of the dev vectors.
       rank: as in `structural.probe_state`.
       epochs: as in `structural.probe_state`.
-      seed: of the control task, the initial maps and the order.
-      with_control: whether the control task is run.
+      seed: of the initial maps and the order.
       description: of the progress bar.
       progress: show a progress bar on stderr.
     """
-
-    def probe(state: int, train_packs: structural.Packs, dev_trees: Sequence[Tree]) -> TreeScores:
-        states = vectors.train[state], vectors.dev[state]
-        return structural.probe_state(*states, train_packs, dev_trees, dev.starts, rank=rank, epochs=epochs, seed=seed)
-
-    count = len(vectors.train)
     packs, trees, scores = _pack(gold_trees(train), train), gold_trees(dev), []
-    with progress_bar(description, count + with_control, "state", shown=progress) as bar:
-        for state in range(count):
-            scores.append(probe(state, packs, trees))
+    with progress_bar(description, len(vectors.train), "state", shown=progress) as bar:
+        for states in zip(vectors.train, vectors.dev, strict=True):
+            settings = {"rank": rank, "epochs": epochs, "seed": seed}
+            scores.append(structural.probe_state(*states, packs, trees, dev.starts, **settings))
             bar.update()
-        found: dict[str, Any] = {name: [getattr(one, name) for one in scores] for name in TreeScores._fields}
-        if with_control:
-            best = int(np.nanargmax(found["uuas"])) if np.isfinite(found["uuas"]).any() else 0
-            of_control = control_trees(dev, seed)
-            control = probe(best, _pack(control_trees(train, seed), train), of_control)
-            found["control"] = {"state": best, "uuas": control.uuas, "chain_uuas": chain_scores(of_control).uuas}
-            bar.update()
-    return found
+    return TreeScores(*map(np.stack, zip(*scores, strict=True)))
+
+
+def probe_control_trees(
+    vectors: ProbeVectors, train: Sample, dev: Sample, state: int, *, rank: int, epochs: int, seed: int
+) -> dict[str, Any]:
+    """UUAS of the control trees in one hidden state, beside that of their chain; arguments as `probe_trees`."""
+    trees, packs = control_trees(dev, seed), _pack(control_trees(train, seed), train)
+    states = vectors.train[state], vectors.dev[state]
+    found = structural.probe_state(*states, packs, trees, dev.starts, rank=rank, epochs=epochs, seed=seed)
+    means = (structural.mean_scores(one)["uuas"] for one in (found, chain_scores(trees)))
+    return {"state": state, **dict(zip(("uuas", "chain_uuas"), means, strict=True))}
 
 
 def _pack(trees: Sequence[Tree], sample: Sample) -> structural.Packs:

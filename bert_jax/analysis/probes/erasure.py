@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.analysis.bootstrap import bootstrap_mean
 from bert_jax.analysis.probes.leace import Eraser, control_eraser, fit_leace, random_eraser, whiten
 from bert_jax.analysis.probes.linear import fit_and_score
 from bert_jax.analysis.probes.vectors import Sample
@@ -174,14 +175,17 @@ def mlm_scores(
       progress: show a progress bar on stderr.
 
     Returns:
-      number of masked tokens; by ROWS, layer and draw, the loss in nats and the accuracy.
+      numbers of masked tokens and of sentences; by ROWS, layer and draw, the loss in nats and the accuracy; and `rises`
+      of the loss.
     """
     most, layers = max(map(len, masked.positions)), model.config.num_layers
     scores: dict[tuple[str, int, int], list[tuple[np.ndarray, np.ndarray]]] = defaultdict(list)
+    sentences: list[np.ndarray] = []
     with progress_bar("erasure", len(masked.rows) * layers, "sentence and layer", shown=progress) as bar:
         for batch in batches(masked.rows, model.tokenizer.pad_id):
             positions, valid = masked_positions(batch, masked.positions, most)
             tokens = np.concatenate([masked.originals[index] for index in batch.indices if index >= 0])
+            sentences.append(np.repeat(batch.indices, valid.sum(1)))
             captured = capture(model, batch, [HIDDEN, LOGITS], positions=positions)
             hidden, of_words = captured[HIDDEN], _at_words(batch, masked)[..., None]
             unchanged = _token_scores(captured[LOGITS][valid][:, : model.tokenizer.vocab_size], tokens)
@@ -204,7 +208,27 @@ def mlm_scores(
             by_row[name][layer].append(float(np.concatenate([one[which] for one in of_batches]).mean()))
         return by_row
 
-    return {"masked_tokens": sum(map(len, masked.positions)), "loss_nats": means(0), "accuracy": means(1)}
+    order, tokens = np.concatenate(sentences), np.array(list(map(len, masked.positions)), np.float64)
+    losses: dict[str, list[list[np.ndarray]]] = {name: [[] for _ in range(layers)] for name in ROWS}
+    for (name, layer, _), of_batches in scores.items():
+        of_tokens = np.concatenate([one[0] for one in of_batches])
+        losses[name][layer].append(np.bincount(order, of_tokens, len(tokens)))
+    of_sentences = {name: np.array([np.mean(draws, axis=0) for draws in by_layer]) for name, by_layer in losses.items()}
+    found = {"masked_tokens": int(tokens.sum()), "sentences": len(tokens), "loss_nats": means(0), "accuracy": means(1)}
+    return found | {"rise_nats": rises(of_sentences, tokens)}
+
+
+def rises(losses: Mapping[str, Float[np.ndarray, "L m"]], tokens: Float[np.ndarray, " m"]) -> dict[str, dict[str, Any]]:
+    """How much more than without erasure a masked token's loss is in nats, by layer, with intervals over sentences; and
+    how much more with the parts of speech erased than with a baseline.
+
+    Args:
+      losses: by ROWS, sums over the masked tokens of a sentence, mean over draws.
+      tokens: masked tokens of each sentence.
+    """
+    differences = {name: values - losses["none"] for name, values in losses.items() if name != "none"}
+    differences |= {f"leace_minus_{name}": losses["leace"] - losses[name] for name in ("control", "random")}
+    return {name: bootstrap_mean(values, None, tokens)._asdict() for name, values in differences.items()}
 
 
 def _at_words(batch: TextBatch, masked: Masked) -> np.ndarray:

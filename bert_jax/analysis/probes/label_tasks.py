@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.analysis.probes.vectors import Sample
+from bert_jax.array_types import Float
 from bert_jax.errors import require
 
 UNSEEN = -1
@@ -54,10 +55,26 @@ def score(task: LabelTask, predictions: np.ndarray, labels: np.ndarray) -> float
       predictions: int [n].
       labels: int [n].
     """
+    points, weights = score_examples(task, predictions, labels)
+    return float(points.sum() / max(1, weights.sum()))
+
+
+def score_examples(
+    task: LabelTask, predictions: np.ndarray, labels: np.ndarray
+) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Scores and weights of the examples, of which `score` is the ratio of the sums; arguments as there."""
+    right = predictions == labels
     if task.outside is None:
-        return float((predictions == labels).mean())
+        return right.astype(float), np.ones(len(right))
     expected, found = labels != task.outside, predictions != task.outside
-    return float(2 * (expected & (predictions == labels)).sum() / max(1, expected.sum() + found.sum()))
+    return 2.0 * (expected & right), expected.astype(float) + found
+
+
+def score_sentences(
+    task: LabelTask, predictions: np.ndarray, labels: np.ndarray, starts: np.ndarray
+) -> Float[np.ndarray, "2 m"]:
+    """Sums of `score_examples` over the words of each sentence, whose first words are at `starts`."""
+    return np.add.reduceat(np.stack(score_examples(task, predictions, labels)), starts, axis=1)
 
 
 def part_of_speech_task(train: Sample, dev: Sample) -> LabelTask:
@@ -142,8 +159,8 @@ def uniform_of_type(word: str, purpose: str, seed: int) -> float:
     return int.from_bytes(digest, "little") / 2**64
 
 
-def baselines(task: LabelTask) -> dict[str, float]:
-    """Dev scores without vectors: of the most frequent label, and of each word type's most frequent label."""
+def constant_predictions(task: LabelTask) -> dict[str, np.ndarray]:
+    """Dev labels without vectors: the most frequent label, and each word type's most frequent label."""
     majority = int(np.bincount(task.train.labels).argmax())
     counts: dict[str, collections.Counter] = {}
     for word, label in zip(task.train.types, task.train.labels.tolist(), strict=True):
@@ -151,10 +168,7 @@ def baselines(task: LabelTask) -> dict[str, float]:
     # Of equally frequent labels the first one, independent of the order of the sentences.
     best = {word: min(of_type, key=lambda label: (-of_type[label], label)) for word, of_type in counts.items()}
     of_types = np.array([best.get(word, majority) for word in task.dev.types])
-    return {
-        "majority": score(task, np.full_like(task.dev.labels, majority), task.dev.labels),
-        "word_type": score(task, of_types, task.dev.labels),
-    }
+    return {"majority": np.full_like(task.dev.labels, majority), "word_type": of_types}
 
 
 def describe(task: LabelTask) -> dict[str, float | int | str]:
@@ -169,5 +183,5 @@ def describe(task: LabelTask) -> dict[str, float | int | str]:
         "labels_that_occur_once": int((counts == 1).sum()),
         "dev_examples_with_unseen_label": int((task.dev.labels == UNSEEN).sum()),
         "dev_share_with_seen_type": float(np.mean([word in seen for word in task.dev.types])),
-        **baselines(task),
+        **{name: score(task, found, task.dev.labels) for name, found in constant_predictions(task).items()},
     }

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bert_jax.analysis.probes.label_tasks import LabelTask, score
+from bert_jax.analysis.probes.label_tasks import LabelTask
 from bert_jax.analysis.probes.vectors import standardized
 from bert_jax.array_types import Array, Float, Int, Key
 
@@ -158,20 +158,19 @@ def uniform_code_bits(count: int, classes: int) -> float:
     return float(count * np.log2(classes))
 
 
-class StateScores(NamedTuple):
+class StateProbe(NamedTuple):
     """A linear probe of one hidden state."""
 
     predictions: np.ndarray
     """int32 [dev examples]."""
-    score: float
-    """By `tasks.score`."""
-    control_score: float
+    control_predictions: np.ndarray
+    """Of the control task."""
     code_bits: float
 
 
 def probe_state(
     train: Array, dev: Array, task: LabelTask, control: LabelTask, *, epochs: int, penalty: float, seed: int
-) -> StateScores:
+) -> StateProbe:
     """Probe one hidden state for a task and its control task.
 
     Args:
@@ -192,12 +191,7 @@ def probe_state(
     blocks, probe = fit_prefixes(train, words, labels, jnp.asarray(ends), **settings)
     of_control = fit(train, words, control_labels, **settings)
     predictions = [np.asarray(_predict(one, dev, jnp.asarray(task.dev.words))) for one in (probe, of_control)]
-    return StateScores(
-        predictions[0],
-        score(task, predictions[0], task.dev.labels),
-        score(control, predictions[1], control.dev.labels),
-        online_code_bits(np.asarray(blocks), int(ends[0]), classes),
-    )
+    return StateProbe(*predictions, online_code_bits(np.asarray(blocks), int(ends[0]), classes))
 
 
 def fit_and_score(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from bert_jax.analysis.probes.label_tasks import LabelTask, score
+from bert_jax.analysis.probes.label_tasks import LabelTask
 from bert_jax.analysis.probes.linear import BATCH, CHUNK, LEARNING_RATE, MIN_STEPS
 from bert_jax.array_types import Array, Float, Int, Key
 
@@ -31,12 +31,12 @@ class MixProbes(NamedTuple):
     """[p, C]."""
 
 
-class CumulativeMixScores(NamedTuple):
+class CumulativeMixes(NamedTuple):
     """Of one task."""
 
-    cumulative_scores: list[float]
-    """Of the mix of states 0 to l, by l; see `tasks.score`."""
-    weights: list[float]
+    predictions: Int[np.ndarray, "p n"]
+    """For the dev examples, of the mix of states 0 to l, by l."""
+    weights: Float[np.ndarray, " p"]
     """Softmax weights of the mix of all states."""
 
 
@@ -111,7 +111,7 @@ def state_moments(states: tuple[Float[Array, "w H"], ...]) -> tuple[Float[Array,
 
 def probe_mixes(
     train: Sequence[Float[Array, "w H"]], dev: Sequence[Float[Array, "v H"]], task: LabelTask, *, epochs: int, seed: int
-) -> CumulativeMixScores:
+) -> CumulativeMixes:
     """Probe the mixes of states 0 to l for all l.
 
     Args:
@@ -130,9 +130,8 @@ def probe_mixes(
         words = task.dev.words[start : start + CHUNK]
         padded = jnp.asarray(np.pad(words, ((0, CHUNK - len(words)), (0, 0))))
         predictions.append(np.asarray(_predict(probes, tuple(dev), moments, padded))[:, : len(words)])
-    scores = [score(task, of_mix, task.dev.labels) for of_mix in np.concatenate(predictions, axis=1)]
-    weights = np.asarray(mix_weights(probes.scalars))[-1]
-    return CumulativeMixScores(scores, weights.astype(float).tolist())
+    weights = np.asarray(mix_weights(probes.scalars))[-1].astype(float)
+    return CumulativeMixes(np.concatenate(predictions, axis=1), weights)
 
 
 @jax.jit
@@ -140,12 +139,12 @@ def _predict(probes: MixProbes, states: tuple[Array, ...], moments: tuple[Array,
     return _logits(probes, states, moments, word_indices).argmax(-1)
 
 
-def centre_of_gravity(weights: Sequence[float]) -> float:
+def centre_of_gravity(weights: Sequence[float] | np.ndarray) -> float:
     """Mean state under the weights of a mix (Tenney et al. 2019, equation 2)."""
     return float(np.arange(len(weights)) @ np.asarray(weights))
 
 
-def expected_layer(scores: Sequence[float]) -> float:
+def expected_layer(scores: Sequence[float] | np.ndarray) -> float:
     """Mean state under the differential scores of cumulative mixes, negative ones included (their equation 4).
 
     NaN if the mix of all states is not better than state 0.
@@ -158,7 +157,7 @@ def expected_layer(scores: Sequence[float]) -> float:
     return float(np.arange(1, len(scores)) @ gains / total) if total > 0 else float("nan")
 
 
-def gain_concentration_bits(scores: Sequence[float]) -> float:
+def gain_concentration_bits(scores: Sequence[float] | np.ndarray) -> float:
     """K(Delta): divergence of the differential scores, negative ones set to 0, from the uniform distribution, bits.
 
     0 if all layers contribute equally, log2(L) if one does all. NaN if no layer contributes.

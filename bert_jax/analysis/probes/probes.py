@@ -1,19 +1,43 @@
 """The suite: probes of every hidden state for parts of speech, dependency relations, entities and trees."""
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean
+from bert_jax.analysis.item_scores import ItemScores
 from bert_jax.analysis.probes import erasure
 from bert_jax.analysis.probes.attention_trees import baselines as attention_baselines
-from bert_jax.analysis.probes.attention_trees import head_uuas
-from bert_jax.analysis.probes.by_state import chain_scores, gold_trees, linear_scores, mix_summary, structural_scores
-from bert_jax.analysis.probes.label_tasks import LabelTask, describe, entity_task, part_of_speech_task, relation_task
+from bert_jax.analysis.probes.attention_trees import head_edges
+from bert_jax.analysis.probes.by_state import (
+    LabelScores,
+    Values,
+    chain_scores,
+    gold_trees,
+    mean_of_seeds,
+    probe_control_trees,
+    probe_labels,
+    probe_trees,
+    summarize_labels,
+)
+from bert_jax.analysis.probes.label_tasks import (
+    LabelTask,
+    constant_predictions,
+    describe,
+    entity_task,
+    part_of_speech_task,
+    relation_task,
+    score_sentences,
+)
+from bert_jax.analysis.probes.probe_items import attention_items, label_items, tree_items
 from bert_jax.analysis.probes.section import blocks, scalars
+from bert_jax.analysis.probes.structural import TreeScores, mean_scores
 from bert_jax.analysis.probes.vectors import ProbeVectors, Sample, draw_sentences, word_vectors
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
 from bert_jax.analysis.treebank import read_splits, split_of
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, NonNegative, Rate, check
@@ -24,6 +48,8 @@ from bert_jax.storage.paths import StoredPath
 TaskResult = dict[str, Any]
 """Of one task: sizes and baselines, and the scores of each of ROWS."""
 ROWS = ("model", "random_weights")
+CONSTANTS = {"majority": "most_frequent_label", "word_type": "word's_most_frequent_label"}
+"""Columns of tests by `label_tasks.constant_predictions`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +78,9 @@ class ProbesSettings:
     """Of the dev sentences, those on which erasure is scored."""
     erasure_draws: Count = 5
     """Random subspaces, and shuffles of the labels, whose erasure is the baseline of erasing parts of speech."""
+    seeds: Count = 1
+    """Seeds of the probes, their control tasks and random weights, from --seed on, each as costly as the first; scores
+    are means over them."""
     mask_share: Rate = 0.15
     """Share of a sentence's tokens that are masked where erasure is scored; at least one token is."""
 
@@ -72,66 +101,93 @@ def run(inputs: SuiteInputs, settings: ProbesSettings) -> SuiteResult:
         "entities": None,
     }
     tasks: dict[str, TaskResult] = {}
+    items: dict[str, ItemScores] = {}
     if (inputs.data / "treebank").is_dir():
-        result["treebank"] = _treebank(inputs, settings, tasks)
+        result["treebank"] = _treebank(inputs, settings, tasks, items)
     if (inputs.data / "entities").is_dir():
-        result["entities"] = _entities(inputs, settings, tasks)
-    return result | {"tasks": tasks}
+        result["entities"] = _entities(inputs, settings, tasks, items)
+    return result | {"tasks": tasks, ITEMS: items}
 
 
-def _treebank(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, TaskResult]) -> dict[str, Any]:
-    """Everything that reads treebank/; the tasks are added to `tasks`."""
+class TreebankProbes(NamedTuple):
+    """Probes of one seed."""
+
+    labels: dict[str, LabelScores]
+    trees: TreeScores
+    head_edges: np.ndarray
+    """[L, N, m], of `attention_trees.head_edges`."""
+
+
+def _treebank(
+    inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, TaskResult], items: dict[str, ItemScores]
+) -> dict[str, Any]:
+    """Everything that reads treebank/; tasks and tests are added to `tasks` and `items`."""
     splits = read_splits(inputs.files("treebank", ".conllu"))
     train, dev = _draw(inputs, settings, splits, "treebank")
     label_tasks = {"pos": part_of_speech_task(train, dev), "relations": relation_task(train, dev)}
-    tasks |= {name: describe(task) for name, task in label_tasks.items()}
-    trees = gold_trees(dev)
+    trees, shown = gold_trees(dev), {"progress": inputs.progress}
 
-    def probe_row(model: LoadedModel, row: str) -> dict[str, Any]:
-        shown = {"progress": inputs.progress}
+    def probing(seed: int) -> dict[str, Any]:
+        return {"rank": settings.rank, "epochs": settings.tree_epochs, "seed": seed}
+
+    def probe_row(model: LoadedModel, row: str, seed: int) -> TreebankProbes:
         vectors = word_vectors(model, train, dev, description=f"vectors, {row}", **shown)
-        found: dict[str, Any] = {
-            name: _label_scores(inputs, settings, vectors, task, dev, f"{name}, {row}")
+        labels = {
+            name: _probe_labels(inputs, settings, vectors, task, dev, seed, f"{name}, {row}")
             for name, task in label_tasks.items()
         }
-        found["structure"] = structural_scores(
-            vectors,
-            train,
-            dev,
-            rank=settings.rank,
-            epochs=settings.tree_epochs,
-            seed=inputs.seed,
-            with_control=row == ROWS[0],
-            description=f"trees, {row}",
-            **shown,
-        )
+        structure = probe_trees(vectors, train, dev, **probing(seed), description=f"trees, {row}", **shown)
         del vectors
-        found["attention"] = head_uuas(model, dev.rows, trees, description=f"trees from attention, {row}", **shown)
-        return found
+        edges = head_edges(model, dev.rows, trees, description=f"trees from attention, {row}", **shown)
+        return TreebankProbes(labels, structure, edges)
 
-    rows = _of_both(inputs, "treebank", probe_row)
-    for name in label_tasks:
-        tasks[name] |= {row: found[name] for row, found in rows.items()}
-    structure = {row: found["structure"] for row, found in rows.items()}
-    attention = {row: found["attention"] for row, found in rows.items()}
-    erased = _erasure(inputs, settings, train, dev, label_tasks["pos"].names)
+    rows = _of_both(inputs, settings, "treebank", probe_row)
+    for name, task in label_tasks.items():
+        of_task = {row: [one.labels[name] for one in of_seeds] for row, of_seeds in rows.items()}
+        tasks[name] = _task_result(task, of_task)
+        items |= _label_items(name, task, dev, of_task)
+    structure, edges = ({row: mean_of_seeds([one[i] for one in of]) for row, of in rows.items()} for i in (1, 2))
+    means = {row: mean_scores(one) for row, one in structure.items()}
+    chain = chain_scores(trees)
+    items |= tree_items(dev.names, {**structure, "chain": chain})
+    baselines = attention_baselines(trees, inputs.seed)
+    items |= attention_items(dev.names, edges, baselines)
+    uuas = means["model"]["uuas"]["value"]
+    best = int(np.nanargmax(uuas)) if np.isfinite(uuas).any() else 0
+    vectors = word_vectors(inputs.model, train, dev, description="vectors, control trees", **shown)
+    control = probe_control_trees(vectors, train, dev, best, **probing(inputs.seed))
+    del vectors
     return {
         **_sizes(train, dev),
-        "structure": {"chain": chain_scores(trees)._asdict(), **structure},
-        "attention_trees": {**attention_baselines(trees, inputs.seed), **attention},
-        "erasure": erased,
+        "structure": {"chain": {name: one["value"] for name, one in mean_scores(chain).items()}, "control": control}
+        | means,
+        "attention_trees": {
+            "edges": int(baselines.gold.sum()),
+            **{row: _head_uuas(of_row, baselines.gold).value for row, of_row in edges.items()},
+            "half_width": _head_uuas(edges["model"], baselines.gold).half_width,
+        },
+        "erasure": _erasure(inputs, settings, train, dev, label_tasks["pos"].names),
     }
+
+
+def _head_uuas(edges: np.ndarray, gold: np.ndarray) -> BootstrapMean:
+    return bootstrap_mean(edges, None, gold)
 
 
 def _of_both(
-    inputs: SuiteInputs, folder: str, probe_row: Callable[[LoadedModel, str], dict[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """What `probe_row` measures in the model and in random weights, by row."""
-    name, random = f"probes, {folder}", ROWS[1]
-    return {
-        ROWS[0]: probe_row(inputs.model, ROWS[0]),
-        random: inputs.of_random_weights(name, lambda model: probe_row(model, random)),
-    }
+    inputs: SuiteInputs,
+    settings: ProbesSettings,
+    folder: str,
+    probe_row: Callable[[LoadedModel, str, int], Values],
+) -> dict[str, list[Values]]:
+    """What `probe_row` measures in the model and in random weights, by row, for every seed."""
+    rows: dict[str, list[Values]] = {row: [] for row in ROWS}
+    for seed in range(inputs.seed, inputs.seed + settings.seeds):
+        of_seed = dataclasses.replace(inputs, seed=seed)
+        measure = functools.partial(probe_row, row=ROWS[1], seed=seed)
+        rows[ROWS[0]].append(probe_row(inputs.model, ROWS[0], seed))
+        rows[ROWS[1]].append(of_seed.of_random_weights(f"probes, {folder}, seed {seed}", measure))
+    return rows
 
 
 def _erasure(
@@ -153,33 +209,48 @@ def _erasure(
     )
 
 
-def _entities(inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, TaskResult]) -> dict[str, Any]:
-    """Everything that reads entities/; the task is added to `tasks`."""
+def _entities(
+    inputs: SuiteInputs, settings: ProbesSettings, tasks: dict[str, TaskResult], items: dict[str, ItemScores]
+) -> dict[str, Any]:
+    """Everything that reads entities/; the task and its tests are added to `tasks` and `items`."""
     train, dev = _draw(inputs, settings, _read_entities(inputs.files("entities", "")), "entities")
     task = entity_task(train, dev)
 
-    def probe_row(model: LoadedModel, row: str) -> dict[str, Any]:
+    def probe_row(model: LoadedModel, row: str, seed: int) -> LabelScores:
         vectors = word_vectors(model, train, dev, description=f"vectors, {row}", progress=inputs.progress)
-        return _label_scores(inputs, settings, vectors, task, dev, f"entities, {row}")
+        return _probe_labels(inputs, settings, vectors, task, dev, seed, f"entities, {row}")
 
-    tasks["entities"] = describe(task) | _of_both(inputs, "entities", probe_row)
+    rows = _of_both(inputs, settings, "entities", probe_row)
+    tasks["entities"] = _task_result(task, rows)
+    items |= _label_items("entities", task, dev, rows)
     return _sizes(train, dev)
 
 
-def _label_scores(
+def _probe_labels(
     inputs: SuiteInputs,
     settings: ProbesSettings,
     vectors: ProbeVectors,
     task: LabelTask,
     dev: Sample,
+    seed: int,
     description: str,
-) -> dict[str, Any]:
-    """Linear probes and scalar mixes of one task."""
+) -> LabelScores:
+    epochs = {"epochs": settings.epochs, "mix_epochs": settings.mix_epochs}
     shown = {"description": description, "progress": inputs.progress}
-    probing = {"epochs": settings.epochs, "penalty": settings.penalty, "seed": inputs.seed}
-    found: dict[str, Any] = linear_scores(vectors, task, dev, **probing, **shown)
-    found["mix"] = mix_summary(vectors, task, epochs=settings.mix_epochs, seed=inputs.seed)
-    return found
+    return probe_labels(vectors, task, dev, **epochs, penalty=settings.penalty, seed=seed, **shown)
+
+
+def _task_result(task: LabelTask, rows: dict[str, list[LabelScores]]) -> TaskResult:
+    return describe(task) | {row: summarize_labels(of_seeds, task) for row, of_seeds in rows.items()}
+
+
+def _label_items(name: str, task: LabelTask, dev: Sample, rows: dict[str, list[LabelScores]]) -> dict[str, ItemScores]:
+    constants = {
+        CONSTANTS[key]: score_sentences(task, found, task.dev.labels, dev.starts)
+        for key, found in constant_predictions(task).items()
+    }
+    model, random = (mean_of_seeds(rows[row]) for row in ROWS)
+    return label_items(name, task.metric, dev.names, model, random, constants)
 
 
 def _read_entities(files: Sequence[StoredPath]) -> dict[str, list[TaggedSentence]]:

@@ -1,46 +1,46 @@
 """The section of the page about probes, and its numbers over checkpoints."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
-from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, cells, compared, is_finite
-from bert_jax.analysis.suite import Scalar, SuiteResult
-from bert_jax.report import Note, ReportBlock, Table
+import numpy as np
 
-TITLES = {"pos": "Parts of speech", "relations": "Dependency relations", "entities": "Entities"}
+from bert_jax.analysis.item_scores import test_title
+from bert_jax.analysis.probes.probe_items import ATTENTION, CONTROL, TITLES, UUAS, label_test
+from bert_jax.analysis.probes.tree_section import erasure_blocks, tree_blocks
+from bert_jax.analysis.quantities import (
+    RANDOM,
+    Quantity,
+    by_index,
+    cells,
+    compared,
+    interval_cells,
+    scalar_of_mean,
+    scalar_of_test,
+)
+from bert_jax.analysis.suite import UNCERTAINTY, Scalar, SuiteResult
+from bert_jax.report import Note, ReportBlock, Table
 
 
 def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     """Numbers to draw over checkpoints."""
-    found: dict[str, Scalar] = {}
+    tests, found = result[UNCERTAINTY], {}
     for name, task in result["tasks"].items():
-        title, of_model, random = TITLES[name], task["model"], task["random_weights"]
-        best, best_random = (max(range(len(one["score"])), key=one["score"].__getitem__) for one in (of_model, random))
-        constants = {"most frequent label": task["majority"], "word's most frequent label": task["word_type"]}
-        for what, key, more in (
-            (f"{task['metric']}, best state (%)", "score", constants),
-            ("selectivity of that state (points)", "selectivity", {}),
-        ):
-            baselines = {RANDOM: random[key][best_random], **more}
-            found[f"{title}: {what}"] = compared(of_model[key][best], baselines, 100)
-        if "span_f1" in of_model:
-            scores = [max(one["span_f1"]) for one in (of_model, random)]
-            found[f"{title}: span F1, best state (%)"] = compared(scores[0], {RANDOM: scores[1]}, 100)
-        centres = [one["mix"]["centre_of_gravity"] for one in (of_model, random)]
+        title, test = TITLES[name], label_test(name, task["metric"])
+        found[test_title(test, "%")] = scalar_of_test(result, test)
+        selectivity, random = tests[test]["model_minus"][CONTROL], task["random_weights"]
+        best = int(np.argmax(random["score"]["value"]))
+        found[f"{title}: selectivity of that state (points)"] = scalar_of_mean(
+            {**selectivity, "value": selectivity["difference"]}, {RANDOM: random["selectivity"]["value"][best]}, 100
+        )
+        if (spans := label_test(name, "span F1")) in tests:
+            found[test_title(spans, "%")] = scalar_of_test(result, spans)
+        centres = [one["mix"]["centre_of_gravity"] for one in (task["model"], random)]
         baselines = {RANDOM: centres[1], "equal weights": result["layers"] / 2}
         found[f"{title}: centre of gravity (state)"] = compared(centres[0], baselines)
-    if result["treebank"] is not None:
-        structure, attention = result["treebank"]["structure"], result["treebank"]["attention_trees"]
-        probes = [
-            max(filter(is_finite, structure[name]["uuas"]), default=math.nan) for name in ("model", "random_weights")
-        ]
-        heads = [max(map(max, attention[name])) for name in ("model", "random_weights")]
-        baselines = {RANDOM: probes[1], "chain": structure["chain"]["uuas"]}
-        found["UUAS of the structural probe, best state (%)"] = compared(probes[0], baselines, 100)
-        trees = {RANDOM: heads[1], "chain": attention["chain_uuas"], "random trees": attention["random_uuas"]}
-        found["UUAS of trees from attention, best head (%)"] = compared(heads[0], trees, 100)
+    for test in (UUAS, ATTENTION):
+        if test in tests:
+            found[test_title(test, "%")] = scalar_of_test(result, test)
     return found
 
 
@@ -58,11 +58,21 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         found += _task_blocks(TITLES[name], task)
     found += _mix_blocks(result["tasks"])
     if result["treebank"] is not None:
-        found += tree_blocks(result["treebank"]["structure"], result["treebank"]["attention_trees"])
+        trees = result["treebank"]
+        found += tree_blocks(trees["structure"], trees["attention_trees"], result[UNCERTAINTY])
         found += erasure_blocks(result["treebank"]["erasure"])
+    seeds = next((task["model"]["seeds"] for task in result["tasks"].values()), 0)
     found.append(
         Note(
-            "A probe learns, too: compare it with its control task, in which every word type has a random label, and "
+            "Bands and square brackets: 95 % over the dev sentences. "
+            + (
+                f"Scores are means over {seeds} seeds of probes, control tasks and random weights; ± is the standard "
+                "deviation of one seed. "
+                if seeds > 1
+                else "One seed of probes, control tasks and random weights: what another seed changes is not measured "
+                "(--probes.seeds), so mixes and description lengths have no interval. "
+            )
+            + "A probe learns, too: compare it with its control task, in which every word type has a random label, and "
             "with random weights. State 0 has word and position alone. A label that can be read need not be used by "
             f"the model. Seed {result['seed']}."
         )
@@ -91,6 +101,11 @@ def _task_blocks(title: str, task: dict[str, Any]) -> list[ReportBlock]:
     if "span_f1" in of_model:
         header = (*header, "span F1", "random, span F1")
         columns += [of_model["span_f1"], random["span_f1"]]
+    texts = [interval_cells(line) for line in columns]
+    if (deviation := of_model["deviation_of_seeds"]) is not None:
+        for i, key in enumerate(keys):
+            if key in deviation:
+                texts[i] = [f"{one} ± {of}" for one, of in zip(texts[i], cells(deviation[key]), strict=True)]
     return [
         Note(
             f"{title}: {task['labels']} labels, {task['dev_examples']:,} dev examples. "
@@ -101,7 +116,7 @@ def _task_blocks(title: str, task: dict[str, Any]) -> list[ReportBlock]:
         ),
         Quantity(f"{title}: linear probes", task["metric"], lines, {RANDOM: random["score"], **constants}).curves(),
         Quantity(f"{title}: description length", "uniform code / online code", *compression).curves(),
-        by_index(header, list(map(cells, columns))),
+        by_index(header, texts, words=True),
     ]
 
 
@@ -112,11 +127,13 @@ def _mix_blocks(tasks: dict[str, Any]) -> list[ReportBlock]:
     gains = {title: model["score"] for title, (model, _) in mixes.items()}
     random_gains = {f"{title}, {RANDOM}": random["score"] for title, (_, random) in mixes.items()}
     keys = ("centre_of_gravity", "weights_divergence_bits", "expected_layer", "gain_concentration_bits")
-    rows = [
-        (f"{title}{suffix}", *cells((one[key] for key in keys), ".2f"))
-        for title, pair in mixes.items()
-        for one, suffix in zip(pair, ("", ", random weights"), strict=True)
-    ]
+    rows = []
+    for name, task in tasks.items():
+        for row, suffix in (("model", ""), ("random_weights", f", {RANDOM}")):
+            texts, deviation = cells((task[row]["mix"][key] for key in keys), ".2f"), task[row]["deviation_of_seeds"]
+            if deviation is not None:
+                texts[0] += f" ± {deviation['centre_of_gravity']:.2f}"
+            rows.append((f"{TITLES[name]}{suffix}", *texts))
     metric, weights = "accuracy or label F1", {title: model["weights"] for title, (model, _) in mixes.items()}
     return [
         Note(

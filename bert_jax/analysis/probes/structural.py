@@ -5,16 +5,17 @@ Shapes: r packs of sentences with p word places each, w words, H hidden, k rank.
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean
 from bert_jax.analysis.probes import trees
 from bert_jax.analysis.rank_correlation import rank_correlation
-from bert_jax.array_types import Array, Float, Int, Key
+from bert_jax.array_types import Array, Bool, Float, Int, Key
 
 AnyArray = np.ndarray | Array
 PACKS_PER_BATCH = 8
@@ -49,13 +50,52 @@ class Packs(NamedTuple):
 
 
 class TreeScores(NamedTuple):
-    """Of both probes of one hidden state."""
+    """Of both probes of one hidden state, in every sentence (Hewitt and Manning 2019, section 4.1)."""
 
-    uuas: float
-    """Share of the gold edges between words that are not punctuation, undirected."""
-    distance_spearman: float
-    root_accuracy: float
-    depth_spearman: float
+    edges: Float[np.ndarray, " m"]
+    """Gold edges between words that are not punctuation, undirected, in the spanning tree."""
+    gold_edges: Float[np.ndarray, " m"]
+    roots: Float[np.ndarray, " m"]
+    """1 where the least deep word, punctuation aside, is the root."""
+    gold_roots: Float[np.ndarray, " m"]
+    """1 where the root is no punctuation."""
+    distance_spearman: Float[np.ndarray, " m"]
+    """Correlation of a word's distances to all words, mean over the words; NaN where there is none."""
+    depth_spearman: Float[np.ndarray, " m"]
+    lengths: Int[np.ndarray, " m"]
+    """Words of the sentence."""
+
+
+SCORES = {"uuas": ("edges", "gold_edges"), "root_accuracy": ("roots", "gold_roots")}
+"""Names of ratios of sums over sentences."""
+CORRELATIONS = ("distance_spearman", "depth_spearman")
+"""Names of means over the sentences of a length, then over `trees.LENGTHS`."""
+
+
+def correlation_items(scores: TreeScores, name: str) -> tuple[Float[np.ndarray, "*states m"], Bool[np.ndarray, " m"]]:
+    """A correlation, and the sentences that count: of LENGTHS, and defined in all states."""
+    values = getattr(scores, name)
+    defined = np.isfinite(values).reshape(-1, values.shape[-1]).all(0)
+    return values, defined & np.isin(_lengths(scores), trees.LENGTHS)
+
+
+def _lengths(scores: TreeScores) -> np.ndarray:
+    return scores.lengths.reshape(-1, scores.lengths.shape[-1])[0]
+
+
+def mean_scores(scores: TreeScores) -> dict[str, dict[str, Any]]:
+    """The means of SCORES and CORRELATIONS with their intervals, NaN without a sentence that counts.
+
+    Args:
+      scores: with any leading axes, such as hidden states.
+    """
+    found = {name: bootstrap_mean(getattr(scores, a), None, getattr(scores, b)) for name, (a, b) in SCORES.items()}
+    for name in CORRELATIONS:
+        values, counts = correlation_items(scores, name)
+        nothing = np.full(values.shape[:-1], np.nan)[()]
+        groups = list(map(str, _lengths(scores)[counts].tolist()))
+        found[name] = bootstrap_mean(values[..., counts], groups) if counts.any() else BootstrapMean(*[nothing] * 3)
+    return {name: mean._asdict() for name, mean in found.items()}
 
 
 def pack(trees_of: Sequence[Tree], starts: Int[np.ndarray, " m"]) -> Packs:
@@ -185,41 +225,22 @@ def probe_state(
 
 
 def score(distances: Sequence[np.ndarray], depths: Sequence[np.ndarray], of: Sequence[Tree]) -> TreeScores:
-    """Scores of predicted distances and depths (Hewitt and Manning 2019, section 4.1).
+    """Scores of predicted distances and depths.
 
     Args:
       distances: predicted, [n, n] for each sentence; any that grow with the tree distance.
       depths: predicted, [n] for each sentence.
       of: gold trees.
-
-    Returns:
-      UUAS over all gold edges without punctuation; Spearman correlations of a word's distances to all words, and of the
-      depths, averaged over a sentence, over those of a length, and over lengths 5 to 50; share of sentences whose
-      least deep word, punctuation aside, is the root.
     """
-    correct = edges = roots = rooted = 0
-    by_distance, by_depth = [], []
+    found = []
     for predicted, depth, tree in zip(distances, depths, of, strict=True):
-        found, gold = correct_edges_of(predicted, tree)
-        correct, edges = correct + found, edges + gold
+        edges, gold = trees.correct_edges(predicted, tree.heads, tree.counted)
         root = tree.heads.index(0)
-        if tree.counted[root]:
-            rooted += 1
-            roots += int(np.where(tree.counted, depth, np.inf).argmin() == root)
+        is_root = bool(tree.counted[root]) and np.where(tree.counted, depth, np.inf).argmin() == root
         gold_distances = trees.tree_distances(tree.heads)
         rows = rank_correlation(predicted, gold_distances)
-        by_distance.append(rows.mean() if len(rows) > 1 else float("nan"))
-        by_depth.append(float(rank_correlation(depth, gold_distances[root])))
-    lengths = [len(tree.heads) for tree in of]
-    return TreeScores(
-        correct / edges if edges else float("nan"),
-        trees.mean_by_length(by_distance, lengths),
-        roots / rooted if rooted else float("nan"),
-        trees.mean_by_length(by_depth, lengths),
-    )
-
-
-def correct_edges_of(distances: np.ndarray, tree: Tree) -> tuple[int, int]:
-    """Correct and gold edges of one sentence."""
-    found, gold = trees.correct_edges(distances, tree.heads, tree.counted)
-    return int(found), gold
+        by_distance = rows.mean() if len(rows) > 1 else np.nan
+        by_depth = rank_correlation(depth, gold_distances[root])
+        found.append((edges, gold, is_root, tree.counted[root], by_distance, by_depth))
+    columns = np.array(found, np.float64).T
+    return TreeScores(*columns, np.array([len(tree.heads) for tree in of]))

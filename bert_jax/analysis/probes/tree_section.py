@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from bert_jax.analysis.quantities import RANDOM, Quantity, by_head, by_index, cells
+from bert_jax.analysis.item_scores import MODEL, with_interval
+from bert_jax.analysis.probes.probe_items import ATTENTION
+from bert_jax.analysis.probes.probe_items import RANDOM as RANDOM_ROW
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_head, by_index, cells, interval_cells
 from bert_jax.report import Curves, Note, ReportBlock, Table
 from bert_jax.report.cells import cell
 
@@ -17,17 +20,23 @@ SCORES = {
 BASELINES = {"control": "shuffled labels erased", "random": "random subspace erased"}
 ERASED = {"none": "nothing erased", "leace": "parts of speech erased", **BASELINES}
 """Titles by `erasure.ROWS`."""
+ABOVE = {
+    f"leace_minus_{name}": f"parts of speech less {title.removesuffix(' erased')}" for name, title in BASELINES.items()
+}
+"""Titles of `erasure.rises`."""
 
 
-def tree_blocks(structure: dict[str, Any], attention: dict[str, Any]) -> list[ReportBlock]:
+def tree_blocks(structure: dict[str, Any], attention: dict[str, Any], tests: Mapping[str, Any]) -> list[ReportBlock]:
     """Structural probes and trees from attention.
 
     Args:
       structure: by row, and of the chain.
-      attention: UUAS of every head by row, and the baselines.
+      attention: UUAS of every head by row.
+      tests: of `item_scores.uncertainty`.
     """
     model, random, chain = (structure[name] for name in ("model", "random_weights", "chain"))
-    control = model["control"]
+    control = structure["control"]
+    uuas, of_chain = (interval_cells({k: [v] for k, v in control[name].items()})[0] for name in ("uuas", "chain_uuas"))
     figures = [
         Quantity(
             f"Structural probe: {SCORES[key]}",
@@ -37,40 +46,35 @@ def tree_blocks(structure: dict[str, Any], attention: dict[str, Any]) -> list[Re
         ).curves()
         for key in ("uuas", "depth_spearman")
     ]
-    columns = [cells([*model[key], chain[key]]) for key in SCORES] + [cells(random[key]) for key in SCORES]
+    columns = [interval_cells(model[key]) + cells([chain[key]]) for key in SCORES]
+    columns += [interval_cells(random[key]) for key in SCORES]
     titles = (*SCORES.values(), *(f"{RANDOM}, {title}" for title in SCORES.values()))
     return [
         Note(
             "The structural probe maps vectors so that squared distances fit distances in the dependency tree, and "
             "squared norms the depths. UUAS is the share of the gold edges in the minimum spanning tree, without "
             "punctuation; the chain joins every word to its right neighbour. Control: in trees whose arcs depend on "
-            f"word types only, state {control['state']} has UUAS {cell(control['uuas'], '.3f', '')}, the chain "
-            f"{cell(control['chain_uuas'], '.3f', '')}."
+            f"word types only, state {control['state']} has UUAS {uuas}, the chain {of_chain}."
         ),
         *figures,
-        by_index(("state", *titles), columns, ["chain"]),
-        *_attention_blocks(attention),
+        by_index(("state", *titles), columns, ["chain"], words=True),
+        *_attention_blocks(attention, tests[ATTENTION]["columns"]),
     ]
 
 
-def _attention_blocks(attention: dict[str, Any]) -> list[ReportBlock]:
-    model, random = attention["model"], attention["random_weights"]
+def _attention_blocks(attention: dict[str, Any], columns: Mapping[str, Any]) -> list[ReportBlock]:
+    model = attention["model"]
     best, layer, head = max((value, i, j) for i, heads in enumerate(model) for j, value in enumerate(heads))
+    names = {MODEL: "best head", RANDOM_ROW: f"{RANDOM}, best head", "chain": "chain", "random_trees": "random trees"}
+    rows = tuple((title, with_interval(columns[name])) for name, title in names.items())
     return [
         by_head("Trees from attention: UUAS of every head", model, "UUAS"),
-        Table(
-            ("trees from attention", "UUAS"),
-            (
-                (f"best head (layer {layer}, head {head})", f"{best:.3f}"),
-                ("random weights, best head", f"{max(map(max, random)):.3f}"),
-                ("chain", f"{attention['chain_uuas']:.3f}"),
-                ("random trees", f"{attention['random_uuas']:.3f}"),
-            ),
-        ),
+        Table(("trees from attention", "UUAS (%)"), rows, words=True),
         Note(
             f"{attention['edges']:,} edges. The tree is the maximum spanning tree over the attention between words, "
-            "both directions added. The best head is chosen on the sentences on which it is scored; the best head of "
-            "random weights has the same advantage."
+            "both directions added. The best head is chosen on half of the sentences and scored on the other half, "
+            f"both ways; on all of them it is head {head} of layer {layer}, with {best:.3f}. The 95 % interval of a "
+            f"head in the map is at most {cell(attention['half_width'], '.3f')} to either side."
         ),
     ]
 
@@ -102,8 +106,15 @@ def erasure_blocks(erasure: dict[str, Any]) -> list[ReportBlock]:
         *found,
         _erasure_curves("loss at masked tokens", "nats", mlm["loss_nats"]),
         _erasure_table("loss (nats)", mlm["loss_nats"]),
+        by_index(
+            ("rise of the loss (nats), layer", *(ERASED[name] for name in ERASED if name != "none"), *ABOVE.values()),
+            [interval_cells(mlm["rise_nats"][name]) for name in (*tuple(ERASED)[1:], *ABOVE)],
+            words=True,
+        ),
         _erasure_table("accuracy of the MLM head (%)", mlm["accuracy"], 100),
-        Note(f"{mlm['masked_tokens']:,} masked tokens."),
+        Note(
+            f"{mlm['masked_tokens']:,} masked tokens in {mlm['sentences']:,} sentences, over which the intervals are."
+        ),
     ]
 
 

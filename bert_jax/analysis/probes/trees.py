@@ -91,19 +91,6 @@ def chain_distances(n: int) -> Int[np.ndarray, "n n"]:
     return np.abs(np.arange(n)[:, None] - np.arange(n))
 
 
-def mean_by_length(values: Sequence[float], lengths: Sequence[int]) -> float:
-    """Mean over sentence lengths of LENGTHS of the mean over sentences of that length; NaN without any.
-
-    Args:
-      values: of each sentence; NaN where it has none.
-      lengths: words of each sentence.
-    """
-    array, of = np.asarray(values, np.float64), np.asarray(lengths)
-    valid = np.isfinite(array)
-    means = [array[chosen].mean() for length in LENGTHS if (chosen := (of == length) & valid).any()]
-    return float(np.mean(means)) if means else float("nan")
-
-
 def control_heads(words: Sequence[str], attaches_to_first: Sequence[bool]) -> tuple[int, ...]:
     """Heads of the control tree, from 1, by a rule that depends on the word type only (as in Hewitt and Liang 2019).
 

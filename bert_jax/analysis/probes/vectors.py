@@ -27,6 +27,8 @@ class Sample(NamedTuple):
     """Sentences that were drawn and left out: too many tokens, or a word that has no token."""
     available: int
     """Sentences of the split."""
+    names: tuple[str, ...] = ()
+    """Names of the sentences: their split and their number there, from 0."""
 
     @property
     def lengths(self) -> np.ndarray:
@@ -76,10 +78,13 @@ def draw_sentences(
     """
     kept: list[Any] = []
     rows: list[TextRow] = []
+    names: list[str] = []
     skipped, order = 0, rng.permutation(len(sentences))
     for start in range(0, len(order), count):
-        drawn = [sentences[i] for i in order[start : start + count]]
-        for one, row in zip(drawn, encode_words([words_of(one) for one in drawn], tokenizer, max_length), strict=True):
+        indices = order[start : start + count]
+        drawn = [sentences[i] for i in indices]
+        encoded = encode_words([words_of(one) for one in drawn], tokenizer, max_length)
+        for i, one, row in zip(indices, drawn, encoded, strict=True):
             if len(rows) == count:
                 break
             if row is None:
@@ -87,12 +92,13 @@ def draw_sentences(
                 continue
             kept.append(one)
             rows.append(row)
+            names.append(f"{where.rpartition(', ')[2]}, sentence {i}")
     require(
         len(rows) >= MIN_SENTENCES,
         f"{where}: {len(rows)} of {len(sentences)} sentences have at most {max_length - 2} tokens and one or more for "
         f"every word: give at least {MIN_SENTENCES}, or raise --probes.max-length",
     )
-    return Sample(kept, rows, skipped, len(sentences))
+    return Sample(kept, rows, skipped, len(sentences), tuple(names))
 
 
 def word_vectors(
