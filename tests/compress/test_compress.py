@@ -113,7 +113,7 @@ def test_a_copy_of_the_teacher_has_its_score(task_folder, sst2_run, tmp_path):
     [
         ("--task tagging --data tagging --recipe drop", "give a teacher that was fine-tuned on this task"),
         ("--task sst2 --data sst2 --student-layers 3", "--student-layers 3: the teacher has 2 layers: use at most 2"),
-        ("--task sst2 --data sst2 --student-layers 1 --adapter-size 4", "--adapter-size changes the model"),
+        ("--task sst2 --data sst2 --student-layers 1 --adapter-size 4", "--adapter-size: a student has the form"),
         ("--task sst2 --data nowhere --layers 0 --recipe drop", "is not a directory"),
         ("--task sst2 --data sst2", "has no head of a task: the teacher must be fine-tuned on the task first"),
     ],
