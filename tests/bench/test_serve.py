@@ -78,7 +78,8 @@ def test_all_runtimes_give_the_same_logits(models):
         limit = 0.2 if "int8" in name else 1e-4
         outputs = one.call(inputs)
         assert outputs.shape == (3, 2) and 0 < np.abs(outputs - first).max() < limit, name
-        assert one.head == "classification" and one.vocab_size == opened[0].vocab_size
+        assert one.head == ("texts" if name == "stablehlo" else "classification")  # a program does not say what of
+        assert one.vocab_size == opened[0].vocab_size
         assert one.max_positions == opened[0].max_positions
     sizes = {name: one.megabytes for name, one in zip(FORMATS, opened[1:], strict=True)}
     for name in sizes:
