@@ -280,12 +280,12 @@ def _compare(
     others, _ = _run_suites(options, counted, inputs, other.digest, directory, f" of {options.compare}")
     rows = []
     for name in others:
-        ours, theirs = (
+        of_model, of_other = (
             result_files.read_items(place / f"{name}.json", of_model[name]["result"])
             for place, of_model in ((options.out, files), (directory, others))
         )
-        shared = {test: one for test, one in ours.items() if (name, test) not in of_tokens}
-        rows += comparison.compare(name, shared, theirs)
+        shared = {test: one for test, one in of_model.items() if (name, test) not in of_tokens}
+        rows += comparison.compare(name, shared, of_other)
     if not rows:
         raise UserError("--compare: the models have no test in common: give the same data to both")
     return comparison.adjust(rows)

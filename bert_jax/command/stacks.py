@@ -33,7 +33,7 @@ class Stacks:
     """
 
     def __enter__(self) -> "Stacks":
-        self._file, self._seen, self._directory, self._before = None, 0, None, None
+        self._file, self._directory, self._before = None, None, None
         try:
             self._directory = Path(tempfile.mkdtemp(prefix="bert_jax-stacks-"))
             os.environ[_DIRECTORY_ENV] = str(self._directory)
@@ -53,21 +53,19 @@ class Stacks:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def were_asked_for(self) -> bool:
-        """Whether SIGUSR1 has come since the last call of this function or of `collect`."""
-        if self._file is None:
-            return False
-        before, self._seen = self._seen, os.fstat(self._file).st_size
-        return self._seen > before
+        """Whether SIGUSR1 has come since the last call of `collect`."""
+        return self._file is not None and os.fstat(self._file).st_size > 0
 
     def collect(self, seconds: float) -> str:
-        """Stacks of this process, those that it was asked for first, and of its reader processes.
+        """Stacks of this process, those of the moment of SIGUSR1 if it has come, and of its reader processes.
 
         Args:
           seconds: for the reader processes to write theirs.
         """
         if self._file is None or self._directory is None:
             return "no stacks: no directory for temporary files can be written\n"
-        faulthandler.dump_traceback(self._file, all_threads=True)
+        if not self.were_asked_for():
+            faulthandler.dump_traceback(self._file, all_threads=True)
         own = str(os.getpid())
         files = sorted(self._directory.iterdir(), key=lambda file: (file.name != own, file.name))
         for file in files:
@@ -78,5 +76,4 @@ class Stacks:
         texts = [f"process id {file.name}\n{file.read_text(errors='replace')}" for file in files]
         for file in files:
             os.truncate(file, 0)
-        self._seen = 0
         return "\n".join(texts)

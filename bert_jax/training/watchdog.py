@@ -71,8 +71,8 @@ def describe_late(stalls: Sequence[Stall], process_count: int) -> str:
     if silent := sorted({*range(process_count)} - {stall["process"] for stall in stalls}):
         return f"process(es) {', '.join(map(str, silent))} wrote no stacks: stopped, or cut off from the disk"
     first = min(stall["step"] for stall in stalls)
-    behind = [stall for stall in stalls if stall["step"] == first]
-    late = [stall for stall in behind if stall["activity"] != "step"] or behind
+    fewest = [stall for stall in stalls if stall["step"] == first]
+    late = [stall for stall in fewest if stall["activity"] != "step"] or fewest
     if len(late) == process_count:
         return ""
     named = (f"process {one['process']} ({one['host']}) is {ACTIVITIES[one['activity']]}" for one in late)

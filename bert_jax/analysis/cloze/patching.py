@@ -162,7 +162,7 @@ def choose_donors(pairs: Sequence[MaskedPair], seed: int) -> list[int]:
     for length in np.unique(lengths):
         members = rng.permutation(np.flatnonzero(lengths == length))
         _, sentence = np.unique([pairs[i].better for i in members], axis=0, return_inverse=True)
-        # Equal sentences side by side: as far away as the most frequent one is long, stands another one, if any does.
+        # Equal sentences are side by side, so a shift by the largest number of equal ones leads to another one, if any.
         order = np.argsort(rng.permutation(len(members))[sentence], kind="stable")
         shift = np.bincount(sentence).max()
         others = np.roll(order, shift)

@@ -90,7 +90,7 @@ def render_page(
 
 
 def _colored_texts(tokens: Sequence[str], attribution: Attribution | None) -> list[ColoredText]:
-    """Attributions, and what stands beside them in percent."""
+    """Attributions, and what is shown beside them, in percent."""
     if attribution is None:
         return []
     texts = [_colored_text("integrated gradients", tokens, attribution.of_tokens, "+")]

@@ -28,7 +28,7 @@ from bert_jax.model import bert
 Baseline = Literal["mask", "pad"]
 Steps = Annotated[int, Interval("[0, 1000]")]
 ROLLOUTS = {"value zeroing": "rollout: value zeroing", "attention": "rollout: attention"}
-"""What stands beside the attributions, and its name among `Contributions.rollouts`."""
+"""What is shown beside the attributions, and its name among `Contributions.rollouts`."""
 
 
 class AttributionSettings(NamedTuple):
