@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from etils import epath
 
+from bert_jax import provenance
 from bert_jax.analysis import viewer
 from bert_jax.analysis.viewer import attention_maps, svg
 from bert_jax.cli import main as cli
@@ -245,7 +246,8 @@ def call(*words) -> int:
 
 
 @pytest.mark.slow
-def test_command(tiny_run, tmp_path, capsys):
+def test_command(tiny_run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(provenance, "current_date", lambda: "2026-11-28T00:00:00+00:00")
     out = tmp_path / "out"
     words = (tiny_run, "--view", *TEXTS, "--out", out, "--view-heads", "0.1", "--view-least", 0.2)
     assert call(*words) == 0

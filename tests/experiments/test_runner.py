@@ -226,7 +226,8 @@ def test_a_full_disk_is_not_a_failed_run(start, tmp_path, monkeypatch):
 def test_sigterm_while_a_run_is_measured_stops_before_the_next_one(start, study, tmp_path, monkeypatch, capsys):
     def measure(*_):
         signal.raise_signal(signal.SIGTERM)
-        return {"mlm_loss": 1.0, "nsp_accuracy": 0.5}, []
+        point = {"step": 1, "tokens": 1, "mlm_loss": 1.0}
+        return {"mlm_loss": 1.0, "nsp_accuracy": 0.5}, [point, point]
 
     monkeypatch.setattr(runner, "measure", measure)
     assert start(tmp_path / "study", study=dataclasses.replace(study, seeds=1)) == (75, None)
