@@ -102,7 +102,7 @@ class Adapt(Pretrain):
         if progress.ended:
             after = scorer.score_run(self.workdir)
             values = adaptation.results(config, texts, self.replay, progress, before, after)
-            adaptation.write_results(self.workdir, values)
+            adaptation.write_results(self.workdir, values, initial)
         return progress
 
     def print_end(self, progress: "loop.Progress") -> None:

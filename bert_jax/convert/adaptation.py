@@ -31,6 +31,7 @@ from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.training.eval_metrics import BASELINES, mean_difference
 from bert_jax.training.loop import Progress
+from bert_jax.training.param_paths import params_sha256
 from bert_jax.training.pretraining import EvaluationResult, evaluate, evaluate_model
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.environment import describe_environment
@@ -308,11 +309,12 @@ def results(
     }
 
 
-def write_results(directory: StoredPath, values: dict[str, Any]) -> None:
-    """Write results.json with the provenance of the run; the first process does."""
+def write_results(directory: StoredPath, values: dict[str, Any], initial: InitialParams) -> None:
+    """Write results.json with the provenance of the run from its initial parameters; the first process does."""
     if is_first():
         run = read_run(directory)
-        hashes = {f"corpus {number}": corpus for number, corpus in enumerate(run["corpora"], 1)}
+        hashes = {"initial parameters": params_sha256(initial.params)}
+        hashes |= {f"corpus {number}": corpus for number, corpus in enumerate(run["corpora"], 1)}
         made = make_provenance(
             describe_environment(),
             hashes=hashes,

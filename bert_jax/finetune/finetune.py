@@ -1,7 +1,6 @@
 """The fine-tuning job: read a model and a task's data, train one run per seed, write predictions and results."""
 
 import dataclasses
-import hashlib
 import json
 import re
 import statistics
@@ -26,7 +25,7 @@ from bert_jax.finetune.tasks import check_task, encode_splits, hold_out, open_ta
 from bert_jax.provenance import Code, describe_other_code, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
-from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.param_paths import params_sha256
 from bert_jax.training.run_directory.environment import describe_environment
 from bert_jax.training.run_directory.goodput import trained_by
 from bert_jax.training.run_directory.workdir import CONFIG, read_config
@@ -259,10 +258,7 @@ def read_source(source: StoredPath) -> SourceEncoder:
 
 def native_sha256(model: NativeModel) -> str:
     """Hex SHA-256 of a model's family, config and parameters."""
-    digest = hashlib.sha256(json.dumps([model.family, dataclasses.asdict(model.config)]).encode())
-    for name, array in name_leaves(model.params).items():
-        digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+    return params_sha256(model.params, [model.family, dataclasses.asdict(model.config)])
 
 
 def summary_lines(result: FinetuneResult) -> list[str]:

@@ -1,10 +1,13 @@
 """Paths of leaves in a tree, and tables of (pattern, value) that every leaf must match."""
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
 EMBEDDINGS, LAYERS, GENERATOR = "encoder/embeddings/", "encoder/layers/", "generator/"
 """Beginnings of the paths of the embeddings' parameters, of the stacked ones of the layers, and of those of a
@@ -14,6 +17,14 @@ generator."""
 def name_leaves(tree: Any) -> dict[str, Any]:
     """Leaves by slash-separated path, e.g. ``encoder/layers/qkv/kernel``, in tree order."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def params_sha256(params: Any, about: Any = None) -> str:
+    """Hex SHA-256 of the paths, types, shapes and values of parameters, and of JSON values about them."""
+    digest = hashlib.sha256(json.dumps(about).encode())
+    for name, array in name_leaves(params).items():
+        digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).data)
+    return digest.hexdigest()
 
 
 def map_with_paths(use: Callable[[str, Any], Any], tree: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import tyro
 
+from bert_jax import provenance
 from bert_jax.command.flags import DirectoryArg
 from bert_jax.field_validation import Share
 from bert_jax.report import text
@@ -35,9 +36,12 @@ class Inspect:
         corpora = [measure_corpus(directory) for directory in self.directories]
         mixed = weight_corpora(corpora, self.sampling_exponent) if len(corpora) > 1 else None
         sections = report.sections(corpora, mixed)
+        hashes = {corpus["directory"]: corpus["identity"] for corpus in corpora}
+        made = provenance.make_provenance(provenance.package_versions(), hashes=hashes)
         if self.html is not None:
-            write_page(self.html, "--html", sections)
+            write_page(self.html, "--html", [*sections, *provenance.sections({"": made})])
         if self.json:
-            print(json.dumps({"corpora": corpora, "mixture": mixed}, indent=1, ensure_ascii=False))
+            values = {"corpora": corpora, "mixture": mixed, "provenance": made}
+            print(json.dumps(values, indent=1, ensure_ascii=False))
         else:
             print(text.render(sections))

@@ -112,6 +112,7 @@ def measure_corpus(directory: os.PathLike | str) -> dict:
         "name": manifest["name"],
         "vocab_size": manifest["vocab_size"],
         "tokenizer_fingerprint": manifest["tokenizer"]["fingerprint"],
+        "identity": train.identity,
         "disk_bytes": disk_bytes,
         "disk_bytes_per_token": disk_bytes / sum(split["tokens"] for split in splits.values()),
         "splits": splits,

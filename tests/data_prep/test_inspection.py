@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bert_jax import provenance
 from bert_jax.cli import main as bert_jax_main
 from bert_jax.command.flags import parse
 from bert_jax.data.corpus import Corpus
@@ -231,7 +232,8 @@ def test_what_a_build_prints(corpus):
     assert "Nothing was filtered or cleaned." in printed and "Nothing was skipped while reading." in printed
 
 
-def test_page(corpus, small, tmp_path, capsys):
+def test_page(corpus, small, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(provenance, "current_date", lambda: "2026-11-28T00:00:00+00:00")
     inspect(corpus, small, "--html", tmp_path / "page.html")
     inspect(corpus, small, "--json", "--html", tmp_path / "again.html")
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "page.html").read_bytes()
@@ -243,7 +245,12 @@ def test_page(corpus, small, tmp_path, capsys):
     assert tags.count("svg") == 4  # two histograms for each corpus
     assert "a.jsonl:3: &lt;script&gt;" in content and "&lt;b&gt;" in content and "&amp;" in content
     titles = re.findall(r"<h[12]>(.*?)</h[12]>", content)
-    assert titles == re.findall(r"^(.+)\n[=-]+$", printed.partition("\n{\n")[0], re.MULTILINE)
+    values = json.loads("{" + printed.partition("\n{")[2])
+    made_by = values["provenance"]["hashes"]
+    assert made_by == {str(one): Corpus.open(one).identity for one in (corpus, small)}
+    assert all(f"SHA-256 of {one}" in content and identity in content for one, identity in made_by.items())
+    shown = re.findall(r"^(.+)\n[=-]+$", printed.partition("\n{\n")[0], re.MULTILINE)
+    assert titles == [*shown, "provenance"]
     numbers = [float(number) for number in re.findall(r'"(-?\d+\.\d+)"', content)]
     assert min(numbers) >= 0 and max(numbers) <= 640
 
