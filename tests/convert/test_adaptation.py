@@ -14,11 +14,14 @@ from bert_jax.convert import adaptation
 from bert_jax.convert.adaptation import AdaptationCorpora, TextScore, half_interval, run_config
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.convert.held_out import score_model
+from bert_jax.convert.init_from import load_initial_params
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.mixture import CorpusWeight
+from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
 from bert_jax.training.param_paths import params_sha256
 from bert_jax.training.reporter import Reporter
+from bert_jax.training.run_directory import workdir
 from bert_jax.training.shared_programs import share_programs
 from tests.runs import Killed, numbers, read_results
 
@@ -70,8 +73,8 @@ def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, caps
     assert all(text["metrics"]["mlm_loss"]["change"] < -0.1 for text in found["texts"]) and found["steps"] == 4
     assert found["tokens_seen"] == numbers(adapted, "train")[-1]["tokens_seen"] > 0
     hashes = json.loads((adapted / "results.json").read_text())["provenance"]["hashes"]
-    with input_formats.open_model(tiny_export) as source:
-        assert hashes["initial parameters"] == params_sha256(source.model.params) and len(hashes) == 3
+    initial = load_initial_params(workdir.read_config(adapted), Tokenizer.load(tiny_corpus / "tokenizer.json"))
+    assert hashes["initial parameters"] == params_sha256(initial.params) and len(hashes) == 3
     shares = json.loads((adapted / "config.json").read_text())["corpora"]
     assert shares == {Corpus.open(second_corpus).identity: 0.75, Corpus.open(tiny_corpus).identity: 0.25}
     again = command(tiny_export, second_corpus, tiny_corpus, adapted)
