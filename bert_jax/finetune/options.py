@@ -44,10 +44,11 @@ class FileOptions:
     text_columns: tuple[str, ...] | None = None
     """For classification, multilabel and regression: the columns with the text, or with the two texts of a pair: names
     in the header, keys of JSON lines, or numbers from 0 of a file without header. For multiple_choice: with the context
-    and, if there is one, the beginning of all endings. Default: text; for multiple_choice sent1 and sent2, as in
-    SWAG."""
+    and, if there is one, the beginning of all endings. For tagging: the list of words, in files with a sentence in each
+    row. Default: text; for multiple_choice sent1 and sent2, as in SWAG; for tagging tokens."""
     label_column: str = "label"
-    """For classification, multilabel, regression and multiple_choice: the column with the label or labels."""
+    """For classification, multilabel, regression and multiple_choice: the column with the label or labels. For tagging:
+    the list of tags, in files with a sentence in each row. Default: label; for tagging the column that ends in tags."""
     label_separator: str = ","
     """For multilabel: what separates the labels of a text in a table; lists in JSON lines and Parquet need none."""
     tag_column: int = -1

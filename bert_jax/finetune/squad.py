@@ -6,12 +6,14 @@ SQuAD 2.0 an answer of no text with the score of [CLS].
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from bert_jax.errors import UserError, require
-from bert_jax.finetune.tables import check_unicode
+from bert_jax.field_validation import from_json
+from bert_jax.finetune.split_files import read_files
+from bert_jax.finetune.tables import Columns, check_unicode
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
 
@@ -50,6 +52,9 @@ class QuestionWindow(NamedTuple):
         return 1 + self.question_tokens + self.separators
 
 
+_COLUMNS = ("id", "question", "context", "answers")
+
+
 class AnswerCandidate(NamedTuple):
     """A candidate answer of a question."""
 
@@ -86,8 +91,17 @@ class _SquadFile(TypedDict):
     data: list[_Article]
 
 
+class _Row(TypedDict):
+    """A row of SQuAD as Hugging Face stores it: the answers are a struct of lists, in Parquet."""
+
+    context: str
+    question: str
+    id: str | int
+    answers: dict[str, list[Any]]
+
+
 def read_squad(path: StoredPath, *, skip_damaged: bool = False) -> tuple[list[Question], list[str]]:
-    """The questions of a file in the form of SQuAD 1.1 or 2.0.
+    """The questions of a file in the form of SQuAD 1.1 or 2.0, or of a Parquet file with a question in each row.
 
     A question has no answer if the file says so, has an empty list of answers, or answers without text only.
 
@@ -104,34 +118,50 @@ def read_squad(path: StoredPath, *, skip_damaged: bool = False) -> tuple[list[Qu
       UserError: no file, or not of that form; two questions with one id; no question; without `skip_damaged` a
         question that it would leave out.
     """
-    content = read_json_as(path, _SquadFile, "write it in the form of SQuAD 1.1 or 2.0")
     questions: list[Question] = []
     damaged: list[str] = []
-    for article in content["data"]:
-        for paragraph in article["paragraphs"]:
-            for entry in paragraph["qas"]:
-                try:
-                    questions.append(_question(path, entry, paragraph["context"]))
-                except UserError as error:
-                    if not skip_damaged:
-                        raise
-                    damaged.append(str(error))
+    for where, entry, context in _rows(path) if path.suffix == ".parquet" else _entries(path):
+        try:
+            questions.append(_question(where, entry, context))
+        except UserError as error:
+            if not skip_damaged:
+                raise
+            damaged.append(str(error))
     require(bool(questions), f"{path} has no questions" + (" that are not damaged" if damaged else ""))
     ids = {question.question_id for question in questions}
     require(len(ids) == len(questions), f"{path}: {len(questions) - len(ids)} question(s) have the id of another one")
     return questions, damaged
 
 
-def _question(path: StoredPath, entry: _Entry, context: str) -> Question:
+def _entries(path: StoredPath) -> Iterator[tuple[object, _Entry, str]]:
+    """Of each question of a file of SQuAD: where it is, for messages, the question and its context."""
+    for article in read_json_as(path, _SquadFile, "write it in the form of SQuAD 1.1 or 2.0")["data"]:
+        for paragraph in article["paragraphs"]:
+            yield from ((path, entry, paragraph["context"]) for entry in paragraph["qas"])
+
+
+def _rows(path: StoredPath) -> Iterator[tuple[object, _Entry, str]]:
+    """The same of a Parquet file."""
+    advice = "write it as datasets stores squad"
+    for where, values in read_files({"train": [path]}, Columns(_COLUMNS, None)).rows["train"]:
+        row = from_json(_Row, {name: values[name] for name in _COLUMNS}, where, advice)
+        texts, starts = (row["answers"].get(name, []) for name in ("text", "answer_start"))
+        require(len(texts) == len(starts), f"{where} has {len(texts)} answers and {len(starts)} starts: {advice}")
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+        entry = {"id": row["id"], "question": row["question"], "answers": answers}
+        yield where, from_json(_Entry, entry, where, advice), row["context"]
+
+
+def _question(where: object, entry: _Entry, context: str) -> Question:
     answers = [] if entry.get("is_impossible", False) else entry.get("answers", [])
     for answer in answers:
         text, start = answer["text"], answer["answer_start"]
         require(
             start >= 0 and context[start : start + len(text)] == text,
-            f"{path}: the answer '{text}' of question {entry['id']} is not at character {start}: correct the file (a "
+            f"{where}: the answer '{text}' of question {entry['id']} is not at character {start}: correct the file (a "
             "question without an answer has an empty list of answers), or leave such questions out with --skip-damaged",
         )
-    check_unicode(f"{path}: question {entry['id']}", str(entry["id"]), entry["question"], context)
+    check_unicode(f"{where}: question {entry['id']}", str(entry["id"]), entry["question"], context)
     given = [answer for answer in answers if answer["text"].strip()]
     texts = tuple(answer["text"] for answer in given)
     starts = tuple(answer["answer_start"] for answer in given)

@@ -190,7 +190,7 @@ def read_squad_splits(directory: StoredPath, file_options: FileOptions) -> dict[
       UserError: a missing split, a file that is not in SQuAD's form, or a training split without answers.
     """
     splits: dict[str, list[Question]] = {}
-    for split, paths in find_splits(directory, (".json",)).items():
+    for split, paths in find_splits(directory, (".json", ".parquet")).items():
         splits[split] = []
         for path in paths:
             questions, damaged = read_squad(path, skip_damaged=file_options.skip_damaged)
@@ -204,7 +204,7 @@ def read_squad_splits(directory: StoredPath, file_options: FileOptions) -> dict[
             splits[split] += questions
     for split in ("train", "dev"):
         has_answers = any(question.answers for question in splits[split])
-        require(has_answers, f"{directory}: no question of {split}.json has an answer")
+        require(has_answers, f"{directory}: no question of {split} has an answer")
     return splits
 
 

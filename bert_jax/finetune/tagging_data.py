@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -9,13 +10,16 @@ from bert_jax.errors import require
 from bert_jax.finetune.encoding import encode_sentences
 from bert_jax.finetune.metrics import are_span_tags, span_f1
 from bert_jax.finetune.options import FileOptions
-from bert_jax.finetune.split_files import find_splits
+from bert_jax.finetune.split_files import find_splits, read_files
+from bert_jax.finetune.tables import Columns, check_unicode
 from bert_jax.finetune.tagging import TaggedSentence, read_conll, tag_names
 from bert_jax.finetune.task_data import Metrics, Split, write_json_lines
 from bert_jax.storage.paths import StoredPath
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
-ENDINGS = (".conll", ".conllu", ".conllup", ".txt", ".tsv", ".bio", ".iob2")
+ROWS = (".parquet", ".jsonl")
+"""Endings of files with a sentence in each row: a list of words and a list of tags."""
+ENDINGS = (*ROWS, ".conll", ".conllu", ".conllup", ".txt", ".tsv", ".bio", ".iob2")
 NO_TOKEN_TAG = "O"
 """Prediction for words without a token, among them those after the last token of a truncated sentence."""
 
@@ -109,9 +113,54 @@ def read_tagging(directory: StoredPath, options: FileOptions) -> dict[str, list[
     """The sentences of train, dev and, if there is one, test.
 
     Raises:
-      UserError: a missing split, or a file that is not in columns.
+      UserError: a missing split, a file that is neither in columns nor has rows of words and tags, or an option for
+        files of the other form.
     """
+    files = find_splits(directory, ENDINGS)
+    if files["train"][0].suffix in ROWS:
+        return _read_rows(files, options)
+    defaults = FileOptions()
+    for name in ("text_columns", "label_column"):
+        flag = f"--{name.replace('_', '-')}"
+        require(
+            getattr(options, name) == getattr(defaults, name),
+            f"{flag} is for files with a sentence in each row ({', '.join(ROWS)}): use --word-column and --tag-column",
+        )
     return {
         split: [sentence for path in paths for sentence in read_conll(path, options.tag_column, options.word_column)]
-        for split, paths in find_splits(directory, ENDINGS).items()
+        for split, paths in files.items()
     }
+
+
+def _read_rows(files: Mapping[str, Sequence[StoredPath]], options: FileOptions) -> dict[str, list[TaggedSentence]]:
+    """Sentences of files with a list of words and a list of tags in each row, as datasets stores conll2003."""
+    words = options.text_columns or ("tokens",)
+    require(len(words) == 1, f"--text-columns has {len(words)} names: tagging needs the column of the words")
+    tables = read_files(files, Columns(words, None, ": give the one with the words as --text-columns"))
+    where, first = tables.rows["train"][0]
+    found = [name for name in first if name == options.label_column or name.endswith("tags")]
+    column = options.label_column if options.label_column in found else found[0] if len(found) == 1 else None
+    require(
+        column is not None,
+        f"{where} has the columns {', '.join(first)}: give the one with the tags as --label-column",
+    )
+    names = tables.class_names.get(column, ())
+    return {
+        split: [_sentence(where, row.get(words[0]), row.get(column), names) for where, row in rows]
+        for split, rows in tables.rows.items()
+    }
+
+
+def _sentence(where: str, words: Any, tags: Any, names: Sequence[str]) -> TaggedSentence:
+    """A row as a sentence; tags that are numbers are indices of `names`, if the file has them."""
+    require(
+        isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0,
+        f"{where} has no list of words and list of as many tags: remove it",
+    )
+    require(
+        all(isinstance(word, str) and word.strip() for word in words)
+        and all(isinstance(tag, str) or (type(tag) is int and tag in range(len(names) or tag + 1)) for tag in tags),
+        f"{where} has a word that is no text, or a tag that is neither text nor the index of a class: remove it",
+    )
+    check_unicode(where, *words, *filter(lambda tag: isinstance(tag, str), tags))
+    return TaggedSentence(tuple(words), tuple(names[tag] if names and type(tag) is int else str(tag) for tag in tags))

@@ -85,7 +85,7 @@ TASKS = {
     "multilabel": TaskSpec(read_multilabel, _encode_texts, (*_COLUMNS, "label_separator")),
     "regression": _own("regression"),
     "multiple_choice": TaskSpec(read_choices, _encode_texts, _COLUMNS),
-    "tagging": TaskSpec(read_tagging, _encode_words, ("tag_column", "word_column"), reads_tokens=True),
+    "tagging": TaskSpec(read_tagging, _encode_words, (*_COLUMNS, "tag_column", "word_column"), reads_tokens=True),
     "squad": TaskSpec(
         read_squad_splits,
         _encode_questions,

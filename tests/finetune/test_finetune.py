@@ -480,7 +480,7 @@ def test_files_of_glue(name, tiny_run, tmp_path):
         ("--task classification --data tfds", "tfds has a dataset_info.json, but TFDS cannot read .*prepare it again"),
         (
             "--task sst2 --text-columns sentence",
-            "--text-columns is for --task classification, multilabel, regression, multiple_choice; the files of sst2",
+            "--text-columns is for --task classification, multilabel, regression, multiple_choice, tagging; the files",
         ),
         ("--task sst2 --test-score required", "--test-score required: sst2 has no test split with labels: add one"),
         ("--task sst2 --selection-share 0.001", "--selection-share 0.001 holds out 0 of 64 training examples: choose"),

@@ -181,6 +181,72 @@ def test_glue_in_parquet(tmp_path):
     assert task.labels == ("entailment", "neutral", "contradiction")
 
 
+def test_words_and_tags_in_rows(tmp_path):
+    """Indices are named by the file's features; a column is chosen by its name if there is one of tags only."""
+    feature = {"tokens": {}, "ner_tags": {"feature": {"_type": "ClassLabel", "names": ["O", "B-X"]}}}
+    rows = {"tokens": [["the", "river"], ["far"]], "ner_tags": [[0, 1], [0]]}
+    for split in ("train", "validation"):
+        parquet(tmp_path / f"hub/data/{split}-00000-of-00001.parquet", rows, feature)
+        lines(tmp_path / f"own/{split}.jsonl", [{"w": ["a", "b"], "t": ["x", 1], "pos_tags": ["y", "z"]}])
+    expected = [TaggedSentence(("the", "river"), ("O", "B-X")), TaggedSentence(("far",), ("O",))]
+    assert read_tagging(tmp_path / "hub", OPTIONS) == {"train": expected, "dev": expected}
+    own = read_tagging(tmp_path / "own", FinetuneOptions(text_columns=("w",)))
+    assert own["dev"] == [TaggedSentence(("a", "b"), ("y", "z"))]
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ({"tokens": ["a"], "ner_tags": ["x", "y"]}, {}, r"dev\.jsonl:1 has no list of words and list of as many tags"),
+        ({"tokens": [], "ner_tags": []}, {}, "no list of words and list of as many tags: remove it"),
+        ({"tokens": "a", "ner_tags": ["x"]}, {}, "no list of words"),
+        ({"tokens": ["a", 1], "ner_tags": ["x", "y"]}, {}, "has a word that is no text, or a tag that"),
+        ({"tokens": ["a"], "ner_tags": [-1]}, {}, "has a word that is no text, or a tag that"),
+        ({"tokens": ["a"], "ner_tags": [None]}, {}, "has a word that is no text, or a tag that"),
+        ({"tokens": ["\ud800"], "ner_tags": ["x"]}, {}, "half of a surrogate pair"),
+        ({"words": ["a"], "ner_tags": ["x"]}, {}, "no key 'tokens': it has words, ner_tags: give the one with"),
+        ({"tokens": ["a"], "labels": ["x"]}, {}, "has the columns tokens, labels: give the one with the tags as"),
+        (
+            {"tokens": ["a"], "a_tags": ["x"], "b_tags": ["x"]},
+            {},
+            "the columns tokens, a_tags, b_tags: give the",
+        ),
+        ({"tokens": ["a"], "b_tags": ["x"]}, {"text_columns": ("a", "b")}, "--text-columns has 2 names: tagging needs"),
+    ],
+)
+def test_bad_words_and_tags(tmp_path, rows, options, message):
+    good = {"tokens": ["a"], "ner_tags": ["x"]} if {*rows} == {"tokens", "ner_tags"} else rows
+    lines(tmp_path / "train.jsonl", [good])
+    lines(tmp_path / "dev.jsonl", [rows])
+    with pytest.raises(UserError, match=message):
+        read_tagging(tmp_path, FinetuneOptions(**options))
+
+
+def test_questions_in_parquet(tmp_path):
+    rows = {"id": ["1", "2"], "title": ["", ""], "question": ["where", "who"], "context": ["the river", "far"]}
+    answers = [{"text": ["river", "river"], "answer_start": [4, 4]}, {"text": [], "answer_start": []}]
+    for split in ("train", "validation"):
+        parquet(tmp_path / f"squad_v2/{split}-00000-of-00001.parquet", rows | {"answers": answers})
+    expected = [
+        Question("1", "where", "the river", ("river", "river"), (4, 4)),
+        Question("2", "who", "far", (), ()),
+    ]
+    assert read_squad_splits(tmp_path, OPTIONS) == {"train": expected, "dev": expected}
+    path = tmp_path / "squad_v2/validation-00000-of-00001.parquet"
+    for wrong, message in (
+        ({"text": ["river"], "answer_start": [3]}, "row 0: the answer 'river' of question 1 is not at character 3"),
+        (
+            {"text": ["river"], "answer_start": []},
+            "row 0 has 1 answers and 0 starts: write it as",
+        ),
+        ({"text": [None], "answer_start": [4]}, r"row 0: answers.0.text"),
+        (None, "row 0: answers"),
+    ):
+        parquet(path, rows | {"answers": [wrong, answers[1]]})
+        with pytest.raises(UserError, match=message):
+            read_squad_splits(tmp_path, OPTIONS)
+
+
 def test_bad_parquet(tmp_path, monkeypatch):
     for split in ("train", "dev"):
         parquet(tmp_path / f"{split}.parquet", {"text": ["a", "b"], "label": ["x", "y"]})
