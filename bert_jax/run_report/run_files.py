@@ -28,8 +28,14 @@ END_REASONS = {"steps": "all steps are done", "time": "the time limit is reached
 """By `ended` of a checkpoint (training/loop.py)."""
 
 
+class _BestEpoch(TypedDict):
+    step: int
+    epoch: float
+
+
 class _OptionalInSeedEntry(TypedDict, total=False):
     test_score: float
+    best_epoch: _BestEpoch
 
 
 class SeedEntry(_OptionalInSeedEntry):
@@ -92,6 +98,11 @@ class RunFiles:
         """Whether the run is finished and why it ended, in words."""
         saved, total = self.checkpoint or {}, self.config.total_steps
         step = saved.get("cursor", {}).get("step", 0)
+        if self.task_score is not None and (best := self.task_score.result.get("best_epoch")):
+            return (
+                f"finished after step {self.last_step:,}: the weights of step {best['step']:,} are kept, the best epoch "
+                "on the held-out examples"
+            )
         # A finished run can be extended.
         if saved.get("ended") and not (saved["ended"] == "steps" and step < total):
             return f"finished after step {step:,}: {END_REASONS.get(saved['ended'], saved['ended'])}"

@@ -291,6 +291,10 @@ def test_decisions_in_words(run, entry, words):
             "not finished: step 8 of 8, last checkpoint at step 6",
         ),
         ({"checkpoint": {"ended": "", "cursor": {"step": 4}}, "locked": True}, "The run is active, or was killed"),
+        (
+            {"task_score": run_files.TaskScore({"best_epoch": {"step": 4, "epoch": 1.0}}, 0.5), "checkpoint": None},
+            "finished after step 8: the weights of step 4 are kept, the best epoch",
+        ),
     ],
 )
 def test_states(run, changes, words):
