@@ -99,10 +99,8 @@ class RunFiles:
         saved, total = self.checkpoint or {}, self.config.total_steps
         step = saved.get("cursor", {}).get("step", 0)
         if self.task_score is not None and (best := self.task_score.result.get("best_epoch")):
-            return (
-                f"finished after step {self.last_step:,}: the weights of step {best['step']:,} are kept, the best epoch "
-                "on the held-out examples"
-            )
+            kept = f"the weights of step {best['step']:,} are kept, the best epoch on the held-out examples"
+            return f"finished after step {self.last_step:,}: {kept}"
         # A finished run can be extended.
         if saved.get("ended") and not (saved["ended"] == "steps" and step < total):
             return f"finished after step {step:,}: {END_REASONS.get(saved['ended'], saved['ended'])}"
