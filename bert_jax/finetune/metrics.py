@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
+from bert_jax.array_types import Int
+
 Labels = np.ndarray
 """Class indices, int [E]; or targets of a regression, float [E]."""
 
@@ -121,18 +123,19 @@ def tagged_spans(tags: Sequence[str]) -> set[tuple[int, int, str]]:
     return spans
 
 
-def span_f1(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:
-    """Micro-averaged precision, recall and F1 of exactly matching spans; 0 where a denominator is 0.
+def span_counts(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> Int[np.ndarray, "S 3"]:
+    """Numbers of right, gold and predicted spans of each sentence.
 
     Args:
       labels, predictions: the tags of each sentence, as `tagged_spans` reads them.
     """
-    correct = num_labels = num_predictions = 0
-    for label_tags, predicted_tags in zip(labels, predictions, strict=True):
-        expected, found = tagged_spans(label_tags), tagged_spans(predicted_tags)
-        correct += len(expected & found)
-        num_labels += len(expected)
-        num_predictions += len(found)
+    sides = ((tagged_spans(gold), tagged_spans(found)) for gold, found in zip(labels, predictions, strict=True))
+    return np.array([(len(gold & found), len(gold), len(found)) for gold, found in sides], np.int64).reshape(-1, 3)
+
+
+def span_f1(labels: Iterable[Sequence[str]], predictions: Iterable[Sequence[str]]) -> dict[str, float]:
+    """Micro-averaged precision, recall and F1 of exactly matching spans; 0 where a denominator is 0."""
+    correct, num_labels, num_predictions = span_counts(labels, predictions).sum(0).tolist()
     precision = correct / num_predictions if num_predictions else 0.0
     recall = correct / num_labels if num_labels else 0.0
     total = num_labels + num_predictions

@@ -39,6 +39,7 @@ from bert_jax.finetune.task_data import (
     Metrics,
     TaskData,
     baseline_score,
+    correct_examples,
     labelled_tests,
     metric_prefix,
     score,
@@ -79,7 +80,7 @@ class SeedResult(NamedTuple):
     """Whether the score is not above that of the best constant prediction, or the run diverged."""
     metrics: Metrics
     correct: np.ndarray = np.zeros(0, bool)
-    """`TaskData.correct` of all dev splits; empty if the run diverged."""
+    """`correct_examples` of all dev splits; empty if the run diverged."""
     test_score: float | None = None
     """As `score`, of test splits with labels, computed once after training; None: there are none."""
     test_metrics: Metrics = {}  # noqa: RUF012 (not changed)
@@ -311,7 +312,7 @@ class FinetuneRun:
         }
         metrics = {name: self.data.metrics(name, logits[name]) for name in splits if splits[name].is_scored}
         total = score(self.data, metrics.__getitem__)
-        correct = np.concatenate([self.data.correct(name, logits[name]) for name in metrics])
+        correct = np.concatenate([correct_examples(self.data, name, logits[name]) for name in metrics])
         tests = [] if self.options.test_score == "none" else labelled_tests(self.data)
         test_metrics = {name: self.data.metrics(name, logits[name], logits.get("dev")) for name in tests}
         result = SeedResult(

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from bert_jax.array_types import Float
 from bert_jax.convert.families.family import REGRESSION_LABELS
 from bert_jax.errors import require
 from bert_jax.finetune import glue
@@ -113,11 +114,14 @@ class SentenceData:
         scores = [{name: METRICS[name](labels, one) for name in self.main_metrics} for one in constants]
         return max(scores, key=lambda metrics: sum(metrics.values()))
 
-    def correct(self, split: str, logits: np.ndarray) -> np.ndarray:
-        """Whether each example has the right class, bool [E]; [0] if the score is not the accuracy."""
-        if self.main_metrics != ("accuracy",):
-            return np.zeros(0, bool)
-        return self.splits[split].examples.labels == self._predictions(logits)
+    def item_scores(self, split: str, logits: np.ndarray) -> dict[str, Float[np.ndarray, "2 E"]]:
+        """Of accuracy, and of F1 where it is a main metric; of one class for each example, or none."""
+        if not self._task.labels or self.kind == "multilabel":
+            return {}
+        labels, predictions = self.splits[split].examples.labels, self._predictions(logits)
+        right, of_class_1 = labels == predictions, (labels == 1).astype(float) + (predictions == 1)
+        found = {"accuracy": (right, np.ones(len(labels))), "f1": (2 * (right & (labels == 1)), of_class_1)}
+        return {name: np.array(of, np.float64) for name, of in found.items() if name in self._reported}
 
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.jsonl`` with the logits of each example; of a test split also GLUE's submission."""

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from bert_jax.array_types import Float
 from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import require
 from bert_jax.finetune.encoding import EncodedExamples
@@ -91,13 +92,8 @@ class SquadData:
 
     def metrics(self, split: str, logits: np.ndarray, dev_logits: np.ndarray | None = None) -> Metrics:
         """Exact match and F1 in percent; with unanswerable questions also of each kind, and the threshold."""
-        questions, answers = self._windowed[split].questions, self._answers(split, logits)
-        tuned_on = (questions, answers)
-        if dev_logits is not None:
-            tuned_on = self._windowed["dev"].questions, self._answers("dev", dev_logits)
-        threshold = self._threshold(*tuned_on)
-        predicted = predictions(questions, answers.__getitem__, threshold)
-        texts = [predicted[question.question_id] for question in questions]
+        questions = self._windowed[split].questions
+        texts, threshold = self._texts(split, logits, dev_logits)
         metrics = squad_scores([question.answers for question in questions], texts)
         if threshold is not None:
             metrics["null_threshold"] = float(np.clip(threshold, -MAX_ODDS, MAX_ODDS))
@@ -118,9 +114,23 @@ class SquadData:
         questions = self._windowed[split].questions
         return {"f1": squad_scores([question.answers for question in questions], [""] * len(questions))["f1"]}
 
-    def correct(self, split: str, logits: np.ndarray) -> np.ndarray:
-        """bool [0]: an answer can be partly right."""
-        return np.zeros(0, bool)
+    def item_scores(self, split: str, logits: np.ndarray) -> dict[str, Float[np.ndarray, "2 E"]]:
+        """Of exact match and F1 in percent; an example is a question."""
+        pairs = zip(self._windowed[split].questions, self._texts(split, logits)[0], strict=True)
+        scores = [squad_scores([question.answers], [text]) for question, text in pairs]
+        return {name: np.array([(one[name], 1.0) for one in scores]).T for name in ("exact_match", "f1")}
+
+    def _texts(
+        self, split: str, logits: np.ndarray, dev_logits: np.ndarray | None = None
+    ) -> tuple[list[str], float | None]:
+        """The answer to each question, and the threshold; arguments as of `metrics`."""
+        questions, answers = self._windowed[split].questions, self._answers(split, logits)
+        tuned_on = (questions, answers)
+        if dev_logits is not None:
+            tuned_on = self._windowed["dev"].questions, self._answers("dev", dev_logits)
+        threshold = self._threshold(*tuned_on)
+        predicted = predictions(questions, answers.__getitem__, threshold)
+        return [predicted[question.question_id] for question in questions], threshold
 
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.json`` in the form of SQuAD's script, ``SPLIT_nbest.json``, and ``SPLIT_null_odds.json``."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.array_types import Float
 from bert_jax.errors import require
 from bert_jax.finetune.encoding import encode_sentences
-from bert_jax.finetune.metrics import are_span_tags, span_f1
+from bert_jax.finetune.metrics import are_span_tags, span_counts, span_f1
 from bert_jax.finetune.options import FileOptions
 from bert_jax.finetune.split_files import find_splits, read_files
 from bert_jax.finetune.tables import Columns, check_unicode
@@ -82,9 +83,16 @@ class TaggingData:
         scores = [self._scores(split, [(tag,) * len(s.words) for s in self._sentences[split]]) for tag in constants]
         return max(scores, key=lambda metrics: metrics[self.main_metrics[0]])
 
-    def correct(self, split: str, logits: np.ndarray) -> np.ndarray:
-        """bool [0]: the score is not a mean over sentences."""
-        return np.zeros(0, bool)
+    def item_scores(self, split: str, logits: np.ndarray) -> dict[str, Float[np.ndarray, "2 E"]]:
+        """Of accuracy, with the words of each sentence as weights; of spans, also of F1."""
+        expected, predictions = [one.tags for one in self._sentences[split]], self._predicted_tags(split, logits)
+        pairs = list(zip(expected, predictions, strict=True))
+        right = [(sum(map(str.__eq__, *pair)), len(pair[0])) for pair in pairs]
+        found = {"accuracy": np.array(right, np.float64).T}
+        if self.has_spans:
+            spans, of_gold, of_predicted = span_counts(*zip(*pairs, strict=True)).T.astype(np.float64)
+            found["f1"] = np.stack([2 * spans, of_gold + of_predicted])
+        return found
 
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
         """Write ``SPLIT.jsonl``: words, tags and predicted tags of each sentence."""

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from bert_jax.array_types import Float
 from bert_jax.finetune.encoding import EncodedExamples
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
@@ -56,8 +57,11 @@ class TaskData(Protocol):
         """The main metrics of the best constant prediction; what is not better, has failed."""
         ...
 
-    def correct(self, split: str, logits: np.ndarray) -> np.ndarray:
-        """Whether each example of a split with labels is right, bool [E], if the score is their mean; else bool [0]."""
+    def item_scores(self, split: str, logits: np.ndarray) -> dict[str, Float[np.ndarray, "2 E"]]:
+        """Scores and weights of the examples of a split with labels, by metric: the metric is the ratio of their sums.
+
+        Metrics that are no such ratio, such as correlations, are left out.
+        """
         ...
 
     def write_predictions(self, directory: StoredPath, logits: Mapping[str, np.ndarray]) -> None:
@@ -74,6 +78,13 @@ def score(data: TaskData, metrics_of: Callable[[str], Metrics], splits: Sequence
 def labelled_tests(data: TaskData) -> list[str]:
     """The test splits with labels."""
     return [name for name, split in data.splits.items() if split.has_labels and name.startswith("test")]
+
+
+def correct_examples(data: TaskData, split: str, logits: np.ndarray) -> np.ndarray:
+    """Whether each example of a split with labels is right, bool [E], if the score is their mean; else bool [0]."""
+    if data.kind not in ("classification", "multiple_choice") or data.main_metrics != ("accuracy",):
+        return np.zeros(0, bool)
+    return data.item_scores(split, logits)["accuracy"][0] > 0
 
 
 def baseline_score(data: TaskData) -> float:

@@ -85,15 +85,16 @@ def task_losses(
     return ExampleLosses(*np.array(losses, np.float64).T)
 
 
+def scored_logits(model: LoadedModel, data: TaskData) -> dict[str, np.ndarray]:
+    """Logits of the dev splits, of their examples or tokens, as `TaskData.metrics` takes them."""
+    examples = {name: split.examples for name, split in data.splits.items() if split.is_scored}
+    return {name: np.concatenate(task_logits(model, one, range(len(one.lengths)))) for name, one in examples.items()}
+
+
 def task_score(model: LoadedModel, data: TaskData) -> float:
     """The task's score, as `bert-jax finetune` reports it: the mean of the main metrics over the dev splits."""
-
-    def metrics_of(split: str) -> dict[str, float]:
-        examples = data.splits[split].examples
-        logits = task_logits(model, examples, range(len(examples.lengths)))
-        return data.metrics(split, np.concatenate(logits))
-
-    return score(data, metrics_of)
+    logits = scored_logits(model, data)
+    return score(data, lambda split: data.metrics(split, logits[split]))
 
 
 def log_softmax(logits: np.ndarray) -> np.ndarray:

@@ -125,10 +125,16 @@ def settings(base, /, **changes) -> FineTuningSettings:
 def test_suite(task_run, tiny_run):
     data, run = task_run
     inputs = SuiteInputs(bert_jax.load(run), data, seed=0, progress=False)
-    result, _ = finish(SUITE.run(inputs, settings(tiny_run)), "fine-tuning")
+    result, items = finish(SUITE.run(inputs, settings(tiny_run)), "fine-tuning")
     assert json.loads(json.dumps(result, allow_nan=False)) == result
     reported = json.loads((run / "results.json").read_text())
-    assert result["restored_score"][0] == pytest.approx(reported["mean"])
+    scores, columns = result["restored_score"], result["uncertainty"]["accuracy on dev"]["columns"]
+    assert scores["value"][0] == pytest.approx(reported["mean"])
+    lines = [json.loads(line) for line in (run / "predictions" / "dev.jsonl").read_text().splitlines()]
+    right = [line["prediction"] == line["label"] for line in lines]
+    assert items["accuracy on dev"].scores["model"].tolist() == right and 0 < np.mean(right) < 1
+    assert [{key: of[i] for key, of in scores.items()} for i in range(len(columns) - 1)] == list(columns.values())[:-1]
+    assert result["random_body_score"] == columns["random body"] != columns["base's embeddings and 2 of 2 layers"]
     assert result["best_constant_score"] == pytest.approx(reported["baseline"])
     line = result["line_loss"]
     assert line[-1] == result["restored_loss"][0] and line[0] == result["restored_loss"][-1] != line[-1]
@@ -137,12 +143,11 @@ def test_suite(task_run, tiny_run):
     assert len(base["cka_of_tokens"]["low"]) == len(base["cosine_of_cls"]["low"]) == result["layers"] + 1
     assert base["cosine_of_cls"]["value"][0] > random["cosine_of_cls"]["value"][0]
     assert np.shape(base["attention_cosine"])[0] == result["layers"]
-    without = {name for name, scalar in SUITE.scalars(result).items() if scalar.interval is None}
-    assert without == {"score", "score with the base's body"}
+    assert all(scalar.interval is not None for scalar in SUITE.scalars(result).values())
     score = SUITE.scalars(result)["score"]
-    assert score.value == result["restored_score"][0]
+    assert (score.value, *score.interval) == tuple(of[0] for of in scores.values())
     assert score.baselines == {
-        "random body": result["random_body_score"],
+        "random body": result["random_body_score"]["value"],
         "best constant": result["best_constant_score"],
     }
     kinds = [type(block) for block in SUITE.blocks(result)]

@@ -22,6 +22,7 @@ from bert_jax.finetune.squad_data import SquadData, read_squad_splits
 from bert_jax.finetune.tables import Example
 from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
+from bert_jax.finetune.task_data import correct_examples
 from bert_jax.finetune.tasks import hold_out
 from bert_jax.tokenizers import tokenizer
 from tests.finetune import task_files
@@ -61,7 +62,7 @@ def test_choices_of_swag(tmp_path, words):
     logits[0] = np.roll(logits[0], 1)
     for form in (logits, logits.reshape(-1, 1)):  # of a packed run, and of a model that reads one text after the other
         assert data.metrics("dev", form) == {"accuracy": pytest.approx(1 - 1 / len(labels))}
-        assert data.correct("dev", form).tolist() == [False] + [True] * (len(labels) - 1)
+        assert correct_examples(data, "dev", form).tolist() == [False] + [True] * (len(labels) - 1)
     data.write_predictions(tmp_path, {"dev": logits.reshape(-1, 1)})
     written = [json.loads(line) for line in (tmp_path / "dev.jsonl").read_text().splitlines()]
     assert [line["logits"] for line in written] == logits.tolist()

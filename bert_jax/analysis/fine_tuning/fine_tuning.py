@@ -7,6 +7,7 @@ import numpy as np
 
 from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean
 from bert_jax.analysis.fine_tuning import weights
+from bert_jax.analysis.fine_tuning.dev_scores import dev_scores, restored_parts, score_items, score_means
 from bert_jax.analysis.fine_tuning.section import blocks, scalars
 from bert_jax.analysis.fine_tuning.similarities import (
     attention_cosines,
@@ -14,7 +15,8 @@ from bert_jax.analysis.fine_tuning.similarities import (
     cosines,
     relative_parameter_changes,
 )
-from bert_jax.analysis.suite import Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.item_scores import MODEL
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
 from bert_jax.field_validation import Count, check
@@ -28,7 +30,7 @@ from bert_jax.finetune.tasks import check_one_label, open_task
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.interventions.capture import capture
 from bert_jax.interventions.rows import TextRow, batches
-from bert_jax.interventions.task_evaluation import rows_of, task_logits, task_losses, task_score, with_params
+from bert_jax.interventions.task_evaluation import rows_of, task_logits, task_losses, with_params
 from bert_jax.storage.paths import to_path
 from bert_jax.training.task import Params
 
@@ -196,17 +198,22 @@ def _restored(inputs: SuiteInputs, setup: Setup, losses: LossExamples) -> dict[s
                 if count <= stages
                 else weights.with_body_of(setup.params, inputs.with_random_weights().params)
             )
-            scores.append(task_score(with_params(setup.model, params), setup.data))
+            scores.append(dev_scores(with_params(setup.model, params), setup.data))
             restored.append(_losses(setup, params, losses))
             bar.update()
+    names = [MODEL, *(f"base's {part}" for part in restored_parts(stages - 1)[1:]), "random body"]
+    tests = score_items(dict(zip(names, scores, strict=True)))
+    means = score_means([one.score for one in scores], setup.data.main_metrics, tests)
+    examples = sum(len(one.examples.lengths) for one in setup.data.splits.values() if one.is_scored)
     return {
         "metric": f"mean of {', '.join(setup.data.main_metrics)} on dev",
         "best_constant_score": baseline_score(setup.data),
-        "scored_examples": sum(len(one.examples.lengths) for one in setup.data.splits.values() if one.is_scored),
-        "restored_score": scores[:-1],
+        "scored_examples": next((len(one.items) for one in tests.values()), examples),
+        "restored_score": {key: of_models[:-1] for key, of_models in means.items()},
         "restored_loss": restored[:-1],
-        "random_body_score": scores[-1],
+        "random_body_score": {key: of_models[-1] for key, of_models in means.items()},
         "random_body_loss": restored[-1],
+        ITEMS: tests,
     }
 
 

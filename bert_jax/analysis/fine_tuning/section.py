@@ -6,13 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from bert_jax.analysis.fine_tuning.dev_scores import restored_parts
 from bert_jax.analysis.quantities import (
     RANDOM,
     Quantity,
     by_head,
     by_index,
-    cells,
-    compared,
     interval_cells,
     paired,
     scalar_of_mean,
@@ -31,13 +30,14 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
         return Quantity("", "", *({row: similarity[row][key]} for row in ("base", "random_weights"))).at(-1)
 
     attention = [similarity[name]["attention_cosine_mean"] for name in ("base", "random_weights")]
-    scores = {"random body": result["random_body_score"], "best constant": result["best_constant_score"]}
+    scores = {"random body": result["random_body_score"]["value"], "best constant": result["best_constant_score"]}
+    by_part = Quantity("", "", {"": result["restored_score"]}, scores)
     return {
         "CKA with the base, last state": with_random("cka_of_tokens"),
         "cosine of tokens with the base, last state": with_random("cosine_of_tokens"),
         "attention cosine with the base, mean of heads": scalar_of_mean(attention[0], {RANDOM: attention[1]["value"]}),
-        "score": compared(result["restored_score"][0], scores),
-        "score with the base's body": compared(result["restored_score"][-1], scores),
+        "score": by_part.at(0),
+        "score with the base's body": by_part.at(-1),
     }
 
 
@@ -50,10 +50,11 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
             f"Task {result['task']}: vectors of {similarity['tokens']:,} tokens and attention in "
             f"{result['compared_examples']:,} examples of dev; losses over {result['loss_examples']['train']:,} "
             f"examples of train and {result['loss_examples']['dev']:,} of dev; seed {result['seed']}. Head and pooler "
-            "are those of the fine-tuned model at every point: a pretrained model has no task head. Bands and square "
-            "brackets: 95 % over examples, of CKA by leaving out tenths of them, of a head in the map at most "
-            f"{cell(similarity['base']['attention_half_width'], '.3f')} to either side; scores are of "
-            f"{result['scored_examples']:,} examples and have none."
+            "are those of the fine-tuned model at every point: a pretrained model has no task head. Scores are of all "
+            f"{result['scored_examples']:,} examples of dev. Bands and square brackets: 95 % over examples, of CKA by "
+            "leaving out tenths of them, of a head in the map at most "
+            f"{cell(similarity['base']['attention_half_width'], '.3f')} to either side; a score that is a correlation "
+            "has none."
         ),
         *_similarities(result),
         *_distances(result),
@@ -106,20 +107,20 @@ def _distances(result: SuiteResult) -> list[ReportBlock]:
 
 def _restored(result: SuiteResult) -> list[ReportBlock]:
     scores, losses = result["restored_score"], result["restored_loss"]
-    constants = {"body of random weights": result["random_body_score"], "best constant": result["best_constant_score"]}
+    random, constant = result["random_body_score"], result["best_constant_score"]
     restored = Quantity(
         "Score with early parts set back to the pretrained ones",
         result["metric"],
         {"early parts restored": scores},
-        constants,
+        {"body of random weights": random["value"], "best constant": constant},
         "restored parts (1: embeddings, then layers from below)",
     )
-    total = result["layers"]
-    names = ["nothing", "embeddings", *(f"embeddings and {k} of {total} layers" for k in range(1, total + 1))]
-    values = [*scores, *constants.values()]
+    names = [*restored_parts(len(losses) - 2), RANDOM, "best constant prediction"]
+    with_random = {key: [*of_parts, random[key]] for key, of_parts in scores.items()}
+    of_models = [*interval_cells(with_random, ".4f"), cell(constant, ".4f")]
     every = [*losses, result["random_body_loss"]]
     by_split = (interval_cells(_over_points(every, split), ".4f") for split in ("train", "dev"))
-    columns = [[*names, RANDOM, "best constant prediction"], cells(values, ".4f"), *by_split]
+    columns = [names, of_models, *by_split]
     return [
         restored.curves(),
         Table(

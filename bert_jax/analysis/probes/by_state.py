@@ -18,7 +18,7 @@ from bert_jax.analysis.probes.trees import chain_distances, control_heads
 from bert_jax.analysis.probes.vectors import ProbeVectors, Sample
 from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
-from bert_jax.finetune.metrics import tagged_spans
+from bert_jax.finetune.metrics import span_counts
 
 Values = TypeVar("Values")
 PUNCTUATION = "PUNCT"
@@ -86,12 +86,11 @@ def probe_labels(
 
 def _spans(task: LabelTask, predictions: np.ndarray, dev: Sample) -> Float[np.ndarray, "2 m"]:
     """Twice the right spans, and the gold and the predicted ones together, of each sentence."""
-    found = []
-    for one, start, n in zip(dev.sentences, dev.starts, dev.lengths, strict=True):
-        expected = tagged_spans(one.tags)
-        predicted = tagged_spans([task.names[label] for label in predictions[start : start + n]])
-        found.append((2 * len(expected & predicted), len(expected) + len(predicted)))
-    return np.array(found, np.float64).T
+    expected = [one.tags for one in dev.sentences]
+    places = zip(dev.starts, dev.lengths, strict=True)
+    predicted = [[task.names[label] for label in predictions[start : start + n]] for start, n in places]
+    right, of_gold, of_predicted = span_counts(expected, predicted).T.astype(np.float64)
+    return np.stack([2 * right, of_gold + of_predicted])
 
 
 def mean_of_seeds(values: Sequence[Values]) -> Values:
