@@ -266,7 +266,7 @@ def _compare(
     make_directory_if_local(directory)
     counted = [suite for suite in chosen if suite.name in files and UNCERTAINTY in files[suite.name]["result"]]
     if not counted:
-        raise UserError("--compare: none of the suites that ran counts items: all but fine-tuning do")
+        raise UserError("--compare: none of the suites that ran counts items: fine-tuning on a regression counts none")
     of_tokens = []
     if other.model.tokenizer.fingerprint != model.tokenizer.fingerprint:
         tests = {suite.name: files[suite.name]["result"][UNCERTAINTY] for suite in counted}

@@ -213,7 +213,7 @@ def _restored(inputs: SuiteInputs, setup: Setup, losses: LossExamples) -> dict[s
         "restored_loss": restored[:-1],
         "random_body_score": {key: of_models[-1] for key, of_models in means.items()},
         "random_body_loss": restored[-1],
-        ITEMS: tests,
+        **({ITEMS: tests} if tests else {}),
     }
 
 
