@@ -321,7 +321,7 @@ def _run(options: Any, chosen: list[Suite], models: list[tuple[int | None, Store
     write_page(options.out / PAGE, "--out", sections)
     for suite in shown:
         for name, scalar in suite.scalars(points[-1].files[suite.name]["result"]).items():
-            print(f"{suite.name}: {name}  {_scalar_text(scalar)}")
+            print(f"{suite.name}: {name}  {scalar_text(scalar)}")
     for line in comparison.lines(compared):
         print(line)
     print(f"wrote {options.out / PAGE}")
@@ -332,11 +332,13 @@ def _write_with_provenance(path: StoredPath, values: dict[str, Any]) -> None:
     write_atomic(path, json.dumps(values | made, indent=1, allow_nan=False).encode())
 
 
-def _scalar_text(scalar: Scalar) -> str:
+def scalar_text(scalar: Scalar) -> str:
     """A number, its interval and what it is compared with."""
     value = f"{scalar.value:.4g}" if math.isfinite(scalar.value) else "undefined"
     beside = [f"{name} {one:.4g}" for name, one in scalar.baselines.items()]
     if scalar.interval is not None:
         low, high = scalar.interval
-        beside.insert(0, f"95 % of items {low:.4g} to {high:.4g}")
+        beside.insert(0, f"95 % of {scalar.over} {low:.4g} to {high:.4g}")
+    elif scalar.over == "seeds":
+        beside.insert(0, "one seed, no interval")
     return f"{value}  ({', '.join(beside)})" if beside else value

@@ -1,4 +1,4 @@
-"""Intervals of means over items by the bootstrap, and paired tests by permutation, for means and ratios of sums.
+"""Intervals by the bootstrap and paired tests by permutation, for means of items and ratios of sums; other intervals.
 
 Shapes: n items, c columns of scores, d different rows of scores and weights, R resamples.
 """
@@ -7,11 +7,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy import special
 
 from bert_jax.array_types import Float
 
 RESAMPLES = 10_000
 """Of intervals, and of permutations: the least p-value is 1e-4."""
+PARTS = 10
+"""Of the items, of which the jackknife leaves out one after the other."""
 DRAWN_AT_ONCE = 2**22
 """Numbers of drawn items in memory."""
 
@@ -145,6 +148,31 @@ def bootstrap_mean(
     value, resampled = resampled_means(np.where(known, scores, 0).reshape(-1, n), flat, groups, seed=seed)
     found = (np.where(flat.any(1), one, np.nan) for one in (value, *percentiles(resampled)))
     return BootstrapMean(*(one.reshape(columns)[()] for one in found))
+
+
+def jackknife(value: Any, without_part: Sequence[Any]) -> BootstrapMean:
+    """A function of items with the 95 % interval of the jackknife (Student's t); NaN where a value is NaN.
+
+    For functions whose values a bootstrap sample biases: it has items twice, and so fewer different ones.
+
+    Args:
+      value: of all items; a float or an array.
+      without_part: without one part of the items after the other, parts as large as each other; one part gives no
+        interval.
+    """
+    count = len(without_part)
+    error = np.sqrt((count - 1) * np.var(without_part, axis=0)) if count > 1 else np.full(np.shape(value), np.nan)
+    width = special.stdtrit(max(count - 1, 1), 0.975) * error
+    return BootstrapMean(value, value - width, value + width)
+
+
+def mean_over_seeds(values: np.ndarray) -> BootstrapMean:
+    """Means over seeds, the first axis, with Student's 95 % interval; one seed gives none.
+
+    For means, that interval and the one of the jackknife are equal.
+    """
+    others = [np.delete(values, i, axis=0) for i in range(len(values))] if len(values) > 1 else [values]
+    return jackknife(values.mean(0), [one.mean(0) for one in others])
 
 
 class Comparison(NamedTuple):

@@ -42,7 +42,10 @@ def sections(
     blocks += [Note(f"{name} was left out: {why}") for name, why in left_out.items()]
     blocks += [_cost_table(suites, newest)]
     about = [Section(suite.name, _blocks(suite, newest.files[suite.name]["result"])) for suite in suites]
-    bands = Note("Bands: 95 % over the items of the tests; another seed of training can change more.")
+    bands = Note(
+        "Bands: 95 % over the items of the tests, of centres of gravity over the seeds of probes; another seed of "
+        "pretraining can change more."
+    )
     over_time = (
         [Section("over the checkpoints", (bands, *_emergence_curves(suites, points)))] if len(points) > 1 else []
     )
@@ -62,7 +65,7 @@ class Emergence(TypedDict):
     baselines: dict[str, dict[int, float]]
     """What it is compared with, by name."""
     intervals: dict[int, tuple[float, float]]
-    """Of 95 % over the items; NaN at steps without one."""
+    """Of 95 %; NaN at steps without one."""
 
 
 def emergence(suites: Sequence[Suite], points: Sequence[CheckpointResults]) -> dict[str, dict[str, Emergence]]:

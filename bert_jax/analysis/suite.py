@@ -32,7 +32,9 @@ class Scalar(NamedTuple):
     baselines: Mapping[str, float] = {}
     """By name, e.g. "random weights"; in the unit of the value."""
     interval: tuple[float, float] | None = None
-    """Of 95 % over the items, in the unit of the value; None: not computed."""
+    """Of 95 %, in the unit of the value; None: not computed."""
+    over: str = "items"
+    """What the interval is over: items, or seeds of what is a function of training."""
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from etils import epath
+from scipy import stats
 
 from bert_jax import report
+from bert_jax.analysis import analyse
 from bert_jax.analysis.probes import SUITE, by_state, label_tasks, linear, mix, probe_items, vectors
 from bert_jax.analysis.probes.probes import ProbesSettings
 from bert_jax.analysis.result_files import finish
@@ -195,11 +197,43 @@ def test_seeds_of_probes_are_averaged():
     ]
     found = by_state.summarize_labels(of_seeds, task)
     np.testing.assert_allclose(found["score"]["value"], right.sum((0, 2)) / 200)
-    deviation = found["deviation_of_seeds"]
-    np.testing.assert_allclose(deviation["score"], (right.sum(2) / 100).std(0, ddof=1))
-    assert deviation["centre_of_gravity"] == pytest.approx(np.std([2, 1], ddof=1)) and found["seeds"] == 2
+    np.testing.assert_allclose(found["deviation_of_seeds"]["score"], (right.sum(2) / 100).std(0, ddof=1))
     assert found["selectivity"]["value"] == pytest.approx(np.zeros(3)) == found["selectivity"]["high"]
-    assert by_state.summarize_labels(of_seeds[:1], task)["deviation_of_seeds"] is None
+    for values, summary in (
+        ([2, 1], found["mix"]["centre_of_gravity"]),
+        (right[:, :, 0] / 1000, found["code_kilobits"]),
+    ):
+        low, high = (np.mean(values, axis=0) + sign * stats.t.ppf(0.975, 1) * stats.sem(values) for sign in (-1, 1))
+        np.testing.assert_allclose([summary["low"], summary["high"]], [low, high])
+    alone = by_state.summarize_labels(of_seeds[:1], task)
+    assert (found["seeds"], alone["seeds"], alone["deviation_of_seeds"]) == (2, 1, None)
+    assert np.isnan(alone["code_kilobits"]["low"]).all() and np.isnan(alone["mix"]["centre_of_gravity"]["high"])
+
+
+def test_what_follows_from_scores_of_mixes_has_an_interval_over_sentences():
+    """Against the spread over fresh samples of sentences, and plain loops."""
+    rng, chances = np.random.default_rng(5), np.array([0.5, 0.7, 0.75, 0.9])
+
+    def sample():
+        right = rng.binomial(9, chances[:, None], (4, 200)).astype(float)
+        return np.stack([right, np.full((4, 200), 9.0)], axis=1)
+
+    task = label_tasks.entity_task(sample_of(tagged(20, 0)), sample_of(tagged(5, 1)))
+    mixes = sample()
+    one = by_state.LabelScores(*[mixes] * 2, None, mixes, np.ones(4), np.full(4, 0.25))
+    found = by_state.summarize_labels([one], task)["mix"]
+    for name, measure in (
+        ("expected_layer", mix.expected_layer),
+        ("gain_concentration_bits", mix.gain_concentration_bits),
+    ):
+        without = [measure(np.delete(mixes, np.s_[k::10], axis=2).sum(2)[:, 0] / (9 * 180)) for k in range(10)]
+        width = stats.t.ppf(0.975, 9) * np.sqrt(9 * np.var(without))
+        assert found[name]["value"] == pytest.approx(measure(mixes.sum(2)[:, 0] / 1800))
+        np.testing.assert_allclose(
+            [found[name][end] - found[name]["value"] for end in ("low", "high")], [-width, width]
+        )
+        fresh = np.std([measure(sample().sum(2)[:, 0] / 1800) for _ in range(200)])
+        assert 0.6 < width / (stats.t.ppf(0.975, 9) * fresh) < 1.6
 
 
 def test_a_mix_has_its_own_states_only():
@@ -253,7 +287,7 @@ def test_suite(result):
     for task in plain["tasks"].values():
         for row in ("model", "random_weights"):
             assert all(len(task[row][key]["low"]) == LAYERS + 1 for key in ("score", "selectivity"))
-            assert len(task[row]["mix"]["score"]["value"]) == len(task[row]["code_kilobits"]) == LAYERS + 1
+            assert len(task[row]["mix"]["score"]["value"]) == len(task[row]["code_kilobits"]["value"]) == LAYERS + 1
     assert len(plain["tasks"]["entities"]["model"]["span_f1"]["value"]) == LAYERS + 1
     scalars = SUITE.scalars(plain)
     of_pos = items["Parts of speech: accuracy, best state"]
@@ -270,6 +304,9 @@ def test_suite(result):
     assert {name for name, one in scalars.items() if one.interval is None} == {
         f"{title}: centre of gravity (state)" for title in probe_items.TITLES.values()
     }
+    assert "(one seed, no interval, random weights " in analyse.scalar_text(
+        scalars["Entities: centre of gravity (state)"]
+    )
     kinds = [type(block) for block in SUITE.blocks(plain)]
     assert kinds.count(report.Curves) == 12 and kinds.count(report.Heatmap) == 1
 

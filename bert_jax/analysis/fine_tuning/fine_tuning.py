@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean
+from bert_jax.analysis.bootstrap import PARTS, BootstrapMean, bootstrap_mean
 from bert_jax.analysis.fine_tuning import weights
 from bert_jax.analysis.fine_tuning.dev_scores import dev_scores, restored_parts, score_items, score_means
 from bert_jax.analysis.fine_tuning.section import blocks, scalars
@@ -36,8 +36,6 @@ from bert_jax.training.task import Params
 
 TOKENS = 2048
 """Tokens whose vectors are compared."""
-CKA_PARTS = 10
-"""Parts of the examples, of which one after the other is left out for the interval of CKA."""
 TOKENS_PER_BATCH = 1024
 """Of the comparison, which keeps the attention of all heads."""
 
@@ -159,7 +157,7 @@ def _similarity(inputs: SuiteInputs, setup: Setup, rows: list[TextRow]) -> dict[
     found: dict[str, Any] = {"tokens": len(tokens)}
     for i, (name, other) in enumerate(zip(others, of_others, strict=True)):
         of_tokens = np.stack([np.bincount(owner, one, len(rows)) for one in cosines(first, other)])
-        cka = [cka_with_interval(x, y, owner % CKA_PARTS) for x, y in zip(first, other, strict=True)]
+        cka = [cka_with_interval(x, y, owner % PARTS) for x, y in zip(first, other, strict=True)]
         of_heads = bootstrap_mean(attention[i])
         found[name] = {
             "cosine_of_tokens": bootstrap_mean(of_tokens, None, np.bincount(owner, minlength=len(rows)))._asdict(),

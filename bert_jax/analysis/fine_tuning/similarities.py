@@ -3,9 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
-from scipy import special
 
-from bert_jax.analysis.bootstrap import BootstrapMean
+from bert_jax.analysis.bootstrap import BootstrapMean, jackknife
 from bert_jax.analysis.fine_tuning.weights import is_body
 from bert_jax.array_types import Float, Int
 from bert_jax.training.param_paths import LAYERS, name_leaves
@@ -49,7 +48,7 @@ def linear_cka(x: Float[np.ndarray, "n H"], y: Float[np.ndarray, "n W"]) -> floa
 def cka_with_interval(
     x: Float[np.ndarray, "n H"], y: Float[np.ndarray, "n W"], parts: Int[np.ndarray, " n"]
 ) -> BootstrapMean:
-    """`linear_cka` with a 95 % interval of the jackknife that leaves out one part after the other (Student's t).
+    """`linear_cka` with a 95 % interval of the jackknife that leaves out one part after the other.
 
     Args:
       x, y: vectors of the same tokens.
@@ -57,12 +56,9 @@ def cka_with_interval(
     """
     x, y = (np.asarray(vectors, np.float64) - vectors.mean(0) for vectors in (x, y))
     of_parts = [_Moments.of(x[parts == one], y[parts == one]) for one in np.unique(parts)]
-    whole, count = _Moments.of(x, y), len(of_parts)
-    if count == 1:
-        return BootstrapMean(whole.cka, np.nan, np.nan)
-    without = [whole.without(one).cka for one in of_parts]
-    width = special.stdtrit(count - 1, 0.975) * np.sqrt((count - 1) * np.var(without))
-    return BootstrapMean(whole.cka, whole.cka - width, min(1.0, whole.cka + width))
+    whole = _Moments.of(x, y)
+    found = jackknife(whole.cka, [whole.without(one).cka for one in of_parts])
+    return found._replace(high=np.minimum(1.0, found.high))
 
 
 def cosines(x: Float[np.ndarray, "*layers n H"], y: Float[np.ndarray, "*layers n H"]) -> np.ndarray:

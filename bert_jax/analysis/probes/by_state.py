@@ -3,13 +3,21 @@
 Shapes: S hidden states, m dev sentences.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
-from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean, percentiles, resampled_means
+from bert_jax.analysis.bootstrap import (
+    PARTS,
+    BootstrapMean,
+    bootstrap_mean,
+    jackknife,
+    mean_over_seeds,
+    percentiles,
+    resampled_means,
+)
 from bert_jax.analysis.probes import mix, structural
 from bert_jax.analysis.probes.label_tasks import LabelTask, control_task, score_sentences, uniform_of_type
 from bert_jax.analysis.probes.linear import probe_state, uniform_code_bits
@@ -101,30 +109,49 @@ def mean_of_seeds(values: Sequence[Values]) -> Values:
 def summarize_labels(of_seeds: Sequence[LabelScores], task: LabelTask) -> dict[str, Any]:
     """Scores by hidden state with intervals over sentences, and standard deviations over seeds, as plain values.
 
+    Code lengths and weights of mixes are no means over dev sentences but functions of training: their intervals are
+    over its seeds (Student's t), on the same training sentences; one seed gives none. What follows from scores of mixes
+    has an interval of the jackknife over dev sentences: noise makes gains unequal, so their divergence from equal ones
+    is higher in a bootstrap sample, which has fewer different sentences.
+
     Args:
       of_seeds: probes of one task; scores are means over the seeds.
       task: that was probed.
     """
     mean, uniform = mean_of_seeds(of_seeds), uniform_code_bits(len(task.train.labels), len(task.names))
-    cumulative = score_means(mean.mixes)
+    bits, weights = (np.stack([getattr(one, name) for one in of_seeds]) for name in ("code_bits", "mix_weights"))
+    parts = np.arange(mean.mixes.shape[-1]) % PARTS
+    without_part = [_ratios(mean.mixes[..., parts != one]) for one in np.unique(parts)]
+
+    def of_training(values: Sequence[Any] | np.ndarray) -> dict[str, Any]:
+        return mean_over_seeds(np.asarray(values))._asdict()
+
+    def of_mixes(measure: Callable[[np.ndarray], float]) -> dict[str, Any]:
+        return jackknife(measure(_ratios(mean.mixes)), list(map(measure, without_part)))._asdict()
+
     found = {
         "score": score_means(mean.states),
         "control_score": score_means(mean.control),
         "selectivity": _selectivity(mean),
-        "code_kilobits": mean.code_bits / 1000,
-        "compression": uniform / mean.code_bits,
+        "code_kilobits": of_training(bits / 1000),
+        "compression": of_training(uniform / bits),
         "mix": {
-            "score": cumulative,
-            "weights": mean.mix_weights,
-            "centre_of_gravity": mix.centre_of_gravity(mean.mix_weights),
-            "weights_divergence_bits": mix.divergence_from_uniform_bits(mean.mix_weights),
-            "expected_layer": mix.expected_layer(cumulative["value"]),
-            "gain_concentration_bits": mix.gain_concentration_bits(cumulative["value"]),
+            "score": score_means(mean.mixes),
+            "weights": of_training(weights),
+            "centre_of_gravity": of_training([mix.centre_of_gravity(one) for one in weights]),
+            "weights_divergence_bits": of_training([mix.divergence_from_uniform_bits(one) for one in weights]),
+            "expected_layer": of_mixes(mix.expected_layer),
+            "gain_concentration_bits": of_mixes(mix.gain_concentration_bits),
         },
         "seeds": len(of_seeds),
         "deviation_of_seeds": _deviations(of_seeds) if len(of_seeds) > 1 else None,
     }
     return found if mean.spans is None else found | {"span_f1": score_means(mean.spans)}
+
+
+def _ratios(scores: Float[np.ndarray, "S 2 m"]) -> Float[np.ndarray, " S"]:
+    """Scores of all sentences together."""
+    return scores[:, 0].sum(-1) / np.maximum(scores[:, 1].sum(-1), 1)
 
 
 def score_means(scores: Float[np.ndarray, "S 2 m"]) -> dict[str, Any]:
@@ -143,12 +170,8 @@ def _selectivity(scores: LabelScores) -> dict[str, Any]:
 
 def _deviations(of_seeds: Sequence[LabelScores]) -> dict[str, Any]:
     """Standard deviations over the seeds of the probes, in the units of the numbers themselves."""
-    totals = [jax.tree.map(lambda x: x.sum(-1), (one.states, one.control)) for one in of_seeds]
-    scores, control = (np.array([x[:, 0] / np.maximum(x[:, 1], 1) for x in of]) for of in zip(*totals, strict=True))
-    centres = [mix.centre_of_gravity(one.mix_weights) for one in of_seeds]
-    numbers = {"score": scores, "selectivity": scores - control, "centre_of_gravity": np.array(centres)}
-    numbers["code_kilobits"] = np.array([one.code_bits for one in of_seeds]) / 1000
-    return {name: values.std(0, ddof=1) for name, values in numbers.items()}
+    scores, control = (np.array([_ratios(getattr(one, of)) for one in of_seeds]) for of in ("states", "control"))
+    return {"score": scores.std(0, ddof=1), "selectivity": (scores - control).std(0, ddof=1)}
 
 
 def gold_trees(sample: Sample) -> list[Tree]:

@@ -13,7 +13,6 @@ from bert_jax.analysis.quantities import (
     Quantity,
     by_index,
     cells,
-    compared,
     interval_cells,
     scalar_of_mean,
     scalar_of_test,
@@ -35,9 +34,9 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
         )
         if (spans := label_test(name, "span F1")) in tests:
             found[test_title(spans, "%")] = scalar_of_test(result, spans)
-        centres = [one["mix"]["centre_of_gravity"] for one in (task["model"], random)]
-        baselines = {RANDOM: centres[1], "equal weights": result["layers"] / 2}
-        found[f"{title}: centre of gravity (state)"] = compared(centres[0], baselines)
+        centre, of_random = (one["mix"]["centre_of_gravity"] for one in (task["model"], random))
+        baselines = {RANDOM: of_random["value"], "equal weights": result["layers"] / 2}
+        found[f"{title}: centre of gravity (state)"] = scalar_of_mean(centre, baselines)._replace(over="seeds")
     for test in (UUAS, ATTENTION):
         if test in tests:
             found[test_title(test, "%")] = scalar_of_test(result, test)
@@ -67,10 +66,12 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
             "Bands and square brackets: 95 % over the dev sentences. "
             + (
                 f"Scores are means over {seeds} seeds of probes, control tasks and random weights; ± is the standard "
-                "deviation of one seed. "
+                "deviation of one seed. Description lengths, weights of mixes, their centres of gravity and K(s) are "
+                "functions of the training: their bands and brackets are 95 % over the seeds. "
                 if seeds > 1
                 else "One seed of probes, control tasks and random weights: what another seed changes is not measured "
-                "(--probes.seeds), so mixes and description lengths have no interval. "
+                "(--probes.seeds), so description lengths, weights of mixes, their centres of gravity and K(s), which "
+                "are functions of the training, have no interval. "
             )
             + "A probe learns, too: compare it with its control task, in which every word type has a random label, and "
             "with random weights. State 0 has word and position alone. A label that can be read need not be used by "
@@ -102,10 +103,9 @@ def _task_blocks(title: str, task: dict[str, Any]) -> list[ReportBlock]:
         header = (*header, "span F1", "random, span F1")
         columns += [of_model["span_f1"], random["span_f1"]]
     texts = [interval_cells(line) for line in columns]
-    if (deviation := of_model["deviation_of_seeds"]) is not None:
-        for i, key in enumerate(keys):
-            if key in deviation:
-                texts[i] = [f"{one} ± {of}" for one, of in zip(texts[i], cells(deviation[key]), strict=True)]
+    for row, places in ((of_model, {"score": 0, "selectivity": 2}), (random, {"score": 4, "selectivity": 5})):
+        for key, deviation in (row["deviation_of_seeds"] or {}).items():
+            texts[places[key]] = [f"{one} ± {of}" for one, of in zip(texts[places[key]], cells(deviation), strict=True)]
     return [
         Note(
             f"{title}: {task['labels']} labels, {task['dev_examples']:,} dev examples. "
@@ -130,10 +130,9 @@ def _mix_blocks(tasks: dict[str, Any]) -> list[ReportBlock]:
     rows = []
     for name, task in tasks.items():
         for row, suffix in (("model", ""), ("random_weights", f", {RANDOM}")):
-            texts, deviation = cells((task[row]["mix"][key] for key in keys), ".2f"), task[row]["deviation_of_seeds"]
-            if deviation is not None:
-                texts[0] += f" ± {deviation['centre_of_gravity']:.2f}"
-            rows.append((f"{TITLES[name]}{suffix}", *texts))
+            means = [task[row]["mix"][key] for key in keys]
+            of_keys = {end: [mean[end] for mean in means] for end in ("value", "low", "high")}
+            rows.append((f"{TITLES[name]}{suffix}", *interval_cells(of_keys, ".2f")))
     metric, weights = "accuracy or label F1", {title: model["weights"] for title, (model, _) in mixes.items()}
     return [
         Note(
@@ -143,5 +142,7 @@ def _mix_blocks(tasks: dict[str, Any]) -> list[ReportBlock]:
         ),
         Quantity("Mixes of the states 0 to l", metric, gains, random_gains, "l", same_colors=True).curves(),
         Quantity("Weights of the mix of all states", "softmax weight", weights).curves(),
-        Table(("task", "centre of gravity", "K(s) (bits)", "expected layer", "K(Delta) (bits)"), tuple(rows)),
+        Table(
+            ("task", "centre of gravity", "K(s) (bits)", "expected layer", "K(Delta) (bits)"), tuple(rows), words=True
+        ),
     ]
