@@ -133,8 +133,11 @@ BOTTLENECK = dataclasses.replace(BERT, num_layers=2, **SHARED)
 
 @pytest.mark.parametrize(
     ("config", "dense_dtype"),
-    [(MODERN, "compute"), (ALBERT, "compute"), (BOTTLENECK, "float8")],
-    ids=["modern", "albert", "bottleneck"],
+    [
+        pytest.param(MODERN, "compute", id="modern"),
+        pytest.param(ALBERT, "compute", id="albert"),
+        pytest.param(BOTTLENECK, "float8", id="bottleneck", marks=pytest.mark.slow),
+    ],
 )
 def test_stored_gradients_of_layers_lose_nothing(config, dense_dtype, monkeypatch):
     """Unrolled, gradients are written into one stack per parameter, in the type that the layer computes them in."""

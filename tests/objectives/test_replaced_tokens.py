@@ -184,6 +184,7 @@ def test_the_loss_weighs_its_terms():
         np.testing.assert_allclose(combine(found, one.loss_weight_sums(batch)), expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_micro_batches_sample_the_same_tokens():
     """Counts of replaced and of correctly detected tokens are equal; losses to rounding."""
     rows = {**make_batch(PACKS, 32, slots=2), "row": jnp.arange(4, dtype=jnp.int32)}
