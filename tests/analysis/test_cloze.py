@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 from etils import epath
+from scipy import stats
 
 from bert_jax import report
 from bert_jax.analysis.bootstrap import bootstrap_mean
@@ -51,9 +52,17 @@ def test_ranks_and_preferences_count_ties_half():
     rank, ties = cloze_scores.ranks_and_ties(scores, np.array([1, 0, 1]))
     assert (rank.tolist(), ties.tolist()) == ([2.5, 3, 1], [1, 2, 0])
     found = cloze_scores.preference(np.array([1.0, 2, 3]), np.array([1.0, 1, 4]))
-    assert found == {"accuracy": 0.5, "items": 3, "ties": 1}
-    assert cloze_scores.preference(np.zeros(0), np.zeros(0))["accuracy"] is None
-    assert cloze_scores.precision_at(rank, 1) == 1 / 3
+    assert (found["accuracy"], found["items"], found["ties"]) == (0.5, 3, 1)
+    nothing = cloze_scores.preference(np.zeros(0), np.zeros(0))
+    assert nothing == {"accuracy": None, "accuracy_interval": [None, None], "items": 0, "ties": 0}
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 8), (7, 8), (8, 8), (33, 50), (1, 1)])
+def test_intervals_of_shares_are_those_of_scipy(count, total):
+    found = cloze_scores.share_with_interval("top_1", count, total)
+    expected = stats.binomtest(count, total).proportion_ci(0.95, method="wilson")
+    assert found["top_1"] == count / total
+    np.testing.assert_allclose(found["top_1_interval"], expected, atol=1e-12)
 
 
 def test_agreement_of_models_with_known_answers(tmp_path):
@@ -69,7 +78,7 @@ def test_agreement_of_models_with_known_answers(tmp_path):
     for name in ("model", "lone_mask"):
         np.testing.assert_allclose(found["all_sentences"][name]["accuracy"], 2 / 3)
     undecided = verb_agreement.run(files, prefers(), False)[0]["all_sentences"]["model"]
-    assert undecided == {"accuracy": 0.5, "items": 3, "ties": 3}
+    assert (undecided["accuracy"], undecided["items"], undecided["ties"]) == (0.5, 3, 3)
 
 
 def test_agreement_reads_the_context(tmp_path):
@@ -92,7 +101,7 @@ def test_ettinger_cprag(tmp_path):
     files = write_table(tmp_path / "c.tsv", CPRAG, *rows)
     found = ettinger.run(files, prefers(sings=5, falls=4))[0]["CPRAG-102"]
     accuracy, sensitivity = found["accuracy"]["model"], found["sensitivity"]["model"]
-    assert accuracy["groups"]["all"] == {"top_1": 0.5, "top_5": 1, "items": 2}
+    assert [accuracy["groups"]["all"][key] for key in ("top_1", "top_5", "items")] == [0.5, 1, 2]
     assert accuracy["skipped"]["not_one_token"] == 1
     assert accuracy["groups"]["constraint H"]["top_1"] == 1 and accuracy["groups"]["constraint L"]["top_1"] == 0
     assert sensitivity["groups"]["all"]["accuracy"] == 0.5 and sensitivity["groups"]["all"]["items"] == 2
@@ -127,7 +136,7 @@ def test_ettinger_negation(tmp_path):
     found = ettinger.run(files, prefers(stone=1))[0]["NEG-136-SIMP"]
     groups = found["sensitivity"]["model"]["groups"]
     assert [groups[name]["accuracy"] for name in ("affirmative", "negated", "all")] == [1, 0, 0.5]
-    assert found["accuracy"]["model"]["groups"]["all"] == {"top_1": 1, "top_5": 1, "items": 1}
+    assert [found["accuracy"]["model"]["groups"]["all"][key] for key in ("top_1", "top_5", "items")] == [1, 1, 1]
     close = ettinger.run(files, prefers(stone=0.01))[0]["NEG-136-SIMP"]["sensitivity"]["model"]["groups"]["affirmative"]
     assert (close["accuracy"], close["accuracy_above_threshold"]) == (1, 0)
     licensed = write_table(tmp_path / "n.tsv", [*SIMP, "licensing"], [*row, "Y"])
@@ -274,7 +283,12 @@ def test_suite(data):
     assert len(scalars) == 5 and all(0 <= one.value <= 100 for one in scalars.values())
     assert all(0 <= one.baselines["random weights"] <= 100 for one in scalars.values())
     blocks = SUITE.blocks(result)
+    top_5 = scalars["NEG-136-SIMP, expected word in top 5 (%)"]  # no test counts its items
+    assert top_5.interval[0] <= top_5.value <= top_5.interval[1]
     tables = [block for block in blocks if isinstance(block, report.Table)]
+    row = next(row for table in tables if table.header[0] == "group" for row in table.rows if row[0] == "all")
+    low, high = stats.binomtest(int(2 * float(row[1].split()[0]) / 50), 4).proportion_ci(method="wilson")
+    assert row[1].endswith(f" [{100 * low:.1f}, {100 * high:.1f}]") and row[-2] == "4"
     assert all(len(row) == len(table.header) for table in tables for row in table.rows) and len(tables) == 9
     assert SUITE.obstacle(inputs, ClozeSettings()) is None
 

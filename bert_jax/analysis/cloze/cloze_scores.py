@@ -9,6 +9,9 @@ import numpy as np
 
 from bert_jax.array_types import Float, Int
 
+NORMAL_QUANTILE = 1.959963984540054
+"""Of 0.975."""
+
 
 def preference(better: Float[np.ndarray, " n"], worse: Float[np.ndarray, " n"]) -> dict[str, Any]:
     """How often the better of two is preferred.
@@ -18,11 +21,11 @@ def preference(better: Float[np.ndarray, " n"], worse: Float[np.ndarray, " n"]) 
       worse: scores of the others.
 
     Returns:
-      accuracy in [0, 1], where a tie counts half (None without items), and the numbers of items and ties.
+      accuracy in [0, 1] as `share_with_interval`, where a tie counts half, and the numbers of items and ties.
     """
     ties = int((better == worse).sum())
-    wins = int((better > worse).sum())
-    return {"accuracy": share(wins + ties / 2, len(better)), "items": len(better), "ties": ties}
+    count = wins(better, worse).sum()
+    return share_with_interval("accuracy", count, len(better)) | {"items": len(better), "ties": ties}
 
 
 def wins(better: Float[np.ndarray, " n"], worse: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
@@ -30,9 +33,18 @@ def wins(better: Float[np.ndarray, " n"], worse: Float[np.ndarray, " n"]) -> Flo
     return (better > worse) + 0.5 * (better == worse)
 
 
-def share(count: float, total: int) -> float | None:
-    """count / total; None if the total is 0."""
-    return float(count / total) if total else None
+def share_with_interval(name: str, count: float, total: int) -> dict[str, Any]:
+    """A share, and as NAME_interval the ends of its 95 % interval of Wilson (1927); None without items.
+
+    Groups have few items, of which often all are right: the interval of a bootstrap has no width there, and is too
+    narrow elsewhere. An item that counts half makes this one wider than needed.
+    """
+    if not total:
+        return {name: None, f"{name}_interval": [None, None]}
+    value, z_squared = count / total, NORMAL_QUANTILE**2 / total
+    center = (value + z_squared / 2) / (1 + z_squared)
+    width = np.sqrt(z_squared * (value * (1 - value) + z_squared / 4)) / (1 + z_squared)
+    return {name: float(value), f"{name}_interval": [float(max(0, center - width)), float(min(1, center + width))]}
 
 
 def mean(values: list[float | None]) -> float | None:
@@ -55,8 +67,3 @@ def ranks_and_ties(scores: Float[np.ndarray, "n V"], gold: Int[np.ndarray, " n"]
     own = np.take_along_axis(scores, gold[:, None], axis=1)
     tied = (scores == own).sum(1) - 1
     return 1 + (scores > own).sum(1) + tied / 2, tied
-
-
-def precision_at(gold_ranks: Float[np.ndarray, " n"], k: int) -> float | None:
-    """Share of ranks, from 1, of at most k (P@k); None without ranks."""
-    return share(int((gold_ranks <= k).sum()), len(gold_ranks))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import preference, share, wins
+from bert_jax.analysis.cloze.cloze_scores import preference, share_with_interval, wins
 from bert_jax.analysis.cloze.item_files import read_tab_separated
 from bert_jax.analysis.cloze.predictions import (
     MASK,
@@ -241,10 +241,10 @@ def word_accuracy(
         rank = 1 + (row > best).sum() + ((row == best).sum() - 1) / 2
         for group in {"all", context.group}:
             ranks.setdefault(group, []).append(float(rank))
-    groups = {
-        group: {f"top_{k}": share(sum(r <= k for r in found), len(found)) for k in (1, 5)} | {"items": len(found)}
-        for group, found in sorted(ranks.items())
-    }
+    groups = {}
+    for group, found in sorted(ranks.items()):
+        top_1, top_5 = (share_with_interval(f"top_{k}", sum(r <= k for r in found), len(found)) for k in (1, 5))
+        groups[group] = top_1 | top_5 | {"items": len(found)}
     return {"groups": groups, "skipped": dict(skipped)}
 
 
@@ -281,9 +281,11 @@ def sensitivity(
     groups = {}
     for group, found in sorted(scores.items()):
         better, worse = np.array(found).T
-        above = share(int((better - worse > THRESHOLD).sum()), len(found))
+        above = int((better - worse > THRESHOLD).sum())
         means = {"mean_probability_better": float(better.mean()), "mean_probability_worse": float(worse.mean())}
-        groups[group] = preference(better, worse) | {"accuracy_above_threshold": above} | means
+        groups[group] = (
+            preference(better, worse) | share_with_interval("accuracy_above_threshold", above, len(found)) | means
+        )
     result: dict[str, Any] = {"groups": groups, "skipped": dict(skipped)}
     if differences:
         probability, cloze = np.array(differences).T

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import mean, precision_at, ranks_and_ties, share
+from bert_jax.analysis.bootstrap import bootstrap_mean
+from bert_jax.analysis.cloze.cloze_scores import mean, ranks_and_ties, share_with_interval
 from bert_jax.analysis.cloze.lama_files import Fact, common_vocabulary, draw_facts, read_relations
 from bert_jax.analysis.cloze.predictions import (
     encode_masked,
@@ -87,14 +88,20 @@ def read_answers(scores: np.ndarray, gold: np.ndarray) -> Answers:
 
 
 def precisions(answers: Answers) -> dict[str, Any]:
-    """P@1, P@10 and mean reciprocal rank, with the number of facts and of those with ties."""
-    return {
-        "precision_at_1": precision_at(answers.ranks, 1),
-        "precision_at_10": precision_at(answers.ranks, 10),
-        "mean_reciprocal_rank": float((1 / answers.ranks).mean()) if len(answers.ranks) else None,
-        "facts": len(answers.ranks),
-        "ties": int((answers.ties > 0).sum()),
-    }
+    """P@1, P@10 and mean reciprocal rank with intervals, the number of facts, at least one, and of those with ties."""
+    ranks = answers.ranks
+    at_1, at_10 = (share_with_interval(f"precision_at_{k}", int((ranks <= k).sum()), len(ranks)) for k in (1, 10))
+    reciprocal = bootstrap_mean(1 / ranks)
+    return (
+        at_1
+        | at_10
+        | {
+            "mean_reciprocal_rank": float(reciprocal.value),
+            "mean_reciprocal_rank_interval": [float(reciprocal.low), float(reciprocal.high)],
+            "facts": len(ranks),
+            "ties": int((answers.ties > 0).sum()),
+        }
+    )
 
 
 def run(
@@ -176,7 +183,7 @@ def measure(
     right = {name: (one.ranks <= 1).astype(float) for name, one in joined.items()}
     most = max(Counter(gold.tolist()).values())
     answers |= {
-        "most_frequent_object": {"precision_at_1": share(most, len(gold)), "facts": len(gold)},
+        "most_frequent_object": share_with_interval("precision_at_1", most, len(gold)) | {"facts": len(gold)},
         "negated": _summary(variants["negated"]),
         "misprimed": _summary(variants["misprimed"]),
     }
@@ -240,7 +247,11 @@ def _means(relations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Means over relations, as in the paper, of all shares, correlations and ranks."""
     counts = ("facts", "ties")
     return {
-        part: {key: mean([one[part][key] for one in relations]) for key in relations[0][part] if key not in counts}
+        part: {
+            key: mean([one[part][key] for one in relations])
+            for key in relations[0][part]
+            if key not in counts and not key.endswith("_interval")
+        }
         | {"relations": len(relations)}
         for part in relations[0]
     }

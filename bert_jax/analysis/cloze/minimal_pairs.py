@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bert_jax.analysis.cloze.cloze_scores import mean, preference, wins
+from bert_jax.analysis.bootstrap import bootstrap_mean
+from bert_jax.analysis.cloze.cloze_scores import preference, wins
 from bert_jax.analysis.cloze.item_files import item_name, read_json_lines, text_of
 from bert_jax.analysis.cloze.pll import VARIANTS, pseudo_log_likelihoods
 from bert_jax.analysis.cloze.predictions import lone_mask_log_probabilities
@@ -118,7 +119,7 @@ def run(
         "scores": list(scores),
         "all_pairs": _accuracies(scores, np.arange(len(kept))),
         "by_uid": by_uid,
-        "mean_of_uids": {name: mean([one[name]["accuracy"] for one in by_uid.values()]) for name in scores},
+        "mean_of_uids": _means_of_groups(scores, uids),
         "by_phenomenon": _by_group(scores, [pair.phenomenon for pair in kept]),
         "by_field": _by_group(scores, [pair.field for pair in kept]),
     }
@@ -162,6 +163,14 @@ def baselines(model: LoadedModel, rows: Sequence[TextRow]) -> SentenceScores:
 
 def _accuracies(scores: SentenceScores, chosen: np.ndarray) -> dict[str, Any]:
     return {name: preference(*values[chosen].T) for name, values in scores.items()}
+
+
+def _means_of_groups(scores: SentenceScores, groups: Sequence[str]) -> dict[str, Any]:
+    """Mean accuracy of the groups by score, and its interval of the bootstrap over pairs within groups."""
+    means = bootstrap_mean(np.stack([wins(*values.T) for values in scores.values()]), groups)
+    ends = np.stack([means.low, means.high], axis=1).tolist()
+    intervals = {f"{name}_interval": of for name, of in zip(scores, ends, strict=True)}
+    return dict(zip(scores, means.value.tolist(), strict=True)) | intervals
 
 
 def _by_group(scores: SentenceScores, groups: Sequence[str]) -> dict[str, Any]:

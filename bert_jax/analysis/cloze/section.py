@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.analysis.cloze.minimal_pairs import HEADLINE
 from bert_jax.analysis.cloze.pll import VARIANTS
 from bert_jax.analysis.item_scores import interval
-from bert_jax.analysis.quantities import RANDOM, cells, compared
+from bert_jax.analysis.quantities import RANDOM, cells, compared, interval_cells
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Note, ReportBlock, Table
 from bert_jax.report.cells import cell
@@ -48,9 +48,12 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
             ("accuracy", "top_5", "expected word in top 5"),
             ("sensitivity", "accuracy", "completion preferred"),
         ):
-            if "all" in one[part]["model"]["groups"]:
+            if (of_model := one[part]["model"]["groups"].get("all")) is not None:
                 values = {row: one[part][row]["groups"].get("all", {}).get(key) for row in one[part]}
-                put(f"{name}, {what} (%)", _percent_of_rows(values), name if part == "sensitivity" else "")
+                low, high = of_model[f"{key}_interval"]
+                of_test = interval(result, name) if part == "sensitivity" else None
+                scalar = _percent_of_rows(values)._replace(interval=of_test or (100 * low, 100 * high))
+                found[f"{name}, {what} (%)"] = scalar
     if "lama" in result:
         precisions = {row: one.get("precision_at_1") for row, one in result["lama"]["mean_of_relations"].items()}
         most_frequent = {"most frequent object": precisions["most_frequent_object"]}
@@ -81,7 +84,8 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
     shown.append(
         Note(
             "Random weights show what the architecture and the tokenizer give; a mask without context shows which "
-            "words the model prefers anyway. Chance is 50 % where one of two is chosen."
+            "words the model prefers anyway. Chance is 50 % where one of two is chosen. Square brackets: 95 % over the "
+            "items of the row, of shares Wilson's interval, of mean reciprocal ranks that of the bootstrap."
         )
     )
     return tuple(shown)
@@ -96,8 +100,8 @@ def _minimal_pairs(found: dict[str, Any]) -> Iterator[ReportBlock]:
     rows = [
         (
             NAMES[name],
-            _percent(found["mean_of_uids"][name]),
-            _percent(one["accuracy"]),
+            _share(found["mean_of_uids"], name),
+            _share(one, "accuracy"),
             f"{one['items']:,}",
             f"{one['ties']:,}",
         )
@@ -124,14 +128,14 @@ def _groups(title: str, groups: Mapping[str, Any], columns: tuple[str, ...], uni
     rows = [
         (
             group,
-            *(_percent(one[name]["accuracy"]) for name in columns),
+            *(_share(one[name], "accuracy") for name in columns),
             f"{one[columns[0]]['items']:,}",
             f"{one[columns[0]]['ties']:,}",
         )
         for group, one in groups.items()
     ]
     header = (title, *(f"{NAMES.get(name, name)} (%)" for name in columns), unit, "ties")
-    yield Table(header, tuple(rows[:MAX_ROWS]))
+    yield Table(header, tuple(rows[:MAX_ROWS]), words=True)
     if len(rows) > MAX_ROWS:
         yield Note(f"{len(rows) - MAX_ROWS:,} more groups are in the JSON file.")
 
@@ -145,7 +149,7 @@ def _ettinger(found: dict[str, Any]) -> Iterator[ReportBlock]:
     rows = [
         (
             f"{name}, {group}",
-            *(_percent(one["accuracy"][score]["groups"][group][f"top_{k}"]) for score in scores for k in (1, 5)),
+            *(_share(one["accuracy"][score]["groups"][group], f"top_{k}") for score in scores for k in (1, 5)),
             f"{values['items']:,}",
             f"{sum(one['accuracy']['model']['skipped'].values()):,}",
         )
@@ -153,12 +157,12 @@ def _ettinger(found: dict[str, Any]) -> Iterator[ReportBlock]:
         for group, values in one["accuracy"]["model"]["groups"].items()
     ]
     header = [f"{NAMES.get(score, score)}, top {k} (%)" for score in scores for k in (1, 5)]
-    yield Table(("contexts", *header, "contexts", "skipped in the file"), tuple(rows))
+    yield Table(("group", *header, "contexts", "skipped in the file"), tuple(rows), words=True)
     rows = [
         (
             f"{name}, {group}",
-            *(_percent(one["sensitivity"][score]["groups"][group]["accuracy"]) for score in scores),
-            _percent(values["accuracy_above_threshold"]),
+            *(_share(one["sensitivity"][score]["groups"][group], "accuracy") for score in scores),
+            _share(values, "accuracy_above_threshold"),
             f"{values['items']:,}",
             f"{values['ties']:,}",
             f"{sum(one['sensitivity']['model']['skipped'].values()):,}",
@@ -168,7 +172,7 @@ def _ettinger(found: dict[str, Any]) -> Iterator[ReportBlock]:
     ]
     header = [f"{NAMES.get(score, score)} (%)" for score in scores]
     columns = ("completion preferred", *header, "model, by more than 0.01 (%)", "items", "ties", "skipped in the file")
-    yield Table(columns, tuple(rows))
+    yield Table(columns, tuple(rows), words=True)
     for name, one in found.items():
         for part, what in (("accuracy", "context with an expected word"), ("sensitivity", "item with completions")):
             if not one[part]["model"]["groups"]:
@@ -204,16 +208,16 @@ def _lama(found: dict[str, Any]) -> Iterator[ReportBlock]:
     rows = [
         (
             name,
-            *(_percent(one["model"][key]) for key in ("precision_at_1", "precision_at_10")),
-            cell(one["model"]["mean_reciprocal_rank"], ".3f", ""),
-            *(_percent(one[part]["precision_at_1"]) for part in ("random_weights", "most_frequent_object")),
+            *(_share(one["model"], key) for key in ("precision_at_1", "precision_at_10")),
+            _share(one["model"], "mean_reciprocal_rank", ".3f", 1),
+            *(_share(one[part], "precision_at_1") for part in ("random_weights", "most_frequent_object")),
             f"{one['model']['facts']:,}",
             f"{one['model']['ties']:,}",
         )
         for name, one in found["by_relation"].items()
     ]
     header = ("relation", "P@1 (%)", "P@10 (%)", "MRR", "random weights, P@1 (%)", "most frequent object, P@1 (%)")
-    yield Table((*header, "facts", "facts with ties"), tuple(rows))
+    yield Table((*header, "facts", "facts with ties"), tuple(rows), words=True)
 
 
 def _variants(found: dict[str, Any]) -> Table:
@@ -245,6 +249,12 @@ def _variants(found: dict[str, Any]) -> Table:
 def _reasons(skipped: Mapping[str, int]) -> str:
     """Counts of what was left out, in words."""
     return "left out: " + ", ".join(f"{reason.replace('_', ' ')} {count:,}" for reason, count in skipped.items())
+
+
+def _share(values: Mapping[str, Any], key: str, form: str = ".1f", factor: float = 100) -> str:
+    """A share with its interval."""
+    low, high = values[f"{key}_interval"]
+    return interval_cells({"value": [values[key]], "low": [low], "high": [high]}, form, factor)[0]
 
 
 def _percent(value: float | None) -> str:
