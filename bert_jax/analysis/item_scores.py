@@ -61,13 +61,6 @@ class ItemScores(NamedTuple):
         return self._replace(items=tuple(items), groups=groups, scores=scores, weights=weights)
 
 
-def join(parts: Sequence[ItemScores], *, same_tokenizer: bool = False) -> ItemScores:
-    """The items of parts that have groups, the same columns and no weights, as one test."""
-    scores = {name: np.concatenate([part.scores[name] for part in parts]) for name in parts[0].scores}
-    items, groups = (tuple(one for part in parts for one in getattr(part, key)) for key in ("items", "groups"))
-    return ItemScores(items, groups, scores, same_tokenizer=same_tokenizer)
-
-
 def uncertainty(tests: Mapping[str, ItemScores]) -> dict[str, Any]:
     """Means of all columns by test, and differences of the model from its baselines, as JSON holds them."""
     found = {}

@@ -152,7 +152,10 @@ def test_facts_of_models_with_known_answers(tmp_path):
     (vocabulary,) = write(tmp_path / "words.txt", "sings\nfalls\nstone\nlight\nriver\ncrab\nwind\n")
     found, items = lama.run(files, vocabulary, prefers(sings=3, quick=9, falls=2), 0, 0, False)
     assert items.scores["model"].tolist() == [1, 0, 0, 1] and set(items.groups) == {"P1"}
-    relation = found["by_relation"]["P1"]
+    relation, means = found["by_relation"]["P1"], found["mean_of_relations"]["model"]
+    low, high = means["mean_reciprocal_rank_interval"]
+    assert 0.25 <= low < means["mean_reciprocal_rank"] < high <= 1
+    np.testing.assert_allclose(relation["model"]["mean_reciprocal_rank_interval"], [low, high], atol=0.01)
     assert (found["facts"], found["facts_in_files"], found["candidates"]) == (4, 7, 5)
     reasons = {"not_one_token": 1, "not_in_vocabulary": 1, "too_long": 1, "mask_not_once": 1, "repeated": 0}
     assert {reason: found["skipped"][reason] for reason in reasons} == reasons

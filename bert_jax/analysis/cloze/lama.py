@@ -18,7 +18,7 @@ from bert_jax.analysis.cloze.predictions import (
     mask_log_probabilities,
     token_of_word,
 )
-from bert_jax.analysis.item_scores import ItemScores, join
+from bert_jax.analysis.item_scores import ItemScores
 from bert_jax.analysis.rank_correlation import rank_correlation
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import require
@@ -128,20 +128,23 @@ def run(
     model = models["model"]
     candidates = candidate_tokens(common_vocabulary(vocabulary), model.tokenizer)
     relations = read_relations(files, seed)
-    by_relation, skipped, items = {}, Counter(), []
+    by_relation, skipped, facts, ranks = {}, Counter(), [], []
     with progress_bar("facts", len(relations), "relation", shown=progress) as bar:
         for name, relation in relations.items():
             drawn = draw_facts(relation.facts, per_relation, seed)
             queries, reasons = select(drawn, candidates, model)
             skipped.update(reasons | relation.skipped | {"not_drawn": len(relation.facts) - len(drawn)})
             if queries:
-                by_relation[name], right = measure(queries, candidates, models)
-                facts = tuple(query.fact.item for query in queries)
-                items.append(ItemScores(facts, (name,) * len(facts), right))
+                by_relation[name], of_relation = measure(queries, candidates, models)
+                facts += [(query.fact.item, name) for query in queries]
+                ranks.append(of_relation)
             bar.update()
     total = sum(len(relation.facts) for relation in relations.values())
     reasons = ", ".join(f"{reason} {count}" for reason, count in skipped.items())
     require(bool(by_relation), f"lama: none of {total} facts can be scored ({reasons}): give other facts")
+    items, groups = zip(*facts, strict=True)
+    of_columns = {column: np.concatenate([one[column] for one in ranks]) for column in ranks[0]}
+    right = {column: (values <= 1).astype(float) for column, values in of_columns.items()}
     found = {
         "facts": sum(one["model"]["facts"] for one in by_relation.values()),
         "facts_in_files": total,
@@ -151,13 +154,15 @@ def run(
         "by_relation": by_relation,
         "mean_of_relations": _means(list(by_relation.values())),
     }
-    return found, join(items, same_tokenizer=vocabulary is None)
+    for column, values in of_columns.items():
+        found["mean_of_relations"][column] |= _intervals_of_means(values, groups)
+    return found, ItemScores(items, groups, right, same_tokenizer=vocabulary is None)
 
 
 def measure(
     queries: Sequence[Query], candidates: np.ndarray, models: Mapping[str, LoadedModel]
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The results of one relation, and for each model and a lone mask 1 where the object is the first answer, else 0.
+    """The results of one relation, and for each model and a lone mask the ranks of the objects.
 
     Args:
       queries: from `select`, at least one.
@@ -180,14 +185,13 @@ def measure(
     joined = {name: Answers(*map(np.concatenate, zip(*parts, strict=True))) for name, parts in found.items()}
     joined["lone_mask"] = read_answers(lone, gold)
     answers = {name: precisions(one) for name, one in joined.items()}
-    right = {name: (one.ranks <= 1).astype(float) for name, one in joined.items()}
     most = max(Counter(gold.tolist()).values())
     answers |= {
         "most_frequent_object": share_with_interval("precision_at_1", most, len(gold)) | {"facts": len(gold)},
         "negated": _summary(variants["negated"]),
         "misprimed": _summary(variants["misprimed"]),
     }
-    return answers, right
+    return answers, {name: one.ranks for name, one in joined.items()}
 
 
 def _summary(chunks: Sequence[Mapping[str, np.ndarray]]) -> dict[str, Any]:
@@ -241,6 +245,14 @@ def _prime_token(text: str, tokenizer: Tokenizer) -> set[int]:
     word = text.partition("?")[0].strip()
     forms = {word, word[:1].lower() + word[1:]}
     return {token for form in forms if form and (token := token_of_word(form, tokenizer)) is not None}
+
+
+def _intervals_of_means(ranks: np.ndarray, relations: Sequence[str]) -> dict[str, list[float]]:
+    """Intervals of the means over relations of P@1, P@10 and reciprocal ranks, over facts within relations."""
+    means = bootstrap_mean(np.stack([ranks <= 1, ranks <= 10, 1 / ranks]).astype(float), relations)
+    names = ("precision_at_1", "precision_at_10", "mean_reciprocal_rank")
+    ends = np.stack([means.low, means.high], axis=1).tolist()
+    return {f"{name}_interval": of for name, of in zip(names, ends, strict=True)}
 
 
 def _means(relations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -85,7 +85,8 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         Note(
             "Random weights show what the architecture and the tokenizer give; a mask without context shows which "
             "words the model prefers anyway. Chance is 50 % where one of two is chosen. Square brackets: 95 % over the "
-            "items of the row, of shares Wilson's interval, of mean reciprocal ranks that of the bootstrap."
+            "items of the row, of shares Wilson's interval, of means over UIDs or relations and of mean reciprocal "
+            "ranks that of the bootstrap."
         )
     )
     return tuple(shown)
@@ -198,8 +199,8 @@ def _lama(found: dict[str, Any]) -> Iterator[ReportBlock]:
     rows = [
         (
             NAMES.get(name, name),
-            *(_percent(means[name].get(key)) for key in ("precision_at_1", "precision_at_10")),
-            cell(means[name].get("mean_reciprocal_rank"), ".3f", ""),
+            *(_share(means[name], key) for key in ("precision_at_1", "precision_at_10")),
+            _share(means[name], "mean_reciprocal_rank", ".3f", 1),
         )
         for name in ("model", "random_weights", "lone_mask", "most_frequent_object")
     ]
@@ -252,9 +253,9 @@ def _reasons(skipped: Mapping[str, int]) -> str:
 
 
 def _share(values: Mapping[str, Any], key: str, form: str = ".1f", factor: float = 100) -> str:
-    """A share with its interval."""
-    low, high = values[f"{key}_interval"]
-    return interval_cells({"value": [values[key]], "low": [low], "high": [high]}, form, factor)[0]
+    """A share with its interval, if it has one; empty if it is not there."""
+    low, high = values.get(f"{key}_interval", (None, None))
+    return interval_cells({"value": [values.get(key)], "low": [low], "high": [high]}, form, factor)[0]
 
 
 def _percent(value: float | None) -> str:
