@@ -16,11 +16,11 @@ from bert_jax.distributed.cluster_detection import ProcessInfo
 from bert_jax.distributed.connections import Peers
 from bert_jax.distributed.error_output import ErrorOutput
 from bert_jax.distributed.rendezvous import listen
-from bert_jax.distributed.supervised import WORKER_ENV
+from bert_jax.distributed.supervised import ENDS_IN_ORDER, SAVED, WORKER_ENV
 from bert_jax.errors import TRY_AGAIN, PeerError
 
 RESTARTS = 1
-"""Number of times that the children are started again."""
+"""Number of times that the children are started again without a checkpoint in between."""
 VOTE_SECONDS = 60.0
 """For all supervisors to end their children and agree on a restart."""
 COLLECT_SECONDS = 1.0
@@ -94,6 +94,7 @@ class Monitor:
         self.first_failure: ProcessFailure | None = None
         self.votes: dict[int, bool] = {}  # by process that has ended its child: whether it can start another
         self.restart: dict[str, Any] | None = None  # what process 0 decided
+        self.from_child = b""  # what the child has sent through its link
 
     def run(
         self, command: Sequence[str], worker_settings: Mapping[str, Any], signal_targets: list[subprocess.Popen]
@@ -117,6 +118,9 @@ class Monitor:
         with own_end:
             self._wait(own_end)
             code = self._end_child()
+            self._read(own_end)
+        if SAVED in self.from_child:
+            self.restarts_left = RESTARTS
         self.error_output.drain()
         return code
 
@@ -125,9 +129,11 @@ class Monitor:
         own, ended = self.info.process_index, 0.0
         while True:
             self._handle_next_event()
-            if not ended and (code := self.child.poll()) is not None:
+            code = self.child.poll()
+            self._read(link)
+            if not ended and code is not None:
                 ended = time.monotonic()
-                if _exit_was_announced(link):
+                if ENDS_IN_ORDER in self.from_child:
                     self.done.add(own)
                     self.peers.send(done=True)
                 else:
@@ -140,6 +146,10 @@ class Monitor:
             late = bool(ended and self.failures) and time.monotonic() > ended + ANNOUNCEMENT_TIMEOUT_SECONDS
             if self.first_failure or late or (own in self.done and (own or len(self.done) == self.info.process_count)):
                 return
+
+    def _read(self, link: socket.socket) -> None:
+        with suppress(OSError):  # nothing to read
+            self.from_child += link.recv(4096, socket.MSG_DONTWAIT)
 
     def _handle_next_event(self) -> None:
         try:
@@ -179,14 +189,16 @@ class Monitor:
     def agree_on_restart(self, code: int) -> int | None:
         """Whether all processes start a child again: the port for jax, or None.
 
+        A checkpoint that was saved since the last start allows another one.
+
         Args:
           code: exit code of the child that has ended.
         """
         own, failure = self.info.process_index, self.first_failure
-        if self.restarts_left == 0 or failure is None or not failure.may_be_repeated:
+        if failure is None or not failure.may_be_repeated:
             return None
+        vote = self.restarts_left > 0 and own not in self.done and code not in (1, 2) and not self.signals
         self.restarts_left -= 1
-        vote = own not in self.done and code not in (1, 2) and not self.signals
         if own:
             self.peers.send(vote=vote)
             self._handle_events_until(lambda: self.restart is not None, VOTE_SECONDS + GRACE_SECONDS)
@@ -237,11 +249,3 @@ class Monitor:
     def _describe(self, failure: ProcessFailure) -> str:
         host = self.hosts[failure.process]
         return f"process {failure.process} of {self.info.process_count} ({host}) {failure.description}"
-
-
-def _exit_was_announced(link: socket.socket) -> bool:
-    """Whether the child, which has ended, called `announce_exit`."""
-    try:
-        return bool(link.recv(1, socket.MSG_DONTWAIT))
-    except OSError:
-        return False

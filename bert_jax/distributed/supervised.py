@@ -1,4 +1,5 @@
-"""What a supervised training process does itself: it announces that it ends in order, and ends with its supervisor."""
+"""What a supervised training process does itself: it announces checkpoints and that it ends in order, and ends with its
+supervisor."""
 
 import os
 import socket
@@ -12,6 +13,8 @@ from bert_jax.errors import TRY_AGAIN
 WORKER_ENV = "BERT_JAX_WORKER"
 """Environment variable of the child: its `ProcessInfo`, jax's port, the file descriptors of its supervisor link and of
 standard error, and the path and the hash of the code that was compared."""
+ENDS_IN_ORDER, SAVED = b"!", b"+"
+"""What the child sends to its supervisor."""
 LINGER_SECONDS = 2.0
 """Process 0 holds jax's key-value store; it ends this much later, so that the others can still read from it."""
 
@@ -32,8 +35,14 @@ def announce_exit() -> None:
     """Notify the supervisor that this process is about to end in order, whatever its exit code."""
     global _exit_announced
     if _link is not None:
-        _link.send(b"!")
+        _link.send(ENDS_IN_ORDER)
         _exit_announced = True
+
+
+def announce_checkpoint() -> None:
+    """Notify the supervisor that a checkpoint is saved, so that a later failure may be followed by another start."""
+    if _link is not None:
+        _link.send(SAVED)
 
 
 def must_announce_exit() -> bool:

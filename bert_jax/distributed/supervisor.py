@@ -2,7 +2,8 @@
 
 When a peer dies, collective libraries abort a process in C++ with a stack trace that does not name the peer. The
 supervisors have connections of their own. All of them name the first process that failed, and end the others. If it was
-killed, or asks to be tried again, they start all of them once more; after that the launcher decides.
+killed, or asks to be tried again, they start all of them once more, and again after every new checkpoint; without one,
+the launcher decides.
 """
 
 import os
@@ -16,7 +17,7 @@ from typing import Any, TypedDict
 from bert_jax.command.dispatch import leave_lost_terminal, stop_signals
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo, detect
 from bert_jax.distributed.messages import Port
-from bert_jax.distributed.monitor import RESTARTS, Monitor, port_for_jax
+from bert_jax.distributed.monitor import Monitor, port_for_jax
 from bert_jax.distributed.process_report import Report, make_report, report_differences
 from bert_jax.distributed.rendezvous import open_rendezvous
 from bert_jax.distributed.supervised import WORKER_ENV
@@ -92,7 +93,7 @@ def supervise(
                 "is_first_on_host": monitor.is_first_on_host,
             }
             port: int | None = settings["port"]
-            for _ in range(RESTARTS + 1):
+            while True:
                 code = monitor.run(command, child_settings | {"port": port}, children)
                 port = monitor.agree_on_restart(code)
                 if port is None:

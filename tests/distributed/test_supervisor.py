@@ -92,6 +92,22 @@ def test_processes_are_started_once_more(failure, code, tmp_path):
     assert ("process 0 (host0) starts again" in results[0][1]) == (code == 0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("saving", "code"), [((0, 1), 0), ((1,), 75)])
+def test_a_checkpoint_allows_another_start(saving, code, tmp_path):
+    """Process 1 is killed in its first three starts; each of the processes must have saved in between."""
+    count = (
+        f"path = {str(tmp_path)!r} + f'/{{process_index}}'; open(path, 'a').write('+')\nstarts = len(open(path).read())"
+    )
+    saves = f"if process_index in {saving}: link.send(b'+')\nif starts == 4: announce_exit(0)\ntime.sleep(0.5)"
+    killed = "os.kill(os.getpid(), signal.SIGKILL)"
+    results = end(start({i: "\n".join([count, saves, (SLEEP, killed)[i]]) for i in range(2)}, 2))
+    assert {found for found, _ in results.values()} == {code}, results
+    starts = 4 if code == 0 else 2
+    assert [len((tmp_path / str(i)).read_text()) for i in range(2)] == [starts] * 2
+    assert results[0][1].count("process 0 (host0) starts again, from the newest checkpoint") == starts - 1
+
+
 CONSEQUENCE = """
 E1124 03:38:04.205438   13668 coordination_service_agent.cc:289] Polled an error from coordination service.
 F1124 03:38:04.205449   13668 client.h:80] Terminating process because the JAX distributed service failed

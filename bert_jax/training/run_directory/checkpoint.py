@@ -32,6 +32,7 @@ from bert_jax.distributed.agreement import (
     is_first,
 )
 from bert_jax.distributed.shared_directory import becomes_visible
+from bert_jax.distributed.supervised import announce_checkpoint
 from bert_jax.errors import UserError
 from bert_jax.storage.failures import FULL_OR_READ_ONLY, describe_full_disk
 from bert_jax.storage.files import (
@@ -120,10 +121,12 @@ class Checkpoints:
         with self._disk_error_as_user_error(target), contextlib.closing(staged):
             self._orbax.wait_until_finished()  # by all processes
             sums = _gather_checksums(staged.directory)
+            if is_first():
+                staged.upload()
+                write_commit(target, sums)
+            announce_checkpoint()
             if not is_first():
                 return
-            staged.upload()
-            write_commit(target, sums)
         marker = self.directory.parent / HAS_CHECKPOINTS
         if not marker.exists():
             with contextlib.suppress(OSError):  # a full disk: the checkpoint is complete, and the next save writes it
