@@ -5,7 +5,7 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 from bert_jax.errors import UserError, require
 from bert_jax.field_validation import Count, Interval, check
@@ -33,6 +33,9 @@ class ClusterConfig:
     """Seconds to wait for the other processes at the start."""
     patience: Seconds = 3600
     """Seconds to wait, during the run, for a live process that has not reached a synchronization point."""
+    notices: Literal["none", "gcp", "aws"] = "none"
+    """Ask the metadata server of this cloud whether it takes the machine away, and then save and stop as after
+    SIGTERM."""
 
     def __post_init__(self) -> None:
         check(self, "cluster.")

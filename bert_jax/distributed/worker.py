@@ -7,6 +7,7 @@ import jax
 
 from bert_jax.distributed import agreement, jax_internals, supervised
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo
+from bert_jax.distributed.preemption import watch_for_notice
 from bert_jax.distributed.process_report import code_report
 from bert_jax.errors import PeerError, require
 from bert_jax.storage.paths import is_remote
@@ -18,10 +19,13 @@ HEARTBEAT_MARGIN_SECONDS = 60
 def connect_worker(config: ClusterConfig) -> None:
     """Connect to the supervisor, if there is one, and call `jax.distributed.initialize`; wait for all processes.
 
+    From now on, notices of a cloud are asked for (preemption.py).
+
     Raises:
       UserError: this is not the code that the supervisors have compared.
       PeerError: jax cannot connect them.
     """
+    watch_for_notice(config.notices)
     if supervised.WORKER_ENV not in os.environ:
         return
     settings = json.loads(os.environ.pop(supervised.WORKER_ENV))  # popped: reader processes inherit the environment
