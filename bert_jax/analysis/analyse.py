@@ -335,7 +335,8 @@ def _write_with_provenance(path: StoredPath, values: dict[str, Any]) -> None:
 def scalar_text(scalar: Scalar) -> str:
     """A number, its interval and what it is compared with."""
     value = f"{scalar.value:.4g}" if math.isfinite(scalar.value) else "undefined"
-    beside = [f"{name} {one:.4g}" for name, one in scalar.baselines.items()]
+    spread = {name: f" ± {one:.4g}" for name, one in scalar.deviations.items()}
+    beside = [f"{name} {one:.4g}{spread.get(name, '')}" for name, one in scalar.baselines.items()]
     if scalar.interval is not None:
         low, high = scalar.interval
         beside.insert(0, f"95 % of {scalar.over} {low:.4g} to {high:.4g}")

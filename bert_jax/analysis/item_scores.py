@@ -8,9 +8,10 @@ than that.
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from bert_jax.analysis.bootstrap import RESAMPLES, compare_columns
@@ -21,6 +22,7 @@ from bert_jax.report import Note, Table
 from bert_jax.storage.json_files import parse_json
 from bert_jax.storage.paths import StoredPath
 
+Values = TypeVar("Values")
 MODEL = "model"
 NUMBERS = ("scores", "weights")
 """Fields of `ItemScores` with numbers by column."""
@@ -29,7 +31,8 @@ ABOUT_INTERVALS = (
     "two-sided, by swapping the two answers to an item at random. Where an item is a sentence or a text, all of its "
     "words are drawn or swapped together, and the best state or head of an item is chosen on other items. Both say how "
     "much the choice of items decides; another seed of training would change the numbers, too. Where all n items have "
-    "one score, the interval has no width, and up to 3 in n of other items may have another score."
+    "one score, the interval has no width, and up to 3 in n of other items may have another score. ±: the standard "
+    "deviation of one seed, where the scores of items are means over seeds of probes or random weights."
 )
 
 
@@ -48,6 +51,19 @@ class ItemScores(NamedTuple):
     """Of the number: % for shares, otherwise the unit of the scores, or "" where they have none."""
     same_tokenizer: bool = False
     """Whether models with different tokenizers cannot be compared by it."""
+    deviations: Mapping[str, float] | None = None
+    """By column: standard deviation of its number over seeds, where scores are means over several."""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The number of the test, by column."""
+        index = np.unique(self.groups or ("",) * len(self.items), return_inverse=True)[1]
+        found = {}
+        for column, scores in self.scores.items():
+            weights = np.ones(len(scores)) if self.weights is None else self.weights[column]
+            sums, totals = (np.bincount(index, of) for of in (scores, weights))
+            found[column] = float(np.mean(sums / np.where(totals == 0, 1, totals)))
+        return found
 
     def select(self, items: Sequence[str]) -> "ItemScores":
         """Some of the items, in the order given."""
@@ -61,6 +77,34 @@ class ItemScores(NamedTuple):
         return self._replace(items=tuple(items), groups=groups, scores=scores, weights=weights)
 
 
+def mean_of_seeds(values: Sequence[Values]) -> Values:
+    """The mean of trees of arrays; the first tree itself if there is one."""
+    return values[0] if len(values) == 1 else jax.tree.map(lambda *arrays: np.mean(arrays, axis=0), *values)
+
+
+def tests_over_seeds(
+    make: Callable[[Values], dict[str, ItemScores]], of_seeds: Sequence[Values]
+) -> dict[str, ItemScores]:
+    """Tests of the mean over seeds, with the standard deviations of what each seed gives alone, if there are several.
+
+    Args:
+      make: tests from a tree of arrays, such as scores of probes or measurements of random weights.
+      of_seeds: these trees.
+    """
+    tests = make(mean_of_seeds(of_seeds))
+    if len(of_seeds) == 1:
+        return tests
+    alone = list(map(make, of_seeds))
+    return {
+        test: one._replace(
+            deviations={
+                column: float(np.std([tests[test].numbers[column] for tests in alone], ddof=1)) for column in one.scores
+            }
+        )
+        for test, one in tests.items()
+    }
+
+
 def uncertainty(tests: Mapping[str, ItemScores]) -> dict[str, Any]:
     """Means of all columns by test, and differences of the model from its baselines, as JSON holds them."""
     found = {}
@@ -72,7 +116,10 @@ def uncertainty(tests: Mapping[str, ItemScores]) -> dict[str, Any]:
             "items": len(one.items),
             "unit": one.unit,
             "same_tokenizer": one.same_tokenizer,
-            "columns": dict(zip(names, (mean._asdict() for mean in compared.means), strict=True)),
+            "columns": {
+                name: mean._asdict() | ({} if one.deviations is None else {"deviation_of_seeds": one.deviations[name]})
+                for name, mean in zip(names, compared.means, strict=True)
+            },
             "model_minus": dict(zip(names[1:], (one._asdict() for one in compared.differences), strict=True)),
         }
     return found
@@ -111,13 +158,14 @@ def test_title(test: str, unit: str) -> str:
 
 
 def with_interval(values: Mapping[str, float | None], unit: str = "%") -> str:
-    """A mean or a difference and its interval, shares in percent."""
+    """A mean or a difference and its interval, and the deviation of a seed if there are several; shares in percent."""
     center = values["difference"] if "difference" in values else values["value"]
     sign, factor, form = "+" if "difference" in values else "", *((100, ".1f") if unit == "%" else (1, ".3f"))
     if values["low"] is None:
         return f"{factor * center:{sign}{form}} (one item, no interval)"
     low, high = (f"{factor * values[end]:{sign}{form}}" for end in ("low", "high"))
-    return f"{factor * center:{sign}{form}} ({low} to {high})"
+    beside = f" ± {factor * values['deviation_of_seeds']:{form}}" if values.get("deviation_of_seeds") else ""
+    return f"{factor * center:{sign}{form}} ({low} to {high}){beside}"
 
 
 def format_p(p_value: float) -> str:

@@ -82,8 +82,14 @@ def scalar_of_test(result: Mapping[str, Any], test: str) -> Scalar:
     """The model in a test of `item_scores.uncertainty` beside all other columns, shares in percent."""
     about = result[UNCERTAINTY][test]
     values = {name.replace("_", " "): one["value"] for name, one in about["columns"].items()}
-    scalar = compared(values.pop(MODEL), values, 100 if about["unit"] == "%" else 1)
-    return scalar._replace(interval=interval(result, test))
+    factor = 100 if about["unit"] == "%" else 1
+    deviations = {
+        name.replace("_", " "): factor * one["deviation_of_seeds"]
+        for name, one in about["columns"].items()
+        if one.get("deviation_of_seeds")  # 0 of what has no seed
+    }
+    scalar = compared(values.pop(MODEL), values, factor)
+    return scalar._replace(interval=interval(result, test), deviations=deviations)
 
 
 def by_head(title: str, values: Sequence[Numbers] | np.ndarray, unit: str, center: float | None = None) -> Heatmap:

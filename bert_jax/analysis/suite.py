@@ -35,6 +35,8 @@ class Scalar(NamedTuple):
     """Of 95 %, in the unit of the value; None: not computed."""
     over: str = "items"
     """What the interval is over: items, or seeds of what is a function of training."""
+    deviations: Mapping[str, float] = {}
+    """Standard deviations over seeds of baselines that are means over several, by name, in the unit of the value."""
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Shapes: S hidden states, m dev sentences.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -18,6 +18,7 @@ from bert_jax.analysis.bootstrap import (
     percentiles,
     resampled_means,
 )
+from bert_jax.analysis.item_scores import mean_of_seeds
 from bert_jax.analysis.probes import mix, structural
 from bert_jax.analysis.probes.label_tasks import LabelTask, control_task, score_sentences, uniform_of_type
 from bert_jax.analysis.probes.linear import probe_state, uniform_code_bits
@@ -28,7 +29,6 @@ from bert_jax.array_types import Float
 from bert_jax.command.progress import progress_bar
 from bert_jax.finetune.metrics import span_counts
 
-Values = TypeVar("Values")
 PUNCTUATION = "PUNCT"
 """UPOS of words that are left out of spanning trees."""
 
@@ -99,11 +99,6 @@ def _spans(task: LabelTask, predictions: np.ndarray, dev: Sample) -> Float[np.nd
     predicted = [[task.names[label] for label in predictions[start : start + n]] for start, n in places]
     right, of_gold, of_predicted = span_counts(expected, predicted).T.astype(np.float64)
     return np.stack([2 * right, of_gold + of_predicted])
-
-
-def mean_of_seeds(values: Sequence[Values]) -> Values:
-    """The mean of trees of arrays."""
-    return jax.tree.map(lambda *arrays: np.mean(arrays, axis=0), *values)
 
 
 def summarize_labels(of_seeds: Sequence[LabelScores], task: LabelTask) -> dict[str, Any]:

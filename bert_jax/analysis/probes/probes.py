@@ -9,16 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean
-from bert_jax.analysis.item_scores import ItemScores
+from bert_jax.analysis.item_scores import ItemScores, Values, mean_of_seeds, tests_over_seeds
 from bert_jax.analysis.probes import erasure
 from bert_jax.analysis.probes.attention_trees import baselines as attention_baselines
 from bert_jax.analysis.probes.attention_trees import head_edges
 from bert_jax.analysis.probes.by_state import (
     LabelScores,
-    Values,
     chain_scores,
     gold_trees,
-    mean_of_seeds,
     probe_control_trees,
     probe_labels,
     probe_trees,
@@ -149,9 +147,15 @@ def _treebank(
     structure, edges = ({row: mean_of_seeds([one[i] for one in of]) for row, of in rows.items()} for i in (1, 2))
     means = {row: mean_scores(one) for row, one in structure.items()}
     chain = chain_scores(trees)
-    items |= tree_items(dev.names, {**structure, "chain": chain})
     baselines = attention_baselines(trees, inputs.seed)
-    items |= attention_items(dev.names, edges, baselines)
+
+    def tests_of(both: tuple[TreebankProbes, TreebankProbes]) -> dict[str, ItemScores]:
+        by_row = dict(zip(ROWS, both, strict=True))
+        structures = {row: one.trees for row, one in by_row.items()}
+        of_heads = {row: one.head_edges for row, one in by_row.items()}
+        return tree_items(dev.names, {**structures, "chain": chain}) | attention_items(dev.names, of_heads, baselines)
+
+    items |= tests_over_seeds(tests_of, list(zip(*rows.values(), strict=True)))
     uuas = means["model"]["uuas"]["value"]
     best = int(np.nanargmax(uuas)) if np.isfinite(uuas).any() else 0
     vectors = word_vectors(inputs.model, train, dev, description="vectors, control trees", **shown)
@@ -249,8 +253,9 @@ def _label_items(name: str, task: LabelTask, dev: Sample, rows: dict[str, list[L
         CONSTANTS[key]: score_sentences(task, found, task.dev.labels, dev.starts)
         for key, found in constant_predictions(task).items()
     }
-    model, random = (mean_of_seeds(rows[row]) for row in ROWS)
-    return label_items(name, task.metric, dev.names, model, random, constants)
+    return tests_over_seeds(
+        lambda both: label_items(name, task.metric, dev.names, *both, constants), list(zip(*rows.values(), strict=True))
+    )
 
 
 def _read_entities(files: Sequence[StoredPath]) -> dict[str, list[TaggedSentence]]:
