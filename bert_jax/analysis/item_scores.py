@@ -78,8 +78,12 @@ class ItemScores(NamedTuple):
 
 
 def mean_of_seeds(values: Sequence[Values]) -> Values:
-    """The mean of trees of arrays; the first tree itself if there is one."""
-    return values[0] if len(values) == 1 else jax.tree.map(lambda *arrays: np.mean(arrays, axis=0), *values)
+    """The mean of trees of arrays and equal texts; the first tree itself if there is one."""
+
+    def mean(*leaves: Any) -> Any:
+        return leaves[0] if isinstance(leaves[0], str) else np.mean(leaves, axis=0)
+
+    return values[0] if len(values) == 1 else jax.tree.map(mean, *values)
 
 
 def tests_over_seeds(

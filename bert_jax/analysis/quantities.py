@@ -138,6 +138,13 @@ def floats(values: Numbers) -> tuple[float, ...]:
     return tuple(math.nan if value is None else float(value) for value in values)
 
 
+def seeds_text(result: Mapping[str, Any]) -> str:
+    """The seed of a result, and how many seeds its random weights have."""
+    several = result["random_seeds"] > 1
+    means = f"; numbers of random weights are means over {result['random_seeds']} seeds" if several else ""
+    return f"seed {result['seed']}{means}"
+
+
 def is_finite(value: float | None) -> bool:
     """Whether a number of a result is defined."""
     return value is not None and math.isfinite(value)

@@ -1,7 +1,7 @@
 """What a suite of analyses is: a function from a model and data to plain values, and how they are shown."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -72,17 +72,21 @@ class SuiteInputs:
         params = bert.init(config, jax.random.key(self.seed), heads)
         return LoadedModel(config, heads, params, self.model.tokenizer)
 
-    def of_random_weights(self, name: str, measure: Callable[[LoadedModel], Value]) -> Value:
-        """What `measure` returns for random weights; the checkpoints of a run with one config compute it once.
+    def of_random_weights(self, name: str, measure: Callable[[LoadedModel], Value], seeds: int = 1) -> list[Value]:
+        """What `measure` returns for random weights, by seed; the checkpoints of a run with one config compute it once.
 
         Args:
           name: of the measurement, unique among all suites.
           measure: a function of the weights, the data, the settings of the suite, and the seed.
+          seeds: number of seeds of the weights, from `seed` on.
         """
-        key = name, self.model.config, self.model.heads
-        if key not in self.baselines:
-            self.baselines[key] = measure(self.with_random_weights())
-        return self.baselines[key]
+        found = []
+        for seed in range(self.seed, self.seed + seeds):
+            key = name, seed, self.model.config, self.model.heads
+            if key not in self.baselines:
+                self.baselines[key] = measure(replace(self, seed=seed).with_random_weights())
+            found.append(self.baselines[key])
+        return found
 
 
 class Suite(NamedTuple):

@@ -270,7 +270,7 @@ def test_suite(data):
     uas, overall = scalars["UAS, best head (%)"], treebank["relations"][-1]
     assert uas.value == pytest.approx(100 * overall["accuracy"], rel=1e-5)
     assert uas.baselines["best offset"] == pytest.approx(100 * overall["offset_accuracy"], rel=1e-5)
-    random = treebank["random_weights"][-1]["accuracy"]
+    random = treebank["random_weights"]["accuracy"][-1]
     assert uas.baselines["random weights"] == pytest.approx(100 * random, rel=1e-5)
     assert uas.interval[0] <= uas.value <= uas.interval[1]
     assert len(items["best head, all words (UAS)"].items) == 8

@@ -84,7 +84,7 @@ def test_attention_that_follows_the_tree_has_accuracy_1():
     assert of_direction[1][REVERSED] == 1.0 > of_direction[0][REVERSED]
     # The items of the tests are the sentences with the relation.
     words, names = parts[1].total, [f"sentence {i}" for i in range(60)]
-    tests = relations.item_scores(best, best, words, names)
+    tests = relations.item_scores(best, [one.correct for one in best], words, names)
     for r, label in enumerate(LABELS):
         one = tests[f"best head, {label}"]
         assert one.items == tuple(names[i] for i in range(60) if words[i, r])

@@ -15,6 +15,7 @@ from bert_jax.analysis.probes.probes import ProbesSettings
 from bert_jax.analysis.result_files import finish
 from bert_jax.analysis.suite import SuiteInputs
 from bert_jax.inference.loaded_model import LoadedModel
+from bert_jax.report import Note
 from tests.analysis import data_folder
 from tests.interventions.models import small_model
 
@@ -65,14 +66,14 @@ def random_models(monkeypatch):
 
 def test_random_weights_are_measured_once_for_each_config(data, random_models):
     first = SuiteInputs(small_model(), data, 0, False)
-    assert first.of_random_weights("a", lambda model: model.config.num_layers) == 3
+    assert first.of_random_weights("a", lambda model: model.config.num_layers) == [3]
     second = dataclasses.replace(first, model=small_model(seed=1))
-    assert second.of_random_weights("a", lambda model: pytest.fail()) == 3
-    assert second.of_random_weights("b", lambda model: 7) == 7
+    assert second.of_random_weights("a", lambda model: pytest.fail()) == [3]
+    assert second.of_random_weights("b", lambda model: 7) == [7]
     model, config = small_model(), dataclasses.replace(small_model().config, num_layers=1)
     third = dataclasses.replace(first, model=LoadedModel(config, model.heads, model.params, model.tokenizer))
-    assert third.of_random_weights("a", lambda model: model.config.num_layers) == 1
-    assert SuiteInputs(small_model(), data, 0, False).of_random_weights("a", lambda model: 8) == 8
+    assert third.of_random_weights("a", lambda model: model.config.num_layers) == [1]
+    assert SuiteInputs(small_model(), data, 0, False).of_random_weights("a", lambda model: 8) == [8]
     assert len(random_models) == 4  # a, b, a of another config, a of another call
 
 
@@ -101,3 +102,33 @@ def test_a_second_checkpoint_has_the_result_that_it_has_alone(name, data, random
     assert len(random_models) == made
     alone, _ = finish(suite.run(dataclasses.replace(second, baselines={}), settings), name)
     assert found == alone != first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(SUITES.keys() - {"probes"}))
+def test_numbers_of_random_weights_are_means_over_their_seeds(name, data, monkeypatch):
+    """Two seeds against each of them alone; what is drawn with the seed of the suite stays as it is."""
+    suite, settings = SUITES[name]
+    inputs, make = SuiteInputs(small_model(), data, 0, False), SuiteInputs.with_random_weights
+    both, items = finish(suite.run(inputs, dataclasses.replace(settings, random_seeds=2)), name)
+    alone = []
+    for seed in range(2):
+        other = dataclasses.replace(inputs, seed=seed)
+        with monkeypatch.context() as patch:
+            patch.setattr(SuiteInputs, "with_random_weights", lambda _, other=other: make(other))
+            alone.append(finish(suite.run(dataclasses.replace(inputs, baselines={}), settings), name))
+    assert any("are means over 2 seeds" in block.text for block in suite.blocks(both) if isinstance(block, Note))
+    if name == "heads":
+        shares = [result["random_weights_top_tenth_share"]["value"] for result, _ in alone]
+        expected, found = (np.mean(shares), np.std(shares, ddof=1)), both["random_weights_top_tenth_share"]
+        np.testing.assert_allclose([found["value"], found["deviation_of_seeds"]], expected, rtol=1e-4)
+        (scalar,) = (one for one in suite.scalars(both).values() if one.deviations)
+        assert scalar.deviations["random weights"] == pytest.approx(100 * expected[1], rel=1e-4)
+        return
+    for test, one in items.items():
+        singles = [of[test].scores["random_weights"] for _, of in alone]
+        np.testing.assert_allclose(one.scores["random_weights"], np.mean(singles, axis=0))
+        numbers = [result["uncertainty"][test]["columns"]["random_weights"]["value"] for result, _ in alone]
+        found = both["uncertainty"][test]["columns"]
+        assert found["random_weights"]["deviation_of_seeds"] == pytest.approx(np.std(numbers, ddof=1), abs=1e-4)
+        assert found["model"]["deviation_of_seeds"] == pytest.approx(0, abs=1e-12)

@@ -33,6 +33,27 @@ def paired_difference(values, others, groups=None, **seed):
 
 
 @pytest.mark.parametrize("groups", [None, GROUPS])
+def test_deviations_over_seeds(groups):
+    of_seeds = [RNG.choice([0.0, 1.0], 60) for _ in range(3)]
+    parts = [np.arange(60)] if groups is None else [np.flatnonzero(np.array(groups) == name) for name in "abc"]
+
+    def make(random):
+        weighted = ItemScores(tuple(map(str, range(60))), None, {"model": random * 3}, {"model": np.arange(60.0)})
+        return {"t": scores(ANSWERS, random, groups and tuple(groups)), "words": weighted}
+
+    tests = item_scores.tests_over_seeds(make, of_seeds)
+    numbers = [np.mean([one[part].mean() for part in parts]) for one in of_seeds]
+    found = item_scores.uncertainty(tests)["t"]["columns"]
+    assert found["random_weights"]["value"] == pytest.approx(np.mean(numbers))
+    assert found["random_weights"]["deviation_of_seeds"] == pytest.approx(np.std(numbers, ddof=1)) != 0
+    assert f" ± {100 * np.std(numbers, ddof=1):.1f}" in item_scores.with_interval(found["random_weights"])
+    assert "±" not in item_scores.with_interval(found["model"])
+    ratios = [3 * one.sum() / np.arange(60).sum() for one in of_seeds]
+    assert tests["words"].deviations == {"model": pytest.approx(np.std(ratios, ddof=1))}
+    assert item_scores.tests_over_seeds(make, of_seeds[:1])["t"].deviations is None
+
+
+@pytest.mark.parametrize("groups", [None, GROUPS])
 def test_an_interval_is_that_of_the_bootstrap(groups):
     """Against resampled items, one group after the other."""
     rng = np.random.default_rng(5)

@@ -12,8 +12,8 @@ from bert_jax.analysis.attention.attention_gradients import gradients_by_kind, l
 from bert_jax.analysis.attention.maps import attention_maps, halve, shorten, token_kinds
 from bert_jax.analysis.attention.section import blocks, scalars
 from bert_jax.analysis.bootstrap import bootstrap_mean
-from bert_jax.analysis.item_scores import ItemScores
-from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
+from bert_jax.analysis.item_scores import MODEL, ItemScores, mean_of_seeds, tests_over_seeds
+from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult, Value
 from bert_jax.analysis.treebank import SPLITS, Sentence, read_splits
 from bert_jax.array_types import Float
 from bert_jax.errors import require
@@ -44,6 +44,8 @@ class AttentionSettings:
     """Most sentences of treebank/ on which heads are chosen, and most on which they are scored."""
     least_words: Count = 20
     """Words of a relation on either side; rarer relations are left out."""
+    random_seeds: Count = 1
+    """Seeds of random weights, from --seed on, each as costly as the first; their numbers are means over them."""
 
     def __post_init__(self) -> None:
         check(self, "attention.")
@@ -70,6 +72,7 @@ def run(inputs: SuiteInputs, settings: AttentionSettings) -> SuiteResult:
     )
     length = min(settings.max_length, config.max_positions)
     result: SuiteResult = {"layers": config.num_layers, "heads": config.num_heads, "seed": inputs.seed}
+    result["random_seeds"] = settings.random_seeds
     items: dict[str, ItemScores] = {}
     for folder, measured in (("text", _measure_text), ("treebank", _measure_treebank)):
         result[folder] = measured(inputs, settings, length, items) if (inputs.data / folder).is_dir() else None
@@ -94,15 +97,15 @@ def _measure_text(
         return flow.measure_flow(one, short, progress=progress)
 
     uniform = _uniform_statistics(pairs, model)
-    maps, flows = _of_both(inputs, "statistics", statistics_of), _of_both(inputs, "flow", flow_of)
+    maps, random_maps = _of_both(inputs, settings, "statistics", statistics_of)
+    flows, random_flows = _of_both(inputs, settings, "flow", flow_of)
     names = [f"text {number}" for number, row in zip(sample.numbers, sample.rows, strict=True) if _is_long(row)]
-    items |= _text_items(names, {name: one.of_texts for name, one in maps.items()} | {"uniform_attention": uniform})
-    agreements = {name: one.agreement["attention"].mean(1) for name, one in flows.items()}
-    known = np.flatnonzero(np.isfinite(list(agreements.values())).all(0))
-    if len(known):
-        scores = {name: values[known] for name, values in agreements.items()}
-        of_texts = ItemScores(tuple(names[i] for i in known), None, scores, unit="", same_tokenizer=True)
-        items["rank agreement of attention with value zeroing, mean of layers"] = of_texts
+
+    def tests_of(random: tuple[MapValues, flow.Flow]) -> dict[str, ItemScores]:
+        columns = {MODEL: maps.of_texts, "random_weights": random[0].of_texts, "uniform_attention": uniform}
+        return _text_items(names, columns) | _flow_items(names, {MODEL: flows, "random_weights": random[1]})
+
+    items |= tests_over_seeds(tests_of, list(zip(random_maps, random_flows, strict=True)))
     return {
         "texts": len(rows),
         "tokens": sum(len(row.input_ids) for row in pairs),
@@ -110,10 +113,10 @@ def _measure_text(
         "skipped_lines": sample.skipped,
         "texts_of_one_token": len(sample.rows) - len(rows),
         "uniform": {name: float(values.mean()) for name, values in uniform.items()},
-        "statistics": {name: one.summary for name, one in maps.items()},
+        "statistics": {"model": maps.summary, "random_weights": mean_of_seeds(random_maps).summary},
         "gradients": _gradients(pairs[: settings.gradient_texts], settings, inputs),
         "flow_texts": len(short),
-        "flow": {name: one.summary for name, one in flows.items()},
+        "flow": {"model": flows.summary, "random_weights": mean_of_seeds(random_flows).summary},
     }
 
 
@@ -144,10 +147,23 @@ def _text_items(names: Sequence[str], columns: dict[str, dict[str, np.ndarray]])
     }
 
 
-def _of_both(inputs: SuiteInputs, what: str, measure: Callable[[LoadedModel], Any]) -> dict[str, Any]:
-    """What `measure` returns for the model and for random weights."""
-    random = inputs.of_random_weights(f"attention, {what}", measure)
-    return {"model": measure(inputs.model), "random_weights": random}
+def _flow_items(names: Sequence[str], flows: dict[str, flow.Flow]) -> dict[str, ItemScores]:
+    """The test of attention against value zeroing, by column, in the texts in which all columns have it."""
+    agreements = {name: one.agreement["attention"].mean(1) for name, one in flows.items()}
+    known = np.flatnonzero(np.isfinite(list(agreements.values())).all(0))
+    if not len(known):
+        return {}
+    scores = {name: values[known] for name, values in agreements.items()}
+    of_texts = ItemScores(tuple(names[i] for i in known), None, scores, unit="", same_tokenizer=True)
+    return {"rank agreement of attention with value zeroing, mean of layers": of_texts}
+
+
+def _of_both(
+    inputs: SuiteInputs, settings: AttentionSettings, what: str, measure: Callable[[LoadedModel], Value]
+) -> tuple[Value, list[Value]]:
+    """What `measure` returns for the model, and for random weights of each seed."""
+    random = inputs.of_random_weights(f"attention, {what}", measure, settings.random_seeds)
+    return measure(inputs.model), random
 
 
 class MapValues(NamedTuple):
@@ -228,11 +244,12 @@ def _gradients(rows: list[TextRow], settings: AttentionSettings, inputs: SuiteIn
         found = gradients_by_kind(model, rows, masked, progress=inputs.progress)
         return {kind: bootstrap_mean(values.mean(2).T)._asdict() for kind, values in found.items()}
 
+    of_model, randoms = _of_both(inputs, settings, "gradients", gradients_of)
     return {
         "loss": loss,
         "texts": len(rows),
         "mask_share": None if masked is None else settings.mask_share,
-        "by_attention_to": _of_both(inputs, "gradients", gradients_of),
+        "by_attention_to": {"model": of_model, "random_weights": mean_of_seeds(randoms)},
     }
 
 
@@ -275,9 +292,10 @@ def _measure_treebank(
         ]
         return relations.best_heads(*counts, kept), counts[1].total
 
-    found = _of_both(inputs, "relations", best_heads_of)
-    (best, words), (of_random, _) = found["model"], found["random_weights"]
-    items |= relations.item_scores(best, of_random, words, [f"{names[1]}, sentence {i}" for i in kept_indices[1]])
+    (best, words), found = _of_both(inputs, settings, "relations", best_heads_of)
+    sentences = [f"{names[1]}, sentence {i}" for i in kept_indices[1]]
+    of_random = [[one.correct for one in of_seed] for of_seed, _ in found]
+    items |= tests_over_seeds(lambda correct: relations.item_scores(best, correct, words, sentences), of_random)
     return {
         "selection": names[0],
         "scoring": names[1],
@@ -286,7 +304,10 @@ def _measure_treebank(
         "skipped_sentences": skipped,
         "rare_relations": rare,
         "relations": [one.about for one in best],
-        "random_weights": [one.about for one in of_random],
+        "random_weights": {
+            key: mean_of_seeds([[one.about[key] for one in of] for of, _ in found])
+            for key in ("accuracy", "offset_accuracy")
+        },
         "mean_gain": relations.mean_gain(best, words),
     }
 

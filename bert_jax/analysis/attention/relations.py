@@ -149,19 +149,23 @@ def best_heads(selection: Counts, scoring: Counts, relations: Sequence[str]) -> 
 
 
 def item_scores(
-    model: Sequence[BestHead], random: Sequence[BestHead], words: Int[np.ndarray, "s R"], names: Sequence[str]
+    model: Sequence[BestHead],
+    random: Sequence[np.ndarray],
+    words: Int[np.ndarray, "s R"],
+    names: Sequence[str],
 ) -> dict[str, ItemScores]:
     """A test of each relation: right words of each sentence, of the best heads, the best offsets and random weights.
 
     Args:
-      model, random: from `best_heads`.
+      model: from `best_heads`.
+      random: of each relation, right words of each sentence by the best head of random weights, means over their seeds.
       words: that count, `Counts.total` of the scoring.
       names: of the sentences.
     """
     tests = {}
     for i, (best, of_random) in enumerate(zip(model, random, strict=True)):
         there = np.flatnonzero(words[:, i])
-        columns = {MODEL: best.correct, OFFSET: best.by_offset, "random_weights": of_random.correct}
+        columns = {MODEL: best.correct, OFFSET: best.by_offset, "random_weights": of_random}
         scores = {name: values[there].astype(float) for name, values in columns.items()}
         weights = dict.fromkeys(columns, words[there, i].astype(float))
         tests[test_of(best.about["relation"])] = ItemScores(tuple(names[j] for j in there), None, scores, weights)

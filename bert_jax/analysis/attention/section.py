@@ -19,6 +19,7 @@ from bert_jax.analysis.quantities import (
     interval_cells,
     scalar_of_mean,
     scalar_of_test,
+    seeds_text,
 )
 from bert_jax.analysis.suite import UNCERTAINTY, Scalar, SuiteResult
 from bert_jax.report import Curves, Heatmap, Note, ReportBlock, Table
@@ -43,8 +44,8 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     }
     if treebank is not None:
         if (gain := treebank["mean_gain"]) is not None:
-            random = [row["accuracy"] - row["offset_accuracy"] for row in treebank["random_weights"][:-1]]
-            baselines = {RANDOM: float(np.mean(random)), "best offset": 0.0}
+            accuracy, of_offset = (np.array(treebank["random_weights"][key]) for key in ("accuracy", "offset_accuracy"))
+            baselines = {RANDOM: float((accuracy - of_offset)[:-1].mean()), "best offset": 0.0}
             title = "best head less best offset, mean of relations (points)"
             found[title] = scalar_of_mean(gain, baselines, 100)
         found["UAS, best head (%)"] = scalar_of_test(result, test_of(ALL))
@@ -63,7 +64,7 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         part = result[folder]
         none = [Note(f"The data have no folder {folder}/.")]
         found += none if part is None else shown(part, result[UNCERTAINTY])
-    return (*found, Note(f"Seed {result['seed']}."))
+    return (*found, Note(f"{seeds_text(result).capitalize()}."))
 
 
 def _text_blocks(text: dict[str, Any], tests: Mapping[str, Any]) -> list[ReportBlock]:
@@ -220,7 +221,7 @@ def _treebank_blocks(treebank: dict[str, Any], tests: Mapping[str, Any]) -> list
                 f"{100 * row['offset_accuracy']:.1f} ({row['offset']:+d})",
                 with_interval(gain),
                 format_p(gain["p_value"]),
-                f"{100 * test['columns']['random_weights']['value']:.1f}",
+                with_interval(test["columns"]["random_weights"]),
                 with_interval(above_random),
             )
         )

@@ -15,7 +15,7 @@ from bert_jax.analysis.geometry.languages import (
 )
 from bert_jax.analysis.geometry.section import IDENTIFIED, IDENTIFIED_CENTRED, SELF_SIMILARITY, blocks, scalars
 from bert_jax.analysis.geometry.words import Measures, choose_words, measure, with_word_ids, word_vectors
-from bert_jax.analysis.item_scores import MODEL, ItemScores
+from bert_jax.analysis.item_scores import MODEL, ItemScores, mean_of_seeds, tests_over_seeds
 from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
 from bert_jax.field_validation import Count, check
 from bert_jax.inference.loaded_model import LoadedModel
@@ -36,6 +36,8 @@ class GeometrySettings:
     """Occurrences of a word, in different lines; Ethayarajh (2019) takes all of words with 5 or more."""
     sentences: Count = 90
     """Most lines of each file of languages/."""
+    random_seeds: Count = 1
+    """Seeds of random weights, from --seed on, each as costly as the first; their numbers are means over them."""
 
     def __post_init__(self) -> None:
         check(self, "geometry.")
@@ -49,6 +51,7 @@ def run(inputs: SuiteInputs, settings: GeometrySettings) -> SuiteResult:
     """
     length = min(settings.max_length, inputs.model.config.max_positions)
     result: SuiteResult = {"layers": inputs.model.config.num_layers, "seed": inputs.seed}
+    result["random_seeds"] = settings.random_seeds
     items: dict[str, ItemScores] = {}
     for name, folder, measured in (("words", "text", _words), ("languages", "languages", _languages)):
         result[name] = measured(inputs, settings, length, items) if (inputs.data / folder).is_dir() else None
@@ -66,12 +69,14 @@ def _words(
     def measure_in(model: LoadedModel) -> Measures:
         return measure(word_vectors(model, rows, chosen, progress=inputs.progress))
 
-    measured = {
-        MODEL: measure_in(inputs.model),
-        "random_weights": inputs.of_random_weights("geometry, words", measure_in),
-    }
-    scores = {row: one.self_similarity[-1] for row, one in measured.items()}
-    items[SELF_SIMILARITY] = ItemScores(tuple(chosen.words), None, scores, unit="cosine", same_tokenizer=True)
+    of_model = measure_in(inputs.model)
+    randoms = inputs.of_random_weights("geometry, words", measure_in, settings.random_seeds)
+
+    def tests_of(random: Measures) -> dict[str, ItemScores]:
+        scores = {MODEL: of_model.self_similarity[-1], "random_weights": random.self_similarity[-1]}
+        return {SELF_SIMILARITY: ItemScores(tuple(chosen.words), None, scores, unit="cosine", same_tokenizer=True)}
+
+    items |= tests_over_seeds(tests_of, randoms)
     return {
         "texts": len(rows),
         "lines": sample.lines,
@@ -81,7 +86,8 @@ def _words(
         "words_with_enough_contexts": chosen.candidates,
         "contexts": settings.contexts,
         "examples": chosen.words[:20],
-        **{row: one.summary for row, one in measured.items()},
+        "model": of_model.summary,
+        "random_weights": mean_of_seeds(randoms).summary,
     }
 
 
@@ -97,14 +103,20 @@ def _languages(
     def identify_in(model: LoadedModel) -> Identified:
         return identify(sentence_vectors(model, sample.rows, progress=inputs.progress), *labels, count)
 
-    random = inputs.of_random_weights("geometry, languages", identify_in)
-    found = {MODEL: identify(vectors, *labels, count), "random_weights": random}
+    randoms = inputs.of_random_weights("geometry, languages", identify_in, settings.random_seeds)
+    of_model = identify(vectors, *labels, count)
     test = np.flatnonzero(sample.splits == len(SPLITS) - 1)
     tested = np.bincount(sample.languages[test], minlength=count)
-    for i, title in enumerate((IDENTIFIED, IDENTIFIED_CENTRED)):
-        scores = {row: one[i][-1] for row, one in found.items()}
-        scores["largest_language"] = (sample.languages[test] == tested.argmax()).astype(float)
-        items[title] = ItemScores(tuple(sample.names[i] for i in test), None, scores)
+    largest = (sample.languages[test] == tested.argmax()).astype(float)
+
+    def tests_of(random: Identified) -> dict[str, ItemScores]:
+        names = tuple(sample.names[i] for i in test)
+        return {
+            title: ItemScores(names, None, {MODEL: one[-1], "random_weights": other[-1], "largest_language": largest})
+            for title, one, other in zip((IDENTIFIED, IDENTIFIED_CENTRED), of_model, random, strict=True)
+        }
+
+    items |= tests_over_seeds(tests_of, randoms)
     return {
         "codes": sample.codes,
         "sentences": len(sample.rows),
@@ -114,7 +126,8 @@ def _languages(
         "unknown_share": sample.unknown_share,
         "majority_accuracy": float(tested.max() / tested.sum()),
         "centroid_cosines_last": np.round(cosines, 4).tolist(),
-        **{row: one.summary for row, one in found.items()},
+        "model": of_model.summary,
+        "random_weights": mean_of_seeds(randoms).summary,
     }
 
 

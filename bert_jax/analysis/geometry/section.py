@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from bert_jax.analysis.item_scores import test_title
-from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, paired, scalar_of_test
+from bert_jax.analysis.quantities import RANDOM, Quantity, by_index, paired, scalar_of_test, seeds_text
 from bert_jax.analysis.suite import UNCERTAINTY, Scalar, SuiteResult
 from bert_jax.report import Heatmap, Note, ReportBlock, Table
 
@@ -40,7 +40,7 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         "How much does a word's vector depend on its context, and do all vectors share a direction? Do sentence "
         "vectors show their language?"
     )
-    return (question, *found, Note(f"Seed {result['seed']}."))
+    return (question, *found, Note(f"{seeds_text(result).capitalize()}."))
 
 
 def _word_blocks(words: dict[str, Any]) -> list[ReportBlock]:

@@ -10,7 +10,7 @@ from bert_jax.analysis.bootstrap import BootstrapMean, bootstrap_mean, cross_fit
 from bert_jax.analysis.heads.ablation import WithoutHead, leave_one_out, prune, without_layers
 from bert_jax.analysis.heads.head_measures import counts_to_remove, removable_share, top_share
 from bert_jax.analysis.heads.section import LOSS, RISE, blocks, scalars
-from bert_jax.analysis.item_scores import MODEL, ItemScores
+from bert_jax.analysis.item_scores import MODEL, ItemScores, mean_of_seeds
 from bert_jax.analysis.rank_correlation import rank_correlation
 from bert_jax.analysis.suite import ITEMS, Suite, SuiteInputs, SuiteResult
 from bert_jax.array_types import Float
@@ -48,6 +48,8 @@ class HeadsSettings(FileOptions):
     """Random orders of removal, the baseline."""
     rise: NonNegative = 0.1
     """Rise of the loss, as a share of its value, up to which heads count as removable."""
+    random_seeds: Count = 1
+    """Seeds of random weights, from --seed on, each as costly as the first; their numbers are means over them."""
 
     def __post_init__(self) -> None:
         check(self, "heads.")
@@ -87,15 +89,16 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
     def derivatives_in(model: LoadedModel) -> np.ndarray:
         return np.abs(mask_derivatives(model, data.for_importance, everything)[CONTEXT].astype(np.float64))
 
-    of_examples, random = derivatives_in(model), inputs.of_random_weights("heads", derivatives_in)
+    of_examples = derivatives_in(model)
+    randoms = inputs.of_random_weights("heads", derivatives_in, settings.random_seeds)
     importances = of_examples.mean(0)
     unchanged = evaluate(model, data.for_losses, everything)
     removed, alone, evaluations = _remove(inputs, settings, data, importances, unchanged)
     shares = np.array(removed["pruning"]["iterative"]["removed"]) / importances.size
-    tops = {
-        name: _mean(lambda one: top_share(one), resampled_means(of.reshape(len(of), -1).T))
-        for name, of in (("top_tenth_share", of_examples), ("random_weights_top_tenth_share", random))
-    }
+    top, *of_randoms = (
+        _mean(lambda one: top_share(one), resampled_means(of.reshape(len(of), -1).T)) for of in (of_examples, *randoms)
+    )
+    deviation = np.std([one["value"] for one in of_randoms], ddof=1) if len(randoms) > 1 else None
     heads, weights = alone.sums.reshape(importances.size, -1), unchanged.weights
     differences = heads - unchanged.sums
     resampled = resampled_means(differences, np.broadcast_to(weights, differences.shape))
@@ -117,7 +120,9 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
         "importance": importances,
         "importance_half_width": bootstrap_mean(np.moveaxis(of_examples, 0, -1)).half_width,
         "importance_normalized": normalize_by_layer(importances),
-        **tops,
+        "random_seeds": settings.random_seeds,
+        "top_tenth_share": top,
+        "random_weights_top_tenth_share": mean_of_seeds(of_randoms) | {"deviation_of_seeds": deviation},
         "importance_ablation_correlation": BootstrapMean(
             rank_correlation(of_importance[0], resampled[0]),
             *percentiles(rank_correlation(of_importance[1], resampled[1])),

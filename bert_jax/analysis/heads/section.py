@@ -15,6 +15,7 @@ from bert_jax.analysis.quantities import (
     interval_cells,
     scalar_of_mean,
     scalar_of_test,
+    seeds_text,
 )
 from bert_jax.analysis.suite import Scalar, SuiteResult
 from bert_jax.report import Curves, Note, ReportBlock, Series, Table
@@ -32,6 +33,8 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
     pruned, whole = result["pruning"]["iterative"]["loss"], {"no head removed": result["loss"]["value"]}
     random_order = {"random order": result["removable_share_random_order"]}
     equal = {RANDOM: result["random_weights_top_tenth_share"]["value"], "all heads equal": 0.1}
+    deviation = result["random_weights_top_tenth_share"]["deviation_of_seeds"]
+    deviations = {} if deviation is None else {RANDOM: 100 * deviation}
     last = {key: values[-1] for key, values in pruned.items()}
     return {
         f"heads that can be removed until the loss rises by {result['rise']:.0%} (%)": scalar_of_mean(
@@ -39,7 +42,7 @@ def scalars(result: SuiteResult) -> Mapping[str, Scalar]:
         ),
         "share of the importance in the top tenth of the heads (%)": scalar_of_mean(
             result["top_tenth_share"], equal, 100
-        ),
+        )._replace(deviations=deviations),
         **{test_title(test, "nats"): scalar_of_test(result, test) for test in (LOSS, RISE)},
         "loss without any head (nats)": scalar_of_mean(last, whole),
         "rank correlation of importance and leaving one out": scalar_of_mean(
@@ -79,7 +82,8 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
 
 
 def _percent(share: Mapping[str, float]) -> str:
-    return f"{share['value']:.0%} ({share['low']:.0%} to {share['high']:.0%})"
+    beside = f", ± {share['deviation_of_seeds']:.0%} of one seed" if share.get("deviation_of_seeds") else ""
+    return f"{share['value']:.0%} ({share['low']:.0%} to {share['high']:.0%}{beside})"
 
 
 def _about(result: SuiteResult) -> str:
@@ -96,7 +100,7 @@ def _about(result: SuiteResult) -> str:
             f"{result['best_constant_score']:.4f}"
         )
     values = f"Loss {result['loss']['value']:.4f}, score {result['score']:.4f} with all heads"
-    return f"{what}. {values}; seed {result['seed']}."
+    return f"{what}. {values}; {seeds_text(result)}."
 
 
 def _most(result: SuiteResult) -> Table:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bert_jax.analysis.bootstrap import bootstrap_mean
-from bert_jax.analysis.item_scores import ItemScores
+from bert_jax.analysis.item_scores import MODEL, ItemScores, mean_of_seeds, tests_over_seeds
 from bert_jax.analysis.lens.readings import (
     Readings,
     leads_since,
@@ -53,6 +53,8 @@ class LensSettings:
     """Masked tokens whose predictions are listed."""
     example_length: Count = 24
     """Largest number of tokens of the texts of these, if there are such texts."""
+    random_seeds: Count = 1
+    """Seeds of random weights, from --seed on, each as costly as the first; their numbers are means over them."""
 
     def __post_init__(self) -> None:
         check(self, "lens.")
@@ -177,17 +179,19 @@ def run(inputs: SuiteInputs, settings: LensSettings) -> SuiteResult:
         return summarize(read_masked(model, rows, masked, progress=inputs.progress)[0], tokens, row_of_token)
 
     unigram = unigram_readings(tokens, _counts_of_unmasked(rows, masked, tokenizer))
-    found = {"model": summarize(readings, tokens, row_of_token)}
-    found["random_weights"] = inputs.of_random_weights("lens", summary_of)
-    sums = {row: one.sums for row, one in found.items()}
-    of_unigram = (sums_of_texts(values, row_of_token) for values in (unigram.correct, unigram.loss_nats))
-    sums["token_frequency"] = TextSums(*of_unigram)
+    of_model = summarize(readings, tokens, row_of_token)
+    randoms = inputs.of_random_weights("lens", summary_of, settings.random_seeds)
+    of_unigram = [sums_of_texts(values, row_of_token) for values in (unigram.correct, unigram.loss_nats)]
     names = tuple(f"text {sample.numbers[i]}" for i in kept)
-    weights = dict.fromkeys(sums, sums_of_texts(np.ones(len(tokens)), row_of_token))
-    items = {
-        title: ItemScores(names, None, {row: one[i] for row, one in sums.items()}, weights, unit, same_tokenizer=True)
-        for i, (title, unit) in enumerate(((PREDICTED, "%"), (LOSS, "nats")))
-    }
+
+    def tests_of(random: Summary) -> dict[str, ItemScores]:
+        sums = {MODEL: of_model.sums, "random_weights": random.sums, "token_frequency": of_unigram}
+        weights = dict.fromkeys(sums, sums_of_texts(np.ones(len(tokens)), row_of_token))
+        return {
+            title: ItemScores(names, None, {row: of[i] for row, of in sums.items()}, weights, unit, same_tokenizer=True)
+            for i, (title, unit) in enumerate(((PREDICTED, "%"), (LOSS, "nats")))
+        }
+
     return {
         "layers": model.config.num_layers,
         "seed": inputs.seed,
@@ -197,10 +201,12 @@ def run(inputs: SuiteInputs, settings: LensSettings) -> SuiteResult:
         "texts_without_known_token": len(sample.rows) - len(rows),
         "masked_tokens": len(tokens),
         "mask_share": settings.mask_share,
-        **{row: one.values for row, one in found.items()},
+        "random_seeds": settings.random_seeds,
+        "model": of_model.values,
+        "random_weights": mean_of_seeds(randoms).values,
         "unigram": unigram.means,
         "examples": _examples(rows, masked, readings, row_of_token, tokenizer, settings),
-        ITEMS: items,
+        ITEMS: tests_over_seeds(tests_of, randoms),
     }
 
 

@@ -11,6 +11,7 @@ from bert_jax.analysis.quantities import (
     interval_cells,
     scalar_of_mean,
     scalar_of_test,
+    seeds_text,
 )
 from bert_jax.analysis.suite import UNCERTAINTY, Scalar, SuiteResult
 from bert_jax.report import Note, ReportBlock, Table
@@ -62,7 +63,7 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
         Note(
             f"{result['masked_tokens']:,} masked tokens in {result['texts']:,} texts ({result['mask_share']:.0%} of "
             f"the tokens, all replaced by the mask token); {result['skipped_lines']:,} lines had too many tokens "
-            f"or none; seed {result['seed']}. Bands and square brackets: 95 % over texts."
+            f"or none; {seeds_text(result)}. Bands and square brackets: 95 % over texts."
         ),
         *(quantity.curves() for quantity in quantities(result).values()),
         Quantity(

@@ -190,7 +190,7 @@ def _of_both(
         of_seed = dataclasses.replace(inputs, seed=seed)
         measure = functools.partial(probe_row, row=ROWS[1], seed=seed)
         rows[ROWS[0]].append(probe_row(inputs.model, ROWS[0], seed))
-        rows[ROWS[1]].append(of_seed.of_random_weights(f"probes, {folder}, seed {seed}", measure))
+        rows[ROWS[1]] += of_seed.of_random_weights(f"probes, {folder}", measure)
     return rows
 
 
