@@ -64,7 +64,9 @@ def random_models(monkeypatch):
     return made
 
 
-def test_random_weights_are_measured_once_for_each_config(data, random_models):
+def test_random_weights_are_measured_once_for_each_config_and_seed(data, monkeypatch):
+    made = []
+    monkeypatch.setattr(SuiteInputs, "with_random_weights", lambda inputs: made.append(inputs.seed) or inputs.model)
     first = SuiteInputs(small_model(), data, 0, False)
     assert first.of_random_weights("a", lambda model: model.config.num_layers) == [3]
     second = dataclasses.replace(first, model=small_model(seed=1))
@@ -74,7 +76,8 @@ def test_random_weights_are_measured_once_for_each_config(data, random_models):
     third = dataclasses.replace(first, model=LoadedModel(config, model.heads, model.params, model.tokenizer))
     assert third.of_random_weights("a", lambda model: model.config.num_layers) == [1]
     assert SuiteInputs(small_model(), data, 0, False).of_random_weights("a", lambda model: 8) == [8]
-    assert len(random_models) == 4  # a, b, a of another config, a of another call
+    assert made == [0, 0, 0, 0]  # a, b, a of another config, a of another call
+    assert first.of_random_weights("a", lambda model: 9, seeds=3) == [3, 9, 9] and made[4:] == [1, 2]
 
 
 WITHOUT_BASELINE = {
