@@ -1,6 +1,6 @@
 """The suite: importances of heads, losses without them, and pruning curves, for the MLM loss or a task."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +95,6 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
     unchanged = evaluate(model, data.for_losses, everything)
     removed, alone, evaluations = _remove(inputs, settings, data, importances, unchanged)
     shares = np.array(removed["pruning"]["iterative"]["removed"]) / importances.size
-    top, *of_randoms = (
-        _mean(lambda one: top_share(one), resampled_means(of.reshape(len(of), -1).T)) for of in (of_examples, *randoms)
-    )
-    deviation = np.std([one["value"] for one in of_randoms], ddof=1) if len(randoms) > 1 else None
     heads, weights = alone.sums.reshape(importances.size, -1), unchanged.weights
     differences = heads - unchanged.sums
     resampled = resampled_means(differences, np.broadcast_to(weights, differences.shape))
@@ -121,8 +117,8 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
         "importance_half_width": bootstrap_mean(np.moveaxis(of_examples, 0, -1)).half_width,
         "importance_normalized": normalize_by_layer(importances),
         "random_seeds": settings.random_seeds,
-        "top_tenth_share": top,
-        "random_weights_top_tenth_share": mean_of_seeds(of_randoms) | {"deviation_of_seeds": deviation},
+        "top_tenth_share": _top_tenth([of_examples]),
+        "random_weights_top_tenth_share": _top_tenth(randoms),
         "importance_ablation_correlation": BootstrapMean(
             rank_correlation(of_importance[0], resampled[0]),
             *percentiles(rank_correlation(of_importance[1], resampled[1])),
@@ -135,6 +131,13 @@ def run(inputs: SuiteInputs, settings: HeadsSettings) -> SuiteResult:
         ),
         ITEMS: items,
     }
+
+
+def _top_tenth(of_seeds: Sequence[Float[np.ndarray, "E L N"]]) -> dict[str, Any]:
+    """Share of the importance in the top tenth of the heads, mean over seeds with the standard deviation of one."""
+    shares = [_mean(lambda one: top_share(one), resampled_means(of.reshape(len(of), -1).T)) for of in of_seeds]
+    deviation = np.std([one["value"] for one in shares], ddof=1) if len(shares) > 1 else None
+    return mean_of_seeds(shares) | {"deviation_of_seeds": deviation}
 
 
 def _mean(measure: Callable[[np.ndarray], np.ndarray], means: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
