@@ -157,8 +157,8 @@ def jackknife(value: Any, without_part: Sequence[Any]) -> BootstrapMean:
 
     Args:
       value: of all items; a float or an array.
-      without_part: without one part of the items after the other, parts as large as each other; one part gives no
-        interval.
+      without_part: without one part of the items after the other, parts as large as each other; less than two give
+        no interval.
     """
     count = len(without_part)
     error = np.sqrt((count - 1) * np.var(without_part, axis=0)) if count > 1 else np.full(np.shape(value), np.nan)

@@ -57,7 +57,7 @@ def cka_with_interval(
     x, y = (np.asarray(vectors, np.float64) - vectors.mean(0) for vectors in (x, y))
     of_parts = [_Moments.of(x[parts == one], y[parts == one]) for one in np.unique(parts)]
     whole = _Moments.of(x, y)
-    found = jackknife(whole.cka, [whole.without(one).cka for one in of_parts])
+    found = jackknife(whole.cka, [whole.without(one).cka for one in of_parts if one.count < whole.count])
     return found._replace(high=np.minimum(1.0, found.high))
 
 
