@@ -15,6 +15,13 @@ import tyro
 
 from bert_jax.config.finetuning import DistilConfig, FinetuneConfig, TaskHead
 from bert_jax.config.generator import generator_model
+from bert_jax.config.operation import (
+    CheckpointConfig,
+    EvaluationConfig,
+    LogConfig,
+    RecoveryConfig,
+    TargetConfig,
+)
 from bert_jax.config.sections import (
     KERNEL_ROW_LENGTHS,
     PAIR_FORMATS,
@@ -25,15 +32,10 @@ from bert_jax.config.sections import (
 )
 from bert_jax.config.training import (
     MODEL_FIELDS,
-    CheckpointConfig,
-    EvaluationConfig,
-    LogConfig,
     MeshConfig,
     OptimizerConfig,
     Phase,
-    RecoveryConfig,
     StartConfig,
-    TargetConfig,
 )
 from bert_jax.errors import require
 from bert_jax.field_validation import Seed, check, from_json
