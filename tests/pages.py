@@ -52,7 +52,7 @@ SMALLER = {
 
 SHARING = ["README.md", "docs/ablation.md", "docs/report.md", "docs/pretrain.md", "docs/recipes.md"]
 """Pages whose commands run in one directory: what several of them show is executed once."""
-TRAINING = ["docs/large_batch.md", "docs/pods.md", "docs/slurm.md", "docs/stream.md"]
+TRAINING = ["docs/large_batch.md", "docs/monitoring.md", "docs/pods.md", "docs/slurm.md", "docs/stream.md"]
 TRAINING += ["docs/tutorials/other_models.md", "docs/tutorials/own_text.md"]
 TOOLS = ["docs/doctor.md", "docs/performance.md", "docs/tpu.md"]
 ALONE = ["docs/conversion.md", "docs/kubernetes.md", "docs/object_stores.md", "docs/plan.md", "docs/reference.md"]

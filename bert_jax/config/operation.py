@@ -39,6 +39,9 @@ class LogConfig:
     """Also write TensorBoard events."""
     wandb: str | None = None
     """Weights & Biases project to write to as well (needs the package wandb); None: none."""
+    prometheus_port: Annotated[int, Interval("[1, 65535]")] | None = None
+    """Serve the metrics to Prometheus over HTTP (docs/monitoring.md): process I on this port + I, on all interfaces;
+    None: not at all."""
 
     def __post_init__(self) -> None:
         check(self, "log.")

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,8 @@ from bert_jax.storage.paths import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps
+from bert_jax.training.monitoring.prometheus import PrometheusServer
+from bert_jax.training.monitoring.watchdog import Watchdog
 from bert_jax.training.programs import Programs, put_seed, put_step_inputs
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory import goodput as goodput_lib
@@ -32,7 +33,6 @@ from bert_jax.training.run_directory.workdir import LEDGER
 from bert_jax.training.sharding import put_rows
 from bert_jax.training.state import Fork, InitialParams, TrainState
 from bert_jax.training.time_budget import WallClockSchedule
-from bert_jax.training.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class RunContext:
     """Called after every step: whether to save and stop; true after SIGTERM or Ctrl-C."""
     check: Callable[[], None]
     """Called after every step; raises if the run must not continue."""
+    prometheus: PrometheusServer
 
 
 def train(
@@ -110,30 +111,39 @@ def train(
       PeerError: another process is late.
       DeviceOrConnectionError: a device or a connection between processes failed.
     """
-    config, ledger, start = programs.task.config, Ledger(workdir / LEDGER), start or time.perf_counter()
+    config, ledger = programs.task.config, Ledger(workdir / LEDGER)
     train_steps = TrainSteps(programs, ledger, accumulations)
-    with stop_request() as stop_requested:
-        run = RunContext(programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check)
-        for attempt in itertools.count():
-            with (
-                GoodputRecorder(workdir, start) as goodput,
-                describing_device_errors(),
-                Checkpoints(checkpoint_directory(workdir), **dataclasses.asdict(config.checkpoint)) as saves,
-            ):
-                recovery.apply_rollback(saves, ledger)
-                if attempt == 0:
-                    goodput.begin(_check_starts(run, saves))
-                try:
-                    progress = _attempt(run, saves, goodput)
-                    break
-                except DivergenceError as divergence:
-                    goodput.write_totals(divergence.last)
-                    recovery.record_rollback(divergence, config, saves, ledger)
-            start = time.perf_counter()
+    with stop_request() as stop_requested, PrometheusServer(config, workdir, ledger) as prometheus:
+        run = RunContext(
+            programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check, prometheus
+        )
+        progress = _train_with_rollbacks(run, start or time.perf_counter())
     if stop_requested.interrupted and not progress.ended:
         done = f"stopped and saved at step {progress.cursor.step} of {config.total_steps}"
         raise KeyboardInterrupt(f"{done}; the same command continues")
     return progress
+
+
+def _train_with_rollbacks(run: RunContext, start: float) -> Progress:
+    """Train to the end of the run or to SIGTERM; after a divergence, from the checkpoint that it is rolled back to."""
+    config = run.programs.task.config
+    is_first_attempt = True
+    while True:
+        with (
+            GoodputRecorder(run.workdir, start) as goodput,
+            describing_device_errors(),
+            Checkpoints(checkpoint_directory(run.workdir), **dataclasses.asdict(config.checkpoint)) as saves,
+        ):
+            run.prometheus.begin_attempt(goodput, saves)
+            recovery.apply_rollback(saves, run.ledger)
+            if is_first_attempt:
+                goodput.begin(_check_starts(run, saves))
+            try:
+                return _attempt(run, saves, goodput)
+            except DivergenceError as divergence:
+                goodput.write_totals(divergence.last)
+                recovery.record_rollback(divergence, config, saves, run.ledger)
+        start, is_first_attempt = time.perf_counter(), False
 
 
 def _check_starts(run: RunContext, checkpoints: Checkpoints) -> int:
@@ -170,7 +180,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         with goodput.measure("compile"):
             run.train_steps.precompile(cursor.phase)
         so_far = cursor.step, progress.tokens_seen, progress.skipped_steps, progress.metric_lines
-        report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile))
+        report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile, run.prometheus))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
         goodput.ready(cursor.step)
         previous_step = None

@@ -20,6 +20,7 @@ from bert_jax.storage.files import StagedDirectory
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.divergence import StepMeasures, check_divergence
 from bert_jax.training.eval_metrics import derive_metrics, format_metrics
+from bert_jax.training.monitoring.prometheus import PrometheusServer
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.metrics import MetricsWriter
 from bert_jax.training.task import Task
@@ -54,6 +55,7 @@ class Reporter:
         metric_lines: int,
         goodput: GoodputRecorder,
         profile: tuple[int, int] | None,
+        prometheus: PrometheusServer,
     ):
         config = task.config
         self.skipped_steps, self.metric_lines, self.warned = skipped_steps, metric_lines, False
@@ -65,7 +67,7 @@ class Reporter:
         self.peak = peak_flops(list(mesh.devices.flat))
         self.bar = progress_bar("training", config.total_steps, "step", done=step, shown=is_first())
         self.traces, self.tracing = StagedDirectory(workdir / "profile"), False
-        self.profile = profile
+        self.profile, self.prometheus = profile, prometheus
         self.pending: tuple[int, int, dict[str, Any]] | None = None
         self.window = _Window()
         self.timed_phase = -1  # no step of the phase has run yet in this attempt
@@ -174,6 +176,7 @@ class Reporter:
 
     def _write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
         self.metric_lines += 1
+        self.prometheus.show(split, values | timing)
         if self.writer is not None:
             self.writer.write(step, split, values, timing)
 

@@ -13,9 +13,11 @@ from bert_jax.objectives.masking import Vocabulary
 from bert_jax.training import reporter
 from bert_jax.training.divergence import StepMeasures
 from bert_jax.training.eval_metrics import EvaluationSums, format_metrics
+from bert_jax.training.monitoring.prometheus import PrometheusServer
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory.goodput import GoodputRecorder
+from bert_jax.training.run_directory.ledger import Ledger
 from bert_jax.training.run_directory.metrics import read_metrics
 from bert_jax.training.sharding import make_mesh
 
@@ -43,9 +45,10 @@ def attempt(two_phases, clock, tmp_path):
 
     def run(begin: int, end: int, skipped: tuple[int, ...] = ()) -> None:
         compiled, mesh = None, make_mesh(config.mesh, jax.devices()[:1])
+        prometheus = PrometheusServer(config, tmp_path, Ledger(tmp_path / "ledger.jsonl"))
         with (
             GoodputRecorder(tmp_path, 0.0) as goodput,
-            Reporter(task, tmp_path, mesh, begin, 0, 0, 0, goodput, None) as report,
+            Reporter(task, tmp_path, mesh, begin, 0, 0, 0, goodput, None, prometheus) as report,
         ):
             for step in range(begin, end):
                 report.before_step(step)

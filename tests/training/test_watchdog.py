@@ -9,9 +9,9 @@ import time
 import pytest
 
 from bert_jax.command import stacks
-from bert_jax.training import watchdog
+from bert_jax.training.monitoring import watchdog
+from bert_jax.training.monitoring.watchdog import Stall, Watchdog, describe_late, stall_limit
 from bert_jax.training.run_directory.goodput import GoodputRecorder
-from bert_jax.training.watchdog import Stall, Watchdog, describe_late, stall_limit
 
 
 @pytest.mark.parametrize(("longest", "limit"), [(None, float("inf")), (0.01, 300.0), (15.0, 300.0), (20.0, 400.0)])

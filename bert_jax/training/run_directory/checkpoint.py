@@ -17,6 +17,7 @@ import hashlib
 import json
 import re
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypedDict
 
@@ -25,12 +26,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bert_jax.distributed.agreement import (
-    all_gather,
-    compute_and_broadcast,
-    gather_to_first,
-    is_first,
-)
+from bert_jax.distributed.agreement import all_gather, compute_and_broadcast, gather_to_first, is_first
 from bert_jax.distributed.shared_directory import becomes_visible
 from bert_jax.distributed.supervised import announce_checkpoint
 from bert_jax.errors import UserError
@@ -70,6 +66,7 @@ class Checkpoints:
         self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: concurrent.futures.Future | None = None
+        self.newest: tuple[int, float] | None = None  # step and date, in process 0 of what is committed or restored
 
     def save(self, step: int, state: Any, metadata: dict[str, Any], good: int | None = None) -> None:
         """Start saving; returns once the arrays are copied off the device, so that their buffers can be donated.
@@ -124,6 +121,7 @@ class Checkpoints:
             if is_first():
                 staged.upload()
                 write_commit(target, sums)
+                self.newest = int(target.name), time.time()
             announce_checkpoint()
             if not is_first():
                 return
@@ -198,6 +196,7 @@ class Checkpoints:
         if checkpoint is None:
             return None
         metadata = read_metadata(checkpoint)
+        self.newest = int(checkpoint.name), (checkpoint / COMMIT_MARKER).stat().mtime
         return self.restore(checkpoint, abstract(metadata)), metadata
 
     def restore(self, checkpoint: epath.PathLike, abstract: Any) -> Any:

@@ -106,12 +106,16 @@ class GoodputRecorder:
         self.seconds["init"] += time.perf_counter() - self._start - sum(self.seconds.values())
         self.write_totals(step, **made_by)
 
+    def totals(self) -> dict[str, float]:
+        """Seconds by kind until now, `step` included."""
+        seconds = dict(self.seconds)
+        return seconds | {"step": time.perf_counter() - self._start - sum(seconds.values())}
+
     def write_totals(self, step: int, **values: Any) -> None:
         """Add a line after `step` steps, with further JSON values; only the first process writes."""
         if self._file is None:
             return
-        kinds = self.seconds | {"step": time.perf_counter() - self._start - sum(self.seconds.values())}
-        seconds = {kind: round(value, 3) for kind, value in kinds.items()}
+        seconds = {kind: round(value, 3) for kind, value in self.totals().items()}
         line = {"start_time": self.start_time, "unix": time.time(), "step": step, "seconds": seconds}
         self._file.write(line | values)
         self._last = line
