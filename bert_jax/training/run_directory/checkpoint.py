@@ -62,8 +62,7 @@ class Checkpoints:
 
     def __init__(self, directory: epath.PathLike, keep: int, every: int = 1, keep_every: int | None = None):
         self.directory, self.keep, self.every, self.keep_every = epath.Path(directory), keep, every, keep_every
-        self._errors = OrbaxErrorBuffer()
-        self._orbax = ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
+        self._errors, self._orbax = OrbaxErrorBuffer(), ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: concurrent.futures.Future | None = None
         self.newest: tuple[int, float] | None = None  # step and date, in process 0 of what is committed or restored
@@ -186,8 +185,7 @@ class Checkpoints:
         A damaged checkpoint is skipped with a warning on stderr. All processes of a run call this.
 
         Args:
-          abstract: from metadata to a tree of ShapeDtypeStruct with the shardings to restore to, which may differ from
-            the saved ones.
+          abstract: from metadata to a tree of ShapeDtypeStruct with the shardings to restore to; they may be others.
 
         Raises:
           UserError: there are checkpoints, but all are damaged.
