@@ -6,6 +6,7 @@ from typing import Annotated
 import tyro
 
 from bert_jax.errors import UserError
+from bert_jax.field_validation import NonNegative
 from bert_jax.report import Section, text
 from bert_jax.storage.paths import check_reachable, to_path
 
@@ -28,6 +29,8 @@ class Report:
     """Text with [MASK] for the samples of filled masks; may be repeated. Default: four short sentences."""
     samples: bool = True
     """Load each run's newest checkpoint, and fill the masks of a few texts."""
+    price_per_chip_hour: NonNegative | None = None
+    """Price of a chip per hour in any currency, for the cost of a run so far and to its end. Default: unknown."""
 
     def run(self) -> None:
         """Print the report, or write the page."""
@@ -52,16 +55,20 @@ class Report:
         if studies:
             if self.text:
                 raise UserError("--text is for runs: a study's report has no filled masks; leave it out")
+            if self.price_per_chip_hour is not None:
+                raise UserError("--price-per-chip-hour is for runs, not for a study: leave it out")
             from bert_jax.experiments import study_report
 
             return study_report.sections(studies[0])
         from bert_jax.run_report import seeds
 
         if len(directories) == 1 and seeds.has_seeds(directories[0]):
+            if self.price_per_chip_hour is not None:
+                raise UserError("--price-per-chip-hour is for single runs: give the directory of one seed")
             return seeds.sections(directories[0])
         from bert_jax.distributed import jax_setup
         from bert_jax.run_report import run_files, sections
 
         jax_setup.disable_absent_backends()
         texts = (self.text or sections.TEXTS) if self.samples else ()
-        return sections.run_sections(run_files.read_runs(directories), texts)
+        return sections.run_sections(run_files.read_runs(directories), texts, self.price_per_chip_hour)

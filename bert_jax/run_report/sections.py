@@ -5,7 +5,7 @@ from typing import Any
 
 from bert_jax.provenance import MISSING
 from bert_jax.report import Note, ReportBlock, Section, Table
-from bert_jax.run_report import metric_blocks, settings
+from bert_jax.run_report import cost, metric_blocks, settings
 from bert_jax.run_report.run_files import RunFiles
 
 TEXTS = (
@@ -18,12 +18,13 @@ TEXTS = (
 CANDIDATES = 5
 
 
-def run_sections(runs: Sequence[RunFiles], texts: Sequence[str]) -> list[Section]:
+def run_sections(runs: Sequence[RunFiles], texts: Sequence[str], price: float | None = None) -> list[Section]:
     """All sections of a report.
 
     Args:
       runs: one, or several to compare.
       texts: whose masks are filled; none: no samples.
+      price: of a chip for an hour; None: nothing about the cost.
 
     Raises:
       UserError: a text has no mask token or is too long.
@@ -37,6 +38,7 @@ def run_sections(runs: Sequence[RunFiles], texts: Sequence[str]) -> list[Section
         Section("Training", tuple(metric_blocks.training_curves(runs))),
         Section("Throughput", tuple(filter(None, [metric_blocks.throughput_table(runs)]))),
         Section("Goodput", tuple(metric_blocks.goodput_blocks(runs))),
+        Section("Cost", tuple([] if price is None else cost.cost_blocks(runs, price))),
         Section("Filled masks", tuple(filter(None, [filled_masks(runs, texts)] if texts else []))),
         Section("Decisions", tuple(block for run in runs for block in _decisions(run, several))),
         Section("Commands" if several else "Command", tuple(b for run in runs for b in settings.repeat_command(run))),

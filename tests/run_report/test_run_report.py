@@ -17,7 +17,7 @@ from bert_jax.cli import main as cli
 from bert_jax.config import FinetuneConfig, Phase, TaskHead, presets
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.report import Note, Section, Table, html, text
-from bert_jax.run_report import metric_blocks, run_files, sections, settings
+from bert_jax.run_report import cost, metric_blocks, run_files, sections, settings
 from bert_jax.run_report.run_files import read_runs
 from bert_jax.training.run_directory import goodput
 
@@ -117,6 +117,23 @@ def test_environment_is_recorded_once_per_attempt(tiny_run, tmp_path, run):
     shown = table_of(sections.run_sections([run], ()), "Provenance")
     assert shown["jax"] == (environment["jax"],) and shown["attempts"] == ("1",)
     assert shown["SHA-256 of the data"] == (", ".join(run.file["corpora"]),)
+
+
+def test_cost_so_far_and_to_the_end(run, tiny_run, capsys):
+    """8 steps of 8 rows in an hour and a half of 4 chips, half an hour of which was between attempts."""
+    recorded = run.goodput | {"wall": 5400.0, "down": 1800.0}
+    run = dataclasses.replace(run, goodput=recorded, environments=[{"devices": "4 x TPU v5 lite"}])
+    phases = (*run.config.phases, dataclasses.replace(run.config.phases[0], steps=4, seq_len=64))
+    longer = dataclasses.replace(change(run, phases=phases), checkpoint=None)
+    rows = [row[1:] for block in cost.cost_blocks([longer], 2.5) if isinstance(block, Table) for row in block.rows]
+    assert rows == [("so far", "1", "4", "10.00"), ("to the end, estimated", "1", "4", "10.00")]
+    (row,) = (row for block in cost.cost_blocks([run], 2.5) if isinstance(block, Table) for row in block.rows)
+    assert row[1] == "so far", "it has ended"
+    assert cost.cost_blocks([dataclasses.replace(run, environments=[])], 2.5) == []
+    assert report(tiny_run, "--no-samples", "--price-per-chip-hour", "2.5") == 0
+    assert "At 2.5 per chip and hour" in capsys.readouterr().out
+    assert report(tiny_run, "--price-per-chip-hour", "-1") == 2
+    assert "price-per-chip-hour is -1" in capsys.readouterr().err
 
 
 def test_samples(tiny_run, run, capsys):
