@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_SECONDS = 900
+"""Of the tests of a row."""
 
 
 class Break(NamedTuple):
@@ -189,8 +191,10 @@ def is_noticed(tree: Path, row: Break) -> tuple[bool, str]:
     ]
     try:
         run = subprocess.run(
-            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=900, check=False
+            command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False
         )
+    except subprocess.TimeoutExpired:
+        return False, f"no end after {TIMEOUT_SECONDS} s"
     finally:
         file.write_text(whole)
     lines = run.stdout.splitlines() or [""]
