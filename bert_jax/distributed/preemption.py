@@ -6,6 +6,7 @@ with accelerators (cloud.google.com/compute/docs/metadata/getting-live-migration
 ``spot/instance-action`` two minutes before it takes a Spot instance. Slurm and Kubernetes send SIGTERM themselves.
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -31,7 +32,7 @@ def watch_for_notice(cloud: str) -> None:
     """Start the thread, which sends SIGTERM to this process once; for "none" there is no thread.
 
     A notice that is there at the start is reported and ignored, as it is old or wrong: the run would never train. So is
-    a server that does not answer; the thread continues to ask it.
+    a server that does not answer; the thread continues to ask it. "The start" is the first answer.
 
     Args:
       cloud: `ClusterConfig.notices`.
@@ -50,16 +51,16 @@ def _watch(cloud: str, wait: Callable[[float], object]) -> None:
                 _print(f"warning: --cluster.notices {cloud}: {error}; the run goes on, and asks again")
             complained = True
         else:
-            if first and notice:
+            is_old, first = first and bool(notice), False
+            if is_old:
                 _print(f"warning: --cluster.notices {cloud}: {notice} was there at the start, and is ignored")
                 ignored = notice
             elif notice != ignored:
                 ignored = ""
                 if notice:
-                    _print(f"note: {notice}: this machine is taken away; saving and stopping")
                     os.kill(os.getpid(), signal.SIGTERM)
+                    _print(f"note: {notice}: this machine is taken away; saving and stopping")
                     return
-        first = False
         wait(INTERVAL)
 
 
@@ -71,17 +72,24 @@ def ask_google() -> str:
     Raises:
       NoticeServerError: no answer, or not one of these values.
     """
-    host = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal"
+    host, failure = os.environ.get("GCE_METADATA_HOST") or "metadata.google.internal", None
     for name, silent, known in (
         ("preempted", ("FALSE",), ("TRUE",)),
         ("maintenance-event", ("NONE", "MIGRATE_ON_HOST_MAINTENANCE"), ("TERMINATE_ON_HOST_MAINTENANCE",)),
     ):
         url = f"http://{host}/computeMetadata/v1/instance/{name}"
-        value = _get(url, {"Metadata-Flavor": "Google"})
+        try:
+            value = _get(url, {"Metadata-Flavor": "Google"})
+        except NoticeServerError as error:
+            failure = failure or error
+            continue
         if value in known:
             return f"instance/{name} {value}"
         if value not in silent:
-            raise NoticeServerError(f"{url} answers {value[:40]!r}, which is none of {', '.join((*silent, *known))}")
+            expected = ", ".join((*silent, *known))
+            failure = failure or NoticeServerError(f"{url} answers {value[:40]!r}, which is none of {expected}")
+    if failure is not None:
+        raise failure
     return ""
 
 
@@ -109,20 +117,28 @@ def ask_aws() -> str:
 CLOUDS = {"gcp": ask_google, "aws": ask_aws}
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: object) -> None:
+        """A metadata server does not redirect: the code of the answer is an error."""
+
+
 def _get(url: str, headers: dict[str, str], method: str = "GET", missing: str | None = None) -> str:
     """The answer; `missing` if there is no such entry. Metadata servers are not reached through a proxy."""
     try:
         request = urllib.request.Request(url, headers=headers, method=method)
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=TIMEOUT) as answer:
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirects)
+        with opener.open(request, timeout=TIMEOUT) as answer:
             return answer.read(_LONGEST_ANSWER).decode("ascii", "replace").strip()
     except urllib.error.HTTPError as error:
+        error.close()
         if error.code == 404 and missing is not None:
             return missing
         raise NoticeServerError(f"{url} answers with code {error.code}") from error
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
-        raise NoticeServerError(f"{url} does not answer ({' '.join(str(reason).split())[:80]})") from error
+        raise NoticeServerError(f"{url} does not answer ({ascii(str(reason))[1:-1][:80]})") from error
 
 
 def _print(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the reader of the messages is gone
+        print(line, file=sys.stderr, flush=True)

@@ -25,8 +25,8 @@ def connect_worker(config: ClusterConfig) -> None:
       UserError: this is not the code that the supervisors have compared.
       PeerError: jax cannot connect them.
     """
-    watch_for_notice(config.notices)
     if supervised.WORKER_ENV not in os.environ:
+        watch_for_notice(config.notices)
         return
     settings = json.loads(os.environ.pop(supervised.WORKER_ENV))  # popped: reader processes inherit the environment
     info = ProcessInfo(*settings["info"])
@@ -52,5 +52,6 @@ def connect_worker(config: ClusterConfig) -> None:
         raise PeerError(
             f"process {info.process_index} of {info.process_count} cannot connect to the others ({reason})"
         ) from error
+    watch_for_notice(config.notices)  # from here on, jax handles SIGTERM
     if settings["is_first_on_host"] and not is_remote(jax.config.jax_compilation_cache_dir or ""):
         jax_internals.keep_compiled_programs()

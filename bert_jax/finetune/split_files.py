@@ -57,10 +57,12 @@ def find_splits(
             f"{directory} has no {split} split: it needs a file {split} with ending {', '.join(endings)}",
         )
         count = re.search(r"-\d+-of-(\d+)", names[0]) if names else None
+        parts = {name[: name.index("-of-")] for name in names} if count else {*names}
         require(
-            count is None or int(count[1]) == len(names),
-            f"{folder} has {len(names)} of the {count and int(count[1])} files of {split}: copy the others too",
+            count is None or int(count[1]) == len(parts),
+            f"{folder} has {len(parts)} of the {count and int(count[1])} files of {split}: copy the others too",
         )
+        require(len(parts) == len(names), f"{folder} has a part of {split} twice: remove or rename one of them")
         if names:
             found[split] = [folder / name for name in sorted(names)]
     return found
@@ -140,7 +142,14 @@ def read_files(paths: Mapping[str, Sequence[StoredPath]], columns: Columns) -> T
                 continue
             values, names = _read_parquet(path, of_split)
             rows[split] += values
-            class_names |= names
+            for column, of_column in names.items():
+                known = class_names.setdefault(column, of_column)
+                require(
+                    known == of_column,
+                    f"{path} numbers the classes of '{column}' differently from the other files: write all files with "
+                    "the same features",
+                )
+        require(bool(rows[split]), f"{files[0]} has no examples")
     return Tables(rows, class_names)
 
 
@@ -158,23 +167,30 @@ def _read_parquet(path: StoredPath, columns: Columns) -> tuple[list[Values], dic
         reason = str(error).splitlines()[0]
         raise UserError(f"{path} cannot be read as Parquet ({reason}): copy it again") from error
     check_columns(path, table.column_names, columns)
-    rows: list[Values] = [(f"{path}, row {i}", values) for i, values in enumerate(table.to_pylist())]
-    require(bool(rows), f"{path} has no examples")
+    values = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        try:
+            values[name] = column.to_pylist()
+        except Exception as error:  # of Arrow, of time zones, of a date that Python does not have
+            reason = " ".join(str(error).split())[:80]
+            raise UserError(f"{path}: column {name!r} cannot be read ({reason}): leave it out of the file") from error
+    rows = [(f"{path}, row {i}", {name: of[i] for name, of in values.items()}) for i in range(table.num_rows)]
     return rows, _class_names((table.schema.metadata or {}).get(b"huggingface", b"{}"))
 
 
 def _class_names(metadata: bytes) -> dict[str, tuple[str, ...]]:
     """The names of class indices that Hugging Face's datasets writes into a schema, of a column or of its lists."""
     try:
-        features = json.loads(metadata)["info"]["features"]
-        found = {}
-        for column, feature in features.items():
+        features = dict(json.loads(metadata)["info"]["features"])
+    except (KeyError, RecursionError, TypeError, ValueError):
+        return {}  # of another program, or of a dataset without features
+    found = {}
+    for column, feature in features.items():
+        with contextlib.suppress(AttributeError, IndexError, TypeError):  # another kind of feature
             feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
             if feature.get("_type") == "ClassLabel" and feature.get("names"):
                 found[str(column)] = tuple(map(str, feature["names"]))
-        return found
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
-        return {}  # of another program, or of a dataset without features
+    return found
 
 
 def is_tfds(directory: StoredPath) -> bool:

@@ -6,7 +6,7 @@ SQuAD 2.0 an answer of no text with the score of [CLS].
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class QuestionWindow(NamedTuple):
         return 1 + self.question_tokens + self.separators
 
 
-_COLUMNS = ("id", "question", "context", "answers")
+_COLUMNS = ("id", "question", "context")
 
 
 class AnswerCandidate(NamedTuple):
@@ -92,12 +92,18 @@ class _SquadFile(TypedDict):
 
 
 class _Row(TypedDict):
-    """A row of SQuAD as Hugging Face stores it: the answers are a struct of lists, in Parquet."""
+    """A row of SQuAD as Hugging Face stores it."""
 
     context: str
     question: str
     id: str | int
-    answers: dict[str, list[Any]]
+
+
+class _Answers(TypedDict):
+    """The answers of a row: a struct of lists."""
+
+    text: list[str]
+    answer_start: list[int]
 
 
 def read_squad(path: StoredPath, *, skip_damaged: bool = False) -> tuple[list[Question], list[str]]:
@@ -144,25 +150,32 @@ def _rows(path: StoredPath) -> Iterator[tuple[object, _Entry, str]]:
     """The same of a Parquet file."""
     advice = "write it as datasets stores squad"
     for where, values in read_files({"train": [path]}, Columns(_COLUMNS, None)).rows["train"]:
-        row = from_json(_Row, {name: values[name] for name in _COLUMNS}, where, advice)
-        texts, starts = (row["answers"].get(name, []) for name in ("text", "answer_start"))
+        row = from_json(_Row, dict(values), where, advice)
+        found = values.get("answers") or {"text": [], "answer_start": []}
+        answers = from_json(_Answers, found, f"{where}: answers", advice)
+        texts, starts = answers["text"], answers["answer_start"]
         require(len(texts) == len(starts), f"{where} has {len(texts)} answers and {len(starts)} starts: {advice}")
-        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
-        entry = {"id": row["id"], "question": row["question"], "answers": answers}
-        yield where, from_json(_Entry, entry, where, advice), row["context"]
+        entry: _Entry = {
+            "id": row["id"],
+            "question": row["question"],
+            "answers": [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)],
+            "is_impossible": values.get("is_impossible") is True,
+        }
+        yield where, entry, row["context"]
 
 
 def _question(where: object, entry: _Entry, context: str) -> Question:
     answers = [] if entry.get("is_impossible", False) else entry.get("answers", [])
-    for answer in answers:
+    given = [answer for answer in answers if answer["text"].strip()]
+    for answer in given:
         text, start = answer["text"], answer["answer_start"]
         require(
             start >= 0 and context[start : start + len(text)] == text,
-            f"{where}: the answer '{text}' of question {entry['id']} is not at character {start}: correct the file (a "
-            "question without an answer has an empty list of answers), or leave such questions out with --skip-damaged",
+            f"{where}: the answer {text[:80]!r} of question {entry['id']} is not at character {start}: correct the "
+            "file (a question without an answer has an empty list of answers), or leave such questions out with "
+            "--skip-damaged",
         )
     check_unicode(f"{where}: question {entry['id']}", str(entry["id"]), entry["question"], context)
-    given = [answer for answer in answers if answer["text"].strip()]
     texts = tuple(answer["text"] for answer in given)
     starts = tuple(answer["answer_start"] for answer in given)
     return Question(str(entry["id"]), entry["question"], context, texts, starts)

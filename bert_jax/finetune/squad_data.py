@@ -212,6 +212,8 @@ def read_squad_splits(directory: StoredPath, file_options: FileOptions) -> dict[
                     file=sys.stderr,
                 )
             splits[split] += questions
+        repeated = len(splits[split]) - len({question.question_id for question in splits[split]})
+        require(repeated == 0, f"{directory}: {repeated} question(s) of {split} have the id of another one")
     for split in ("train", "dev"):
         has_answers = any(question.answers for question in splits[split])
         require(has_answers, f"{directory}: no question of {split} has an answer")

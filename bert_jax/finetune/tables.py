@@ -70,6 +70,8 @@ def read_text(path: StoredPath) -> str:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise UserError(f"{path} is a directory: give a file") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 (byte {error.start}): convert it") from None
 

@@ -125,7 +125,9 @@ def read_tagging(directory: StoredPath, options: FileOptions) -> dict[str, list[
         files of the other form.
     """
     files = find_splits(directory, ENDINGS)
-    if files["train"][0].suffix in ROWS:
+    in_rows = {path.suffix in ROWS for paths in files.values() for path in paths}
+    require(len(in_rows) == 1, f"{directory} has files in columns and files with a row for a sentence: give one form")
+    if in_rows == {True}:
         return _read_rows(files, options)
     defaults = FileOptions()
     for name in ("text_columns", "label_column"):
@@ -146,21 +148,30 @@ def _read_rows(files: Mapping[str, Sequence[StoredPath]], options: FileOptions) 
     require(len(words) == 1, f"--text-columns has {len(words)} names: tagging needs the column of the words")
     tables = read_files(files, Columns(words, None, ": give the one with the words as --text-columns"))
     where, first = tables.rows["train"][0]
-    found = [name for name in first if name == options.label_column or name.endswith("tags")]
-    column = options.label_column if options.label_column in found else found[0] if len(found) == 1 else None
+    found = [name for name in first if name.endswith("tags") and name != words[0]]
+    is_default = options.label_column == FileOptions().label_column
+    column = options.label_column if not is_default or options.label_column in first else None
+    column = found[0] if column is None and len(found) == 1 else column
     require(
-        column is not None,
+        column in first and column != words[0],
         f"{where} has the columns {', '.join(first)}: give the one with the tags as --label-column",
     )
     names = tables.class_names.get(column, ())
     return {
-        split: [_sentence(where, row.get(words[0]), row.get(column), names) for where, row in rows]
+        split: [
+            _sentence(where, row.get(words[0]), row.get(column), names, split.startswith("test")) for where, row in rows
+        ]
         for split, rows in tables.rows.items()
     }
 
 
-def _sentence(where: str, words: Any, tags: Any, names: Sequence[str]) -> TaggedSentence:
-    """A row as a sentence; tags that are numbers are indices of `names`, if the file has them."""
+def _sentence(where: str, words: Any, tags: Any, names: Sequence[str], may_lack_tags: bool) -> TaggedSentence:
+    """A row as a sentence; tags that are numbers are indices of `names`, if the file has them.
+
+    Without tags, or with -1 only, all words of a test split get `NO_TOKEN_TAG`.
+    """
+    if may_lack_tags and isinstance(words, list) and (tags is None or tags == [-1] * len(words)):
+        tags = [NO_TOKEN_TAG] * len(words)
     require(
         isinstance(words, list) and isinstance(tags, list) and len(words) == len(tags) > 0,
         f"{where} has no list of words and list of as many tags: remove it",

@@ -32,6 +32,8 @@ def answers(monkeypatch):
 
         def _answer(self, value):
             self.send_response(value if isinstance(value, int) else 200)
+            if value == 302:
+                self.send_header("Location", EVENT)
             self.end_headers()
             self.wfile.write(b"" if isinstance(value, int) else value.encode())
 
@@ -54,6 +56,7 @@ def answers(monkeypatch):
         (ask_google, {PREEMPTED: "TRUE\n"}, "instance/preempted TRUE"),
         (ask_google, {EVENT: "MIGRATE_ON_HOST_MAINTENANCE"}, ""),
         (ask_google, {EVENT: "TERMINATE_ON_HOST_MAINTENANCE"}, "maintenance-event TERMINATE_ON_HOST_MAINTENANCE"),
+        (ask_google, {PREEMPTED: 404, EVENT: "TERMINATE_ON_HOST_MAINTENANCE"}, "TERMINATE_ON_HOST_MAINTENANCE"),
         (ask_aws, {}, ""),
         (ask_aws, {ACTION: '{"action": "terminate", "time": "2026-11-28T08:22:00Z"}'}, "instance-action terminate"),
     ],
@@ -68,6 +71,7 @@ def test_notices(answers, ask, changed, notice):
     [
         (ask_google, {PREEMPTED: "<html>" * 99999}, "answers '<html><html>.*', which is none of FALSE, TRUE"),
         (ask_google, {PREEMPTED: 500}, "instance/preempted answers with code 500"),
+        (ask_google, {PREEMPTED: 302}, "instance/preempted answers with code 302"),
         (ask_google, {EVENT: ""}, "maintenance-event answers '', which is none of NONE"),
         (ask_google, {EVENT: 404}, "maintenance-event answers with code 404"),
         (ask_aws, {TOKEN: 403}, "latest/api/token answers with code 403"),

@@ -195,6 +195,40 @@ def test_words_and_tags_in_rows(tmp_path):
     assert own["dev"] == [TaggedSentence(("a", "b"), ("y", "z"))]
 
 
+def test_class_indices_of_rows(tmp_path):
+    """Each kind of feature of another column is passed over, a test split may lack tags, and files agree on names."""
+    for i, other in enumerate(([], None, "x", [[{}]], {"feature": [{}], "_type": "Sequence"})):
+        features = {"a": other, "ner_tags": {"feature": NAMED}}
+        for split, tags in (("train", [[0, 1]]), ("dev", [[1, 0]]), ("test", [[-1, -1]])):
+            parquet(tmp_path / f"{i}/{split}.parquet", {"tokens": [["a", "b"]], "ner_tags": tags}, features)
+        read = read_tagging(tmp_path / str(i), OPTIONS)
+        assert [of[0].tags for of in read.values()] == [("positive", "negative"), ("negative", "positive"), ("O", "O")]
+    names = {"ner_tags": {"feature": {"_type": "ClassLabel", "names": ["negative", "positive"]}}}
+    parquet(tmp_path / "0/dev.parquet", {"tokens": [["a"]], "ner_tags": [[0]]}, names)
+    with pytest.raises(UserError, match=r"dev\.parquet numbers the classes of 'ner_tags' differently from the other"):
+        read_tagging(tmp_path / "0", OPTIONS)
+
+
+def test_files_of_rows_that_do_not_fit(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    rows = {"tokens": [["a"]], "ner_tags": [["x"]]}
+    for name in ("train.parquet", "dev.parquet", "part/dev.parquet"):
+        parquet(tmp_path / name, rows)
+    with pytest.raises(UserError, match="has the columns tokens, ner_tags: give the one with the tags as"):
+        read_tagging(tmp_path, FinetuneOptions(label_column="ner_tag"))
+    (tmp_path / "part/train.conll").write_text("a x\n\nb y\n")
+    with pytest.raises(UserError, match="has files in columns and files with a row for a sentence: give one form"):
+        read_tagging(tmp_path / "part", OPTIONS)
+    for name in ("00000-of-00002-aaaa", "00000-of-00002-bbbb", "00001-of-00002-aaaa"):
+        parquet(tmp_path / f"twice/train-{name}.parquet", rows)
+    with pytest.raises(UserError, match="has a part of train twice: remove or rename one of them"):
+        read_tagging(tmp_path / "twice", OPTIONS)
+    far = pyarrow.array([2**62], pyarrow.timestamp("us"))
+    parquet(tmp_path / "dev.parquet", rows | {"date": far})
+    with pytest.raises(UserError, match=r"dev\.parquet: column 'date' cannot be read \(.*\): leave it out of the file"):
+        read_tagging(tmp_path, OPTIONS)
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [
@@ -240,12 +274,21 @@ def test_questions_in_parquet(tmp_path):
             {"text": ["river"], "answer_start": []},
             "row 0 has 1 answers and 0 starts: write it as",
         ),
-        ({"text": [None], "answer_start": [4]}, r"row 0: answers.0.text"),
-        (None, "row 0: answers"),
+        ({"text": [None], "answer_start": [4]}, r"row 0: answers: text.0 is None"),
     ):
         parquet(path, rows | {"answers": [wrong, answers[1]]})
         with pytest.raises(UserError, match=message):
             read_squad_splits(tmp_path, OPTIONS)
+    for more in (
+        {"answers": [answers[0], answers[0]], "is_impossible": [False, True]},
+        {"answers": [answers[0], {"text": [""], "answer_start": [-1]}]},
+        {"answers": [answers[0], None]},
+    ):
+        parquet(path, rows | more)
+        assert read_squad_splits(tmp_path, OPTIONS)["dev"] == expected
+    parquet(path, rows | {"id": ["1", "1"], "answers": answers})
+    with pytest.raises(UserError, match="have the id of another"):
+        read_squad_splits(tmp_path, OPTIONS)
 
 
 def test_bad_parquet(tmp_path, monkeypatch):
