@@ -166,8 +166,7 @@ def _rows(path: StoredPath) -> Iterator[tuple[object, _Entry, str]]:
 
 def _question(where: object, entry: _Entry, context: str) -> Question:
     answers = [] if entry.get("is_impossible", False) else entry.get("answers", [])
-    given = [answer for answer in answers if answer["text"].strip()]
-    for answer in given:
+    for answer in answers:
         text, start = answer["text"], answer["answer_start"]
         require(
             start >= 0 and context[start : start + len(text)] == text,
@@ -176,6 +175,7 @@ def _question(where: object, entry: _Entry, context: str) -> Question:
             "--skip-damaged",
         )
     check_unicode(f"{where}: question {entry['id']}", str(entry["id"]), entry["question"], context)
+    given = [answer for answer in answers if answer["text"].strip()]
     texts = tuple(answer["text"] for answer in given)
     starts = tuple(answer["answer_start"] for answer in given)
     return Question(str(entry["id"]), entry["question"], context, texts, starts)

@@ -281,7 +281,7 @@ def test_questions_in_parquet(tmp_path):
             read_squad_splits(tmp_path, OPTIONS)
     for more in (
         {"answers": [answers[0], answers[0]], "is_impossible": [False, True]},
-        {"answers": [answers[0], {"text": [""], "answer_start": [-1]}]},
+        {"answers": [answers[0], {"text": [""], "answer_start": [0]}]},
         {"answers": [answers[0], None]},
     ):
         parquet(path, rows | more)
