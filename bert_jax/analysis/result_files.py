@@ -24,7 +24,7 @@ from bert_jax.provenance import Provenance, code, describe_code, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
-from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.param_paths import params_sha256
 from bert_jax.training.run_directory.environment import describe_environment
 
 FORMAT_VERSION = 5
@@ -74,11 +74,7 @@ class Computed(NamedTuple):
 def model_sha256(model: LoadedModel) -> str:
     """Hex SHA-256 of everything that determines what a model computes."""
     about = [dataclasses.asdict(model.config), dataclasses.asdict(model.heads), model.tokenizer.fingerprint]
-    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name, leaf in name_leaves(model.params).items():
-        array = np.ascontiguousarray(leaf)
-        digest.update(f"{name} {array.dtype} {array.shape}".encode() + array.data)
-    return digest.hexdigest()
+    return params_sha256(model.params, json.dumps(about, sort_keys=True))
 
 
 def data_sha256(data: StoredPath, folders: tuple[str, ...]) -> str:

@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def watch_for_notice(cloud: str) -> None:
       cloud: `ClusterConfig.notices`.
     """
     if cloud != "none":
-        threading.Thread(target=_watch, args=[cloud, threading.Event().wait], daemon=True).start()
+        threading.Thread(target=_watch, args=[cloud, time.sleep], daemon=True).start()
 
 
 def _watch(cloud: str, wait: Callable[[float], object]) -> None:

@@ -258,7 +258,7 @@ def read_source(source: StoredPath) -> SourceEncoder:
 
 def native_sha256(model: NativeModel) -> str:
     """Hex SHA-256 of a model's family, config and parameters."""
-    return params_sha256(model.params, [model.family, dataclasses.asdict(model.config)])
+    return params_sha256(model.params, json.dumps([model.family, dataclasses.asdict(model.config)]))
 
 
 def summary_lines(result: FinetuneResult) -> list[str]:

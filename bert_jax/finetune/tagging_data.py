@@ -149,9 +149,9 @@ def _read_rows(files: Mapping[str, Sequence[StoredPath]], options: FileOptions) 
     tables = read_files(files, Columns(words, None, ": give the one with the words as --text-columns"))
     where, first = tables.rows["train"][0]
     found = [name for name in first if name.endswith("tags") and name != words[0]]
-    is_default = options.label_column == FileOptions().label_column
-    column = options.label_column if not is_default or options.label_column in first else None
-    column = found[0] if column is None and len(found) == 1 else column
+    column = options.label_column
+    if column == FileOptions().label_column and column not in first and len(found) == 1:
+        column = found[0]
     require(
         column in first and column != words[0],
         f"{where} has the columns {', '.join(first)}: give the one with the tags as --label-column",

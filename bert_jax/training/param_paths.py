@@ -1,7 +1,6 @@
 """Paths of leaves in a tree, and tables of (pattern, value) that every leaf must match."""
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,9 +18,9 @@ def name_leaves(tree: Any) -> dict[str, Any]:
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def params_sha256(params: Any, about: Any = None) -> str:
-    """Hex SHA-256 of the paths, types, shapes and values of parameters, and of JSON values about them."""
-    digest = hashlib.sha256(json.dumps(about).encode())
+def params_sha256(params: Any, about: str = "") -> str:
+    """Hex SHA-256 of a text about parameters, and of their paths, types, shapes and values."""
+    digest = hashlib.sha256(about.encode())
     for name, array in name_leaves(params).items():
         digest.update(f"{name} {array.dtype} {array.shape}".encode() + np.ascontiguousarray(array).data)
     return digest.hexdigest()

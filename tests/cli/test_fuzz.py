@@ -40,8 +40,16 @@ VALUES = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
     st.binary(max_size=8).map(lambda data: os.fsdecode(data.replace(b"\0", b""))),
 )
-EXCLUDED = ("--plot", "--cluster.process", "--compilation-cache", "--help", "--help-all", "--topology")
-"""Flags that write to other places, wait for other processes, change this process, or compile."""
+EXCLUDED = (
+    "--plot",
+    "--cluster.process",
+    "--cluster.notices",
+    "--compilation-cache",
+    "--help",
+    "--help-all",
+    "--topology",
+)
+"""Flags that write to other places, wait for other processes, ask other hosts, change this process, or compile."""
 CONFIGS = st.sampled_from(["bert_tiny", "bert_base", "modern_base"])
 
 
