@@ -13,10 +13,17 @@ class CheckpointConfig:
 
     every: Count = 1000
     """Steps between checkpoints."""
+    every_minutes: Positive | None = None
+    """Also save when this much time has passed since the last checkpoint; None: never."""
     keep: Count = 3
-    """Number of newest checkpoints to keep; one of a stop between two of them is kept until the next one."""
+    """Number of newest checkpoints to keep; one between multiples of `every`, of a stop, of `every_minutes` or of an
+    evaluation, does not count, and is kept until the next one."""
     keep_every: Count | None = None
     """Checkpoints at multiples of this number of steps are kept for ever; it is a multiple of `every`."""
+    keep_best: str | None = None
+    """Held-out metric, as metrics.jsonl names it, e.g. mlm_loss: after an evaluation with its best value so far, a
+    checkpoint is saved, and kept until there is a better one. Losses and perplexities are better when they are lower,
+    all other metrics when they are higher. None: no such checkpoint."""
 
     def __post_init__(self) -> None:
         check(self, "checkpoint.")

@@ -151,7 +151,7 @@ def _phase_settings(config: Config, i: int, phase: Phase) -> dict[str, str]:
 
 
 def _intervals(config: Config) -> dict[str, str]:
-    """A warning about intervals longer than the run, which take effect only at its end."""
+    """Warnings about intervals longer than the run, which take effect only at its end, or never."""
     every = {"evaluation.every": config.evaluation.every} if config.target.mlm_accuracy is None else {}
     every |= {"checkpoint.every": config.checkpoint.every, "log.every": config.log.every}
     long = {name: f"{name} {steps:,}" for name, steps in every.items() if steps > config.total_steps}
@@ -159,7 +159,13 @@ def _intervals(config: Config) -> dict[str, str]:
         f"the run has {config.total_steps:,} steps, fewer than {', '.join(long.values())}: this happens only at the "
         "end; lower it"
     )
-    return {", ".join(long): text} if long else {}
+    warnings = {", ".join(long): text} if long else {}
+    keep_every = config.checkpoint.keep_every
+    if keep_every is not None and keep_every > config.total_steps:
+        warnings["checkpoint.keep_every"] = (
+            f"checkpoint.keep_every {keep_every:,} has no effect: the run has {config.total_steps:,} steps; lower it"
+        )
+    return warnings
 
 
 def _copies(config: Config, epochs: Mapping[str, Sequence[PhaseEpochs]]) -> dict[str, str]:

@@ -151,6 +151,7 @@ def disk(context: CheckContext) -> Iterator[Finding]:
     keep = config.checkpoint.keep
     if config.checkpoint.keep_every:
         keep += config.total_steps // config.checkpoint.keep_every
+    keep += config.checkpoint.keep_best is not None
     values = {"checkpoint": size, "keep": keep, "free": None}
     text = f"a checkpoint takes {size / GIB:,.2f} GiB"
     if context.workdir is None or is_remote(context.workdir):

@@ -16,23 +16,28 @@ from bert_jax.errors import UserError, require
 from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.training.continuation import first_difference
 from bert_jax.training.run_directory.checkpoint import (
+    best_checkpoint_step,
     checkpoint_directory,
     committed_checkpoint_paths,
-    find_damage,
     read_metadata,
 )
+from bert_jax.training.run_directory.commit import find_damage
+from bert_jax.training.run_directory.retention import BEST
 from bert_jax.training.run_directory.workdir import describe_config_diff, read_run
 from bert_jax.training.state import Fork
 
 
-def parse_fork(source: str) -> tuple[StoredPath, int] | None:
-    """Run and step of a source ``RUN@STEP``; None if it has another form, or is an existing path as a whole."""
-    match = re.fullmatch("(.+)@([0-9]{1,10})", source)
-    return None if match is None or to_path(source).exists() else (to_path(match[1]), int(match[2]))
+def parse_fork(source: str) -> tuple[StoredPath, int | None] | None:
+    """Run and step of a source ``RUN@STEP``, without a step of ``RUN@best``; None if it has another form, or is an
+    existing path as a whole."""
+    match = re.fullmatch(f"(.+)@([0-9]{{1,10}}|{BEST})", source)
+    if match is None or to_path(source).exists():
+        return None
+    return to_path(match[1]), None if match[2] == BEST else int(match[2])
 
 
 def open_fork(config: Config, corpora: Sequence[Corpus]) -> Fork | None:
-    """The checkpoint that ``start.source RUN@STEP`` names, checked; None if the source has another form.
+    """The checkpoint that ``start.source RUN@STEP`` or ``RUN@best`` names, checked; None if it has another form.
 
     The steps of the fork count from the beginning of RUN, and its config has to be one with which they would have been
     the same. A corpus that RUN has continues at its position, others begin. All processes call this.
@@ -50,6 +55,7 @@ def open_fork(config: Config, corpora: Sequence[Corpus]) -> Fork | None:
         return None
     directory, step = parsed
     saved = read_run(directory)
+    step = best_checkpoint_step(checkpoint_directory(directory)) if step is None else step
     require(
         config.start == StartConfig(source=source),
         f"start.source {source} keeps the whole state of the run: leave all other settings of start out",

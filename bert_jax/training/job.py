@@ -19,17 +19,18 @@ from bert_jax.training.kernel_check import check_kernels
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
-    COMMIT_MARKER,
     HAS_CHECKPOINTS,
+    best_checkpoint_step,
     checkpoint_directory,
     committed_checkpoint_paths,
-    find_damage,
     newest_intact,
     newest_with_metadata,
     read_metadata,
     restore_parts,
 )
+from bert_jax.training.run_directory.commit import COMMIT_MARKER, find_damage
 from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints, has_lost_checkpoints
+from bert_jax.training.run_directory.retention import BEST
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
 from bert_jax.training.sharding import put_equal
 from bert_jax.training.state import Fork, InitialParams
@@ -56,13 +57,13 @@ def has_checkpoint(directory: StoredPath) -> bool:
 
 
 def run_directory_of(source: StoredPath) -> StoredPath:
-    """The work directory of ``RUN/checkpoints/STEP``; any other path is returned as it is."""
-    run, named = source.parent.parent, source.name.isdigit() and source.parent.name == "checkpoints"
-    return run if named and (run / workdir.CONFIG).exists() else source
+    """The work directory of ``RUN/checkpoints/STEP`` or ``RUN/checkpoints/best``; another path is returned as it is."""
+    run, names_one = source.parent.parent, source.name.isdigit() or source.name == BEST
+    return run if names_one and source.parent.name == "checkpoints" and (run / workdir.CONFIG).exists() else source
 
 
 def intact_checkpoint(source: StoredPath) -> epath.Path:
-    """The newest intact checkpoint of a work directory, or the one that ``RUN/checkpoints/STEP`` names.
+    """The newest intact checkpoint of a work directory, or the one that ``RUN/checkpoints/STEP`` (or ``best``) names.
 
     All processes of a run call this.
 
@@ -75,7 +76,8 @@ def intact_checkpoint(source: StoredPath) -> epath.Path:
         if newest is None:
             raise UserError(f"{directory} has no finished checkpoint yet: train it further with bert-jax pretrain")
         return newest
-    save = checkpoint_directory(directory) / source.name
+    saves = checkpoint_directory(directory)
+    save = saves / (f"{best_checkpoint_step(saves):08d}" if source.name == BEST else source.name)
     if not (save / COMMIT_MARKER).exists():
         raise UserError(f"{save} is not a finished checkpoint: give another one, or the run's directory")
     if damage := find_damage(save):

@@ -29,7 +29,9 @@ from bert_jax.training.run_directory import goodput as goodput_lib
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.ledger import Ledger
+from bert_jax.training.run_directory.retention import SCORE, Score
 from bert_jax.training.run_directory.workdir import LEDGER
+from bert_jax.training.save_schedule import SaveSchedule, score_of
 from bert_jax.training.sharding import put_rows
 from bert_jax.training.state import Fork, InitialParams, TrainState
 from bert_jax.training.time_budget import WallClockSchedule
@@ -132,7 +134,7 @@ def _train_with_rollbacks(run: RunContext, start: float) -> Progress:
         with (
             GoodputRecorder(run.workdir, start) as goodput,
             describing_device_errors(),
-            Checkpoints(checkpoint_directory(run.workdir), **dataclasses.asdict(config.checkpoint)) as saves,
+            _open_checkpoints(run) as saves,
         ):
             run.prometheus.begin_attempt(goodput, saves)
             recovery.apply_rollback(saves, run.ledger)
@@ -144,6 +146,12 @@ def _train_with_rollbacks(run: RunContext, start: float) -> Progress:
                 goodput.write_totals(divergence.last)
                 recovery.record_rollback(divergence, config, saves, run.ledger)
         start, is_first_attempt = time.perf_counter(), False
+
+
+def _open_checkpoints(run: RunContext) -> Checkpoints:
+    settings = run.programs.task.config.checkpoint
+    directory = checkpoint_directory(run.workdir)
+    return Checkpoints(directory, settings.keep, settings.every, settings.keep_every, settings.keep_best)
 
 
 def _check_starts(run: RunContext, checkpoints: Checkpoints) -> int:
@@ -182,6 +190,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         so_far = cursor.step, progress.tokens_seen, progress.skipped_steps, progress.metric_lines
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile, run.prometheus))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
+        saving = SaveSchedule(config.checkpoint, cursor.step, checkpoints.best_score())
         goodput.ready(cursor.step)
         previous_step = None
         for rows, size, following in report.timed_batches(batches):
@@ -203,20 +212,23 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)
             before, cursor = cursor, following
             goodput.step = cursor.step
+            score = None
             if _evaluation_due(config, before, cursor) or _ended(config, schedule, cursor, {}):
                 report.flush()
                 with goodput.measure("evaluation"):
                     evaluation = programs.evaluate(state.evaluated_params, phase)
                 report.add_evaluation(cursor.step, evaluation)
+                score = score_of(config.checkpoint, evaluation)
             ended = _ended(config, schedule, cursor, evaluation)
             run.check()
             stop = run.stop_requested()  # called once: SIGTERM between save and break must not skip the save
-            if ended or stop or cursor.step % config.checkpoint.every == 0:
+            if saving.is_due(cursor.step, score) or ended or stop:
                 report.flush()  # metrics up to a committed checkpoint must be on disk before it
                 counts = report.tokens_seen, report.skipped_steps, report.metric_lines
                 progress = Progress(cursor, phase, *counts, evaluation, ended)
                 with goodput.measure("checkpoint"):
-                    _save(run, checkpoints, state, progress)
+                    _save(run, checkpoints, state, progress, score)
+                saving.mark_saved(cursor.step)
                 goodput.write_totals(cursor.step)
             if ended or stop:
                 break
@@ -258,10 +270,13 @@ def _continued(run: RunContext, saved: dict[str, Any], cursor: Cursor, metric_li
     )
 
 
-def _save(run: RunContext, checkpoints: Checkpoints, state: TrainState, progress: Progress) -> None:
+def _save(
+    run: RunContext, checkpoints: Checkpoints, state: TrainState, progress: Progress, score: Score | None = None
+) -> None:
     config, step = run.programs.task.config, progress.cursor.step
     good = recovery.trusted_until_step(step - recovery.undetected_steps(config), config, run.ledger)
-    checkpoints.save(step, state, dataclasses.asdict(progress) | {"ledger": run.ledger.entries} | run.metadata, good)
+    metadata = dataclasses.asdict(progress) | {"ledger": run.ledger.entries} | run.metadata
+    checkpoints.save(step, state, metadata | ({} if score is None else {SCORE: score}), good)
 
 
 def _evaluation_due(config: Config, before: Cursor, after: Cursor) -> bool:

@@ -42,6 +42,7 @@ from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
 from bert_jax.training.run_directory.checkpoint import check_checkpoint_storage
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
+from bert_jax.training.save_schedule import check_keep_best
 from bert_jax.training.sharding import check_processes, device_kind, make_mesh
 from bert_jax.training.state import Fork, InitialParams
 from bert_jax.training.task import Params, Task
@@ -130,6 +131,7 @@ def pretrain(
     task = open_task(config, parts)
     assert task.train is not None
     programs = make_programs(task, mesh)
+    check_keep_best(programs)
     accumulations = choose_accumulations(programs, jax.process_count(), micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]

@@ -21,7 +21,8 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.doctor import machine_checks
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import pretraining
-from bert_jax.training.run_directory.checkpoint import FORMAT_VERSION, checksums_of_this_process, write_commit
+from bert_jax.training.run_directory.checkpoint import FORMAT_VERSION
+from bert_jax.training.run_directory.commit import checksums_of_this_process, write_commit
 from tests.corpus_writer import CorpusWriter
 
 ROOT = pathlib.Path(__file__).parents[2]

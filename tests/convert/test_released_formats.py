@@ -13,7 +13,7 @@ import bert_jax
 from bert_jax.cli import main as cli
 from bert_jax.convert.formats import input_formats, native
 from bert_jax.errors import UserError
-from bert_jax.training.run_directory import checkpoint
+from bert_jax.training.run_directory import checkpoint, commit
 from tests.golden.make_formats import CONFIG, FORMATS, WORDS, digest
 
 pytestmark = pytest.mark.usefixtures("only_numpy")
@@ -77,7 +77,7 @@ def test_other_versions_of_checkpoints_are_refused(tmp_path, version, remedy):
     assert about["format_version"] == 6
     (save / "run.json").write_text(json.dumps(about | {"format_version": version}))
     restored = checkpoint.checkpoint_directory(run) / save.name
-    checkpoint.write_commit(restored, checkpoint.checksums_of_this_process(restored))
+    commit.write_commit(restored, commit.checksums_of_this_process(restored))
     with pytest.raises(
         UserError, match=f"{re.escape(str(save))}/run.json has format version {version}, .* reads 6: {remedy}"
     ):

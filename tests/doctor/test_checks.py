@@ -22,7 +22,7 @@ from bert_jax.doctor.doctor import CHECKS, RUN_CHECKS, DoctorOptions, check_run,
 from bert_jax.planning.roofline import predict
 from bert_jax.storage import lock
 from bert_jax.storage.lock import LOCK_FILE, DirectoryLock
-from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
+from bert_jax.training.run_directory.commit import COMMIT_MARKER
 from bert_jax.training.run_directory.workdir import CONFIG
 from tests.stores import memory_store
 

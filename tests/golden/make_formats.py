@@ -65,7 +65,7 @@ def main(directory: Path) -> None:
     from bert_jax.convert.formats import input_formats, native
     from bert_jax.data.mixture import CorpusWeight
     from bert_jax.training import pretraining
-    from bert_jax.training.run_directory import checkpoint, workdir
+    from bert_jax.training.run_directory import checkpoint, commit, workdir
 
     scratch = directory / "scratch"
     scratch.mkdir(parents=True)
@@ -82,7 +82,7 @@ def main(directory: Path) -> None:
     (save,) = checkpoint.checkpoint_directory(kept).iterdir()
     success = save / "state" / "commit_success.txt"  # Orbax writes an absolute path
     success.write_text(success.read_text().replace(f"{run.absolute()}/", ""))
-    checkpoint.write_commit(save, checkpoint.checksums_of_this_process(save))
+    commit.write_commit(save, commit.checksums_of_this_process(save))
     model = directory / f"model-{native.FORMAT_VERSION}"
     with_moments = input_formats.ReadOptions(optimizer_state=True)
     convert(kept, model, "bert-jax", with_moments)

@@ -173,15 +173,15 @@ def checkpoints(process: int, processes: int, corpora: list[str]) -> dict[str, n
     from jax.sharding import NamedSharding, PartitionSpec
 
     from bert_jax.distributed import agreement
-    from bert_jax.training.run_directory import checkpoint
+    from bert_jax.training.run_directory import checkpoint, commit
 
-    directory, hashed, sha256 = epath.Path(corpora[0]).parent / "checkpoints", [], checkpoint._sha256
+    directory, hashed, sha256 = epath.Path(corpora[0]).parent / "checkpoints", [], commit._sha256
 
     def recorded(path):
         hashed.append(path.relative_to(directory).as_posix())
         return sha256(path)
 
-    checkpoint._sha256 = recorded
+    commit._sha256 = recorded
     mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     by_rows, everywhere = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (["data"], []))
 

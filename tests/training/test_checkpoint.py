@@ -18,16 +18,15 @@ import pytest
 from etils import epath
 
 from bert_jax.errors import UserError
-from bert_jax.training.run_directory import checkpoint, orbax_errors
+from bert_jax.training.run_directory import checkpoint, commit, orbax_errors
 from bert_jax.training.run_directory.checkpoint import (
-    COMMIT_MARKER,
     HAS_CHECKPOINTS,
     Checkpoints,
-    find_damage,
     newest_intact,
     newest_with_metadata,
     restore_parts,
 )
+from bert_jax.training.run_directory.commit import COMMIT_MARKER, find_damage
 
 METADATA = {"cursor": {"step": 3}, "note": "x"}
 
@@ -239,7 +238,7 @@ def test_other_formats_are_refused(saved, version, remedy):
     newest = saved / "00000004"
     metadata = json.loads((newest / "run.json").read_text())
     (newest / "run.json").write_text(json.dumps(metadata | {"format_version": version}))
-    checkpoint.write_commit(epath.Path(newest), checkpoint.checksums_of_this_process(epath.Path(newest)))
+    commit.write_commit(epath.Path(newest), commit.checksums_of_this_process(epath.Path(newest)))
     with pytest.raises(UserError, match=f"has format version {version}, and this bert_jax reads 6: {remedy}"):
         restore(saved)
 
@@ -275,7 +274,8 @@ import sys
 from pathlib import Path
 import jax
 from bert_jax.errors import UserError
-from bert_jax.training.run_directory.checkpoint import Checkpoints, committed_checkpoint_paths, find_damage
+from bert_jax.training.run_directory.checkpoint import Checkpoints, committed_checkpoint_paths
+from bert_jax.training.run_directory.commit import find_damage
 
 directory = Path(sys.argv[1])
 noise = jax.random.normal(jax.random.key(0), (1_000_000,))  # which nothing compresses

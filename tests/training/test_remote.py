@@ -24,7 +24,7 @@ from bert_jax.inference import loaded_model
 from bert_jax.storage import lock
 from bert_jax.storage.files import copy_tree
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
+from bert_jax.training.run_directory.commit import COMMIT_MARKER
 from bert_jax.training.run_directory.metrics import read_metrics
 from tests.runs import assert_same_run, committed
 from tests.stores import MemoryStore, memory_store, tree, use_s3

@@ -14,7 +14,7 @@ import pytest
 
 from bert_jax.config.presets import load_config
 from bert_jax.training.run_directory import checkpoint
-from bert_jax.training.run_directory.checkpoint import COMMIT_MARKER
+from bert_jax.training.run_directory.commit import COMMIT_MARKER
 from tests.runs import assert_same_run, committed, numbers
 
 HERE = Path(__file__).parent

@@ -15,7 +15,7 @@ from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.storage.lock import DirectoryLock
 from bert_jax.training import continuation, job, pretraining
-from bert_jax.training.run_directory import checkpoint, workdir
+from bert_jax.training.run_directory import checkpoint, commit, workdir
 from tests.runs import assert_close, numbers
 
 CONFIG = Config(name="x")
@@ -147,7 +147,7 @@ def test_a_run_may_go_on_with_phases_that_keep_its_past(tmp_path, done, old, new
     cursor = {"step": done, "phase": before.locate_step(done)[0], "positions": [], "skipped": []}
     metadata = {"format_version": checkpoint.FORMAT_VERSION, "cursor": cursor, "ledger": []}
     (save / "run.json").write_text(json.dumps(metadata))
-    checkpoint.write_commit(save, checkpoint.checksums_of_this_process(save))
+    commit.write_commit(save, commit.checksums_of_this_process(save))
     if words is None:
         continuation.check_phase_changes(tmp_path, before, now)
         return

@@ -3,8 +3,7 @@
 ``checkpoints/00001000/`` has ``state/`` (Orbax), ``run.json`` (the position in the stream, the ledger so far, and the
 run's metadata) and ``COMMIT.json``: the SHA-256 of every other file, written when all of them are complete. A directory
 without it is not a checkpoint, whenever the process died. Orbax alone restores flipped bits without an error, so the
-checksums are verified on every restore. In a run of several processes each one computes the checksums of the files that
-it has written, and verifies those of its index.
+checksums are verified on every restore (commit.py).
 
 Nothing is renamed, so that a run can be in an object store. Orbax writes only to disks and to gs://; its array store
 rejects every other path. For other stores, s3:// included, it writes to a temporary directory of this host, from which
@@ -13,21 +12,19 @@ the files are copied in the background before the commit.
 
 import concurrent.futures
 import contextlib
-import hashlib
 import json
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypedDict
+from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 from etils import epath
 
-from bert_jax.distributed.agreement import all_gather, compute_and_broadcast, gather_to_first, is_first
-from bert_jax.distributed.shared_directory import becomes_visible
+from bert_jax.distributed.agreement import compute_and_broadcast, is_first
 from bert_jax.distributed.supervised import announce_checkpoint
 from bert_jax.errors import UserError
 from bert_jax.storage.failures import FULL_OR_READ_ONLY, describe_full_disk
@@ -36,14 +33,20 @@ from bert_jax.storage.files import (
     download_if_needed,
     make_directory_if_local,
     needs_staging,
-    walk_files,
     write_atomic,
 )
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath, check_reachable, is_remote
+from bert_jax.training.run_directory.commit import (
+    COMMIT_MARKER,
+    find_damage,
+    gather_checksums,
+    is_intact,
+    write_commit,
+)
 from bert_jax.training.run_directory.orbax_errors import OrbaxErrorBuffer
+from bert_jax.training.run_directory.retention import Retention, best_step, read_score, read_scores
 
-COMMIT_MARKER = "COMMIT.json"
 HAS_CHECKPOINTS = "has_checkpoints"
 """File of a work directory, beside checkpoints/: a checkpoint has been committed, so one must be there."""
 OWN_NAME = re.compile(r"[0-9]{8}|[1-9][0-9]{8,}")
@@ -53,15 +56,20 @@ OWN_FILES = re.compile(r"state(\..+)?|run\.json|COMMIT\.json(\..+\.partial)?|\.n
 ORBAX_STORES = ("gs",)
 """Object stores that Orbax reads and writes directly."""
 FORMAT_VERSION = 6
-WRITTEN_BY = re.compile(r"state/(?:ocdbt\.|array_metadatas/)process_([0-9]+)(?:/.*)?")
-"""Names of the files that the process with this index writes; process 0 also writes all others."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, saved asynchronously; one of a stop between multiples of `every` goes at the next."""
+    """The checkpoints of one run, saved asynchronously."""
 
-    def __init__(self, directory: epath.PathLike, keep: int, every: int = 1, keep_every: int | None = None):
-        self.directory, self.keep, self.every, self.keep_every = epath.Path(directory), keep, every, keep_every
+    def __init__(
+        self,
+        directory: epath.PathLike,
+        keep: int,
+        every: int = 1,
+        keep_every: int | None = None,
+        keep_best: str | None = None,
+    ):
+        self.directory, self.retention = epath.Path(directory), Retention(keep, every, keep_every, keep_best)
         self._errors, self._orbax = OrbaxErrorBuffer(), ocp.AsyncCheckpointer(ocp.StandardCheckpointHandler())
         self._committer = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="commit")
         self._commit: concurrent.futures.Future | None = None
@@ -77,8 +85,7 @@ class Checkpoints:
           step: number of steps done; the name of the directory.
           state: tree of arrays.
           metadata: JSON values to save with them.
-          good: checkpoints up to this step are good. The newest good one is kept in addition to the newest `keep`, and
-            so is the next candidate: the oldest of the others. None: keep the newest `keep` only.
+          good: see `Retention.kept_steps`.
 
         Raises:
           UserError: the disk is full or read-only; earlier checkpoints are intact.
@@ -116,7 +123,7 @@ class Checkpoints:
     def _finish(self, target: epath.Path, staged: StagedDirectory, good: int | None) -> None:
         with self._disk_error_as_user_error(target), contextlib.closing(staged):
             self._orbax.wait_until_finished()  # by all processes
-            sums = _gather_checksums(staged.directory)
+            sums = gather_checksums(staged.directory)
             if is_first():
                 staged.upload()
                 write_commit(target, sums)
@@ -129,12 +136,9 @@ class Checkpoints:
             with contextlib.suppress(OSError):  # a full disk: the checkpoint is complete, and the next save writes it
                 write_atomic(marker, f"{target.name}\n".encode())
         newest_first = list(committed_checkpoint_paths(self.directory))
-        kept = [one for one in newest_first if one == newest_first[0] or int(one.name) % self.every == 0][: self.keep]
-        if good is not None:
-            newer = [save for save in newest_first if int(save.name) > good]
-            kept += newer[-1:] + newest_first[len(newer) :][:1]
-        kept += [one for one in newest_first if self.keep_every and int(one.name) % self.keep_every == 0]
-        self._delete([save for save in newest_first if save not in kept])
+        scores = read_scores(newest_first, self.retention.keep_best)
+        kept = self.retention.kept_steps([int(save.name) for save in newest_first], good, scores)
+        self._delete([save for save in newest_first if int(save.name) not in kept])
 
     def _delete(self, saves: Iterable[epath.Path]) -> None:
         for save in saves:
@@ -155,6 +159,16 @@ class Checkpoints:
         """The step of every complete checkpoint, newest first; all processes of a run call this."""
         self.wait()
         return [int(name) for name in _committed_names(self.directory)]
+
+    def best_score(self) -> float | None:
+        """The best score of a checkpoint in the metric `keep_best`; all processes of a run call this."""
+        metric = self.retention.keep_best
+
+        def find() -> float | None:
+            scores = read_scores(committed_checkpoint_paths(self.directory), metric)
+            return scores.get(best_step(metric, scores)) if metric is not None else None
+
+        return None if metric is None else compute_and_broadcast("the best score", find)
 
     def metadata(self, step: int) -> dict[str, Any] | None:
         """The metadata of a checkpoint; None if any of its files is damaged. All processes of a run call this."""
@@ -315,86 +329,30 @@ def newest_intact(directory: epath.Path) -> epath.Path | None:
     return None
 
 
+def best_checkpoint_step(directory: epath.Path) -> int:
+    """The step of the best checkpoint in the metric of the newest one that has a score. All processes call this.
+
+    Raises:
+      UserError: no checkpoint has a score.
+    """
+
+    def find() -> int | None:
+        saves = list(committed_checkpoint_paths(directory))
+        metric = next((score["metric"] for score in map(read_score, saves) if score), None)
+        return None if metric is None else best_step(metric, read_scores(saves, metric))
+
+    best = compute_and_broadcast("the best checkpoint", find)
+    if best is None:
+        raise UserError(
+            f"{directory} has no best checkpoint: train with --checkpoint.keep-best METRIC, or give the step of one"
+        )
+    return best
+
+
 def newest_with_metadata(directory: epath.Path) -> epath.Path | None:
     """The newest complete checkpoint whose run.json is intact; the other files are not read."""
     for save in committed_checkpoint_paths(directory):
         with contextlib.suppress(UserError, OSError):  # damaged: `newest_intact` names it
-            if read_json_as(save / COMMIT_MARKER, _Commit, "")["sha256"]["run.json"] == _sha256(save / "run.json"):
+            if is_intact(save, "run.json"):
                 return save
     return None
-
-
-def _gather_checksums(checkpoint: epath.Path) -> dict[str, str]:
-    """Checksums of all files in process 0, from the processes that have written them; all processes call this."""
-    becomes_visible(checkpoint / "state")  # process 0 has renamed it
-    gathered = gather_to_first("the checksums of a checkpoint", checksums_of_this_process(checkpoint))
-    sums = {name: sha256 for one in gathered for name, sha256 in one.items()}
-    if is_first():  # on a network file system, a process may not see its files under their new names yet
-        sums |= {name: _sha256(checkpoint / name) for name in _file_names(checkpoint).difference(sums)}
-    return dict(sorted(sums.items()))
-
-
-def write_commit(checkpoint: epath.Path, sums: dict[str, str]) -> None:
-    """Mark a checkpoint as complete. The file is written atomically.
-
-    Args:
-      checkpoint: with all of its other files.
-      sums: their checksums by name.
-    """
-    text = json.dumps({"sha256": sums}, indent=1)
-    write_atomic(checkpoint / COMMIT_MARKER, text.encode())
-
-
-class _Commit(TypedDict):
-    sha256: dict[str, str]
-
-
-def find_damage(checkpoint: epath.Path) -> str | None:
-    """The first file that is missing, added or changed since the commit, and how; None if there is none.
-
-    All processes of a run call this, and get the same answer: each verifies the files of its index.
-    """
-    found = all_gather("the files of a checkpoint", _find_own_damage(checkpoint))
-    return next((f"{name} {how}" for name, how in sorted(filter(None, found))), None)
-
-
-def _find_own_damage(checkpoint: epath.Path) -> tuple[str, str] | None:
-    """The first damaged one of the files that this process verifies: its name, and how it is damaged."""
-    try:
-        commit = read_json_as(checkpoint / COMMIT_MARKER, _Commit, "")["sha256"]
-    except UserError:
-        return COMMIT_MARKER, "is incomplete"
-    expected = {name: sha256 for name, sha256 in commit.items() if _is_own(name)}
-    actual = checksums_of_this_process(checkpoint)
-    for name in sorted(expected.keys() | actual.keys()):
-        if name not in actual:
-            return name, "is missing"
-        if name not in expected:
-            return name, "was added later"
-        if expected[name] != actual[name]:
-            return name, "has changed"
-    return None
-
-
-def _is_own(name: str) -> bool:
-    """Whether this process computes the checksum of a file. The one that wrote it does, or if the number of processes
-    has changed, the one whose index is the same modulo that number.
-    """
-    match = WRITTEN_BY.fullmatch(name)
-    return (int(match[1]) % jax.process_count() if match else 0) == jax.process_index()
-
-
-def checksums_of_this_process(checkpoint: epath.Path) -> dict[str, str]:
-    """Checksums of the files that this process has written; directories of other processes are not listed."""
-    names = _file_names(checkpoint, lambda name: bool(WRITTEN_BY.fullmatch(name)) and not _is_own(name))
-    return {name: _sha256(checkpoint / name) for name in sorted(names) if _is_own(name)}
-
-
-def _file_names(checkpoint: epath.Path, skip: Callable[[str], bool] = lambda name: False) -> set[str]:
-    files = walk_files(checkpoint, lambda path: skip(path.relative_to(checkpoint).as_posix()))
-    return {path.relative_to(checkpoint).as_posix() for path in files} - {COMMIT_MARKER}
-
-
-def _sha256(path: epath.Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
