@@ -119,8 +119,12 @@ bert_jax/training/run_directory/lost_checkpoints.py: training/test_workdir.py
     return (workdir / HAS_CHECKPOINTS).exists() and not any => return (workdir / HAS_CHECKPOINTS).is_dir() and not any
 bert_jax/training/run_directory/orbax_errors.py: training/test_checkpoint.py
     [:MAX_RECORDS]\n        return False => [:MAX_RECORDS]\n        return True
+bert_jax/training/run_directory/retention.py: training/test_save_schedule.py
+    kept.append(best) => pass
 bert_jax/training/run_directory/run_tokenizer.py: training/test_evaluate.py
     if trained not in (None, tokenizer.fingerprint): => if trained == tokenizer:
+bert_jax/training/save_schedule.py: training/test_save_schedule.py
+    * (1 - share) / (2 * share) => * 2 * (1 - share) / share
 bert_jax/training/time_budget.py: training/test_time_budget.py
     if one["hours"] == self.phase.hours]\n        return => ]\n        return
 data_prep/builder/resume.py: data_prep/test_resume.py

@@ -16,8 +16,8 @@ class CheckpointConfig:
     every_minutes: Positive | None = None
     """Also save when this much time has passed since the last checkpoint; None: never."""
     keep: Count = 3
-    """Number of newest checkpoints to keep; one between multiples of `every`, of a stop, of `every_minutes` or of an
-    evaluation, does not count, and is kept until the next one."""
+    """Number of newest checkpoints to keep; one between multiples of `every` (of a stop, of `every_minutes`, of an
+    evaluation) is kept until the next one."""
     keep_every: Count | None = None
     """Checkpoints at multiples of this number of steps are kept for ever; it is a multiple of `every`."""
     keep_best: str | None = None

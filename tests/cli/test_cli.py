@@ -219,11 +219,17 @@ def test_pretrain_a_file_with_overrides(sandbox, tmp_path, capsys, monkeypatch):
     arguments += ["--phases.0.steps", "2", "--evaluation.every", "0"]
     arguments += ["--phases.0.learning-rate", "3e-3", "--objective.pair", "none", "--log.no-tensorboard"]
     arguments += ["--optimizer.clip-norm", "None", "--data.mask-copies", "3", "--evaluation.rows", "4"]
+    arguments += ["--checkpoint.keep-every", "8"]
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
     assert "finished: 2 steps" in captured.out
     warnings = [line for line in captured.err.splitlines() if line.startswith("warning: ")]
-    for words in ("set --data.example-copies 3 too", "the peak 0.003 is never reached", "fewer than checkpoint.every"):
+    for words in (
+        "set --data.example-copies 3 too",
+        "the peak 0.003 is never reached",
+        "fewer than checkpoint.every",
+        "keep_every 8 has",
+    ):
         assert len([line for line in warnings if words in line]) == 1, (words, warnings)
     config = json.loads((tmp_path / "run" / "config.json").read_text())["config"]
     assert (config["phases"][0]["steps"], config["phases"][0]["learning_rate"]) == (2, 3e-3)

@@ -174,6 +174,12 @@ FIRES = [
     ),
     (
         "settings",
+        lambda a: with_config(a, checkpoint={"every": 10, "keep_every": 30}),
+        "warning",
+        ["checkpoint.keep_every 30 has no effect: the run has 20 steps; lower it"],
+    ),
+    (
+        "settings",
         lambda a: schedule(a, start_batch_size=4, ramp_steps=60, accumulation=2),
         "warning",
         ["20 steps end before", "4 rows, not 8", "--phases.0.ramp-steps"],
