@@ -258,8 +258,8 @@ class StartConfig:
 
     source: Annotated[str | None, tyro.conf.arg(aliases=("--init-from",))] = None
     """Work directory of a run, or any model that `bert-jax convert` reads, to initialise parameters from. If its depth
-    differs, layers are repeated or dropped. RUN@STEP or RUN@best: a fork, which continues a run from this checkpoint with its whole
-    state and its position in the stream (docs/large_batch.md). None: random initialisation."""
+    differs, layers are repeated or dropped. RUN@STEP or RUN@best: a fork, which continues a run from this checkpoint
+    with its whole state and its position in the stream (docs/large_batch.md). None: random initialisation."""
     embeddings: Literal["keep", "transfer", "new"] = "keep"
     """Keep the source's word embeddings; or `transfer` them to another vocabulary of the same kind: tokens that the
     source has keep their embedding and decoder bias, others get the mean of those of their pieces in the source (Gee et
