@@ -24,9 +24,19 @@ class CheckpointConfig:
     """Held-out metric, as metrics.jsonl names it, e.g. mlm_loss: after an evaluation with its best value so far, a
     checkpoint is saved, and kept until there is a better one. Losses and perplexities are better when they are lower,
     all other metrics when they are higher. None: no such checkpoint."""
+    local_directory: str | None = None
+    """Directory on a disk of each host, or in its memory (/dev/shm/...), for a copy of the state every `local_every`
+    steps, from which the run continues if a process or one host is lost (docs/pods.md); None: no copies."""
+    local_every: Count = 10
+    """Steps between local copies."""
 
     def __post_init__(self) -> None:
         check(self, "checkpoint.")
+        require(
+            "://" not in (self.local_directory or ""),
+            f"checkpoint.local_directory {self.local_directory} is not on a host: give a directory on a disk of each "
+            "host, or in its memory, e.g. /dev/shm/copies",
+        )
         require(
             self.keep_every is None or self.keep_every % self.every == 0,
             f"checkpoint.keep_every {self.keep_every} is not a multiple of checkpoint.every {self.every}, so that not "

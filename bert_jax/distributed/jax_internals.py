@@ -2,7 +2,8 @@
 
 None of it has a public interface (jax 0.10 to 0.11). `jax.experimental.multihost_utils` exchanges values through the
 devices, which are busy or absent when the processes agree. `jax.distributed.initialize` detects a cluster, but only
-while it connects, and the supervisors need the result before. No setting says which processes write the cache.
+while it connects, and the supervisors need the result before; afterwards it does not say where process 0 is. No
+setting says which processes write the cache.
 """
 
 import copy
@@ -15,6 +16,11 @@ from jax._src import clusters, compiler, distributed
 def key_value_store() -> Any:
     """The client of the store that process 0 holds, of a run whose processes are connected."""
     return distributed.global_state.client
+
+
+def coordinator_host() -> str:
+    """Name or address of the host of process 0, of a run whose processes are connected."""
+    return distributed.global_state.coordinator_address.rpartition(":")[0].strip("[]")
 
 
 def detect_cluster(timeout_seconds: int) -> tuple[str | None, int | None, int | None, list[int] | None]:

@@ -29,6 +29,7 @@ from bert_jax.training.run_directory.checkpoint import (
     restore_parts,
 )
 from bert_jax.training.run_directory.commit import COMMIT_MARKER, find_damage
+from bert_jax.training.run_directory.local_copies import RUN_ID
 from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints, has_lost_checkpoints
 from bert_jax.training.run_directory.retention import BEST
 from bert_jax.training.run_directory.run_tokenizer import load_tokenizer
@@ -177,7 +178,8 @@ def _prepare(directory: StoredPath, before: Config | None, config: Config, data:
     if before is not None and has_lost_checkpoints(directory):  # metrics are replaced when the loop begins
         print(f"warning: {directory} has no checkpoint left: the run begins again at step 0", file=sys.stderr)
         write_atomic(directory / workdir.LEDGER, b"")
-        (directory / HAS_CHECKPOINTS).unlink()
+        for name in (HAS_CHECKPOINTS, RUN_ID):
+            (directory / name).unlink(missing_ok=True)
     if before is not None:
         _restore_tokenizer(directory, data)
     workdir.write_run_config(directory, before, config, data.shares, data.paths, data.tokenizer_text)

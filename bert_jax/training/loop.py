@@ -29,6 +29,7 @@ from bert_jax.training.run_directory import goodput as goodput_lib
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.ledger import Ledger
+from bert_jax.training.run_directory.local_copies import LocalCopies, open_local_copies
 from bert_jax.training.run_directory.retention import SCORE, Score
 from bert_jax.training.run_directory.workdir import LEDGER
 from bert_jax.training.save_schedule import SaveSchedule, score_of
@@ -75,6 +76,7 @@ class RunContext:
     check: Callable[[], None]
     """Called after every step; raises if the run must not continue."""
     prometheus: PrometheusServer
+    local_copies: LocalCopies | None
 
 
 def train(
@@ -114,11 +116,14 @@ def train(
       DeviceOrConnectionError: a device or a connection between processes failed.
     """
     config, ledger = programs.task.config, Ledger(workdir / LEDGER)
-    train_steps = TrainSteps(programs, ledger, accumulations)
-    with stop_request() as stop_requested, PrometheusServer(config, workdir, ledger) as prometheus:
-        run = RunContext(
-            programs, workdir, metadata, initial, ledger, train_steps, profile, stop_requested, check, prometheus
-        )
+    steps = TrainSteps(programs, ledger, accumulations)
+    with (
+        stop_request() as stop_requested,
+        PrometheusServer(config, workdir, ledger) as prometheus,
+        open_local_copies(config, workdir) as copies,
+    ):
+        services = stop_requested, check, prometheus, copies
+        run = RunContext(programs, workdir, metadata, initial, ledger, steps, profile, *services)
         progress = _train_with_rollbacks(run, start or time.perf_counter())
     if stop_requested.interrupted and not progress.ended:
         done = f"stopped and saved at step {progress.cursor.step} of {config.total_steps}"
@@ -160,6 +165,8 @@ def _check_starts(run: RunContext, checkpoints: Checkpoints) -> int:
     limit = config.recovery.max_starts
     advice = f"set --recovery.max-starts {2 * limit}" if config.finetune is None else "delete its goodput.jsonl"
     step = max(checkpoints.steps(), default=0)
+    if run.local_copies is not None:
+        step = max(step, run.local_copies.newest_step())
 
     def check() -> None:
         before = goodput_lib.starts_without_checkpoint(run.workdir, step)
@@ -178,8 +185,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     seed = put_seed(config.seed, mesh)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(Watchdog(run.workdir, goodput, config.recovery.stall_seconds))
+    with Watchdog(run.workdir, goodput, config.recovery.stall_seconds), contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):
@@ -214,22 +220,23 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
             goodput.step = cursor.step
             score = None
             if _evaluation_due(config, before, cursor) or _ended(config, schedule, cursor, {}):
-                report.flush()
-                with goodput.measure("evaluation"):
-                    evaluation = programs.evaluate(state.evaluated_params, phase)
-                report.add_evaluation(cursor.step, evaluation)
+                evaluation = _evaluate(run, report, goodput, state, cursor.step, phase)
                 score = score_of(config.checkpoint, evaluation)
             ended = _ended(config, schedule, cursor, evaluation)
             run.check()
             stop = run.stop_requested()  # called once: SIGTERM between save and break must not skip the save
             if saving.is_due(cursor.step, score) or ended or stop:
                 report.flush()  # metrics up to a committed checkpoint must be on disk before it
-                counts = report.tokens_seen, report.skipped_steps, report.metric_lines
-                progress = Progress(cursor, phase, *counts, evaluation, ended)
+                progress = Progress(cursor, phase, *report.counts, evaluation, ended)
                 with goodput.measure("checkpoint"):
                     _save(run, checkpoints, state, progress, score)
                 saving.mark_saved(cursor.step)
                 goodput.write_totals(cursor.step)
+            elif run.local_copies is not None and run.local_copies.is_due(cursor.step):
+                report.report_pending()
+                metadata = _metadata(run, Progress(cursor, phase, *report.counts, evaluation))
+                with goodput.measure("checkpoint"):
+                    run.local_copies.save(cursor.step, state, metadata)
             if ended or stop:
                 break
     return progress
@@ -237,7 +244,19 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
 
 def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainState, Progress]:
     config = run.programs.task.config
-    restored = checkpoints.restore_newest(lambda metadata: run.programs.abstract_state(metadata["phase"]))
+
+    def abstract(metadata: dict[str, Any]) -> TrainState:
+        return run.programs.abstract_state(metadata["phase"])
+
+    def follows_all_rollbacks(metadata: dict[str, Any]) -> bool:
+        rollbacks = [entry for entry in metadata["ledger"] if entry["event"] == recovery.EVENT]
+        return rollbacks == run.ledger.entries_of(recovery.EVENT)
+
+    restored = None
+    if run.local_copies is not None:
+        newest = max(checkpoints.steps(), default=0)
+        restored = run.local_copies.restore_newest(newest, abstract, follows_all_rollbacks)
+    restored = restored or checkpoints.restore_newest(abstract)
     if restored is not None:
         state, saved = restored
         return state, _continued(run, saved, Cursor.from_dict(saved["cursor"]), saved["metric_lines"])
@@ -270,13 +289,27 @@ def _continued(run: RunContext, saved: dict[str, Any], cursor: Cursor, metric_li
     )
 
 
+def _evaluate(
+    run: RunContext, report: Reporter, goodput: GoodputRecorder, state: TrainState, step: int, phase: int
+) -> dict[str, float]:
+    report.flush()
+    with goodput.measure("evaluation"):
+        evaluation = run.programs.evaluate(state.evaluated_params, phase)
+    report.add_evaluation(step, evaluation)
+    return evaluation
+
+
 def _save(
     run: RunContext, checkpoints: Checkpoints, state: TrainState, progress: Progress, score: Score | None = None
 ) -> None:
     config, step = run.programs.task.config, progress.cursor.step
     good = recovery.trusted_until_step(step - recovery.undetected_steps(config), config, run.ledger)
-    metadata = dataclasses.asdict(progress) | {"ledger": run.ledger.entries} | run.metadata
-    checkpoints.save(step, state, metadata | ({} if score is None else {SCORE: score}), good)
+    checkpoints.save(step, state, _metadata(run, progress) | ({} if score is None else {SCORE: score}), good)
+
+
+def _metadata(run: RunContext, progress: Progress) -> dict[str, Any]:
+    """What is saved with the state."""
+    return dataclasses.asdict(progress) | {"ledger": list(run.ledger.entries)} | run.metadata
 
 
 def _evaluation_due(config: Config, before: Cursor, after: Cursor) -> bool:

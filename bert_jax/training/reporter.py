@@ -109,6 +109,15 @@ class Reporter:
         """
         self._report_pending((step, slots, metrics))
 
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """`tokens_seen`, `skipped_steps` and `metric_lines`."""
+        return self.tokens_seen, self.skipped_steps, self.metric_lines
+
+    def report_pending(self) -> None:
+        """Report the pending step; waits for the device."""
+        self._report_pending(None)
+
     def flush(self) -> None:
         """Report the pending step; waits for the device and until all lines are written."""
         self._report_pending(None)

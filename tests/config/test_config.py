@@ -267,7 +267,7 @@ def test_contradictions_are_refused(make, what, remedy):
 
 UNDECISIVE = """
     mesh.data mesh.fsdp mesh.tensor checkpoint.every checkpoint.every_minutes checkpoint.keep checkpoint.keep_every
-    checkpoint.keep_best
+    checkpoint.keep_best checkpoint.local_directory checkpoint.local_every
     log.every log.tensorboard log.layers log.wandb log.prometheus_port
     recovery.max_skipped recovery.max_skipped_share recovery.spike recovery.stable_steps recovery.max_rollbacks
     recovery.rollback_steps recovery.max_starts recovery.stall_seconds

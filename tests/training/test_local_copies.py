@@ -1,0 +1,197 @@
+"""Copies of the state on the disk of a host: what was copied comes back, bit for bit, and only into its own run."""
+
+import shutil
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_jax import config as config_lib
+from bert_jax.config import CheckpointConfig
+from bert_jax.errors import UserError
+from bert_jax.training.run_directory import local_copies
+from bert_jax.training.run_directory.local_copies import NAME, LocalCopies
+from bert_jax.training.run_directory.process_state import layout_of, read_file
+from tests.runs import Killed, assert_same_run, committed
+
+
+def state_of(step: int) -> dict:
+    """Arrays of several types, of which one is split over four devices and one over two."""
+    mesh = jax.make_mesh((2, 2), ("data", "fsdp"), devices=jax.devices()[:4])
+    table = np.random.default_rng(step).normal(size=(8, 6)).astype(np.float32)
+    both, half = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data", "fsdp"), ("fsdp",)))
+    return {
+        "step": jax.device_put(jnp.int32(step), NamedSharding(mesh, PartitionSpec())),
+        "flags": jax.device_put(jnp.array([True, False, True]), NamedSharding(mesh, PartitionSpec())),
+        "both": jax.device_put(table, both),
+        "half": jax.device_put(table.astype(jnp.bfloat16), half),
+    }
+
+
+def abstract(metadata: dict) -> dict:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state_of(0))
+
+
+def files(directory) -> list:
+    return sorted(file for file in directory.rglob("*") if NAME.fullmatch(file.name))
+
+
+@pytest.fixture
+def copies(tmp_path):
+    (tmp_path / "run").mkdir()
+    with LocalCopies(str(tmp_path / "local"), 2, tmp_path / "run", "a config") as copies:
+        yield copies
+
+
+def restore(copies, after=0, is_valid=lambda metadata: True):
+    return copies.restore_newest(after, abstract, is_valid)
+
+
+def test_the_newest_comes_back_bit_for_bit(copies, tmp_path):
+    assert restore(copies) is None
+    for step in (2, 4):
+        copies.save(step, state_of(step), {"note": step})
+    copies.wait()
+    assert [file.name[:8] for file in files(tmp_path)] == ["00000004"], "the older copy is deleted"
+    state, metadata = restore(copies)
+    assert metadata["note"] == 4
+    expected = state_of(4)
+    for name, array in expected.items():
+        assert state[name].sharding == array.sharding and state[name].dtype == array.dtype
+        for shard, wanted in zip(state[name].addressable_shards, array.addressable_shards, strict=True):
+            assert shard.device == wanted.device and bytes(np.asarray(shard.data)) == bytes(np.asarray(wanted.data))
+    assert restore(copies, after=4) is None, "the checkpoint is as new"
+    assert restore(copies, is_valid=lambda metadata: metadata["note"] != 4) is None
+
+
+def test_equal_parts_are_copied_once():
+    state = state_of(1)
+    sizes = {name: layout_of({name: array}).size for name, array in state.items()}
+    assert sizes == {"step": 4, "flags": 3, "both": 8 * 6 * 4, "half": 8 * 6 * 2}
+
+
+def test_the_buffer_is_a_copy(copies):
+    """The step may overwrite the arrays while the copy is written."""
+    state = state_of(2)
+    copies.save(2, state, {})
+    deleted = jax.jit(lambda x: jax.tree.map(lambda y: ~y if y.dtype == bool else y + 1, x), donate_argnums=0)(state)
+    jax.block_until_ready(deleted)
+    copies.wait()
+    np.testing.assert_array_equal(restore(copies)[0]["both"], state_of(2)["both"])
+
+
+def test_damage_is_noticed(copies, tmp_path, capsys):
+    copies.save(2, state_of(2), {})
+    copies.wait()
+    (file,) = files(tmp_path)
+    whole = file.read_bytes()
+    for position in (0, 35, 60, len(whole) - 1):
+        file.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        assert read_file(file) is None and restore(copies) is None
+        assert capsys.readouterr().err == f"warning: local copy {file} is damaged; trying another one\n"
+    for cut in (0, 20, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        assert restore(copies) is None
+    file.write_bytes(whole)
+    assert restore(copies) is not None
+
+
+def test_another_config_and_another_run_find_nothing(copies, tmp_path):
+    copies.save(2, state_of(2), {})
+    copies.wait()
+    (tmp_path / "other").mkdir()
+    for workdir, config in (("run", "another config"), ("other", "a config")):
+        with LocalCopies(str(tmp_path / "local"), 2, tmp_path / workdir, config) as others:
+            assert restore(others) is None
+    copies.clear()
+    assert not files(tmp_path)
+
+
+def test_a_full_disk_is_a_warning(copies, tmp_path, monkeypatch, capsys):
+    def fail(*arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(local_copies.Path, "replace", fail)
+        for step in (2, 4):
+            copies.save(step, state_of(step), {})
+        copies.wait()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: no local copy of step 2: [Errno 28] No space left on device (process 0)")
+    copies.save(6, state_of(6), {})
+    copies.wait()
+    assert restore(copies)[0]["step"] == 6
+
+
+@pytest.mark.parametrize(
+    ("disks", "layouts", "receivers"),
+    [
+        ("abcd", "1234", [1, 2, 3, 0]),
+        ("aabb", "1234", [2, 3, 0, 1]),
+        ("aab", "123", [2, 2, 0]),
+        ("abcd", "1212", [None] * 4),  # replicas
+        ("aabb", "1122", [2, None, 0, None]),  # replicas on one host
+        ("aaaa", "1234", [None] * 4),
+    ],
+)
+def test_who_gets_a_copy(disks, layouts, receivers):
+    assert [local_copies._receiver(list(disks), list(layouts), process) for process in range(len(disks))] == receivers
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"checkpoint.local_directory .*file cannot be written \(Not a directory\)"):
+        LocalCopies(str(tmp_path / "file"), 2, tmp_path, "a config")
+    with pytest.raises(UserError, match=r"checkpoint.local_directory gs://b is not on a host"):
+        CheckpointConfig(local_directory="gs://b")
+
+
+@pytest.fixture(scope="module")
+def config(plain_config):
+    return config_lib.replace(plain_config, checkpoint={"every": 4, "keep": 2, "local_every": 2})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config, train, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    train(config, workdir)
+    return workdir
+
+
+def test_a_killed_run_continues_from_its_local_copy(config, undisturbed, train, tmp_path, capsys):
+    copied = config_lib.replace(config, checkpoint={"local_directory": str(tmp_path / "local")})
+    run = tmp_path / "run"
+
+    def kill(count, state):
+        if count == 7:
+            deadline = time.monotonic() + 60
+            while [file.name[:8] for file in files(tmp_path / "local")] != ["00000006"]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            raise Killed
+        return state
+
+    with pytest.raises(Killed):
+        train(copied, run, after_step=kill)
+    assert committed(run) == [4]
+    shutil.copytree(tmp_path / "local", tmp_path / "kept")
+    train(copied, run)
+    assert "continuing from step 6" in capsys.readouterr().err
+    assert_same_run(run, undisturbed, config)
+    assert not files(tmp_path / "local"), "the run has ended"
+    # With --restart the run begins at step 0, whatever copies there are.
+    shutil.rmtree(run / "checkpoints")
+    shutil.copytree(tmp_path / "kept", tmp_path / "local", dirs_exist_ok=True)
+    train(copied, run, restart=True)
+    assert "begins again at step 0" in (said := capsys.readouterr().err) and "continuing" not in said
+    assert_same_run(run, undisturbed, config)
+
+
+def test_a_copy_from_before_a_rollback_is_not_used(copies):
+    """The loop refuses it by its ledger; here, the rule alone."""
+    copies.save(2, state_of(2), {"ledger": []})
+    copies.wait()
+    assert restore(copies, is_valid=lambda metadata: metadata["ledger"] == [{"event": "rollback"}]) is None
