@@ -72,6 +72,7 @@ def test_a_preempted_job_ends_as_an_undisturbed_one(slurm, tmp_path):
     assert [code for code, _, _ in Job(corpus, tmp_path / "undisturbed", 2).end()] == [0, 0]
     workdir, log = tmp_path / "run", tmp_path / "log"
     words = ["bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
+    words += ["--checkpoint.every", "10"]
     submit = ["sbatch", "--parsable", "--ntasks", "2", "--partition", "low", "--output", str(log)]
     job = call(slurm, *submit, str(SCRIPT), *words)
     deadline = time.monotonic() + TIMEOUT_SECONDS
@@ -106,6 +107,7 @@ def test_retries_end_if_none_makes_a_checkpoint(slurm, tmp_path):
     (tmp_path / "killed.py").write_text(KILLED)
     log, corpus = tmp_path / "log", build_corpora(tmp_path)[0]
     words = [str(tmp_path / "killed.py"), "--corpus", str(corpus), "--workdir", str(tmp_path / "run"), *FLAGS.split()]
+    words += ["--checkpoint.every", "10"]
     submit = ["sbatch", "--parsable", "--ntasks", "2", "--cpus-per-task", "1", "--output", str(log), str(SCRIPT)]
     job = call(slurm, *submit, *words, "--recovery.max-starts", "2")
     assert wait_until_ended(slurm, job, log) == "FAILED"

@@ -17,7 +17,7 @@ FLAGS = (
     "--model.intermediate-size 128 --model.max-positions 64 --model.hidden-dropout 0.1 --phases.0.seq-len 48 "
     f"--phases.0.batch-size 16 --phases.0.accumulation 1 --phases.0.steps {STEPS} --phases.0.warmup-steps 2 "
     "--phases.0.learning-rate 1e-3 --evaluation.rows 10 --evaluation.batch-size 6 --evaluation.every 30 "
-    "--checkpoint.every 10 --log.every 1 --log.no-tensorboard --data.prefetch 2"
+    "--log.every 1 --log.no-tensorboard --data.prefetch 2"
 )
 TIMEOUT_SECONDS = 240
 
@@ -32,6 +32,7 @@ class Job:
         processes: int,
         *,
         devices: int = 1,
+        checkpoint_every: int = 10,
         extra: dict | None = None,
         interpreters: dict | None = None,
     ):
@@ -41,13 +42,14 @@ class Job:
           corpus, workdir: of the run.
           processes: number of processes; one alone has no supervisor.
           devices: per process.
+          checkpoint_every: steps between checkpoints.
           extra: additional flags by process.
           interpreters: Python interpreters by process; others use this one.
         """
         self.workdir = workdir
         self.ready_before = self.ready_count()
         words = ["pretrain", "bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
-        words += ["--cluster.timeout", "120"]
+        words += ["--checkpoint.every", str(checkpoint_every), "--cluster.timeout", "120"]
         self.supervisors = start(words, processes, devices, extra or {}, interpreters or {})
 
     def wait_for(self, step: int) -> None:

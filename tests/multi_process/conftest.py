@@ -79,3 +79,19 @@ def undisturbed_run(tmp_path_factory, corpora) -> Path:
 def undisturbed(undisturbed_run) -> list[dict]:
     """Metrics of an undisturbed run of two processes."""
     return lines(undisturbed_run)
+
+
+@pytest.fixture
+def separate_mount(tmp_path):
+    """Makes an interpreter that sees an empty directory in place of another: a host with disks of its own."""
+    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("this user may not create mount namespaces")
+
+    def make(directory) -> str:
+        script = tmp_path / "python"
+        mounts = f'mount -t tmpfs none {directory} && exec "$0" "$@"'
+        script.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{mounts}' {sys.executable} \"$@\"\n")
+        script.chmod(0o755)
+        return str(script)
+
+    return make

@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -104,22 +102,6 @@ def test_a_different_command_is_refused_before_the_start(tmp_path, corpora):
     for code, _, err in results:
         assert code == 2 and "process 1 (" in err and "in its config" in err and "seed is 1 instead of 0" in err
     assert not (tmp_path / "run").exists()
-
-
-@pytest.fixture
-def separate_mount(tmp_path):
-    """Makes an interpreter that sees an empty directory in place of another: a host with disks of its own."""
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
-        pytest.skip("this user may not create mount namespaces")
-
-    def make(directory) -> str:
-        script = tmp_path / "python"
-        mounts = f'mount -t tmpfs none {directory} && exec "$0" "$@"'
-        script.write_text(f"#!/bin/sh\nexec unshare -m sh -c '{mounts}' {sys.executable} \"$@\"\n")
-        script.chmod(0o755)
-        return str(script)
-
-    return make
 
 
 def test_a_directory_that_is_not_shared_is_refused(tmp_path, corpora, separate_mount):
