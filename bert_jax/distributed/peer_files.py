@@ -93,7 +93,8 @@ class PeerFiles:
     def _receive(self, sock: socket.socket) -> None:
         """Write one file; the connection of a stranger, or of a sender that stops, is closed."""
         sock.settimeout(TIMEOUT_SECONDS)
-        with sock, sock.makefile("rb") as stream, contextlib.suppress(OSError, ValueError, struct.error, UserError):
+        foreign = ValueError, RecursionError, struct.error, UserError
+        with sock, sock.makefile("rb") as stream, contextlib.suppress(OSError, *foreign):
             (length,) = struct.unpack("!H", stream.read(2))
             if length > MAX_HEADER:
                 return
