@@ -115,6 +115,8 @@ bert_jax/training/recovery.py: training/test_recovery.py
     return max(config.recovery.max_skipped, IN_A_ROW) - 1 => return config.recovery.max_skipped - 1
 bert_jax/training/run_directory/goodput.py: training/test_goodput.py
     ordered = list(attempts.values()) => ordered = [attempts[time] for time in sorted(attempts)]
+bert_jax/training/run_directory/local_copies.py: training/test_local_copies.py
+    len(set(same)) > 1 or layouts.index(layouts[process]) != process => len(set(same)) > 1
 bert_jax/training/run_directory/lost_checkpoints.py: training/test_workdir.py
     return (workdir / HAS_CHECKPOINTS).exists() and not any => return (workdir / HAS_CHECKPOINTS).is_dir() and not any
 bert_jax/training/run_directory/orbax_errors.py: training/test_checkpoint.py
