@@ -5,6 +5,9 @@ from typing import Annotated
 
 from bert_jax.field_validation import Count, CountOrZero, Interval, check
 from data_prep.clean import CleaningOptions
+from data_prep.filters.chain import Filters
+from data_prep.filters.function import FilterFunction
+from data_prep.filters.personal_data import Kind
 
 _MANIFEST_NAMES = {"decontamination_words": "leak_words"}
 """Settings whose names in corpus.json differ."""
@@ -32,6 +35,11 @@ class BuildOptions:
     cleaning: CleaningOptions = dataclasses.field(default_factory=CleaningOptions)
     drop_repeated_lines: bool = False
     """within a document, or within 2 million characters of a longer one"""
+    filters: Filters = dataclasses.field(default_factory=Filters)
+    filter_functions: tuple[FilterFunction, ...] = ()
+    """applied after `filters`"""
+    masks: tuple[Kind, ...] = ()
+    """personal data that placeholders replace"""
     min_characters: int = 1
     """shorter documents are removed; counted after cleaning"""
     drop_duplicate_documents: bool = True
@@ -57,8 +65,21 @@ class BuildOptions:
 
     def to_dict(self) -> dict:
         """The settings as JSON values, with the names of corpus.json."""
-        settings = dataclasses.asdict(self)
+        settings = dataclasses.asdict(self) | self._filter_settings()
         return {_MANIFEST_NAMES.get(name, name): value for name, value in settings.items()}
+
+    @property
+    def has_filters(self) -> bool:
+        """Whether documents can be removed by `filters` or `filter_functions`."""
+        return bool(self.filters.given() or self.filter_functions)
+
+    def _filter_settings(self) -> dict:
+        """Those of the families that are applied, and of functions their names and the SHA-256 of their files."""
+        return {
+            "filters": {name: dataclasses.asdict(family) for name, family in self.filters.given().items()},
+            "filter_functions": {function.name: function.sha256 for function in self.filter_functions},
+            "masks": list(self.masks),
+        }
 
     def preparation_settings(self, decontaminates: bool) -> dict:
         """The settings that phase 1 depends on, as JSON values; others can change without preparing blocks again."""
@@ -69,4 +90,5 @@ class BuildOptions:
             "paragraph_keys": self.drop_duplicate_paragraphs is not None,
             "signatures": [near.shingle_words, near.permutations] if near else None,
             "leak_words": self.decontamination_words if decontaminates else None,
+            **self._filter_settings(),
         }

@@ -16,7 +16,7 @@ from etils import epath
 from bert_jax.command.progress import progress_bar
 from bert_jax.errors import UserError
 from data_prep.build_options import BuildOptions
-from data_prep.builder import scratch
+from data_prep.builder import filtered, scratch
 from data_prep.builder.duplicate_finder import DuplicateFinder
 from data_prep.builder.prepare import FIRST_PLACES
 from data_prep.builder.tables import BLOCK_ARRAYS, DocumentTables
@@ -24,7 +24,7 @@ from data_prep.duplicates import text_keys
 
 SPLIT_DECISIONS = {"train": 0, "validation": 1}
 # Reasons to remove a document, in the order in which the filters are applied.
-_EMPTY, _SHORT, _CONTAMINATED, _DUPLICATE, _NEAR_DUPLICATE, _EMPTIED = range(2, 8)
+_FILTERED, _EMPTY, _SHORT, _CONTAMINATED, _DUPLICATE, _NEAR_DUPLICATE, _EMPTIED = range(2, 9)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,20 +66,25 @@ def decide(
     """
     metadata = [block.metadata for block in blocks]
     tables = DocumentTables(local, metadata, options)
+    filters = filtered.FilterTables(tables, local, metadata) if options.has_filters else None
+    names = BLOCK_ARRAYS + (filtered.BLOCK_ARRAYS if filters else ())
     read, from_validation_source = collections.defaultdict(collections.Counter), []
     with progress_bar("deciding", len(blocks), "block") as bar:
         for index, block in enumerate(blocks):
-            arrays = scratch.read_arrays(directory / block.name, BLOCK_ARRAYS)
+            arrays = scratch.read_arrays(directory / block.name, names)
             before = tables.num_documents
-            tables.add_block(index, arrays)
+            documents = tables.add_block(index, arrays)
+            if filters:
+                filters.add_block(index, block.source, documents, arrays)
             added = tables.num_documents - before
             from_validation_source.append(np.full(added, block.source < options.validation_sources))
             read[block.source]["documents"] += added
             read[block.source]["text_bytes"] += int(arrays["part_bytes"].sum())
             bar.update()
-    names = [block.name for block in blocks]
     held_out = np.concatenate([np.zeros(0, np.bool_), *from_validation_source])
-    decisions, paragraph_repeats, dropped = _decide_documents(tables, names, options, decontaminates, finder, held_out)
+    decisions, paragraph_repeats, dropped = _decide_documents(
+        tables, filters, [block.name for block in blocks], options, decontaminates, finder, held_out
+    )
     if options.drop_repeated_lines:
         dropped["repeated_lines"] = sum_counts(entry["repeated_lines"] for entry in metadata)
     plans = []
@@ -91,12 +96,16 @@ def decide(
         "skipped": merge_skipped(metadata),
         "read": {str(source): dict(counts) for source, counts in read.items()},
     }
+    if filters:
+        report["filters"] = filters.report()
+        dropped["filtered_lines"] = filters.removed_lines()
     scratch.write_json(directory / scratch.PLANS, {"plans": plans, "report": report})
     return plans, report
 
 
 def _decide_documents(
     tables: DocumentTables,
+    filters: filtered.FilterTables | None,
     blocks: list[str],
     options: BuildOptions,
     decontaminates: bool,
@@ -114,6 +123,8 @@ def _decide_documents(
         decisions[which] = decision
         dropped[filter_name] = {"documents": int(which.sum()), "text_bytes": int(text_bytes[which].sum())}
 
+    if filters:
+        drop("filtered_documents", _FILTERED, filters.removed())
     drop("empty_documents", _EMPTY, tokens == 0)
     if options.min_characters > 1:
         drop("short_documents", _SHORT, tables.characters[:count] < options.min_characters)

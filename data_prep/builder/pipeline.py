@@ -11,7 +11,7 @@ import os
 import pathlib
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from etils import epath
 
@@ -25,7 +25,7 @@ from data_prep.builder import resume, scratch, writer
 from data_prep.builder.decide import PreparedBlock, decide, merge_skipped, sum_counts
 from data_prep.builder.duplicate_finder import DuplicateFinder
 from data_prep.builder.engines import Engine, IndexedInput
-from data_prep.builder.prepare import FIRST_PLACES, PrepareJob
+from data_prep.builder.prepare import FIRST_PLACES, FUNCTION_FAILED, PrepareJob
 from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.sources.base import Source
@@ -140,7 +140,8 @@ def _unprepared(job: PrepareJob, inputs: Sequence[IndexedInput]) -> list[Indexed
         note = notes.get((source, number))
         if note is None or note["input"] != scratch.fingerprint(part):
             return False
-        if note["damaged"] and not job.sources[source].skip_damaged:
+        skipped = [reason for block in note["blocks"] for reason in block["skipped"]]
+        if (note["damaged"] or FUNCTION_FAILED in skipped) and not job.sources[source].skip_damaged:
             return False
         return all(name in blocks for name in _block_names(job, source, number, note))
 
@@ -203,13 +204,25 @@ def _prepared_blocks(
         if not part.start:
             lines = text_bytes = 0
         for name, metadata in zip(_block_names(job, source, number, note), note["blocks"], strict=True):
-            for entry in metadata["skipped"].values() if part.start else ():
-                entry["first"] = [places_in_file(place, part.start, lines, text_bytes) for place in entry["first"]]
+            if part.start:
+                _correct_places(
+                    metadata,
+                    functools.partial(places_in_file, range_start=part.start, lines=lines, text_bytes=text_bytes),
+                )
             blocks.append(PreparedBlock(name, source, metadata))
         lines, text_bytes = lines + note["lines"], text_bytes + note["text_bytes"]
         # Each range finds that a file is not text, and two may read the same damaged block.
         damaged[source] += [message for message in note["damaged"] if message not in damaged[source]]
     return blocks, damaged
+
+
+def _correct_places(metadata: dict, in_file: Callable[[str], str]) -> None:
+    """Changes the places in the metadata of a block of a later range of a file to places in the file."""
+    for entry in metadata["skipped"].values():
+        entry["first"] = list(map(in_file, entry["first"]))
+    for examples in metadata["filtered"]["examples"].values() if "filtered" in metadata else ():
+        for example in examples:
+            example[1] = in_file(example[1])
 
 
 def _check_source(source: Source, metadata: list[dict], damaged: list[str]) -> None:
@@ -264,7 +277,7 @@ def _report(
         sources.append({**about, **read, "files": sum(len(note["files"]) for note in notes)})
         if damaged := list(dict.fromkeys(message for note in notes for message in note["damaged"])):
             sources[-1]["damaged"] = damaged
-    content = {key: report[key] for key in ("dropped", "cleaned", "skipped")}
+    content = {key: report[key] for key in ("dropped", "cleaned", "skipped", "filters") if key in report}
     every = [message for source in sources for message in source.get("damaged", ())]
     lost = sum(note["damaged_bytes"] for note in all_notes.values())
     content["skipped"] = merge_skipped([{"skipped": content["skipped"]}, {"skipped": _skipped_files(every, lost)}])

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
-from bert_jax.errors import short_repr
+from bert_jax.errors import UserError, short_repr
 from bert_jax.storage.files import make_directory_if_local
 from bert_jax.storage.listing import file_sizes
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -24,6 +24,9 @@ from data_prep.builder.sentences import split_lines, split_paragraphs, split_sen
 from data_prep.clean import CleaningCounts, clean
 from data_prep.duplicates import minhash, text_keys, word_hashes
 from data_prep.duplicates.ngram_index import count_hits
+from data_prep.filters import personal_data
+from data_prep.filters.chain import DocumentFilter
+from data_prep.filters.function import FilterFunctionError
 from data_prep.sources.base import Document, Input, InputRecord, Skipped, Source, SourceBlock
 from data_prep.sources.files import check_unchanged
 
@@ -31,6 +34,8 @@ PART_CHARACTERS = 1 << 21
 """Longer documents are prepared in parts."""
 FIRST_PLACES = 10
 """Places that are listed for each reason to skip something."""
+FUNCTION_FAILED = "filter_function_failed"
+"""The reason of documents that were skipped because a function of the user failed on them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,6 +149,12 @@ def _parts(document: Document) -> Iterator[Document]:
     yield dataclasses.replace(document, text=text[begin:], begins=document.begins and begin == 0)
 
 
+def _document_filter(options: BuildOptions) -> DocumentFilter | None:
+    if not options.has_filters:
+        return None
+    return DocumentFilter(options.filters, options.filter_functions, options.masks)
+
+
 class _BlockBuilder:
     """Collects the prepared parts of documents in a block."""
 
@@ -157,7 +168,10 @@ class _BlockBuilder:
         self._cleaned = CleaningCounts()
         self._skipped: dict[str, dict] = {}
         self._repeated = {"lines": 0, "text_bytes": 0}
-        self._parts: list[tuple] = []  # begins, ends, characters, bytes, n-gram hits, paragraphs
+        self._filter = _document_filter(options)
+        self._rules: dict[str, int] = {}
+        self._masked = dict.fromkeys(options.masks, 0)
+        self._parts: list[tuple] = []  # begins, ends, characters, bytes, n-gram hits, paragraphs, rule
         self._origins: list[str] = []
         self._languages: list[str] = []
         self._not_codes: list[str] = []
@@ -187,7 +201,21 @@ class _BlockBuilder:
         if options.drop_repeated_lines:
             text = self._without_repeated_lines(text)
         language = self._language_of(part, text)
-        if part.sentence_per_line:
+        rule = None
+        if self._filter is not None:
+            try:
+                text, rule = self._filtered(part, text, language)
+            except FilterFunctionError as error:
+                if not options.skip_damaged:
+                    raise UserError(f"{part.origin}: {error}; or add --skip-damaged") from error
+                self.skip(Skipped(FUNCTION_FAILED, part.origin, str(error), len(text.encode())))
+                return
+        is_removed = rule is not None and part.begins and part.ends  # other parts may decide on a part
+        if options.masks and not is_removed:
+            text = self._with_masks(text)
+        if is_removed:
+            paragraphs, sentences = [], []
+        elif part.sentence_per_line:
             paragraphs = [text] * bool(text)
             sentences = [split_lines(text)] * bool(text)
         else:
@@ -213,7 +241,18 @@ class _BlockBuilder:
             self._tokenize()
         self._origins.append(part.origin)
         self._languages.append(language)
-        self._parts.append((part.begins, part.ends, len(text), len(data), ngram_hits, len(paragraphs)))
+        number = 0 if rule is None else self._rules.setdefault(rule, 1 + len(self._rules))
+        self._parts.append((part.begins, part.ends, len(text), len(data), ngram_hits, len(paragraphs), number))
+
+    def _filtered(self, part: Document, text: str, language: str) -> tuple[str, str | None]:
+        rest, rule = self._filter(text, language, part.origin)
+        return (text if rest == text else clean(rest, self._options.cleaning)), rule
+
+    def _with_masks(self, text: str) -> str:
+        text, masked = personal_data.mask(text, self._options.masks)
+        for kind, count in masked.items():
+            self._masked[kind] += count
+        return text
 
     def _language_of(self, part: Document, text: str) -> str:
         """Of a document or, if it is identified, of a part of one."""
@@ -257,7 +296,9 @@ class _BlockBuilder:
         paragraph = np.repeat(np.arange(len(self._paragraph_sentences)), self._paragraph_sentences)
         unknown_bytes = np.bincount(paragraph, np.concatenate(self._unknown_bytes), len(self._paragraph_sentences))
         paragraph = paragraph[lengths > 0]
-        begins, ends, characters, text_bytes, ngram_hits, paragraphs = np.array(self._parts, np.int64).reshape(-1, 6).T
+        begins, ends, characters, text_bytes, ngram_hits, paragraphs, rules = (
+            np.array(self._parts, np.int64).reshape(-1, 7).T
+        )
         arrays = {
             "tokens": np.concatenate(self._tokens),
             "sentence_lengths": lengths[lengths > 0],
@@ -273,6 +314,8 @@ class _BlockBuilder:
             "part_origins": scratch.pack_texts(self._origins),
             "part_languages": scratch.pack_texts(self._languages),
         }
+        if self._filter:
+            arrays["part_rules"] = rules.astype(np.uint16)
         if self._options.near_duplicates:
             arrays["part_signatures"] = np.array(self._signatures)
         if self._options.drop_duplicate_paragraphs is not None:
@@ -282,9 +325,11 @@ class _BlockBuilder:
             "parts": len(self._parts),
             "paragraphs": len(self._paragraph_sentences),
             "skipped": self._skipped,
-            "cleaned": dataclasses.asdict(self._cleaned),
+            "cleaned": dataclasses.asdict(self._cleaned) | {f"{kind}_masks": n for kind, n in self._masked.items()},
             "repeated_lines": self._repeated,
             "undetermined": self._languages.count(languages.UNDETERMINED),
             "not_codes": self._not_codes,
         }
+        if self._filter:
+            metadata["filtered"] = {"rules": [*self._rules], **self._filter.metadata()}
         return arrays, metadata

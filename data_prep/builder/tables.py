@@ -36,7 +36,7 @@ class DocumentTables:
 
     def __init__(self, directory: pathlib.Path, metadata: list[dict], options: BuildOptions):
         def new(name: str, dtype: type, shape: tuple[int, ...]) -> np.ndarray:
-            return _new_column(directory / f"{name}.npy", np.dtype(dtype), shape)
+            return new_column(directory / f"{name}.npy", np.dtype(dtype), shape)
 
         self.part_offsets = np.cumsum([0, *(block["parts"] for block in metadata)])
         self.paragraph_offsets = np.cumsum([0, *(block["paragraphs"] for block in metadata)])
@@ -56,11 +56,15 @@ class DocumentTables:
         self.paragraph_document = new("paragraph_document", np.int64, (paragraphs,)) if dedupe else None
         self._open = False
 
-    def add_block(self, block: int, arrays: dict[str, np.ndarray]) -> None:
-        """Adds the arrays of a prepared block; blocks must be added in order."""
+    def add_block(self, block: int, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        """Adds the arrays of a prepared block; blocks must be added in order.
+
+        Returns:
+          the index of the document of each part [num_parts].
+        """
         first, last = self.part_offsets[block : block + 2]
         if first == last:
-            return
+            return np.zeros(0, np.int64)
         open_before = np.concatenate([[self._open], arrays["part_ends"][:-1] == 0])
         starts = (arrays["part_begins"] == 1) | ~open_before
         self._open = arrays["part_ends"][-1] == 0
@@ -84,6 +88,7 @@ class DocumentTables:
             self.paragraph_document[rows] = np.repeat(documents, arrays["part_paragraphs"])
         self.num_documents = int(documents[-1]) + 1
         self.first_part[self.num_documents] = last
+        return documents
 
 
 def combine_parts(
@@ -107,7 +112,8 @@ def combine_parts(
         rows[documents[part]] = combine(rows[documents[part]], values[part])
 
 
-def _new_column(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+def new_column(path: pathlib.Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+    """A memory-mapped column of zeros."""
     if 0 in shape:
         return np.zeros(shape, dtype)  # an empty file cannot be mapped
     column = np.lib.format.open_memmap(path, "w+", dtype, shape)

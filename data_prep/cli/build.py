@@ -34,6 +34,8 @@ from data_prep.cli.arguments import (
     lost_bytes_clause,
     parse_sources,
 )
+from data_prep.cli.filter_arguments import parse_masks, read_filters
+from data_prep.filters.function import FilterFunction
 
 _MANY_UNKNOWN = 0.01
 """Share of the bytes of the text."""
@@ -67,6 +69,15 @@ class _Cleaning:
 class _Filters:
     """Filters; corpus.json counts what they remove:"""
 
+    filter: Annotated[Specs, tyro.conf.arg(metavar="NAME|FILE")] = ()
+    """Remove documents by rules of gopher_repetition, gopher_quality, c4, fineweb or language; a JSON file has
+    thresholds by name. Default: none."""
+    keep_language: Annotated[Specs, tyro.conf.arg(metavar="CODE")] = ()
+    """Remove documents in other languages, as CLD2 identifies them. Default: keep all."""
+    filter_function: Annotated[Specs, tyro.conf.arg(metavar="MODULE:NAME")] = ()
+    """Remove documents for which a Python function of text and language is False; or PATH.py:NAME. Default: none."""
+    mask: Annotated[Specs, tyro.conf.arg(metavar="KIND")] = ()
+    """Replace personal data by placeholders: email, phone or ip. Default: none."""
     min_characters: Count = BuildOptions.min_characters
     """Remove shorter documents."""
     drop_repeated_lines: Switch = False
@@ -233,6 +244,9 @@ class Build:
                 whitespace=not self.cleaning.keep_whitespace,
             ),
             drop_repeated_lines=filters.drop_repeated_lines,
+            filters=read_filters(filters.filter, filters.keep_language),
+            filter_functions=tuple(map(FilterFunction.load, filters.filter_function)),
+            masks=parse_masks(filters.mask),
             min_characters=filters.min_characters,
             drop_duplicate_documents=not filters.keep_duplicates,
             drop_duplicate_paragraphs=filters.drop_duplicate_paragraphs,

@@ -47,7 +47,44 @@ class _Source(TypedDict):
     files: StoredCount
 
 
-class _Report(TypedDict):
+class _Removed(TypedDict):
+    documents: StoredCount
+    text_bytes: StoredCount
+
+
+class _Example(TypedDict):
+    origin: str
+    text: str
+
+
+class _Rule(_Removed):
+    examples: list[_Example]
+
+
+class _LineRule(TypedDict):
+    lines: StoredCount
+    text_bytes: StoredCount
+    examples: list[_Example]
+
+
+class _Group(_Removed):
+    source: StoredCount
+    language: str
+    removed: dict[str, _Removed]
+
+
+class _Filters(TypedDict):
+    rules: dict[str, _Rule]
+    line_rules: dict[str, _LineRule]
+    mixed_documents: StoredCount
+    groups: list[_Group]
+
+
+class _Filtered(TypedDict, total=False):
+    filters: _Filters
+
+
+class _Report(_Filtered):
     """The part of corpus.json that is shown, besides what is needed to open the corpus."""
 
     dropped: dict[str, dict[str, StoredCount]]
@@ -117,6 +154,7 @@ def measure_corpus(directory: os.PathLike | str) -> dict:
         "disk_bytes_per_token": disk_bytes / sum(split["tokens"] for split in splits.values()),
         "splits": splits,
         **{key: manifest[key] for key in ("dropped", "cleaned", "skipped", "settings", "sources")},
+        **({"filters": manifest["filters"]} if "filters" in manifest else {}),
         "rows": measure_rows(train),
         "pieces": _pieces(train.token_counts, tokenizer),
         "samples": list(_samples(train, tokenizer)),

@@ -11,6 +11,7 @@ from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Sectio
 from bert_jax.report.cells import cell, make_table
 from data_prep import languages
 from data_prep.inspection.corpus_statistics import ROW_LENGTHS, split_counts
+from data_prep.inspection.filter_report import filter_sections
 
 _PIECE_COLUMNS = 4
 _PRESET = "bert_base"
@@ -30,7 +31,7 @@ def summary_sections(manifest: Mapping) -> list[Section]:
     """The report at the end of a build, from corpus.json alone."""
     splits = {split: split_counts(manifest["splits"][split]) for split in SPLITS}
     counts = Section(manifest["name"], (_counts(splits),), level=1)
-    return [counts, *_languages(splits), _removed_and_skipped(manifest)]
+    return [counts, *_languages(splits), _removed_and_skipped(manifest), *filter_sections(manifest)[:1]]
 
 
 def sentence_rules_note(splits: Mapping[str, Mapping]) -> str | None:
@@ -115,6 +116,7 @@ def _corpus(corpus: Mapping) -> list[Section]:
         Section(corpus["name"], (about, _counts(corpus["splits"])), level=1),
         *_languages(corpus["splits"]),
         _removed_and_skipped(corpus),
+        *filter_sections(corpus),
         _lengths(corpus["splits"], short_documents_warning(corpus["splits"]["train"], corpus["rows"], specs)),
         _rows(corpus["rows"]),
         _pieces(corpus["pieces"], corpus["splits"]["train"]["tokens"]),

@@ -244,4 +244,4 @@ def test_identification_is_an_extra(folder, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "pycld2", None)
     assert build("c", *SOURCES, "--language", "auto") == 2
     error = capsys.readouterr().err
-    assert "--language auto needs pycld2, which is missing: pip install" in error and not pathlib.Path("c").exists()
+    assert "--keep-language) needs pycld2, which is missing: pip install" in error and not pathlib.Path("c").exists()
