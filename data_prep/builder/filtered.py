@@ -78,6 +78,7 @@ class FilterTables:
             "rules": {
                 rule: counts((slice(None), 1 + index)) | {"examples": examples.get(rule, [])}
                 for index, rule in enumerate(self._rules)
+                if documents[:, 1 + index].any()
             },
             "line_rules": {rule: lines[rule] | {"examples": examples.get(rule, [])} for rule in sorted(lines)},
             "mixed_documents": sum(block["mixed_documents"] for block in self._metadata),

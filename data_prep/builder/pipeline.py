@@ -25,7 +25,7 @@ from data_prep.builder import resume, scratch, writer
 from data_prep.builder.decide import PreparedBlock, decide, merge_skipped, sum_counts
 from data_prep.builder.duplicate_finder import DuplicateFinder
 from data_prep.builder.engines import Engine, IndexedInput
-from data_prep.builder.prepare import FIRST_PLACES, FUNCTION_FAILED, PrepareJob
+from data_prep.builder.prepare import FIRST_PLACES, PrepareJob, is_refused
 from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.sources.base import Source
@@ -140,8 +140,9 @@ def _unprepared(job: PrepareJob, inputs: Sequence[IndexedInput]) -> list[Indexed
         note = notes.get((source, number))
         if note is None or note["input"] != scratch.fingerprint(part):
             return False
-        skipped = [reason for block in note["blocks"] for reason in block["skipped"]]
-        if (note["damaged"] or FUNCTION_FAILED in skipped) and not job.sources[source].skip_damaged:
+        if note["damaged"] and not job.sources[source].skip_damaged:
+            return False
+        if any(is_refused(block, job.options) for block in note["blocks"]):
             return False
         return all(name in blocks for name in _block_names(job, source, number, note))
 

@@ -82,13 +82,18 @@ def prepare_input(preparer: "BlockPreparer", source: int, part: int, source_inpu
             make_directory_if_local(path.parent)
             existing = file_sizes(path.parent)
         metadata = scratch.read_metadata(path) if path.name in existing else None  # of an earlier run
-        if metadata is None or metadata["checksum"] != block_checksum(block):
+        if metadata is None or metadata["checksum"] != block_checksum(block) or is_refused(metadata, job.options):
             metadata = preparer(task)
         blocks.append(metadata)
         yield block.size
     check_unchanged(source_input)
     note = {"blocks": blocks, "input": scratch.fingerprint(source_input), **dataclasses.asdict(record)}
     scratch.write_json(directory / scratch.input_marker_name(key, part), note)
+
+
+def is_refused(metadata: dict, options: BuildOptions) -> bool:
+    """Whether a prepared block lacks documents on which a function failed, which are not to be skipped any more."""
+    return FUNCTION_FAILED in metadata["skipped"] and not options.skip_damaged
 
 
 class _Checksum:

@@ -14,6 +14,8 @@ from bert_jax.errors import UserError
 from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.builder.engines.beam import BeamEngine
 from data_prep.cli.main import main
+from data_prep.filters.chain import Filters
+from data_prep.filters.gopher import GopherQuality
 from tests.building import files, make_documents, make_tokenizer, run
 from tests.data_prep.grouped import clusters, decide, expected_of_clusters
 
@@ -22,7 +24,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.beam, pytest.mark.filterwarnings("de
 
 SPECS = ["text:text.txt", "jsonl:data.jsonl@text"]
 OPTIONS = BuildOptions(
-    validation_fraction=0.2, max_shard_bytes=8000, drop_duplicate_paragraphs=20, near_duplicates=NearDuplicateOptions()
+    validation_fraction=0.2,
+    max_shard_bytes=8000,
+    filters=Filters(gopher_quality=GopherQuality(min_words=8, min_mean_word_length=None, min_stop_words=None)),
+    masks=("email",),
+    drop_duplicate_paragraphs=20,
+    near_duplicates=NearDuplicateOptions(),
 )
 
 
@@ -37,7 +44,8 @@ def expected(tmp_path, monkeypatch):
         *(json.dumps({"text": text}) for text in documents[:5]),
     ]
     pathlib.Path("data.jsonl").write_text("\n".join(lines))
-    run("local", SPECS, OPTIONS)
+    manifest = run("local", SPECS, OPTIONS)
+    assert manifest["filters"]["rules"]["gopher_quality.min_words"]["examples"]
     return files("local")
 
 

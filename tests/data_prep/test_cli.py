@@ -2,6 +2,7 @@
 
 import errno
 import gzip
+import hashlib
 import json
 import os
 import pathlib
@@ -114,7 +115,10 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
         " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
         " --validation-fraction 0.2 --scratch elsewhere --name other --skip-damaged --memory-mb 64"
+        " --filter thresholds.json --filter-function keep.py:keep --mask phone --mask email --mask email"
     )
+    pathlib.Path("thresholds.json").write_text('{"fineweb": {"short_line": 2, "max_repeated_line_characters": null}}')
+    pathlib.Path("keep.py").write_text("def keep(text, language):\n    return language == 'de'\n")
     assert build("c", "text:text.txt", *flags.split()) == 0
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     assert manifest["name"] == "other" and manifest["leak_check"]["sources"] == ["text:text.txt"]
@@ -123,6 +127,17 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
     assert manifest["settings"] == {
         "cleaning": {"normalization": "nfkc", "control_characters": False, "whitespace": False},
         "drop_repeated_lines": True,
+        "filters": {
+            "fineweb": {
+                "min_lines_with_end_mark": 0.12,
+                "max_short_lines": 0.67,
+                "short_line": 2,
+                "max_repeated_line_characters": None,
+                "max_line_ends": 0.3,
+            }
+        },
+        "filter_functions": {"keep.py:keep": hashlib.sha256(pathlib.Path("keep.py").read_bytes()).hexdigest()},
+        "masks": ["email", "phone"],
         "min_characters": 30,
         "drop_duplicate_documents": False,
         "drop_duplicate_paragraphs": 40,
