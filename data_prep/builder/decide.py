@@ -67,11 +67,10 @@ def decide(
     metadata = [block.metadata for block in blocks]
     tables = DocumentTables(local, metadata, options)
     filters = filtered.FilterTables(tables, local, metadata) if options.has_filters else None
-    names = BLOCK_ARRAYS + (filtered.BLOCK_ARRAYS if filters else ())
     read, from_validation_source = collections.defaultdict(collections.Counter), []
     with progress_bar("deciding", len(blocks), "block") as bar:
         for index, block in enumerate(blocks):
-            arrays = scratch.read_arrays(directory / block.name, names)
+            arrays = scratch.read_arrays(directory / block.name, filtered.BLOCK_ARRAYS if filters else BLOCK_ARRAYS)
             before = tables.num_documents
             documents = tables.add_block(index, arrays)
             if filters:
@@ -83,10 +82,8 @@ def decide(
             bar.update()
     held_out = np.concatenate([np.zeros(0, np.bool_), *from_validation_source])
     decisions, paragraph_repeats, dropped = _decide_documents(
-        tables, filters, [block.name for block in blocks], options, decontaminates, finder, held_out
+        tables, filters, blocks, options, decontaminates, finder, held_out
     )
-    if options.drop_repeated_lines:
-        dropped["repeated_lines"] = sum_counts(entry["repeated_lines"] for entry in metadata)
     plans = []
     for split in SPLIT_DECISIONS:
         plans += _plan_split(directory, blocks, tables, split, decisions, paragraph_repeats, options, token_bytes)
@@ -96,9 +93,7 @@ def decide(
         "skipped": merge_skipped(metadata),
         "read": {str(source): dict(counts) for source, counts in read.items()},
     }
-    if filters:
-        report["filters"] = filters.report()
-        dropped["filtered_lines"] = filters.removed_lines()
+    report |= {"filters": filters.report()} if filters else {}
     scratch.write_json(directory / scratch.PLANS, {"plans": plans, "report": report})
     return plans, report
 
@@ -106,14 +101,14 @@ def decide(
 def _decide_documents(
     tables: DocumentTables,
     filters: filtered.FilterTables | None,
-    blocks: list[str],
+    blocks: list[PreparedBlock],
     options: BuildOptions,
     decontaminates: bool,
     finder: DuplicateFinder,
     from_validation_source: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray | None, dict]:
     """The decision on each document [num_documents], which paragraphs are removed, and what each filter removed."""
-    count = tables.num_documents
+    count, names = tables.num_documents, [block.name for block in blocks]
     decisions = np.zeros(count, np.uint8)
     tokens, text_bytes = tables.tokens[:count], tables.text_bytes[:count]
     dropped = {}
@@ -125,19 +120,20 @@ def _decide_documents(
 
     if filters:
         drop("filtered_documents", _FILTERED, filters.removed())
+        dropped["filtered_lines"] = filters.removed_lines()
     drop("empty_documents", _EMPTY, tokens == 0)
     if options.min_characters > 1:
         drop("short_documents", _SHORT, tables.characters[:count] < options.min_characters)
     if decontaminates:
         drop("leaked_documents", _CONTAMINATED, tables.contaminated[:count])
     if options.drop_duplicate_documents:
-        drop("duplicate_documents", _DUPLICATE, finder.documents(tables, blocks, decisions == 0))
+        drop("duplicate_documents", _DUPLICATE, finder.documents(tables, names, decisions == 0))
     if near := options.near_duplicates:
-        drop("near_duplicates", _NEAR_DUPLICATE, finder.near(tables, blocks, decisions == 0, near))
+        drop("near_duplicates", _NEAR_DUPLICATE, finder.near(tables, names, decisions == 0, near))
     # Last, because the earlier one of two equal paragraphs must be kept.
     paragraph_repeats = None
     if options.drop_duplicate_paragraphs is not None:
-        paragraph_repeats = finder.paragraphs(tables, blocks, decisions == 0, options.drop_duplicate_paragraphs)
+        paragraph_repeats = finder.paragraphs(tables, names, decisions == 0, options.drop_duplicate_paragraphs)
         document = tables.paragraph_document[paragraph_repeats]
         np.subtract.at(tables.tokens, document, tables.paragraph_tokens[paragraph_repeats].astype(np.int64))
         drop("duplicate_paragraphs", _EMPTIED, tokens == 0)
@@ -145,6 +141,8 @@ def _decide_documents(
             "paragraphs": int(paragraph_repeats.sum()),
             "text_bytes": int(tables.paragraph_bytes[paragraph_repeats].sum(dtype=np.int64)),
         }
+    if options.drop_repeated_lines:
+        dropped["repeated_lines"] = sum_counts(block.metadata["repeated_lines"] for block in blocks)
     kept = np.flatnonzero(decisions == 0)
     places = text_keys.unit_interval_hash(tables.keys[kept, :2])
     decisions[kept[_held_out(places, from_validation_source[kept], options)]] = SPLIT_DECISIONS["validation"]

@@ -10,27 +10,27 @@ from typing import Any
 
 import numpy as np
 
+from data_prep.builder import tables
 from data_prep.builder.scratch import unpack_texts
-from data_prep.builder.tables import DocumentTables, new_column
 from data_prep.filters.chain import merge_examples
 
-BLOCK_ARRAYS = ("part_rules", "part_languages")
-"""Arrays that are read from a prepared block, besides those of `tables`."""
+BLOCK_ARRAYS = (*tables.BLOCK_ARRAYS, "part_rules", "part_languages")
+"""Arrays that are read from a prepared block."""
 
 
 class FilterTables:
     """Columns of the documents, written block by block, and the counts of what was removed."""
 
-    def __init__(self, tables: DocumentTables, directory: pathlib.Path, metadata: Sequence[Mapping]):
-        parts = len(tables.starts)
-        self._tables = tables
+    def __init__(self, documents: tables.DocumentTables, directory: pathlib.Path, metadata: Sequence[Mapping]):
+        parts = len(documents.starts)
+        self._tables = documents
         self._metadata = [block["filtered"] for block in metadata]
         self._rules = sorted({rule for block in self._metadata for rule in block["rules"]})
         self._groups: dict[tuple[int, str], int] = {}
-        self._rule = new_column(directory / "rule.npy", np.dtype(np.uint16), (parts,))
+        self._rule = tables.new_column(directory / "rule.npy", np.dtype(np.uint16), (parts,))
         """1 + the index of the rule of the first removed part; 0: none"""
-        self._group = new_column(directory / "group.npy", np.dtype(np.uint32), (parts,))
-        self._removed_characters = new_column(directory / "removed_characters.npy", np.dtype(np.int64), (parts,))
+        self._group = tables.new_column(directory / "group.npy", np.dtype(np.uint32), (parts,))
+        self._removed_characters = tables.new_column(directory / "removed_characters.npy", np.dtype(np.int64), (parts,))
 
     def add_block(self, index: int, source: int, documents: np.ndarray, arrays: Mapping[str, np.ndarray]) -> None:
         """Adds a prepared block, after it was added to the tables of documents; blocks must be added in order.

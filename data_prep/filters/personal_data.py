@@ -38,20 +38,20 @@ def _mask_phone(match: re.Match) -> str:
     return "+1 212 555 0100" if match[0].startswith("+") else "212-555-0100"
 
 
-# In this order: digits in an e-mail address are no number, and an IP address looks like one.
-_MASKS: dict[str, tuple[re.Pattern[str], Callable[[re.Match], str]]] = {
-    "email": (_EMAIL, lambda _: "email@example.com"),
-    "ip": (_IP, _mask_ip),
-    "phone": (_PHONE, _mask_phone),
+# With what a text needs to have one. In this order: an IP address looks like a number.
+_MASKS: dict[str, tuple[str, re.Pattern[str], Callable[[re.Match], str]]] = {
+    "email": ("@", _EMAIL, lambda _: "email@example.com"),
+    "ip": ("", _IP, _mask_ip),
+    "phone": ("", _PHONE, _mask_phone),
 }
 
 
 def mask(text: str, kinds: tuple[Kind, ...]) -> tuple[str, dict[str, int]]:
     """The text with the placeholders, and the number of masks of each of the kinds; masks are not masked again."""
     masked = {}
-    for kind, (pattern, replacement) in _MASKS.items():
+    for kind, (needed, pattern, replacement) in _MASKS.items():
         if kind in kinds:
-            text, masked[kind] = _replace(text, pattern, replacement)
+            text, masked[kind] = _replace(text, pattern, replacement) if needed in text else (text, 0)
     return text, masked
 
 
