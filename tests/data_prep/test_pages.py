@@ -27,7 +27,9 @@ def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
     for index, document in enumerate(make_documents(3, 120, paragraphs=3)):
         pathlib.Path(f"texts/{index}.txt").write_text(document)
     commands = commands_of("docs/corpus.md")
-    assert [command[1] for command in commands] == ["tokenizer", "build", "inspect", "build", "inspect"]
+    assert [command[1] for command in commands] == ["tokenizer", "build", "inspect", "build", "build", "inspect", "inspect"]
+    pathlib.Path("thresholds.json").write_text(code_of("docs/corpus.md", "json"))
+    pathlib.Path("keep.py").write_text(code_of("docs/corpus.md", "py"))
     for command in commands:
         assert main(["90" if word == "8192" else word for word in command[1:]]) == 0
     assert main(["verify", "corpus/mine"]) == 0
