@@ -27,7 +27,8 @@ def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
     for index, document in enumerate(make_documents(3, 120, paragraphs=3)):
         pathlib.Path(f"texts/{index}.txt").write_text(document)
     commands = commands_of("docs/corpus.md")
-    assert [command[1] for command in commands] == ["tokenizer", "build", "inspect", "build", "build", "inspect", "inspect"]
+    kinds = ["tokenizer", "build", "inspect", "build", "build", "inspect", "inspect"]
+    assert [command[1] for command in commands] == kinds
     pathlib.Path("thresholds.json").write_text(code_of("docs/corpus.md", "json"))
     pathlib.Path("keep.py").write_text(code_of("docs/corpus.md", "py"))
     for command in commands:
