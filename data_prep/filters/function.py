@@ -5,6 +5,7 @@ import functools
 import hashlib
 import importlib.util
 import pathlib
+import sys
 import types
 from collections.abc import Callable
 
@@ -38,12 +39,11 @@ class FilterFunction:
         if not place or not function.isidentifier():
             raise UserError(f"--filter-function {name}: write MODULE:FUNCTION or PATH.py:FUNCTION")
         try:
-            origin = place if place.endswith(".py") else importlib.util.find_spec(place).origin
-            content = pathlib.Path(origin).read_bytes()
+            content = _file(place).read_bytes()
             loaded = cls(name, hashlib.sha256(content).hexdigest(), content.decode() if place.endswith(".py") else None)
             loaded.function()
-        except UserError:
-            raise
+        except UserError as error:
+            raise UserError(f"--filter-function {name}: {error}") from error
         except Exception as error:  # whatever the user's module raises
             raise UserError(f"--filter-function {name}: {_described(error)}") from error
         return loaded
@@ -57,7 +57,7 @@ class FilterFunction:
         place, _, function = self.name.rpartition(":")
         found = getattr(_module(place, self.code), function, None)
         if not callable(found):
-            raise UserError(f"--filter-function {self.name}: {place} has no function {function}")
+            raise UserError(f"{place} has no function {function}")
         return found
 
     def judge(self, text: str, language: str) -> Verdict:
@@ -76,12 +76,24 @@ class FilterFunction:
         return Verdict(text, None if kept else "false")
 
 
+def _file(place: str) -> pathlib.Path:
+    if place.endswith(".py"):
+        return pathlib.Path(place)
+    found = importlib.util.find_spec(place)
+    if found is None:
+        raise UserError(f"there is no module {place} that can be imported")
+    if not found.has_location:
+        raise UserError(f"{place} is not a file of Python")
+    return pathlib.Path(found.origin)
+
+
 @functools.lru_cache(16)
 def _module(place: str, code: str | None) -> types.ModuleType:
     if code is None:
         return importlib.import_module(place)
-    module = types.ModuleType(pathlib.Path(place).stem)
+    module = types.ModuleType(f"bert_data_filter_{hashlib.sha256(code.encode()).hexdigest()}")
     module.__file__ = place
+    sys.modules[module.__name__] = module  # dataclasses look their module up
     exec(compile(code, place, "exec"), module.__dict__)
     return module
 

@@ -19,7 +19,7 @@ def filter_sections(corpus: Mapping) -> list[Section]:
     filters = corpus["filters"]
     blocks = [_mixed_note(filters), *_rules(filters), *_groups(filters, corpus["sources"])]
     examples = tuple(
-        Excerpt(f"{rule}: {example['origin']}", tuple(example["text"].split("\n")), cut=False)
+        Excerpt(_visible(f"{rule}: {example['origin']}"), tuple(map(_visible, example["text"].split("\n"))), cut=False)
         for kind in ("rules", "line_rules")
         for rule, counted in filters[kind].items()
         for example in counted["examples"]
@@ -28,6 +28,11 @@ def filter_sections(corpus: Mapping) -> list[Section]:
         Section("Filters", tuple(block for block in blocks if block)),
         *([Section("Examples of what filters removed", examples)] if examples else []),
     ]
+
+
+def _visible(text: str) -> str:
+    """With U+FFFD for characters that control a terminal."""
+    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def _mixed_note(filters: Mapping) -> Note:
@@ -50,7 +55,7 @@ def _rules(filters: Mapping) -> list:
     line_columns = {"rule for lines": "{rule}", "lines": "{lines:,}", "text": "{text_bytes:bytes}"}
     tables = []
     for kind, kind_columns in (("rules", columns), ("line_rules", line_columns)):
-        rows = [{"rule": rule, **counted} for rule, counted in filters[kind].items()]
+        rows = [{"rule": _visible(rule), **counted} for rule, counted in filters[kind].items()]
         if rows:
             tables.append(make_table(rows, kind_columns))
     return tables or [Note("They removed nothing.")]
@@ -60,7 +65,7 @@ def _groups(filters: Mapping, sources: list[Mapping]) -> list:
     """Shares by rule, source and language, the largest numbers of documents first."""
     rows = [
         {
-            "rule": rule,
+            "rule": _visible(rule),
             "source": sources[group["source"]]["spec"] if group["source"] < len(sources) else "",
             "language": group["language"],
             "documents": removed["documents"],

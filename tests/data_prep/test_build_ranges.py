@@ -15,15 +15,28 @@ from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.builder.prepare import BlockPreparer
 from data_prep.cli.main import main
+from data_prep.filters.chain import Filters
+from data_prep.filters.function import FilterFunction
+from data_prep.filters.gopher import GopherQuality
 from tests.building import files, interrupted, make_documents, normal, parse, run, texts
 from tests.data_prep.test_file_ranges import FORMS
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPECS = ["text:a.txt", "text:a.txt.bz2", "jsonl:a.jsonl.zst@text", "parquet:a.parquet@text", "text-files:book*"]
+CODE = """
+def keep(text, language):
+    if len(text) > 1000:
+        return True
+    if "light light" in text:
+        raise ValueError
+    return "slow slow" not in text
+"""
 OPTIONS = BuildOptions(
     validation_fraction=0.2,
     skip_damaged=True,
     drop_repeated_lines=True,
+    filters=Filters(gopher_quality=GopherQuality(min_words=8, min_mean_word_length=None, min_stop_words=None)),
+    filter_functions=(FilterFunction("keep.py:keep", "0" * 64, CODE),),
     min_characters=30,
     drop_duplicate_paragraphs=20,
     near_duplicates=NearDuplicateOptions(),
@@ -56,6 +69,9 @@ def test_no_byte_depends_on_ranges_workers_and_scratch(large_files):
     assert files("c") == large_files and list(pathlib.Path("elsewhere").iterdir()) == []
     manifest = json.loads(large_files["corpus.json"])
     assert "book.bin: is binary" in manifest["sources"][4]["damaged"][0]
+    rules = manifest["filters"]["rules"]
+    assert [len(rules[rule]["examples"]) for rule in ("gopher_quality.min_words", "keep.py:keep")] == [3, 3]
+    assert manifest["skipped"]["filter_function_failed"]["count"] > 3
     places = [place for entry in manifest["skipped"].values() for place in entry["first"]]
     line = pathlib.Path("a.txt").read_bytes().count(b"\n") - 1
     assert any(re.match(rf"a\.txt:{line}: 1 of 5 bytes are not UTF-8, the first at byte \d", place) for place in places)

@@ -108,6 +108,8 @@ def test_inspect_and_flags(two_sources, capsys):
 def test_a_resumed_build_has_the_new_thresholds(text):
     with interrupted("writer.finish_corpus"):
         run("c", ["text:text.txt"])
+    with interrupted("pipeline.decide"):
+        run("c", ["text:text.txt"], OPTIONS)
     run("c", ["text:text.txt"], OPTIONS)
     run("fresh", ["text:text.txt"], OPTIONS)
     assert files("c") == files("fresh") and len(texts("c")) < 300
@@ -150,6 +152,8 @@ def test_a_function(text, capsys):
         "keep.py:number": "keep.py has no function number",
         "none.py:keep": "FileNotFoundError",
         "no.such:keep": "ModuleNotFoundError",
+        "no_such:keep": "there is no module no_such",
+        "sys:exit": "sys is not a file of Python",
         "keep": "write MODULE:FUNCTION or PATH.py:FUNCTION",
     }.items():
         assert build("d", "--source", "text:text.txt", "--filter-function", name, "--workers", "1") == 2
