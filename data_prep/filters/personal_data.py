@@ -38,20 +38,21 @@ def _mask_phone(match: re.Match) -> str:
     return "+1 212 555 0100" if match[0].startswith("+") else "212-555-0100"
 
 
-# With what a text needs to have one. In this order: an IP address looks like a number.
-_MASKS: dict[str, tuple[str, re.Pattern[str], Callable[[re.Match], str]]] = {
-    "email": ("@", _EMAIL, lambda _: "email@example.com"),
-    "ip": ("", _IP, _mask_ip),
-    "phone": ("", _PHONE, _mask_phone),
+# Each begins with what most texts do not have: found several times faster than the rule. In this order, because an IP
+# address looks like a number.
+_MASKS: dict[str, tuple[re.Pattern[str], re.Pattern[str], Callable[[re.Match], str]]] = {
+    "email": (re.compile("@"), _EMAIL, lambda _: "email@example.com"),
+    "ip": (re.compile(r"\d\.\d{1,3}\.\d|:[\da-fA-F]{0,4}:", re.A), _IP, _mask_ip),
+    "phone": (re.compile(r"\d(?:[ .()/-]*\d){6}", re.A), _PHONE, _mask_phone),
 }
 
 
 def mask(text: str, kinds: tuple[Kind, ...]) -> tuple[str, dict[str, int]]:
     """The text with the placeholders, and the number of masks of each of the kinds; masks are not masked again."""
     masked = {}
-    for kind, (needed, pattern, replacement) in _MASKS.items():
+    for kind, (hint, pattern, replacement) in _MASKS.items():
         if kind in kinds:
-            text, masked[kind] = _replace(text, pattern, replacement) if needed in text else (text, 0)
+            text, masked[kind] = _replace(text, pattern, replacement) if hint.search(text) else (text, 0)
     return text, masked
 
 

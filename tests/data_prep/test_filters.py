@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import zlib
 from collections import Counter
 from types import NoneType
 from typing import get_args
@@ -278,3 +279,19 @@ def test_odd_texts(text):
     for name in everything.given():
         rest, rule = DocumentFilter(Filters(**{name: everything.given()[name]}), (), ())(text, "en", "a")
         assert rule is None or rest == text
+
+
+@pytest.mark.parametrize("step", [1, 7, 40])
+def test_examples_do_not_depend_on_blocks(step):
+    """Those with the smallest hashes of all documents, in any order and any division into blocks."""
+    documents = [f"{words(3, i)}." for i in range(40)]
+    smallest = sorted(documents, key=lambda text: zlib.crc32(text.encode()))[:3]
+    for order in (documents, documents[::-1]):
+        blocks = []
+        for start in range(0, len(order), step):
+            chain = DocumentFilter(Filters(gopher_quality=GopherQuality()), (), ())
+            for text in order[start : start + step]:
+                chain(text, "en", text)
+            blocks.append(chain.metadata()["examples"])
+        (examples,) = merge_examples(blocks).values()
+        assert [example["text"] for example in examples] == smallest
