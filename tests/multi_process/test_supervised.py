@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.multi_process.commands import STEPS, Job, end, lines, start
+from tests.runs import committed
 
 pytestmark = pytest.mark.slow
 
@@ -84,13 +85,27 @@ def test_restarts_change_nothing(disturbed, undisturbed):
 
 
 def test_a_process_that_stops_is_noticed_and_replaced(tmp_path, corpora, undisturbed):
-    """It gets SIGSTOP, as one whose host is frozen: the other one waits for a step, writes its stacks, and ends."""
-    flags = ["--recovery.stall-seconds", "10"]
-    job = Job(corpora[0], tmp_path / "run", 2, extra={0: flags, 1: flags})
-    job.wait_for(22)
+    """It gets SIGSTOP, as one whose host is frozen: the other one waits for a step, writes its stacks, and ends.
+
+    Both have agreed on a checkpoint by time before, from which they continue.
+    """
+    flags = [
+        "--recovery.stall-seconds",
+        "10",
+        "--checkpoint.every-minutes",
+        "0.02",
+        "--checkpoint.keep-best",
+        "mlm_loss",
+    ]
+    job = Job(corpora[0], tmp_path / "run", 2, checkpoint_every=1000, extra={0: flags, 1: flags})
+    step = 1
+    while not committed(tmp_path / "run"):
+        job.wait_for(step)
+        step += 1
     os.kill(job.child(1), signal.SIGSTOP)
     (code, _, err), (other_code, _, _) = job.end()
     assert (code, other_code) == (0, 0), err[-3000:]
+    assert "continuing from step" in err
     assert "warning: process 0 of 2 (" in err and "waiting for the step for 1" in err
     assert "process(es) 1 wrote no stacks: stopped, or cut off from the disk; the same command continues" in err
     assert "in train" in (tmp_path / "run" / "stacks" / "process0.txt").read_text()
