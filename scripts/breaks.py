@@ -129,8 +129,14 @@ bert_jax/training/save_schedule.py: training/test_save_schedule.py
     * (1 - share) / (2 * share) => * 2 * (1 - share) / share
 bert_jax/training/time_budget.py: training/test_time_budget.py
     if one["hours"] == self.phase.hours]\n        return => ]\n        return
+data_prep/builder/filtered.py: data_prep/test_filtered_builds.py
+    (2 * self._removed_characters => (1 * self._removed_characters
+data_prep/builder/prepare.py: data_prep/test_filtered_builds.py
+    return FUNCTION_FAILED in metadata["skipped"] and => return False and
 data_prep/builder/resume.py: data_prep/test_resume.py
     if not scratch.prepared_blocks(scratch_dir): => if True:
+data_prep/filters/chain.py: data_prep/test_filters.py
+    heapq.nsmallest(EXAMPLES, different) => list(different)[:EXAMPLES]
 data_prep/sources/encodings.py: data_prep/test_encodings.py
     _MAX_LOST_SHARE = 0.01 => _MAX_LOST_SHARE = 0.5
 data_prep/sources/encodings.py: data_prep/test_encodings.py
