@@ -16,6 +16,7 @@ from bert_jax.field_validation import Positive, Rate
 
 if TYPE_CHECKING:
     from bert_jax.training import loop
+    from bert_jax.training.monitoring.event_hook import OnEvent
 
 
 def adaptation_config() -> Config:
@@ -57,15 +58,17 @@ class Adapt(Pretrain):
     """Print the results as JSON instead of a table."""
     config: ConfigArg = field(default_factory=adaptation_config)
     command = "adapt"
-    rare_flags = ("--profile", "--restart", "--start.source", "--model.num-layers", "--model.hidden-size")
+    rare_flags = ("--profile", "--on-event", "--restart", "--start.source", "--model.num-layers", "--model.hidden-size")
     rare_flags += ("--model.num-heads", "--model.vocab-size", "--phases.0.steps")
 
-    def train(self, mixture: list[mixture_lib.CorpusWeight], window: tuple[int, int] | None) -> "loop.Progress":
+    def train(
+        self, mixture: list[mixture_lib.CorpusWeight], window: tuple[int, int] | None, on_event: "OnEvent"
+    ) -> "loop.Progress":
         """Score, train or continue the run, and score again.
 
         Args:
           mixture: the corpora of the domain.
-          window: as of `Pretrain`.
+          window, on_event: as of `Pretrain`.
         """
         from bert_jax.convert import adaptation
         from bert_jax.doctor import machine_checks
@@ -96,6 +99,7 @@ class Adapt(Pretrain):
             profile=window,
             micro_batch=self.micro_batch,
             restart=self.restart,
+            on_event=on_event,
             announce=lambda: self.print_summary(config, parts),
             load_initial_params=lambda config, tokenizer: initial,
         )

@@ -22,6 +22,7 @@ from bert_jax.finetune.options import FileOptions, FinetuneOptions
 
 if TYPE_CHECKING:
     from bert_jax.training import loop
+    from bert_jax.training.monitoring.event_hook import OnEvent
 
 LESS_COMMON = ("tag_column", "word_column", "skip_damaged", "stride", "null_threshold", "bias_correction", "keep")
 LESS_COMMON += ("save_every", "dense_dtype", "label_separator", "class_weights", "label_smoothing", "test_score")
@@ -171,9 +172,11 @@ class PretrainStudent(Pretrain):
     have been built with its tokenizer."""
     compression: Annotated[CompressOptions, tyro.conf.arg(name="")] = ON_A_CORPUS
     command = "compress pretrain"
-    rare_flags = tuple(f"--{name}" for name in ("matches", "restart", *NOT_ON_A_CORPUS)) + MODEL_FLAGS
+    rare_flags = tuple(f"--{name}" for name in ("matches", "on-event", "restart", *NOT_ON_A_CORPUS)) + MODEL_FLAGS
 
-    def train(self, mixture: list[CorpusWeight], window: tuple[int, int] | None) -> "loop.Progress":
+    def train(
+        self, mixture: list[CorpusWeight], window: tuple[int, int] | None, on_event: "OnEvent"
+    ) -> "loop.Progress":
         """As of `Pretrain`."""
         from bert_jax.compress import corpus_distillation
 
@@ -201,6 +204,7 @@ class PretrainStudent(Pretrain):
             micro_batch=self.micro_batch,
             announce=announce,
             restart=self.restart,
+            on_event=on_event,
         )
 
 

@@ -15,8 +15,9 @@ from bert_jax.errors import TRY_AGAIN, UserError
 
 if TYPE_CHECKING:
     from bert_jax.training import loop
+    from bert_jax.training.monitoring.event_hook import OnEvent
 
-NOT_COMPARED = ("config", "profile", "compilation_cache", "cluster", "words")
+NOT_COMPARED = ("config", "profile", "compilation_cache", "cluster", "words", "on_event")
 """Fields of the command that processes do not compare as they are."""
 END_MESSAGES = {"steps": "finished", "time": "finished, time limit reached", "target": "finished, target reached"}
 """Message of a finished run, by the reason of its end (training/loop.py)."""
@@ -44,6 +45,10 @@ class Pretrain:
     compilation_cache: str | None = None
     """Directory that caches compiled programs for the next start, or `none`. Default: JAX_COMPILATION_CACHE_DIR of the
     environment, else bert_jax/compiled in the user's cache directory."""
+    on_event: str | None = None
+    """Command that `sh -c` runs when the run starts, diverges, rolls back, stalls, stops, fails or ends. It gets the
+    event in the environment variables BERT_JAX_EVENT, _STEP, _MESSAGE, _EXIT_CODE, _WORKDIR and _PROCESS. It has ten
+    seconds; whatever it does, the run goes on."""
     restart: bool = False
     """Begin again at step 0 if the run had a checkpoint and has none. By default such a run is refused."""
     config: ConfigArg
@@ -65,20 +70,29 @@ class Pretrain:
             return code
 
         from bert_jax.distributed import agreement, jax_setup, worker  # jax is loaded only if needed, not for --help
+        from bert_jax.training.monitoring.event_hook import EventHook
         from bert_jax.training.run_directory import workdir
 
         jax_setup.prepare_training(self.compilation_cache)
         worker.connect_worker(self.cluster)
-        progress = self.train(mixture, window)
-        supervised.announce_exit()
-        if agreement.is_first() and progress.ended:
-            if progress.skipped_steps:
-                share = f"{progress.skipped_steps:,} of {progress.cursor.step:,} steps"
-                print(f"warning: {share} were skipped, because their loss or gradient was not finite", file=sys.stderr)
-            self.print_end(progress)
-        elif agreement.is_first():
-            steps = f"step {progress.cursor.step} of {workdir.read_config(self.workdir).total_steps}"
-            print(f"stopped and saved at {steps}; the same command continues")
+        with EventHook(self.on_event, self.workdir) as hook:
+            progress = self.train(mixture, window, hook.report)
+            supervised.announce_exit()
+            step = progress.cursor.step
+            if progress.ended:
+                hook.report("end", step, END_MESSAGES[progress.ended], 0)
+            else:
+                line = f"stopped and saved at step {step} of {workdir.read_config(self.workdir).total_steps}"
+                hook.report("stop", step, line, TRY_AGAIN)
+            if agreement.is_first() and progress.ended:
+                if progress.skipped_steps:
+                    share = f"{progress.skipped_steps:,} of {step:,} steps"
+                    print(
+                        f"warning: {share} were skipped, because their loss or gradient was not finite", file=sys.stderr
+                    )
+                self.print_end(progress)
+            elif agreement.is_first():
+                print(f"{line}; the same command continues")
         return 0 if progress.ended else TRY_AGAIN
 
     def print_end(self, progress: "loop.Progress") -> None:
@@ -90,12 +104,15 @@ class Pretrain:
         print_metrics(progress.evaluation)
         print(goodput.format_summary(goodput.summarize(self.workdir)))
 
-    def train(self, mixture: list[mixture_lib.CorpusWeight], window: tuple[int, int] | None) -> "loop.Progress":
+    def train(
+        self, mixture: list[mixture_lib.CorpusWeight], window: tuple[int, int] | None, on_event: "OnEvent"
+    ) -> "loop.Progress":
         """Train, or continue the run.
 
         Args:
           mixture: the corpora.
           window: first and last step of `profile`.
+          on_event: called at an event of the run.
         """
         from bert_jax.convert import init_from
         from bert_jax.doctor import machine_checks
@@ -110,6 +127,7 @@ class Pretrain:
             profile=window,
             micro_batch=self.micro_batch,
             restart=self.restart,
+            on_event=on_event,
             announce=lambda: self.print_summary(config, mixture),
             load_initial_params=init_from.load_initial_params,
         )

@@ -52,21 +52,11 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
     with contextlib.redirect_stdout(output):
         try:
             code = command() or 0
-        except SystemExit as stop:
-            line = stop.code if isinstance(stop.code, str) else ""
-            code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        except UserError as error:
-            line, code = f"error: {error}", TRY_AGAIN if isinstance(error, OutageError) else 2
-        except (PeerError, DeviceOrConnectionError) as error:
-            line, code = f"error: {error}: the same command continues from the newest checkpoint", TRY_AGAIN
-        except KeyboardInterrupt as interrupt:
-            line, code = str(interrupt) or interrupted, INTERRUPTED
-        except Exception as error:
-            description = describe_error(error)
-            if error is not output.error and description is None:
+        except BaseException as error:
+            explained = ("", 2) if error is output.error else explain_error(error, interrupted)
+            if explained is None:
                 raise
-            line = "" if error is output.error else f"error: {description}"
-            code = TRY_AGAIN if is_object_store_error(error) else 2
+            line, code = explained
         with contextlib.suppress(OSError):
             output.flush()
     if output.error and not line:
@@ -78,6 +68,31 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
         half = MAX_LINE_LENGTH // 2
         print(line if len(line) <= MAX_LINE_LENGTH else f"{line[:half]} ... {line[-half:]}", file=sys.stderr)
     return code
+
+
+def explain_error(error: BaseException, interrupted: str = "stopped") -> tuple[str, int] | None:
+    """The line that is printed about what ended a command, and its exit code (`run_guarded`); None: a bug.
+
+    Args:
+      error: what was raised.
+      interrupted: the line after Ctrl-C.
+    """
+    match error:
+        case SystemExit(code=str(line)):
+            return line, 1
+        case SystemExit(code=int(code)):
+            return "", code
+        case SystemExit(code=code):
+            return "", int(code is not None)
+        case UserError():
+            return f"error: {error}", TRY_AGAIN if isinstance(error, OutageError) else 2
+        case PeerError() | DeviceOrConnectionError():
+            return f"error: {error}: the same command continues from the newest checkpoint", TRY_AGAIN
+        case KeyboardInterrupt():
+            return str(error) or interrupted, INTERRUPTED
+        case Exception() if (description := describe_error(error)) is not None:
+            return f"error: {description}", TRY_AGAIN if is_object_store_error(error) else 2
+    return None
 
 
 def stop_signals() -> list[signal.Signals]:

@@ -27,6 +27,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop, pretraining
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.micro_batch import MicroBatchRequest
+from bert_jax.training.monitoring.event_hook import OnEvent
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import Pretraining, heads_of
 from bert_jax.training.programs import Programs
@@ -51,12 +52,13 @@ def distil_on_corpus(
     announce: Callable[[Config, str], None] = lambda config, line: None,
     make_programs: MakeDistillationPrograms = Programs,
     restart: bool = False,
+    on_event: OnEvent = lambda event, step, message: None,
 ) -> loop.Progress:
     """Pretrain a student with a teacher in a work directory, or continue its run.
 
     Args:
       config: of the run; of its model only `FROM_CONFIG` is used.
-      parts, directory, profile, micro_batch, restart: as of `pretraining.pretrain`.
+      parts, directory, profile, micro_batch, restart, on_event: as of `pretraining.pretrain`.
       teacher_path: any encoder that `bert-jax convert` reads, with the tokenizer of the corpora.
       compression: student and loss.
       announce: called in the first process after all checks, with the config of the run and a line about the student.
@@ -93,6 +95,7 @@ def distil_on_corpus(
         load_initial_params=load_initial_params,
         make_programs=make,
         restart=restart,
+        on_event=on_event,
     )
 
 

@@ -16,6 +16,7 @@ from bert_jax.storage.lock import DirectoryLock
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training import continuation, loop
 from bert_jax.training.kernel_check import check_kernels
+from bert_jax.training.monitoring.event_hook import OnEvent
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
@@ -106,6 +107,7 @@ def run_job(
     profile: tuple[int, int] | None = None,
     start: float | None = None,
     restart: bool = False,
+    on_event: OnEvent = lambda event, step, message: None,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 
@@ -116,7 +118,7 @@ def run_job(
       data: what it is trained on.
       initial: initial parameters and moments, or a checkpoint of another run to continue; None: random initialisation.
       announce: called in the first process after all checks, before compilation.
-      profile, start: see `loop.train`.
+      profile, start, on_event: see `loop.train`.
       restart: begin again at step 0 if the run has lost its checkpoints.
 
     Raises:
@@ -152,6 +154,7 @@ def run_job(
             profile=profile,
             start=start,
             check=lock.check,
+            on_event=on_event,
         )
         barrier("the end")  # the other processes wait for the files of the first one
     return progress

@@ -21,6 +21,7 @@ from bert_jax.storage.paths import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps
+from bert_jax.training.monitoring.event_hook import OnEvent
 from bert_jax.training.monitoring.prometheus import PrometheusServer
 from bert_jax.training.monitoring.watchdog import Watchdog
 from bert_jax.training.programs import Programs, put_seed, put_step_inputs
@@ -75,6 +76,8 @@ class RunContext:
     """Called after every step: whether to save and stop; true after SIGTERM or Ctrl-C."""
     check: Callable[[], None]
     """Called after every step; raises if the run must not continue."""
+    on_event: OnEvent
+    """Called at a start, a divergence, a rollback and, from a thread, a stall; returns at once."""
     prometheus: PrometheusServer
     local_copies: LocalCopies | None
 
@@ -89,6 +92,7 @@ def train(
     profile: tuple[int, int] | None = None,
     start: float | None = None,
     check: Callable[[], None] = lambda: None,
+    on_event: OnEvent = lambda event, step, message: None,
 ) -> Progress:
     """Train to the end of the run, from its newest intact checkpoint if there is one.
 
@@ -106,6 +110,7 @@ def train(
       profile: write a trace of steps [first, last) to workdir/profile.
       start: `time.perf_counter()` at the start of the process, for goodput.
       check: called after every step; an exception from it ends the run without a save.
+      on_event: see `RunContext`.
 
     Returns:
       the progress of the run when it stopped.
@@ -122,7 +127,7 @@ def train(
         PrometheusServer(config, workdir, ledger) as prometheus,
         open_local_copies(config, workdir) as copies,
     ):
-        services = stop_requested, check, prometheus, copies
+        services = stop_requested, check, on_event, prometheus, copies
         run = RunContext(programs, workdir, metadata, initial, ledger, steps, profile, *services)
         progress = _train_with_rollbacks(run, start or time.perf_counter())
     if stop_requested.interrupted and not progress.ended:
@@ -149,7 +154,8 @@ def _train_with_rollbacks(run: RunContext, start: float) -> Progress:
                 return _attempt(run, saves, goodput)
             except DivergenceError as divergence:
                 goodput.write_totals(divergence.last)
-                recovery.record_rollback(divergence, config, saves, run.ledger)
+                run.on_event("divergence", divergence.last, divergence.reason)
+                run.on_event("rollback", *recovery.record_rollback(divergence, config, saves, run.ledger))
         start, is_first_attempt = time.perf_counter(), False
 
 
@@ -185,7 +191,8 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     seed = put_seed(config.seed, mesh)
-    with Watchdog(run.workdir, goodput, config.recovery.stall_seconds), contextlib.ExitStack() as stack:
+    watchdog = Watchdog(run.workdir, goodput, config.recovery.stall_seconds, run.on_event)
+    with watchdog, contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):
@@ -198,6 +205,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
         saving = SaveSchedule(config.checkpoint, cursor.step, checkpoints.best_score())
         goodput.ready(cursor.step)
+        run.on_event("start", cursor.step, f"training begins at step {cursor.step} of {config.total_steps}")
         previous_step = None
         for rows, size, following in report.timed_batches(batches):
             schedule.update_estimate(cursor.step)

@@ -37,6 +37,7 @@ from bert_jax.training.job import (
     run_job,
 )
 from bert_jax.training.micro_batch import MicroBatchRequest, choose_accumulations
+from bert_jax.training.monitoring.event_hook import OnEvent
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
@@ -105,6 +106,7 @@ def pretrain(
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None = None,
     make_programs: Callable[[Task, Mesh], Programs] = Programs,
     restart: bool = False,
+    on_event: OnEvent = lambda event, step, message: None,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 
@@ -117,7 +119,7 @@ def pretrain(
       load_initial_params: reads `start.source` (`convert.init_from.load_initial_params`); called with the corpora's
         tokenizer if the work directory has no checkpoint yet.
       make_programs: the programs of the run; with others than `Programs`, several runs can share compiled steps.
-      restart: see `job.run_job`.
+      restart, on_event: see `job.run_job`.
 
     Raises:
       ValueError: a config with `start.source` without `load_initial_params`.
@@ -148,6 +150,7 @@ def pretrain(
         profile=profile,
         start=start,
         restart=restart,
+        on_event=on_event,
     )
 
 

@@ -20,8 +20,13 @@ from bert_jax.training.run_directory.ledger import Ledger
 EVENT = "rollback"
 
 
-def record_rollback(divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> None:
+def record_rollback(
+    divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger
+) -> tuple[int, str]:
     """Write the decision for a rollback to the ledger; `apply_rollback` carries it out.
+
+    Returns:
+      the step that the run goes back to, and a line about the rollback.
 
     Raises:
       DivergedError: the run has had recovery.max_rollbacks rollbacks within recovery.rollback_steps steps.
@@ -39,13 +44,14 @@ def record_rollback(divergence: DivergenceError, config: Config, checkpoints: Ch
     metadata = next(intact, None)
     entry = ledger.make_decision(EVENT, lambda: _rollback_entry(divergence, config, metadata, ledger))
     assert entry is not None
+    first, last = entry["skipped_rows"]
+    line = (
+        f"Rolling back to step {entry['to']} and skipping rows {first:,} to {last:,}; rollback {done + 1} of at most "
+        f"{config.recovery.max_rollbacks}"
+    )
     if is_first():
-        first, last = entry["skipped_rows"]
-        print(
-            f"warning: {divergence.reason}. Rolling back to step {entry['to']} and skipping rows {first:,} to "
-            f"{last:,}; rollback {done + 1} of at most {config.recovery.max_rollbacks}",
-            file=sys.stderr,
-        )
+        print(f"warning: {divergence.reason}. {line}", file=sys.stderr)
+    return entry["to"], line
 
 
 def _rollback_entry(

@@ -220,6 +220,7 @@ def test_pretrain_a_file_with_overrides(sandbox, tmp_path, capsys, monkeypatch):
     arguments += ["--phases.0.learning-rate", "3e-3", "--objective.pair", "none", "--log.no-tensorboard"]
     arguments += ["--optimizer.clip-norm", "None", "--data.mask-copies", "3", "--evaluation.rows", "4"]
     arguments += ["--checkpoint.keep-every", "8"]
+    arguments += ["--on-event", 'echo "$BERT_JAX_EVENT $BERT_JAX_STEP $BERT_JAX_EXIT_CODE" >> events']
     assert cli.main(arguments) == 0
     captured = capsys.readouterr()
     assert "finished: 2 steps" in captured.out
@@ -242,6 +243,7 @@ def test_pretrain_a_file_with_overrides(sandbox, tmp_path, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert "finished: 2 steps" in captured.out and "continuing from step 2" in captured.err
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes() == before
+    assert (tmp_path / "events").read_text().splitlines() == ["start 0 ", "end 2 0", "end 2 0"]
 
 
 @pytest.mark.slow

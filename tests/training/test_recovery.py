@@ -130,9 +130,12 @@ def test_a_poisoned_state_is_not_blessed_by_its_checkpoint(run, config, tmp_path
             jax.block_until_ready(state)
         return state
 
-    progress = run(tmp_path / "run", after_step=poison)
+    events: list[tuple] = []
+    progress = run(tmp_path / "run", after_step=poison, on_event=lambda *event: events.append(event))
     (entry,) = rollbacks(tmp_path / "run")
     assert poisoned and entry["to"] == 4 and progress.ended == "steps"
+    steps = [("start", 0), ("divergence", entry["step"]), ("rollback", 4), ("start", 4)]
+    assert [event[:2] for event in events] == steps and entry["reason"] == events[1][2]
     # The poisoned checkpoint was saved after step 8, and replaced: the run went back behind it.
     assert "Rolling back to step 4" in capfd.readouterr().err and entry["step"] > 8
     assert all(np.isfinite(array).all() for array in arrays(final_state(tmp_path / "run", config)[0]).values())
@@ -154,7 +157,7 @@ def test_a_damaged_checkpoint_is_not_gone_back_to(run, tmp_path, monkeypatch):
     def damage_and_decide(*arguments):
         data = max((workdir / "checkpoints" / "00000004").rglob("d/*"), key=lambda path: path.stat().st_size)
         data.write_bytes(data.read_bytes()[:-1])
-        record_rollback(*arguments)
+        return record_rollback(*arguments)
 
     monkeypatch.setattr(recovery, "record_rollback", damage_and_decide)
     progress = run(workdir, 64, 80)

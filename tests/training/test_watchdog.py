@@ -50,23 +50,31 @@ def exit_codes() -> list[int]:
 
 
 @pytest.fixture
-def watch(tmp_path, monkeypatch, exit_codes):
+def events() -> list[tuple]:
+    """What the watchdog has reported."""
+    return []
+
+
+@pytest.fixture
+def watch(tmp_path, monkeypatch, exit_codes, events):
     """A watchdog of a loop in one activity, with its history. Its thread waits instead of ending the process."""
 
     def make(activity: str, longest: dict[str, float], stall_seconds: float | None) -> Watchdog:
         goodput = GoodputRecorder(tmp_path, time.perf_counter())
         goodput.activity, goodput.longest, goodput.step = (activity, time.perf_counter()), longest, 7
-        made = Watchdog(tmp_path, goodput, stall_seconds)
+        made = Watchdog(tmp_path, goodput, stall_seconds, lambda *event: events.append(event))
         monkeypatch.setattr(watchdog.os, "_exit", lambda code: exit_codes.append(code) or made._closed.wait())
         return made
 
     return make
 
 
-def test_a_read_that_hangs(watch, tmp_path, exit_codes, capfd):
+def test_a_read_that_hangs(watch, tmp_path, exit_codes, events, capfd):
     with watch("data_wait", {"data_wait": 0.001}, 0.2):
         wait_until(lambda: exit_codes)
     assert exit_codes == [75]
+    ((event, step, line),) = events
+    assert (event, step) == ("stall", 7) and "reading the rows for 0 s" in line
     text = (tmp_path / "stacks" / "process0.txt").read_text()
     assert "step 7: reading the rows for 0 s, and at most 0.001 s before" in text
     assert "in wait_until" in text and "in _watch" in text

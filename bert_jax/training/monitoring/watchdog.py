@@ -23,6 +23,7 @@ from bert_jax.errors import TRY_AGAIN
 from bert_jax.storage import lock
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.paths import StoredPath
+from bert_jax.training.monitoring.event_hook import OnEvent
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 
 DIRECTORY = "stacks"
@@ -82,15 +83,17 @@ def describe_late(stalls: Sequence[Stall], process_count: int) -> str:
 class Watchdog:
     """A context manager; see the module."""
 
-    def __init__(self, workdir: StoredPath, goodput: GoodputRecorder, stall_seconds: float | None):
+    def __init__(self, workdir: StoredPath, goodput: GoodputRecorder, stall_seconds: float | None, on_event: OnEvent):
         """Starts nothing.
 
         Args:
           workdir: of the run.
           goodput: knows what the main thread does, and since when.
           stall_seconds: `recovery.stall_seconds`; None: only SIGUSR1 is handled.
+          on_event: called at a stall.
         """
         self._directory, self._goodput, self._stall_seconds = workdir / DIRECTORY, goodput, stall_seconds
+        self._on_event = on_event
         self._process, self._count, self._host = jax.process_index(), jax.process_count(), socket.gethostname()
         self._interval = 1.0 if stall_seconds is None else min(1.0, stall_seconds / 8)
         self._closed, self._stacks = threading.Event(), Stacks()
@@ -120,6 +123,7 @@ class Watchdog:
             text = f"{ACTIVITIES[kind]} for {seconds:.0f} s, and at most {longest or 0.0:.2g} s before"
             if seconds > limit and activity != known:
                 known = activity
+                self._on_event("stall", self._goodput.step, f"{self._name}: {text}")
                 self._write(text, kind, seconds)
             if seconds > 2 * limit:
                 self._end(text)
