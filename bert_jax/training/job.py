@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from etils import epath
@@ -16,7 +16,6 @@ from bert_jax.storage.lock import DirectoryLock
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training import continuation, loop
 from bert_jax.training.kernel_check import check_kernels
-from bert_jax.training.monitoring.event_hook import OnEvent
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
@@ -104,10 +103,8 @@ def run_job(
     *,
     initial: InitialParams | Fork | None = None,
     announce: Callable[[], None] = lambda: None,
-    profile: tuple[int, int] | None = None,
-    start: float | None = None,
     restart: bool = False,
-    on_event: OnEvent = lambda event, step, message: None,
+    **options: Any,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 
@@ -118,8 +115,8 @@ def run_job(
       data: what it is trained on.
       initial: initial parameters and moments, or a checkpoint of another run to continue; None: random initialisation.
       announce: called in the first process after all checks, before compilation.
-      profile, start, on_event: see `loop.train`.
       restart: begin again at step 0 if the run has lost its checkpoints.
+      options: `profile`, `start` and `on_event` of `loop.train`.
 
     Raises:
       UserError: the work directory cannot be used, or another process trains in it; without `restart`, its checkpoints
@@ -151,10 +148,8 @@ def run_job(
             directory,
             {"tokenizer_fingerprint": data.tokenizer_fingerprint},
             initial=initial,
-            profile=profile,
-            start=start,
             check=lock.check,
-            on_event=on_event,
+            **options,
         )
         barrier("the end")  # the other processes wait for the files of the first one
     return progress

@@ -191,8 +191,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     seed = put_seed(config.seed, mesh)
-    watchdog = Watchdog(run.workdir, goodput, config.recovery.stall_seconds, run.on_event)
-    with watchdog, contextlib.ExitStack() as stack:
+    with Watchdog(run.workdir, goodput, config.recovery.stall_seconds, run.on_event), contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
         if ended := _ended(config, schedule, cursor, evaluation):
@@ -203,10 +202,9 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         so_far = cursor.step, progress.tokens_seen, progress.skipped_steps, progress.metric_lines
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile, run.prometheus))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
-        saving = SaveSchedule(config.checkpoint, cursor.step, checkpoints.best_score())
+        saving, previous_step = SaveSchedule(config.checkpoint, cursor.step, checkpoints.best_score()), None
         goodput.ready(cursor.step)
         run.on_event("start", cursor.step, f"training begins at step {cursor.step} of {config.total_steps}")
-        previous_step = None
         for rows, size, following in report.timed_batches(batches):
             schedule.update_estimate(cursor.step)
             report.before_step(cursor.step)
