@@ -20,6 +20,7 @@ from bert_jax.storage.files import StagedDirectory
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.divergence import StepMeasures, check_divergence
 from bert_jax.training.eval_metrics import derive_metrics, format_metrics
+from bert_jax.training.monitoring import stragglers
 from bert_jax.training.monitoring.prometheus import PrometheusServer
 from bert_jax.training.run_directory.goodput import GoodputRecorder
 from bert_jax.training.run_directory.metrics import MetricsWriter
@@ -69,7 +70,7 @@ class Reporter:
         self.traces, self.tracing = StagedDirectory(workdir / "profile"), False
         self.profile, self.prometheus = profile, prometheus
         self.pending: tuple[int, int, dict[str, Any]] | None = None
-        self.window = _Window()
+        self.window, self.host_shares, self.slow = _Window(goodput), stragglers.HostShares(), set[int]()
         self.timed_phase = -1  # no step of the phase has run yet in this attempt
 
     def before_step(self, step: int) -> None:
@@ -88,10 +89,8 @@ class Reporter:
     def timed_batches(self, batches: Iterator["HostBatch"]) -> Iterator["HostBatch"]:
         """The same batches; the time spent waiting for them counts as `data_wait`."""
         while True:
-            before = self.goodput.seconds["data_wait"]
             with self.goodput.measure("data_wait"):
                 batch = next(batches, None)
-            self.window.waited += self.goodput.seconds["data_wait"] - before
             if batch is None:
                 return
             yield batch
@@ -130,7 +129,9 @@ class Reporter:
             self._report(*pending)
 
     def _report(self, step: int, slots: int, metrics: dict[str, jax.Array]) -> None:
+        before = time.perf_counter()
         scalars = jax.device_get({name: metrics[name] for name in READ_EVERY_STEP})
+        self.window.device_wait += time.perf_counter() - before
         tokens, loss, *found = (scalars[name].item() for name in READ_EVERY_STEP)
         measures = StepMeasures(*found)
         self._warn_if_first_skipped(step, loss, measures.skipped_steps)
@@ -140,7 +141,7 @@ class Reporter:
         if phase == self.timed_phase:
             self.window.add(tokens, slots, self.task.step_flops(step - 1))
         else:  # the first step of a program includes its compilation and is not timed
-            self.timed_phase, self.window = phase, _Window()
+            self.timed_phase, self.window = phase, _Window(self.goodput)
         self.bar.update(1)
         if step % self.every and step != self.task.config.total_steps:
             return
@@ -149,10 +150,14 @@ class Reporter:
         shown = next((name for name in (f"{of}_loss" for of in TOKEN_OBJECTIVES) if name in values), "loss")
         skipped = f", {self.skipped_steps} skipped" if self.skipped_steps else ""
         self.bar.set_postfix_str(f"{shown} {values[shown]:.3f}{skipped}", refresh=False)
-        timing, self.window = self.window.speed(self.peak), _Window()
+        timing, share, seconds = self.window.speed(self.peak), self.window.host_share(), self.window.seconds
+        self.prometheus.host_share = share
+        self.window = _Window(self.goodput)
         values |= self._mask_rate(step - 1) | {"tokens_seen": self.tokens_seen}
         self._write(step, "train", values, timing)
-        self.goodput.write_totals(step)
+        slow = self.host_shares.exchange(step, share, seconds)
+        self._warn_of_slow(step, slow)
+        self.goodput.write_totals(step, **({"slow": slow} if slow else {}))
 
     def _mask_rate(self, step: int) -> dict[str, float]:
         """Of step `step`, counted from 0, in a phase that changes it; empty in others."""
@@ -173,6 +178,13 @@ class Reporter:
             )
         self.skipped_steps = skipped_steps
 
+    def _warn_of_slow(self, step: int, slow: list[stragglers.SlowProcess]) -> None:
+        """Name a process the first time that it is slow in this attempt; goodput.jsonl has all times."""
+        for one in slow:
+            if one["process"] not in self.slow:
+                self.slow.add(one["process"])
+                print_line(f"warning: step {step:,}: {stragglers.in_words(one)}", self.bar)
+
     def _phase_of(self, step: int) -> int:
         return self.task.config.locate_step(step)[0]
 
@@ -181,7 +193,7 @@ class Reporter:
         self._write(step, "validation", values, {})
         if is_first():
             print_line(f"step {step:,}, held out: {format_metrics(values)}", self.bar)
-        self.window = _Window()
+        self.window = _Window(self.goodput)
 
     def _write(self, step: int, split: str, values: dict[str, float], timing: dict[str, float]) -> None:
         self.metric_lines += 1
@@ -207,29 +219,46 @@ class Reporter:
 
 
 class _Window:
-    """Throughput counters between two lines of metrics."""
+    """Counters between two lines of metrics."""
 
-    def __init__(self) -> None:
-        self.start = time.perf_counter()
-        self.steps, self.tokens, self.slots, self.flops, self.waited = 0, 0, 0, 0.0, 0.0
+    def __init__(self, goodput: GoodputRecorder) -> None:
+        self.start, self.goodput = time.perf_counter(), goodput
+        self.before, self.suspended_before = dict(goodput.seconds), goodput.suspended
+        self.steps, self.tokens, self.slots, self.flops, self.device_wait = 0, 0, 0, 0.0, 0.0
 
     def add(self, tokens: int, slots: int, flops: float) -> None:
         self.steps += 1
         self.tokens, self.slots, self.flops = self.tokens + tokens, self.slots + slots, self.flops + flops
 
+    @property
+    def seconds(self) -> float:
+        return max(time.perf_counter() - self.start, 1e-9)
+
+    def _seconds_of(self, kind: str) -> float:
+        return self.goodput.seconds[kind] - self.before[kind]
+
     def speed(self, peak: float) -> dict[str, float]:
         """Speed since the window was opened; empty without a step. MFU does not count padding."""
         if not self.steps:
             return {}
-        seconds = max(time.perf_counter() - self.start, 1e-9)
+        seconds = self.seconds
         useful = self.flops * self.tokens / max(self.slots, 1)
         return {
             "step_seconds": seconds / self.steps,
             "tokens_per_second": self.tokens / seconds,
             "mfu": useful / seconds / peak,
             # Share of the time of the loop, which runs ahead of the device: an upper bound of the device's idle share.
-            "data_wait": self.waited / seconds,
+            "data_wait": self._seconds_of("data_wait") / seconds,
         }
+
+    def host_share(self) -> float:
+        """Share of the time, without saves and compilation, in which this process did not wait for its devices, or was
+        suspended, whichever is longer.
+        """
+        others = self._seconds_of("checkpoint") + self._seconds_of("compile")
+        seconds = max(self.seconds - others, 1e-9)
+        busy = max(seconds - self.device_wait, self.goodput.suspended - self.suspended_before)
+        return min(busy / seconds, 1.0)
 
 
 def peak_flops(devices: list[jax.Device]) -> float:

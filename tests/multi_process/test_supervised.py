@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -85,7 +86,8 @@ def test_restarts_change_nothing(disturbed, undisturbed):
 
 
 def test_a_process_that_stops_is_noticed_and_replaced(tmp_path, corpora, undisturbed):
-    """It gets SIGSTOP, as one whose host is frozen: the other one waits for a step, writes its stacks, and ends.
+    """It is suspended every now and then, and named as slow; then it gets SIGSTOP, as one whose host is frozen: the
+    other one waits for a step, writes its stacks, and ends.
 
     Both have agreed on a checkpoint by time before, from which they continue.
     """
@@ -102,11 +104,17 @@ def test_a_process_that_stops_is_noticed_and_replaced(tmp_path, corpora, undistu
     while not committed(tmp_path / "run"):
         job.wait_for(step)
         step += 1
+    for _ in range(3):
+        os.kill(job.child(1), signal.SIGSTOP)
+        time.sleep(0.5)
+        os.kill(job.child(1), signal.SIGCONT)
+        time.sleep(0.1)
     os.kill(job.child(1), signal.SIGSTOP)
     (code, _, err), (other_code, _, _) = job.end()
     assert (code, other_code) == (0, 0), err[-3000:]
     assert "continuing from step" in err
-    assert "warning: process 0 of 2 (" in err and "waiting for the step for 1" in err
+    assert "process 1 (" in err and ") is slow: it was busy or suspended for " in err
+    assert "warning: process 0 of 2 (" in err and "waiting for the step for " in err
     assert "process(es) 1 wrote no stacks: stopped, or cut off from the disk; the same command continues" in err
     assert "in train" in (tmp_path / "run" / "stacks" / "process0.txt").read_text()
     assert lines(tmp_path / "run") == undisturbed

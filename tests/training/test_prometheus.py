@@ -70,6 +70,7 @@ def test_the_page_has_every_value(serve):
         server.show("validation", {"mlm_loss": float("nan"), "mlm_loss/web text": 3.0})
         found = read(port)
     of_train, of_validation = (("split", "train"),), (("split", "validation"),)
+    assert found["bert_jax_host_share"] == {(): 0.25}
     assert found["bert_jax_loss"] == {of_train: 2.5}
     assert found["bert_jax_gradient_norm"] == {of_train: 1.0, (("part", "layer_00"), *of_train): 0.5}
     assert found["bert_jax_mlm_loss"][("part", "web text"), *of_validation] == 3.0
@@ -108,6 +109,7 @@ def test_a_port_that_cannot_be_had(serve, capfd, port, monkeypatch):
         monkeypatch.setattr(prometheus.jax, "process_index", lambda: int(port == 65535))
         with serve(port) as server:
             server.show("train", LINE)
+            server.host_share = 0.25
     (line,) = capfd.readouterr().err.splitlines()
     assert re.match(r"warning: process \d cannot serve metrics on port \d+ \(.+\): set another log.prometheus", line)
 

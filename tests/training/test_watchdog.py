@@ -11,7 +11,7 @@ import pytest
 from bert_jax.command import stacks
 from bert_jax.training.monitoring import watchdog
 from bert_jax.training.monitoring.watchdog import Stall, Watchdog, describe_late, stall_limit
-from bert_jax.training.run_directory.goodput import GoodputRecorder
+from bert_jax.training.run_directory.goodput import Activity, GoodputRecorder
 
 
 @pytest.mark.parametrize(("longest", "limit"), [(None, float("inf")), (0.01, 300.0), (15.0, 300.0), (20.0, 400.0)])
@@ -61,7 +61,8 @@ def watch(tmp_path, monkeypatch, exit_codes, events):
 
     def make(activity: str, longest: dict[str, float], stall_seconds: float | None) -> Watchdog:
         goodput = GoodputRecorder(tmp_path, time.perf_counter())
-        goodput.activity, goodput.longest, goodput.step = (activity, time.perf_counter()), longest, 7
+        goodput.activity = Activity(activity, time.perf_counter(), 0.0)
+        goodput.longest, goodput.step = longest, 7
         made = Watchdog(tmp_path, goodput, stall_seconds, lambda *event: events.append(event))
         monkeypatch.setattr(watchdog.os, "_exit", lambda code: exit_codes.append(code) or made._closed.wait())
         return made

@@ -31,11 +31,12 @@ OWN = {
     "step": "steps that this process has dispatched",
     "seconds": "time of this attempt by kind, as in goodput.jsonl",
     "device_memory_bytes": "memory of a device of this process",
+    "host_share": "share of the time before the last line in which this process did not wait for its devices",
     "rollbacks": "rollbacks of the run",
     "checkpoint_step": "step of the newest committed checkpoint",
     "checkpoint_timestamp_seconds": "when it was committed, in seconds since 1970",
 }
-"""Names without prefix that are not from metrics.jsonl, and what they mean. The first five are of every process."""
+"""Names without prefix that are not from metrics.jsonl, and what they mean. The first six are of every process."""
 SUFFIXES = ("run_info", "seconds_total", "seconds_created")
 """What OpenMetrics makes of them, beside the names themselves."""
 MEMORY_KINDS = {"bytes_in_use": "in_use", "peak_bytes_in_use": "peak", "bytes_limit": "limit"}
@@ -55,6 +56,7 @@ class PrometheusServer:
         """
         self._config, self._workdir, self._ledger = config, workdir, ledger
         self._attempt: tuple[GoodputRecorder, Checkpoints] | None = None
+        self.host_share: float | None = None  # of the last line
         self._lines: dict[str, dict[str, float]] = {}  # by split
         self._owners = dict.fromkeys((*OWN, *SUFFIXES), "")  # the metric that has an exported name; "": OWN
         self._left_out: set[str] = set()
@@ -128,6 +130,8 @@ class PrometheusServer:
         yield metric("step", ({}, goodput.step))
         times = [({"kind": kind}, value) for kind, value in goodput.totals().items()]
         yield metric("seconds", *times, kind="counter", suffix="_total")
+        if self.host_share is not None:
+            yield metric("host_share", ({}, self.host_share))
         if not is_first():
             return
         yield metric("rollbacks", ({}, len(self._ledger.entries_of("rollback"))))

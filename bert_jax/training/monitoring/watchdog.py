@@ -4,8 +4,9 @@ A step, a read of rows, an evaluation or a save is a stall if it takes longer th
 `FACTOR` times the longest of its kind before it in this attempt; the first of a kind, which may compile, has no bound.
 After twice that time the process ends with exit code 75. ``kill -USR1`` writes the same stacks at any time.
 
-A thread does all this, since the main thread waits in a call of a library. The disk of the work directory may be what
-hangs, so that nothing that touches it is waited for without a bound.
+Time in which the process as a whole did not run (SIGSTOP, a suspended host) does not count; the other processes wait
+for it and end. A thread does all this, since the main thread waits in a call of a library. The disk of the work
+directory may be what hangs, so that nothing that touches it is waited for without a bound.
 """
 
 import json
@@ -24,13 +25,16 @@ from bert_jax.storage import lock
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.monitoring.event_hook import OnEvent
-from bert_jax.training.run_directory.goodput import GoodputRecorder
+from bert_jax.training.run_directory.goodput import Activity, GoodputRecorder
 
 DIRECTORY = "stacks"
 """Folder of the work directory: ``process0.txt`` has the newest stacks of process 0, ``process0.json`` its stall."""
 FACTOR = 20.0
 WRITE_SECONDS = 5.0
 """Bound of a write, and time for the other processes to write before one reads what all have written."""
+TICK_SECONDS = 0.1
+SUSPENDED_SECONDS = 0.2
+"""A wait of TICK_SECONDS that ends this late shows that the process as a whole did not run."""
 ACTIVITIES = {
     "step": "waiting for the step",
     "data_wait": "reading the rows",
@@ -110,15 +114,25 @@ class Watchdog:
         self._thread.join()
         self._stacks.__exit__()
 
+    def _is_closed_after_tick(self) -> bool:
+        """Wait for a moment; if it takes much longer, the process was suspended."""
+        tick, before = min(TICK_SECONDS, self._interval), time.perf_counter()
+        closed = self._closed.wait(tick)
+        late = time.perf_counter() - before - tick
+        if late > SUSPENDED_SECONDS:
+            self._goodput.suspended += late
+        return closed
+
     def _watch(self) -> None:
-        known: tuple[str, float] | None = None  # the stall that is known
-        while not self._closed.wait(self._interval):
+        known: Activity | None = None  # the stall that is known
+        while not self._is_closed_after_tick():
             if self._stacks.were_asked_for():
                 self._write("stacks that SIGUSR1 asks for")
-            kind, start = activity = self._goodput.activity
+            kind, start, suspended_before = activity = self._goodput.activity
             if kind not in ACTIVITIES or self._stall_seconds is None:
                 continue
-            longest, seconds = self._goodput.longest.get(kind), time.perf_counter() - start
+            seconds = time.perf_counter() - start - (self._goodput.suspended - suspended_before)
+            longest = self._goodput.longest.get(kind)
             limit = stall_limit(self._stall_seconds, longest)
             text = f"{ACTIVITIES[kind]} for {seconds:.0f} s, and at most {longest or 0.0:.2g} s before"
             if seconds > limit and activity != known:

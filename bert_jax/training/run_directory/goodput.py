@@ -8,9 +8,10 @@ host's date can be wrong. Only the time between two attempts is a difference of 
 
 import contextlib
 import itertools
+import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from bert_jax.distributed.agreement import is_first
 from bert_jax.errors import OutageError, UserError
@@ -34,9 +35,32 @@ class _Required(TypedDict):
     seconds: _Seconds
 
 
+class SlowProcess(TypedDict):
+    """A process that the others waited for (training/monitoring/stragglers.py)."""
+
+    process: int
+    host: str
+    share: float
+    """of the time in which the process did not wait for its devices"""
+    others: float
+    """median of the other processes"""
+
+
 class _Line(_Required, total=False):
     environment: dict[str, str]
+    slow: list[SlowProcess]
     code: Code
+
+
+class Activity(NamedTuple):
+    """What a process does."""
+
+    kind: str
+    """One of `KINDS` or "step"."""
+    start: float
+    """`time.perf_counter()`."""
+    suspended_before: float
+    """`GoodputRecorder.suspended` at the start."""
 
 
 class GoodputRecorder:
@@ -48,15 +72,16 @@ class GoodputRecorder:
     Attributes:
       seconds: by kind, of what has ended.
       step: number of steps that were dispatched.
-      activity: what goes on, one of `KINDS` or "step", and the `time.perf_counter()` at its start. A step lasts from
-        one block that is measured to the next.
-      longest: seconds of the longest activity of each kind that has ended.
+      activity: what goes on. A step lasts from one block that is measured to the next.
+      longest: seconds of the longest activity of each kind that has ended, without those of `suspended`.
+      suspended: seconds in which the process as a whole did not run; the watchdog counts them.
     """
 
     seconds: dict[str, float]
     step: int
-    activity: tuple[str, float]
+    activity: Activity
     longest: dict[str, float]
+    suspended: float
 
     def __init__(self, workdir: StoredPath, start: float):
         """Start the clock; damaged lines are removed from the file.
@@ -73,7 +98,7 @@ class GoodputRecorder:
             self._file = JsonLines(workdir / FILE, durable=False)
         self.seconds = dict.fromkeys(KINDS, 0.0)
         self.step = 0
-        self.activity, self.longest = ("init", start), {}
+        self.activity, self.longest, self.suspended = Activity("init", start, 0.0), {}, 0.0
 
     @contextlib.contextmanager
     def measure(self, kind: str) -> Iterator[None]:
@@ -86,9 +111,10 @@ class GoodputRecorder:
 
     def _change_activity(self, kind: str) -> float:
         """One activity ends, and another begins; returns the time."""
-        now, (before, start) = time.perf_counter(), self.activity
-        self.longest[before] = max(self.longest.get(before, 0.0), now - start)
-        self.activity = kind, now
+        now, (before, start, suspended_before) = time.perf_counter(), self.activity
+        seconds = now - start - (self.suspended - suspended_before)
+        self.longest[before] = max(self.longest.get(before, 0.0), seconds)
+        self.activity = Activity(kind, now, self.suspended)
         return now
 
     def begin(self, step: int) -> None:
@@ -168,6 +194,20 @@ def starts_without_checkpoint(workdir: StoredPath, step: int) -> int:
         if entry.get("ended"):
             starts.pop(entry["start_time"], None)
     return len(list(itertools.takewhile(lambda begun: begun == step, reversed(starts.values()))))
+
+
+def describe_slow(workdir: StoredPath) -> list[str]:
+    """A sentence for each process that was slow, those with the most lines first."""
+    lines: dict[tuple[int, str], list[SlowProcess]] = {}
+    for entry in read_lines(workdir / FILE, _Line):
+        for one in entry.get("slow", []):
+            lines.setdefault((one["process"], one["host"]), []).append(one)
+    return [
+        f"Process {process} ({host}) was slow in {len(of)} line(s) of metrics: it was busy or suspended for "
+        f"{statistics.median(one['share'] for one in of):.0%} of the time, the others for "
+        f"{statistics.median(one['others'] for one in of):.0%} (medians)."
+        for (process, host), of in sorted(lines.items(), key=lambda item: -len(item[1]))
+    ]
 
 
 def environments(workdir: StoredPath) -> list[dict[str, str]]:
