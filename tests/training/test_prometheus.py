@@ -67,6 +67,7 @@ def test_the_page_has_every_value(serve):
     with serve(port) as server:
         server.show("train", {"loss": 9.0, "gone": 1.0})
         server.show("train", LINE)
+        server.host_share = 0.25
         server.show("validation", {"mlm_loss": float("nan"), "mlm_loss/web text": 3.0})
         found = read(port)
     of_train, of_validation = (("split", "train"),), (("split", "validation"),)
@@ -109,7 +110,6 @@ def test_a_port_that_cannot_be_had(serve, capfd, port, monkeypatch):
         monkeypatch.setattr(prometheus.jax, "process_index", lambda: int(port == 65535))
         with serve(port) as server:
             server.show("train", LINE)
-            server.host_share = 0.25
     (line,) = capfd.readouterr().err.splitlines()
     assert re.match(r"warning: process \d cannot serve metrics on port \d+ \(.+\): set another log.prometheus", line)
 
