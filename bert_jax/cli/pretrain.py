@@ -15,7 +15,7 @@ from bert_jax.errors import TRY_AGAIN, UserError
 
 if TYPE_CHECKING:
     from bert_jax.training import loop
-    from bert_jax.training.monitoring.event_hook import OnEvent
+    from bert_jax.training.monitoring.event_hook import EventHook, OnEvent
 
 NOT_COMPARED = ("config", "profile", "compilation_cache", "cluster", "words", "on_event")
 """Fields of the command that processes do not compare as they are."""
@@ -71,29 +71,30 @@ class Pretrain:
 
         from bert_jax.distributed import agreement, jax_setup, worker  # jax is loaded only if needed, not for --help
         from bert_jax.training.monitoring.event_hook import EventHook
-        from bert_jax.training.run_directory import workdir
 
         jax_setup.prepare_training(self.compilation_cache)
         worker.connect_worker(self.cluster)
         with EventHook(self.on_event, self.workdir) as hook:
             progress = self.train(mixture, window, hook.report)
             supervised.announce_exit()
-            step = progress.cursor.step
-            if progress.ended:
-                hook.report("end", step, END_MESSAGES[progress.ended], 0)
-            else:
-                line = f"stopped and saved at step {step} of {workdir.read_config(self.workdir).total_steps}"
-                hook.report("stop", step, line, TRY_AGAIN)
-            if agreement.is_first() and progress.ended:
-                if progress.skipped_steps:
-                    share = f"{progress.skipped_steps:,} of {step:,} steps"
-                    print(
-                        f"warning: {share} were skipped, because their loss or gradient was not finite", file=sys.stderr
-                    )
-                self.print_end(progress)
-            elif agreement.is_first():
-                print(f"{line}; the same command continues")
+            if agreement.is_first():
+                self._report_end(progress, hook)
         return 0 if progress.ended else TRY_AGAIN
+
+    def _report_end(self, progress: "loop.Progress", hook: "EventHook") -> None:
+        from bert_jax.training.run_directory import workdir
+
+        step = progress.cursor.step
+        if not progress.ended:
+            line = f"stopped and saved at step {step} of {workdir.read_config(self.workdir).total_steps}"
+            hook.report("stop", step, line, TRY_AGAIN)
+            print(f"{line}; the same command continues")
+            return
+        hook.report("end", step, END_MESSAGES[progress.ended], 0)
+        if progress.skipped_steps:
+            share = f"{progress.skipped_steps:,} of {step:,} steps"
+            print(f"warning: {share} were skipped, because their loss or gradient was not finite", file=sys.stderr)
+        self.print_end(progress)
 
     def print_end(self, progress: "loop.Progress") -> None:
         """Print what a finished run has done."""

@@ -27,7 +27,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training import loop, pretraining
 from bert_jax.training.implementation import choose_implementation
 from bert_jax.training.micro_batch import MicroBatchRequest
-from bert_jax.training.monitoring.event_hook import OnEvent
+from bert_jax.training.monitoring.event_hook import OnEvent, ignore_event
 from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import Pretraining, heads_of
 from bert_jax.training.programs import Programs
@@ -52,7 +52,7 @@ def distil_on_corpus(
     announce: Callable[[Config, str], None] = lambda config, line: None,
     make_programs: MakeDistillationPrograms = Programs,
     restart: bool = False,
-    on_event: OnEvent = lambda event, step, message: None,
+    on_event: OnEvent = ignore_event,
 ) -> loop.Progress:
     """Pretrain a student with a teacher in a work directory, or continue its run.
 

@@ -136,7 +136,7 @@ def goodput_blocks(runs: Sequence[RunFiles]) -> list[Bars | Note | Table]:
         shares = tuple(seconds[kind] / seconds["wall"] for kind in kinds)
         text = f"{seconds['goodput']:.1%} of {seconds['wall']:,.0f} s were spent on steps that are part of the result."
         lost = "Lost are steps that were repeated later; down is the time between attempts."
-        slow = [Note(text, warning=True) for text in goodput.describe_slow(runs[0].directory)]
+        slow = [Note(text, warning=True) for text in runs[0].slow_processes]
         return [Note(f"{text} {lost}"), Bars(tuple(kinds.values()), shares, whole=True), *slow]
     rows = [
         (title, *(f"{run.goodput[kind] / run.goodput['wall']:.1%}" for run in runs)) for kind, title in kinds.items()

@@ -73,6 +73,8 @@ class RunFiles:
     """of ledger.jsonl"""
     goodput: dict[str, float]
     """`goodput.summarize`; a wall time of 0 if nothing was recorded"""
+    slow_processes: list[str]
+    """`goodput.describe_slow`"""
     environments: list[dict[str, str]]
     """of each attempt, oldest first"""
     checkpoint: dict[str, Any] | None
@@ -186,6 +188,7 @@ def _read_run(directory: StoredPath, name: str) -> RunFiles:
         lines=lines,
         decisions=ledger.read_ledger(directory / workdir.LEDGER),
         goodput=goodput.summarize(directory),
+        slow_processes=goodput.describe_slow(directory),
         environments=goodput.environments(directory),
         checkpoint=None if newest is None else read_metadata(newest),
         locked=(directory / LOCK_FILE).exists(),

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from etils import epath
@@ -16,6 +16,7 @@ from bert_jax.storage.lock import DirectoryLock
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training import continuation, loop
 from bert_jax.training.kernel_check import check_kernels
+from bert_jax.training.monitoring.event_hook import OnEvent, ignore_event
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import workdir
 from bert_jax.training.run_directory.checkpoint import (
@@ -103,8 +104,10 @@ def run_job(
     *,
     initial: InitialParams | Fork | None = None,
     announce: Callable[[], None] = lambda: None,
+    profile: tuple[int, int] | None = None,
+    start: float | None = None,
     restart: bool = False,
-    **options: Any,
+    on_event: OnEvent = ignore_event,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 
@@ -113,10 +116,9 @@ def run_job(
       accumulations: of `micro_batch.choose_accumulations`, which must have been called.
       directory: work directory of the run.
       data: what it is trained on.
-      initial: initial parameters and moments, or a checkpoint of another run to continue; None: random initialisation.
       announce: called in the first process after all checks, before compilation.
       restart: begin again at step 0 if the run has lost its checkpoints.
-      options: `profile`, `start` and `on_event` of `loop.train`.
+      initial, profile, start, on_event: see `loop.train`.
 
     Raises:
       UserError: the work directory cannot be used, or another process trains in it; without `restart`, its checkpoints
@@ -128,7 +130,6 @@ def run_job(
     with DirectoryLock(directory) as lock:
 
         def acquire() -> None:
-            # Both raise before anything is written.
             if workdir.matching_config(directory, *identity) is not None and not restart:
                 check_no_lost_checkpoints(directory)
             lock.acquire()
@@ -148,8 +149,10 @@ def run_job(
             directory,
             {"tokenizer_fingerprint": data.tokenizer_fingerprint},
             initial=initial,
+            profile=profile,
+            start=start,
             check=lock.check,
-            **options,
+            on_event=on_event,
         )
         barrier("the end")  # the other processes wait for the files of the first one
     return progress

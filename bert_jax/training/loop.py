@@ -21,7 +21,7 @@ from bert_jax.storage.paths import StoredPath
 from bert_jax.training import recovery
 from bert_jax.training.divergence import DivergenceError
 from bert_jax.training.micro_batch import TrainSteps
-from bert_jax.training.monitoring.event_hook import OnEvent
+from bert_jax.training.monitoring.event_hook import OnEvent, ignore_event
 from bert_jax.training.monitoring.prometheus import PrometheusServer
 from bert_jax.training.monitoring.watchdog import Watchdog
 from bert_jax.training.programs import Programs, put_seed, put_step_inputs
@@ -92,7 +92,7 @@ def train(
     profile: tuple[int, int] | None = None,
     start: float | None = None,
     check: Callable[[], None] = lambda: None,
-    on_event: OnEvent = lambda event, step, message: None,
+    on_event: OnEvent = ignore_event,
 ) -> Progress:
     """Train to the end of the run, from its newest intact checkpoint if there is one.
 

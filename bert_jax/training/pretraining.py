@@ -37,7 +37,7 @@ from bert_jax.training.job import (
     run_job,
 )
 from bert_jax.training.micro_batch import MicroBatchRequest, choose_accumulations
-from bert_jax.training.monitoring.event_hook import OnEvent
+from bert_jax.training.monitoring.event_hook import OnEvent, ignore_event
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import metrics, workdir
@@ -106,7 +106,7 @@ def pretrain(
     load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None = None,
     make_programs: Callable[[Task, Mesh], Programs] = Programs,
     restart: bool = False,
-    on_event: OnEvent = lambda event, step, message: None,
+    on_event: OnEvent = ignore_event,
 ) -> loop.Progress:
     """Train in a work directory, or continue its run.
 

@@ -76,7 +76,7 @@ class Reporter:
     def before_step(self, step: int) -> None:
         """Called before step `step` is compiled and dispatched: starts and stops the trace of --profile."""
         if self.pending is not None and self._phase_of(step) != self._phase_of(self.pending[0] - 1):
-            self._report_pending(None)  # else this phase's last line would include the compilation of the next phase
+            self.report_pending()  # else this phase's last line would include the compilation of the next phase
         if self.profile and step == self.profile[0]:
             self.flush()  # in all processes, so that all detect divergence after the same step
             if is_first():
@@ -106,7 +106,7 @@ class Reporter:
         Raises:
           DivergenceError: the metrics of the step before are out of bounds.
         """
-        self._report_pending((step, slots, metrics))
+        self._replace_pending((step, slots, metrics))
 
     @property
     def counts(self) -> tuple[int, int, int]:
@@ -115,15 +115,15 @@ class Reporter:
 
     def report_pending(self) -> None:
         """Report the pending step; waits for the device."""
-        self._report_pending(None)
+        self._replace_pending(None)
 
     def flush(self) -> None:
         """Report the pending step; waits for the device and until all lines are written."""
-        self._report_pending(None)
+        self.report_pending()
         if self.writer is not None:
             self.writer.flush()
 
-    def _report_pending(self, following: tuple[int, int, dict[str, jax.Array]] | None) -> None:
+    def _replace_pending(self, following: tuple[int, int, dict[str, jax.Array]] | None) -> None:
         pending, self.pending = self.pending, following
         if pending is not None:
             self._report(*pending)

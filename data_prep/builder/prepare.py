@@ -17,12 +17,12 @@ from bert_jax.errors import UserError, short_repr
 from bert_jax.storage.files import make_directory_if_local
 from bert_jax.storage.listing import file_sizes
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep import languages
+from data_prep import languages, word_hashes
 from data_prep.build_options import BuildOptions
 from data_prep.builder import scratch
 from data_prep.builder.sentences import split_lines, split_paragraphs, split_sentences
 from data_prep.clean import CleaningCounts, clean
-from data_prep.duplicates import minhash, text_keys, word_hashes
+from data_prep.duplicates import minhash, text_keys
 from data_prep.duplicates.ngram_index import count_hits
 from data_prep.filters import personal_data
 from data_prep.filters.chain import DocumentFilter

@@ -10,7 +10,7 @@ import functools
 import numba
 import numpy as np
 
-from data_prep.duplicates.word_hashes import hash64, ngram_hashes
+from data_prep.word_hashes import hash64, ngram_hashes
 
 DEFAULT_SHINGLE_WORDS = 3
 """A copy with 5 % of its words changed keeps q = 0.95^3 of its shingles: J = q / (2 - q) = 0.75, far above passages

@@ -35,7 +35,7 @@ import numpy as np
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps, RowReader, RunSteps, num_groups
 from data_prep.duplicates.minhash import EMPTY
 from data_prep.duplicates.repeated_keys import find_repeats, group_of, slot_of
-from data_prep.duplicates.word_hashes import hash64
+from data_prep.word_hashes import hash64
 
 BAND_RECALL = 0.99
 """Probability that a pair with exactly the threshold similarity is compared"""

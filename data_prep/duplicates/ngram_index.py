@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numba
 import numpy as np
 
-from data_prep.duplicates.word_hashes import ngram_hashes, word_hashes
+from data_prep.word_hashes import ngram_hashes, word_hashes
 
 DEFAULT_NGRAM_WORDS = 13
 """As in Brown et al. 2020: long enough that it is rarely a common phrase"""

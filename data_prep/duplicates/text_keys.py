@@ -9,7 +9,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 
-from data_prep.duplicates.word_hashes import hash64
+from data_prep.word_hashes import hash64
 
 _PRIME = np.uint64((1 << 61) - 1)
 # The two points at which the polynomials are evaluated: drawn once, in [2^60, 0.9 * 2^61).

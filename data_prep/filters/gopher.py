@@ -11,14 +11,13 @@ from typing import Annotated
 import numba
 import numpy as np
 
-from bert_jax.data.hash_random import hash64
 from bert_jax.field_validation import Count, Interval, check
 from data_prep.filters.rules import Threshold, Verdict, check_order, is_broken, repeated
+from data_prep.word_hashes import hash64, hash_ngrams
 
 _Length = Annotated[float, Interval("(0, 1e6]")]
 
 STOP_WORDS = frozenset(("the", "be", "to", "of", "and", "that", "have", "with"))
-_MULTIPLIER = np.uint64(0xD1342543DE82EF95)
 _ELLIPSES = ("...", "…")
 _BULLETS = ("•", "-", "*")
 
@@ -149,23 +148,6 @@ def _hash_all(numbers):
 
 
 @numba.njit(cache=True, nogil=True)
-def _ngrams(ids, size):
-    """Hashes of all n-grams, odd, because 0 marks a free slot: a rolling polynomial modulo 2^64, then `hash64`."""
-    hashes = np.empty(max(len(ids) - size + 1, 0), np.uint64)
-    leaving = np.uint64(1)
-    for _ in range(size):
-        leaving *= _MULTIPLIER
-    state = np.uint64(0)
-    for i in range(len(ids)):
-        state = state * _MULTIPLIER + ids[i]
-        if i >= size:
-            state -= leaving * ids[i - size]
-        if i >= size - 1:
-            hashes[i - size + 1] = hash64(state) | np.uint64(1)
-    return hashes
-
-
-@numba.njit(cache=True, nogil=True)
 def _slot(table, key):
     """Index of the key in a hash table of a power of 2 slots, or of the free slot for it."""
     mask = np.uint64(len(table) - 1)
@@ -186,7 +168,7 @@ def _free_table(entries):
 @numba.njit(cache=True, nogil=True)
 def _top(ids, lengths, size):
     """Characters of all occurrences of the most frequent n-gram, of several the first; 0 if it occurs once."""
-    keys = _ngrams(ids, size)
+    keys = hash_ngrams(ids, size) | np.uint64(1)  # odd, because 0 marks a free slot
     table = _free_table(len(keys))
     occurrences, first = np.zeros(len(table), np.int64), np.zeros(len(table), np.int64)
     for i in range(len(keys)):
@@ -203,8 +185,8 @@ def _top(ids, lengths, size):
 
 @numba.njit(cache=True, nogil=True)
 def _repeated_characters(ids, lengths, size):
-    """Characters of the n-grams that occurred before; after one of them, the next begins behind it."""
-    keys = _ngrams(ids, size)
+    """Characters of the n-grams that occurred before; the next one begins after it."""
+    keys = hash_ngrams(ids, size) | np.uint64(1)  # odd, because 0 marks a free slot
     table = _free_table(len(keys))
     characters = i = 0
     while i < len(keys):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from bert_jax.errors import printable
 from bert_jax.report import Excerpt, Note, Section
 from bert_jax.report.cells import make_table
 
@@ -19,7 +20,9 @@ def filter_sections(corpus: Mapping) -> list[Section]:
     filters = corpus["filters"]
     blocks = [_mixed_note(filters), *_rules(filters), *_groups(filters, corpus["sources"])]
     examples = tuple(
-        Excerpt(_visible(f"{rule}: {example['origin']}"), tuple(map(_visible, example["text"].split("\n"))), cut=False)
+        Excerpt(
+            printable(f"{rule}: {example['origin']}"), tuple(map(printable, example["text"].split("\n"))), cut=False
+        )
         for kind in ("rules", "line_rules")
         for rule, counted in filters[kind].items()
         for example in counted["examples"]
@@ -28,11 +31,6 @@ def filter_sections(corpus: Mapping) -> list[Section]:
         Section("Filters", tuple(block for block in blocks if block)),
         *([Section("Examples of what filters removed", examples)] if examples else []),
     ]
-
-
-def _visible(text: str) -> str:
-    """With U+FFFD for characters that control a terminal."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)
 
 
 def _mixed_note(filters: Mapping) -> Note:
@@ -55,7 +53,7 @@ def _rules(filters: Mapping) -> list:
     line_columns = {"rule for lines": "{rule}", "lines": "{lines:,}", "text": "{text_bytes:bytes}"}
     tables = []
     for kind, kind_columns in (("rules", columns), ("line_rules", line_columns)):
-        rows = [{"rule": _visible(rule), **counted} for rule, counted in filters[kind].items()]
+        rows = [{"rule": printable(rule), **counted} for rule, counted in filters[kind].items()]
         if rows:
             tables.append(make_table(rows, kind_columns))
     return tables or [Note("They removed nothing.")]
@@ -65,7 +63,7 @@ def _groups(filters: Mapping, sources: list[Mapping]) -> list:
     """Shares by rule, source and language, the largest numbers of documents first."""
     rows = [
         {
-            "rule": _visible(rule),
+            "rule": printable(rule),
             "source": sources[group["source"]]["spec"] if group["source"] < len(sources) else "",
             "language": group["language"],
             "documents": removed["documents"],

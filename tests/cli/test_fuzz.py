@@ -44,12 +44,14 @@ EXCLUDED = (
     "--plot",
     "--cluster.process",
     "--cluster.notices",
+    "--on-event",
     "--compilation-cache",
     "--help",
     "--help-all",
     "--topology",
 )
-"""Flags that write to other places, wait for other processes, ask other hosts, change this process, or compile."""
+"""Flags that write to other places, wait for other processes, send requests, run commands, change this process, or
+compile."""
 CONFIGS = st.sampled_from(["bert_tiny", "bert_base", "modern_base"])
 
 

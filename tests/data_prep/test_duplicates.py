@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from data_prep.duplicates import minhash
 from data_prep.duplicates import text_keys as keys_module
 from data_prep.duplicates.ngram_index import NgramIndex, count_hits
-from data_prep.duplicates.word_hashes import ngram_hashes, word_hashes
+from data_prep.word_hashes import ngram_hashes, word_hashes
 
 PRIME = 2**61 - 1
 

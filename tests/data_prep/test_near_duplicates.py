@@ -11,7 +11,7 @@ from data_prep.builder.engines import sorted_runs
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.duplicates import minhash, near_duplicates
 from data_prep.duplicates.repeated_keys import find_repeats
-from data_prep.duplicates.word_hashes import word_hashes
+from data_prep.word_hashes import word_hashes
 from tests.data_prep.grouped import (
     clusters,
     decide,

@@ -35,10 +35,10 @@ def saved(monkeypatch) -> list[int]:
 
 def test_after_some_minutes():
     """Steps of 2 s, then of 0.5 s: a checkpoint is at most one step late, and few steps ask for the time."""
-    now, asked = [0.0], []
+    now, readings = [0.0], []
 
     def clock() -> float:
-        asked.append(now[0])
+        readings.append(now[0])
         return now[0]
 
     schedule, due = SaveSchedule(CheckpointConfig(every=10**6, every_minutes=5), 0, None, clock), []
@@ -48,7 +48,7 @@ def test_after_some_minutes():
             due.append(now[0])
             schedule.mark_saved(step)
     assert [round(after - before) for before, after in zip([0, *due], due, strict=False)] == [300] * 5
-    assert len(asked) < 100
+    assert len(readings) < 100
 
 
 def test_another_checkpoint_begins_the_minutes_again():

@@ -51,7 +51,7 @@ class Store:
 
 @pytest.mark.parametrize("others_first", [False, True])
 def test_shares_of_the_line_before_whoever_is_first(monkeypatch, others_first):
-    """Process 0 writes its line before or after the others write theirs."""
+    """Process 0 writes its line before or after the others."""
     store, process = Store(), [0]
     monkeypatch.setattr(jax_internals, "key_value_store", lambda: store)
     fake = types.SimpleNamespace(process_count=lambda: 3, process_index=lambda: process[0])

@@ -31,6 +31,10 @@ OnEvent = Callable[[str, int | None, str], None]
 """Called with the event, the step that it belongs to (None: unknown) and one line about it."""
 
 
+def ignore_event(event: str, step: int | None, message: str) -> None:
+    """The `OnEvent` of a run without a command."""
+
+
 class EventHook:
     """A context manager: on exit, it reports an exception as ``error`` or ``stop`` and waits for the commands."""
 

@@ -2,9 +2,9 @@
 
 The devices of a run end a step together, so all processes have the same time per step. They differ in what they do in
 it: a slow process is busy with its rows, its files or other programs of its host, or is suspended, and the others wait
-for their devices meanwhile. With each line of metrics, every process leaves the share of the time in which it did not
-wait in jax's key-value store, and process 0 reads the shares of the line before: nobody waits for another one. A device
-that is slow while its host keeps pace looks the same to all hosts and is not found.
+for their devices meanwhile. With each line of metrics, every process writes into jax's key-value store for which share
+of the time it did not wait, and process 0 reads the shares of the line before. No process waits for another one. A
+device that is slow while its host keeps pace looks the same to all hosts and is not found.
 """
 
 import json
@@ -25,7 +25,7 @@ KEY = "bert_jax/host_shares"
 
 
 class HostShare(TypedDict):
-    """What a process leaves in the store with a line of metrics."""
+    """What a process writes into the store with a line of metrics."""
 
     process: int
     host: str
@@ -51,12 +51,12 @@ class HostShares:
     """The shares of all processes of an attempt."""
 
     def __init__(self) -> None:
-        self._last: list[HostShare] = []  # of the last line, in this process
+        self._lines: list[HostShare] = []  # of this process, the last two
         self._host = socket.gethostname()
         self._client = jax_internals.key_value_store() if jax.process_count() > 1 else None
 
     def exchange(self, step: int, share: float, seconds: float) -> list[SlowProcess]:
-        """Leave this process's share; returns, in process 0, who was slow before the line before.
+        """Write this process's share of a line; returns, in process 0, who was slow in the time of the line before.
 
         Args:
           step: of the line; all processes have the same lines.
@@ -64,15 +64,14 @@ class HostShares:
         """
         if self._client is None:
             return []
-        process, own = jax.process_index(), self._last
-        found = self._client.key_value_dir_get(KEY) if process == 0 else []
-        last = HostShare(process=process, host=self._host, step=step, share=round(share, 4), seconds=round(seconds, 3))
-        self._last = [last]
-        # Two lines, since others may read late or early by one.
-        self._client.key_value_set(f"{KEY}/{process}", json.dumps(own + self._last), allow_overwrite=True)
-        return find_slow(
-            [one for _, text in found for one in json.loads(text) if own and one["step"] == own[0]["step"]]
-        )
+        process, before = jax.process_index(), self._lines[-1:]
+        found = self._client.key_value_dir_get(KEY) if process == 0 and before else []
+        share, seconds = round(share, 4), round(seconds, 3)
+        own = HostShare(process=process, host=self._host, step=step, share=share, seconds=seconds)
+        self._lines = [*before, own]  # two, since the processes are up to one line apart
+        self._client.key_value_set(f"{KEY}/{process}", json.dumps(self._lines), allow_overwrite=True)
+        lines = [one for _, text in found for one in json.loads(text)]
+        return find_slow([one for one in lines if one["step"] == before[0]["step"]])
 
 
 def in_words(slow: SlowProcess) -> str:

@@ -3,7 +3,7 @@
 Each process copies the arrays of its devices to a buffer, while the step waits, and writes it to
 `checkpoint.local_directory` in the background. If no other host has these arrays, it also sends the copy to a process
 of the next host (distributed/peer_files.py), so that the copies of a lost host are still there. A step has a complete
-copy when all processes have written theirs; only then older ones are deleted.
+copy when every process has written its copy; only then older ones are deleted.
 
 ``LOCAL_DIRECTORY/RUN/process_I/STEP-LAYOUT`` is a file of process_state.py. LAYOUT is a hash of which parts of which
 arrays it has: processes that are on other hosts after a restart find their parts wherever they are, and on another mesh
@@ -150,7 +150,7 @@ class LocalCopies:
         self.wait()
         barrier("local copies are deleted")
         shutil.rmtree(self._own, ignore_errors=True)
-        with contextlib.suppress(OSError):  # other processes of this host have theirs
+        with contextlib.suppress(OSError):  # not empty: of other processes of this host
             self._run.rmdir()
 
     def __enter__(self) -> "LocalCopies":
@@ -206,7 +206,7 @@ class LocalCopies:
         return None
 
     def _fetch(self, needed: Sequence[str], held: Sequence[Sequence[str]], holders: dict[str, int]) -> None:
-        """Send the copies that other disks lack; returns when all have theirs.
+        """Send the copies that other disks lack; returns when every process has its copy.
 
         Args:
           needed: name of the copy of each process.

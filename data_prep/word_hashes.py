@@ -1,4 +1,4 @@
-"""Hashes of words and of word n-grams, 64 bits each, for near-duplicates and decontamination.
+"""Hashes of words and of word n-grams, 64 bits each, for near-duplicates, decontamination and repeated n-grams.
 
 Texts that differ only in case, punctuation, symbols, spacing and invisible characters have the same words. In a script
 without spaces between words (Thai, Khmer), every phrase is one "word"; every CJK character is a word, as in BERT's
@@ -50,7 +50,7 @@ def ngram_hashes(words: np.ndarray, size: int) -> np.ndarray:
       words: hashes, uint64 [num_words].
       size: words per n-gram, positive.
     """
-    return _hash_ngrams(words, size)
+    return hash_ngrams(words, size)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -111,8 +111,8 @@ def _hash_words(codes: np.ndarray, table: np.ndarray, hashes: np.ndarray) -> int
 
 
 @numba.njit(cache=True, nogil=True)
-def _hash_ngrams(words: np.ndarray, size: int) -> np.ndarray:
-    """Rolling polynomial modulo 2^64 over the word hashes; each value is then passed to `hash64`."""
+def hash_ngrams(words: np.ndarray, size: int) -> np.ndarray:
+    """`ngram_hashes` for compiled functions: a rolling polynomial modulo 2^64; each value then passes `hash64`."""
     hashes = np.empty(max(len(words) - size + 1, 0), np.uint64)
     leaving = np.uint64(1)
     for _ in range(size):
