@@ -5,9 +5,9 @@ import functools
 import re
 import unicodedata
 
-import numba
 import numpy as np
 
+from bert_jax.numba_cache import cached_njit
 from bert_jax.tokenizers.cleaning import INVISIBLE
 
 NORMALIZATIONS = ("nfc", "nfkc", "none")
@@ -135,7 +135,7 @@ def _table(form: str) -> np.ndarray:
     return table
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _scan(codes: np.ndarray, table: np.ndarray) -> int:
     """Which steps a text may require; may include steps that are not needed, never omits one that is."""
     run, uncommon = False, False
@@ -155,7 +155,7 @@ def _scan(codes: np.ndarray, table: np.ndarray) -> int:
     return steps
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _with_newlines(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Makes every line end U+000A; CR LF is one."""
     kept = np.empty_like(codes)
@@ -171,7 +171,7 @@ def _with_newlines(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     return kept[:size]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _stripped(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Without white space at both ends."""
     begin, end = 0, len(codes)
@@ -182,12 +182,12 @@ def _stripped(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     return codes[begin:end]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _is_space(code: int, table: np.ndarray) -> bool:
     return code in (_SPACE, _NEWLINE) or (code < _TABLE_SIZE and table[code] & _OTHER_SPACE != 0)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _without(codes: np.ndarray, table: np.ndarray, step: int) -> np.ndarray:
     """Removes the characters that require a step."""
     kept = np.empty_like(codes)
@@ -199,7 +199,7 @@ def _without(codes: np.ndarray, table: np.ndarray, step: int) -> np.ndarray:
     return kept[:size]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _squeeze(codes: np.ndarray, table: np.ndarray) -> np.ndarray:
     """Makes every space U+0020 and single, removes spaces at line ends, keeps at most two line ends in a row."""
     kept = np.empty_like(codes)

@@ -8,8 +8,9 @@ tokenizer. The hashes never change: they use neither a seed nor `hash()`.
 import functools
 import unicodedata
 
-import numba
 import numpy as np
+
+from bert_jax.numba_cache import cached_njit
 
 # As in google-research/bert tokenization.py, _is_chinese_char.
 _CJK = (
@@ -53,7 +54,7 @@ def ngram_hashes(words: np.ndarray, size: int) -> np.ndarray:
     return hash_ngrams(words, size)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def hash64(z: np.uint64) -> np.uint64:
     """A bijection whose every output bit depends on every input bit: SplitMix64's finaliser (Steele et al. 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -80,7 +81,7 @@ def _table() -> np.ndarray:
     return table
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _hash_words(codes: np.ndarray, table: np.ndarray, hashes: np.ndarray) -> int:
     """Writes the hash of each word; returns the number of words."""
     count = 0
@@ -110,7 +111,7 @@ def _hash_words(codes: np.ndarray, table: np.ndarray, hashes: np.ndarray) -> int
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def hash_ngrams(words: np.ndarray, size: int) -> np.ndarray:
     """`ngram_hashes` for compiled functions: a rolling polynomial modulo 2^64; each value then passes `hash64`."""
     hashes = np.empty(max(len(words) - size + 1, 0), np.uint64)

@@ -14,7 +14,6 @@ No record is read here.
 import hashlib
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from bert_jax.config import DataConfig
@@ -25,6 +24,7 @@ from bert_jax.data.packing import pack
 from bert_jax.data.shards import REMEDY
 from bert_jax.data.word_starts import WordStarts, word_start_offsets
 from bert_jax.errors import UserError
+from bert_jax.numba_cache import cached_njit
 
 STREAM_VERSION = 3
 """Raise it with every change of the rows that a seed gives: a run continues only with the version it started with."""
@@ -113,7 +113,7 @@ class EpochPlanner:
         return WindowPlan(examples, row_starts, members, order, records, truncated, forced_random)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def chunk_bounds(lengths, record_offsets, min_tokens):
     """First record of each chunk, and the end of the last, int64 [n + 1]."""
     bounds = np.zeros(len(record_offsets), np.int64)

@@ -7,12 +7,12 @@ Every document has a sentence and every sentence a token; `bert-data` writes no 
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from bert_jax.config import DataConfig
 from bert_jax.data.hash_random import HALF, bernoulli_threshold, draw_bernoulli, draw_uniform_int, hash64, hash_input
 from bert_jax.data.word_starts import WordStarts, cut_between_words
+from bert_jax.numba_cache import cached_njit
 
 EXAMPLE_DTYPE = np.dtype(
     [
@@ -113,12 +113,12 @@ def make_examples(
     return out[:count].copy(), int(truncated), int(forced_random)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _example_id(salt, sentence, skip):
     return np.int32(hash64(hash_input(hash_input(salt, np.uint64(sentence)), np.uint64(skip))) >> np.uint64(33))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
     """Writes the examples; returns (number of examples, truncated tokens, pairs of one sentence)."""
     state, ends = np.zeros(2, np.uint64), np.empty((room, 3), np.int64)
@@ -181,7 +181,7 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
     return count, truncated, forced_random
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _target_tokens(state, key, document, kind, room, short):
     """Target length of the pairs of a document, in tokens; the same in all chunks that contain parts of it."""
     state[0] = hash64(hash_input(hash_input(key, DOCUMENT), np.uint64(document)))
@@ -191,7 +191,7 @@ def _target_tokens(state, key, document, kind, room, short):
     return room
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _piece_tokens(kind, target, room):
     """Tokens of a piece of a sentence that is too long for a row: so few that a pair has two or more.
 
@@ -203,7 +203,7 @@ def _piece_tokens(kind, target, room):
     return min((room + 1) // 2, max(MIN_PIECE_TOKENS, min(MAX_PIECE_TOKENS, (target + 1) // 2)))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _take_sentences(lengths, words, sentence, skip, end, limits, ends):
     """Takes the sentences, or pieces of long ones, of a pair; returns their number.
 
@@ -232,7 +232,7 @@ def _take_sentences(lengths, words, sentence, skip, end, limits, ends):
     return taken
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _random_record(state, layout, document):
     """A record of another document, that of a random sentence of a random document: (its sentences [first, last), its
     number of tokens).
@@ -250,7 +250,7 @@ def _random_record(state, layout, document):
     return (first, last), tokens
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _random_segment(state, lengths, words, source, limits, a_length):
     """Sentences of a record from a random one on: (start, tokens of it that come before, stop, tokens), at least one
     sentence or a piece of a long one.
@@ -275,7 +275,7 @@ def _random_segment(state, lengths, words, source, limits, a_length):
     return start, skip, stop, length
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _truncate_pair(state, a_length, b_length, room):
     """Removes single tokens from the longer segment, at the front or back with equal probability, until both fit."""
     a_skip, b_skip = 0, 0
@@ -290,7 +290,7 @@ def _truncate_pair(state, a_length, b_length, room):
     return a_skip, a_length, b_skip, b_length
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out):
     """Writes the examples; returns their number."""
     count = 0
@@ -330,7 +330,7 @@ def _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _write_single(out, count, salt, start, stop, skip, offset, tokens, separators):
     row = out[count]
     row.a_start, row.a_stop, row.b_start, row.b_stop = start, stop, 0, 0

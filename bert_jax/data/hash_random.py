@@ -1,13 +1,11 @@
 """Counter-based random numbers, compiled: every number is a hash of a key and a counter.
 
 The state of a stream is two words: a key and the count of numbers drawn from it. A permutation needs a key and a size.
-
-After a change of this file, remove ``__pycache__/*.nbc`` in this directory: numba's cache does not detect changes of
-functions that it inlined into examples.py.
 """
 
-import numba
 import numpy as np
+
+from bert_jax.numba_cache import cached_njit
 
 HALF = np.uint64(2**52)
 """The threshold of `draw_bernoulli` for a probability of one half."""
@@ -27,13 +25,13 @@ def make_key(*words: int) -> np.uint64:
     return key
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def hash_input(key, word):
     """The argument of `hash64` for a key and a word."""
     return key * np.uint64(0x9E3779B97F4A7C15) + word + np.uint64(1)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def hash64(z):
     """Finaliser of SplitMix64 (Steele, Lea and Flood 2014)."""
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -41,7 +39,7 @@ def hash64(z):
     return z ^ (z >> np.uint64(31))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def draw_uniform_int(state, bound):
     """A uniform integer in [0, bound); increments the count in ``state[1]``."""
     state[1] += np.uint64(1)
@@ -49,14 +47,14 @@ def draw_uniform_int(state, bound):
     return np.int64((high * np.uint64(bound)) >> np.uint64(32))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def draw_bernoulli(state, limit):
     """True with probability limit / 2^53; increments the count."""
     state[1] += np.uint64(1)
     return (hash64(hash_input(state[0], state[1])) >> np.uint64(11)) < limit
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def permute_evenly(positions, size, key):
     """Images of `positions` under a keyed permutation of range(size), int64, that spreads neighbours.
 
@@ -83,7 +81,7 @@ def permute_evenly(positions, size, key):
     return out
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def permute(positions, size, key):
     """Images of `positions` under a keyed permutation of range(size), int64; each is computed independently.
 

@@ -4,10 +4,10 @@ Histogram packing (Krell et al. 2021, arXiv:2107.02027) uses lengths alone; so d
 individual examples and limits how many share a row.
 """
 
-import numba
 import numpy as np
 
 from bert_jax.data.hash_random import permute
+from bert_jax.numba_cache import cached_njit
 
 
 def pack(lengths: np.ndarray, seq_len: int, slots: int, key: np.uint64) -> tuple[np.ndarray, np.ndarray]:
@@ -31,7 +31,7 @@ def pack(lengths: np.ndarray, seq_len: int, slots: int, key: np.uint64) -> tuple
     return _pack(lengths, seq_len, slots, permute(np.arange(len(lengths)), len(lengths), key))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _pack(lengths, seq_len, slots, order):
     count = len(lengths)
     row_of = np.empty(count, np.int64)
@@ -70,7 +70,7 @@ def _pack(lengths, seq_len, slots, order):
     return first, members
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _number_rows_by_first_example(row_of, taken):
     """Renumbers the rows in `row_of` and `taken`, in place."""
     number = np.full(len(taken), -1)
@@ -85,7 +85,7 @@ def _number_rows_by_first_example(row_of, taken):
         row_of[example] = number[old]
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _longest_first(lengths, seq_len, order):
     """Counting sort, stable for examples of equal length."""
     place = np.zeros(seq_len + 2, np.int64)

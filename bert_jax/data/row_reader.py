@@ -4,7 +4,6 @@ import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from bert_jax.config import DataConfig
@@ -14,6 +13,7 @@ from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
 from bert_jax.data.record import Record
 from bert_jax.errors import UserError
+from bert_jax.numba_cache import cached_njit
 from bert_jax.storage.paths import is_remote
 
 WINDOWS_KEPT = 2
@@ -238,7 +238,7 @@ class CorpusRows:
         return (plan.window(epoch, index) for index in range(plan.windows))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _token_starts(lengths, offsets, records):
     """First token of each record in the window's buffer, and the end of the last, int64 [n + 1]."""
     starts = np.zeros(len(records) + 1, np.int64)
@@ -250,7 +250,7 @@ def _token_starts(lengths, offsets, records):
     return starts
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _row_members(row_starts, members, rows):
     """Examples of `rows`, row by row; the number of examples of each row; and the place of each example in its row."""
     counts = np.empty(len(rows), np.int64)
@@ -267,7 +267,7 @@ def _row_members(row_starts, members, rows):
     return out, counts, places
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _missing_records(examples, starts, loaded):
     """Records of the window that contain tokens of these examples and were not read yet, ascending."""
     needed = np.zeros(len(loaded), np.bool_)
@@ -281,7 +281,7 @@ def _missing_records(examples, starts, loaded):
     return np.flatnonzero(needed)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _write_rows(examples, slots, places, text, special_ids, out):
     """Writes [CLS] A [SEP] B [SEP], or [CLS] A [SEP], one example after the other in each row."""
     end = 0
@@ -318,7 +318,7 @@ def _write_rows(examples, slots, places, text, special_ids, out):
         end = at
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _copy_documents(ids, at, example, text, sep_id):
     """Copies A with a [SEP] before every document that begins inside it; returns the end position."""
     next_document = np.searchsorted(text.document_offsets, example.a_start, "right")

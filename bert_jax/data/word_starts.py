@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-import numba
 import numpy as np
+
+from bert_jax.numba_cache import cached_njit
 
 LONG_SENTENCE_TOKENS = 60
 """Longer sentences have bits: all that are longer than a row of 64 tokens. They take 0.05 bytes per token of books."""
@@ -36,12 +37,12 @@ def pack_word_starts(tokens: np.ndarray, sentence_lengths: np.ndarray, begins_wo
     return np.concatenate([np.packbits(one, bitorder="little") for one in starts])
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _bits_size(length):
     return (length + 7) // 8 if length > LONG_SENTENCE_TOKENS else 0
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def word_start_offsets(lengths, groups):
     """First byte of the bits of each group of sentences, int64 [n].
 
@@ -58,7 +59,7 @@ def word_start_offsets(lengths, groups):
     return offsets
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def cut_between_words(words, lengths, sentence, skip, size):
     """Tokens of a piece that begins at token `skip` of a sentence: `size`, or up to half of them less, so that a word
     begins after it. `size` if none does.

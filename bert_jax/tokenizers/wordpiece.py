@@ -7,11 +7,11 @@ Unicode, and on where added tokens are matched.
 
 from collections.abc import Iterable, Sequence
 
-import numba
 import numpy as np
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
+from bert_jax.numba_cache import cached_njit
 from bert_jax.tokenizers import cleaning
 
 # Effect of a character. An entry of the character table has the kind in bits 48 to 50.
@@ -218,12 +218,12 @@ _REST = np.uint64(0xA0761D6478BD642F)
 _UPPER, _LOWER = np.uint64(0xFFFFFFFF00000000), np.uint64(0x00000000FFFFFFFF)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _push(running, symbol):
     return running * _FACTOR + np.uint64(symbol)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _hash(running, starts_word):
     if not starts_word:
         running ^= _REST
@@ -231,7 +231,7 @@ def _hash(running, starts_word):
     return running ^ (running >> np.uint64(32))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _fill(slots, begins, symbols, starts):
     mask = np.uint64(len(slots) - 1)
     for piece in range(len(begins) - 1):
@@ -245,7 +245,7 @@ def _fill(slots, begins, symbols, starts):
         slots[slot] = (key & _UPPER) | np.uint64(piece + 1)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _find(pieces, running, word, start, stop):
     """The id of the piece word[start:stop], or -1."""
     slots, begins, symbols, ids, starts = pieces
@@ -266,7 +266,7 @@ def _find(pieces, running, word, start, stop):
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _cut(word, size, pieces, longest, unknown, hashes, ids, count):
     """Write the ids of a word, longest piece first (Devlin et al. 2019); returns the new number of ids."""
     first = count
@@ -290,7 +290,7 @@ def _cut(word, size, pieces, longest, unknown, hashes, ids, count):
     return count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _decode(text, i):
     """The code point of the UTF-8 at byte i, and the index of the next one."""
     byte = np.int64(text[i])
@@ -305,7 +305,7 @@ def _decode(text, i):
     return (byte & 7) << 18 | (text[i + 1] & 0x3F) << 12 | (text[i + 2] & 0x3F) << 6 | text[i + 3] & 0x3F, i + 4
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _unseen(text, table):
     """Code points of the text that have no entry yet."""
     missing = np.zeros(len(table), np.bool_)
@@ -316,7 +316,7 @@ def _unseen(text, table):
     return np.flatnonzero(missing)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _may_begin_token(text, i, code, letters, trie):
     """Whether an added token may begin with the character `code`, which ends before byte i; spaces do not count."""
     child, sibling, letter_of, ends = trie
@@ -336,7 +336,7 @@ def _may_begin_token(text, i, code, letters, trie):
         code, i = _decode(text, i)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _encode(text, table, pieces, limits, added, word, ids, lengths):
     """Fill `ids` and `lengths` (-1: encode by the library); returns the number of ids, or -1 at an unseen character."""
     longest, max_size, unknown = limits

@@ -7,9 +7,9 @@ agree, with standard deviation sqrt(J (1 - J) / permutations): 0.043 at J = 0.63
 
 import functools
 
-import numba
 import numpy as np
 
+from bert_jax.numba_cache import cached_njit
 from data_prep.word_hashes import hash64, ngram_hashes
 
 DEFAULT_SHINGLE_WORDS = 3
@@ -49,7 +49,7 @@ def _functions(count: int) -> tuple[np.ndarray, np.ndarray]:
     return draws[::2].copy(), draws[1::2].copy()
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _minima(shingles: np.ndarray, factors: np.ndarray, terms: np.ndarray) -> np.ndarray:
     smallest = np.full(len(factors), np.uint64(0xFFFFFFFFFFFFFFFF))
     # This loop order compiles to vector instructions.

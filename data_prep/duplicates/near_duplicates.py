@@ -29,9 +29,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator
 
-import numba
 import numpy as np
 
+from bert_jax.numba_cache import cached_njit
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps, RowReader, RunSteps, num_groups
 from data_prep.duplicates.minhash import EMPTY
 from data_prep.duplicates.repeated_keys import find_repeats, group_of, slot_of
@@ -146,7 +146,7 @@ class _SignatureKeys:
         return active & _has_words(signatures), _signature_keys(signatures)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _has_words(signatures):
     """A document with words has values below EMPTY, except for one in 2^32 of them."""
     result = np.zeros(len(signatures), np.bool_)
@@ -155,7 +155,7 @@ def _has_words(signatures):
     return result
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _signature_keys(signatures):
     keys = np.empty((len(signatures), 2), np.uint64)
     for i in range(len(signatures)):
@@ -190,7 +190,7 @@ class _SendBands:
             yield group, (hashes[of_group], documents[of_group], first)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _sort_bands(signatures, active, begin, end, rows, groups):
     """Returns (hashes of bands of active documents, their rows, where each group begins), by group and in order."""
     bands = end - begin
@@ -219,7 +219,7 @@ def _sort_bands(signatures, active, begin, end, rows, groups):
     return sorted_hashes, sorted_rows, bounds
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _band_hash(values, band, rows):
     """A polynomial in an odd constant, then mixed; the same values in two bands have different hashes."""
     state = np.uint64(band + 1)
@@ -266,7 +266,7 @@ class _PairUp:
             yield index, (pairs[order[bounds[index] : bounds[index + 1]]],)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _pair_up(hashes, rows, first, position, table, entries, later, earlier, count):
     """Pairs each entry from a position with the entries of its hash in the table, and inserts it if there are few.
 
@@ -294,7 +294,7 @@ def _pair_up(hashes, rows, first, position, table, entries, later, earlier, coun
     return position, entries, count
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _grow(table):
     larger = np.zeros((2 * len(table), 2), np.uint64)
     for i in range(len(table)):
@@ -372,7 +372,7 @@ class _Compare:
             yield 0, (later[order] + self.reader.starts[key], (pairs[order] >> _ROW_BITS).astype(np.int64))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _are_similar(signatures, rows, others, other_rows, min_agreements):
     result = np.zeros(len(rows), np.bool_)
     for k in range(len(rows)):
@@ -384,7 +384,7 @@ def _are_similar(signatures, rows, others, other_rows, min_agreements):
     return result
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _remove_later(later, earlier, removed):
     """Marks later documents as removed, except if the earlier ones are; pairs must be sorted by later document."""
     for k in range(len(later)):

@@ -3,9 +3,9 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
-import numba
 import numpy as np
 
+from bert_jax.numba_cache import cached_njit
 from data_prep.word_hashes import ngram_hashes, word_hashes
 
 DEFAULT_NGRAM_WORDS = 13
@@ -70,7 +70,7 @@ def count_hits(words: np.ndarray, ngram_words: int, slots: np.ndarray) -> int:
     return int(_hits(ngram_hashes(words, ngram_words), slots))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _table(ngrams: np.ndarray) -> np.ndarray:
     slots = np.zeros(2 * len(ngrams) + 1, np.uint64)
     for ngram in ngrams:
@@ -78,7 +78,7 @@ def _table(ngrams: np.ndarray) -> np.ndarray:
     return slots
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _hits(ngrams: np.ndarray, slots: np.ndarray) -> int:
     hits = 0
     for ngram in ngrams:
@@ -86,7 +86,7 @@ def _hits(ngrams: np.ndarray, slots: np.ndarray) -> int:
     return hits
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _find(ngram, slots):
     """The slot of the n-gram, or the free slot for it."""
     size = np.uint64(len(slots))
@@ -98,6 +98,6 @@ def _find(ngram, slots):
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _stored(ngram):
     return max(ngram, np.uint64(1))

@@ -6,9 +6,9 @@ Keys are grouped by a range of their hashes; a hash table has the distinct keys 
 import dataclasses
 from collections.abc import Iterable, Iterator
 
-import numba
 import numpy as np
 
+from bert_jax.numba_cache import cached_njit
 from data_prep.duplicates.grouped_steps import Chunk, GroupedSteps, RowReader, RunSteps, num_groups
 from data_prep.duplicates.text_keys import hash_text_key
 
@@ -57,7 +57,7 @@ def split_by_hash(
         yield group, (values[of_group], of_group, np.array([first_row]))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def hash_keys(keys):
     """64 mixed bits of each key, uint64 [n]."""
     hashes = np.empty(len(keys), np.uint64)
@@ -66,19 +66,19 @@ def hash_keys(keys):
     return hashes
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def group_of(hashed, groups):
     """The group of a hash: ranges of its upper half."""
     return np.int64(((hashed >> np.uint64(32)) * np.uint64(groups)) >> np.uint64(32))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def slot_of(hashed, size):
     """An evenly spread slot below `size` < 2^32, from the lower half of a hash, which `group_of` does not use."""
     return np.int64(((hashed & np.uint64(0xFFFFFFFF)) * np.uint64(size)) >> np.uint64(32))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def sort_by_group(hashes, active, groups):
     """Returns (active rows by group and in order, uint32; where each group begins, int64 [groups + 1])."""
     bounds = np.zeros(groups + 1, np.int64)
@@ -105,7 +105,7 @@ def _mark_repeats(key: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chun
             yield 0, (rows[repeats] + first,)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _insert(keys, table, entries):
     """Inserts new keys; returns (rows whose key was there before, number of keys)."""
     repeats = np.zeros(len(keys), np.bool_)
@@ -120,13 +120,13 @@ def _insert(keys, table, entries):
     return repeats, entries
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _stored(first, second):
     """(0, 0) is replaced by a key that no text has, because residues are below 2^61."""
     return ~first if first == 0 and second == 0 else first
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _find(first, second, table):
     """The slot of the key, or the free slot for it."""
     first = _stored(first, second)
@@ -137,7 +137,7 @@ def _find(first, second, table):
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _grow(table):
     larger = np.zeros((2 * len(table), 2), np.uint64)
     for i in range(len(table)):

@@ -9,6 +9,7 @@ import numba
 import numpy as np
 from llvmlite import ir
 
+from bert_jax.numba_cache import cached_njit
 from data_prep.word_hashes import hash64
 
 _PRIME = np.uint64((1 << 61) - 1)
@@ -49,19 +50,19 @@ def _high_product(context, a, b):
     return numba.uint64(numba.uint64, numba.uint64), generate
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _multiply(a, b):
     """Product of two residues modulo the prime: 2^61 = 1, so the upper bits are added to the lower ones."""
     high, low = _high_product(a, b), a * b
     return _reduce((low & _PRIME) + ((low >> np.uint64(61)) | (high << np.uint64(3))))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _reduce(value):
     return value - _PRIME if value >= _PRIME else value
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _key(data, bases, whitespace):
     # Bytes are kept without a branch, which is mispredicted at most ends of words.
     kept = np.empty(len(data), np.uint8)
@@ -76,7 +77,7 @@ def _key(data, bases, whitespace):
     return key
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _polynomial(data, base):
     """The polynomial of the bytes, from those of its quarters: each product waits for the one before it."""
     quarter = len(data) // 4
@@ -94,7 +95,7 @@ def _polynomial(data, base):
     return _reduce(value)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _append(value, byte, base):
     """A value with one more byte; the byte plus 1, because a leading zero would not change the polynomial.
 
@@ -103,7 +104,7 @@ def _append(value, byte, base):
     return _multiply(value, base) + np.uint64(byte) + np.uint64(1)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _power(base, exponent):
     power = np.uint64(1)
     while exponent:
@@ -114,7 +115,7 @@ def _power(base, exponent):
     return power
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def combine_keys(left, right):
     """`text_key` of a text from the keys of its two parts, uint64 [4]."""
     both = np.empty(4, np.uint64)
@@ -124,7 +125,7 @@ def combine_keys(left, right):
     return both
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _paragraph_keys(data, ends, bases, whitespace):
     keys = np.empty((len(ends), 2), np.uint64)
     start = 0
@@ -134,7 +135,7 @@ def _paragraph_keys(data, ends, bases, whitespace):
     return keys
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def unit_interval_hash(keys):
     """Hashes keys, uint64 [n, 2], to uniform numbers in [0, 1), float64 [n]: multiples of 2^-53."""
     places = np.empty(len(keys), np.float64)
@@ -143,7 +144,7 @@ def unit_interval_hash(keys):
     return places
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def hash_text_key(first, second):
     """64 well mixed bits of a key."""
     return hash64(first ^ hash64(second))

@@ -8,10 +8,10 @@ import dataclasses
 import itertools
 from typing import Annotated
 
-import numba
 import numpy as np
 
 from bert_jax.field_validation import Count, Interval, check
+from bert_jax.numba_cache import cached_njit
 from data_prep.filters.rules import Threshold, Verdict, check_order, is_broken, repeated
 from data_prep.word_hashes import hash64, hash_ngrams
 
@@ -139,7 +139,7 @@ def _number_words(words: list[str]) -> tuple[np.ndarray, np.ndarray]:
     return _hash_all(ids), np.fromiter(map(len, words), np.int64, len(words))
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _hash_all(numbers):
     hashes = np.empty_like(numbers)
     for i in range(len(numbers)):
@@ -147,7 +147,7 @@ def _hash_all(numbers):
     return hashes
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _slot(table, key):
     """Index of the key in a hash table of a power of 2 slots, or of the free slot for it."""
     mask = np.uint64(len(table) - 1)
@@ -157,7 +157,7 @@ def _slot(table, key):
     return slot
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _free_table(entries):
     slots = 4
     while slots < 2 * entries:
@@ -165,7 +165,7 @@ def _free_table(entries):
     return np.zeros(slots, np.uint64)
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _top(ids, lengths, size):
     """Characters of all occurrences of the most frequent n-gram, of several the first; 0 if it occurs once."""
     keys = hash_ngrams(ids, size) | np.uint64(1)  # odd, because 0 marks a free slot
@@ -183,7 +183,7 @@ def _top(ids, lengths, size):
     return most * (lengths[start : start + size].sum() + size - 1) if most > 1 else 0
 
 
-@numba.njit(cache=True, nogil=True)
+@cached_njit
 def _repeated_characters(ids, lengths, size):
     """Characters of the n-grams that occurred before; the next one begins after it."""
     keys = hash_ngrams(ids, size) | np.uint64(1)  # odd, because 0 marks a free slot

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypedDict
 
-import numba
 import numpy as np
 from etils import epath
 
@@ -20,6 +19,7 @@ from bert_jax.data.epoch_plan import EpochPlanner
 from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
+from bert_jax.numba_cache import cached_njit
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 ROW_LENGTHS = (128, 512)
@@ -240,7 +240,7 @@ def _damaged(corpus: Corpus) -> UserError:
     return UserError(f"{corpus.directory}: the arrays of {corpus.split} are damaged; `bert-data verify` names the file")
 
 
-@numba.njit(cache=True)
+@cached_njit
 def _block_lengths(sentence_counts, sentence_lengths, document_offsets):
     """Counts the sentences of a block by length; returns the tokens of each document."""
     documents = np.zeros(len(document_offsets) - 1, np.int64)
