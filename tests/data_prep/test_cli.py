@@ -345,7 +345,7 @@ def test_a_really_full_disk(workspace, capsys, kilobytes):
         subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
         expect_error(capsys, build_arguments("disk/d"), "Read-only file system; choose another path")
     finally:
-        subprocess.run(["umount", str(disk)], check=True)
+        subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 @pytest.mark.parametrize(
