@@ -1,6 +1,7 @@
 """What several commands of `bert-data` have: types of arguments, sources from flags, words about lost text."""
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
@@ -9,7 +10,7 @@ import tyro
 from bert_jax.errors import UserError
 from bert_jax.field_validation import Interval
 from data_prep import languages, sources
-from data_prep.sources import KINDS_HELP, encodings
+from data_prep.sources import KINDS_HELP, encodings, hub_folder
 from data_prep.sources.base import DamagedFileError
 
 Specs = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -38,14 +39,18 @@ def parse_sources(
     encoding: Sequence[str] = (),
     *,
     held_out: Sequence[str] = (),
+    own_validation: bool = False,
 ) -> list[sources.Source]:
     """The sources of SPECs, those of validation first: of two equal texts, the later one is removed, from training.
+
+    Prints notes on what is read of a folder of the Hugging Face Hub.
 
     Args:
       specs: of `--source`.
       workers: processes that read.
       language, encoding: one for all, or one for each of `specs` and then of `held_out`; none for the default.
       held_out: of `--validation-source`.
+      own_validation: hold out the validation splits of `hub:` sources.
 
     Raises:
       UserError: the number of languages or encodings is another one, or a value is unusable.
@@ -64,7 +69,12 @@ def parse_sources(
             )
         every = chosen * len(ordered) if len(chosen) == 1 else chosen
         columns.append((*every[len(specs) :], *every[: len(specs)]))
-    return [sources.parse(spec, workers, *chosen) for spec, *chosen in zip(ordered, *columns, strict=True)]
+    read = [sources.parse(spec, workers, *chosen) for spec, *chosen in zip(ordered, *columns, strict=True)]
+    if own_validation:
+        read = [*hub_folder.validation_splits(read), *read]
+    for note in hub_folder.notes(read):
+        print(f"note: {note}", file=sys.stderr)
+    return read
 
 
 def lost_bytes_clause(lost_bytes: int, readable_bytes: int) -> str:

@@ -139,7 +139,8 @@ class Build:
     validation_documents: Count | None = None
     """Number of documents held out, instead of a share. Default: none."""
     validation_source: Annotated[Specs, tyro.conf.arg(metavar="SPEC")] = ()
-    """Text that is held out, as for --source, instead of a part of each --source. Default: none."""
+    """Text that is held out, as for --source, instead of a part of each --source. Default: the validation splits of
+    hub: sources, if nothing else says what is held out."""
     max_shard_mb: Count = 64
     """Shard size."""
     workers: Workers = dataclasses.field(default_factory=os.cpu_count)
@@ -166,11 +167,20 @@ class Build:
 
         started = time.perf_counter()
         out = epath.Path(self.out)
-        options, name, engine = self._options(), self.name or self._default_name(out), self._engine()
+        own_validation = not self._says_what_is_held_out()
+        name, engine = self.name or self._default_name(out), self._engine()
         specs = (*self.validation_source, *self.source)
         if repeated := next((spec for spec in specs if specs.count(spec) > 1), None):
             raise UserError(f"{repeated} is given twice, as a --source or --validation-source: give it once")
-        read = parse_sources(self.source, self.workers, self.language, self.encoding, held_out=self.validation_source)
+        read = parse_sources(
+            self.source,
+            self.workers,
+            self.language,
+            self.encoding,
+            held_out=self.validation_source,
+            own_validation=own_validation,
+        )
+        options = self._options(validation_sources=len(read) - len(self.source))
         evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
@@ -222,20 +232,23 @@ class Build:
             raise UserError(f"--out {out}: no corpus name can be derived from it; give one with --name")
         return name
 
-    def _options(self) -> BuildOptions:
+    def _says_what_is_held_out(self) -> bool:
+        flags = {
+            "--validation-fraction": self.validation_fraction is not None,
+            "--validation-documents": self.validation_documents is not None,
+            "--validation-source": bool(self.validation_source),
+        }
+        given = [flag for flag, is_given in flags.items() if is_given]
+        if len(given) > 1:
+            raise UserError(f"{' and '.join(given)} all say what is held out: give one of them")
+        return bool(given)
+
+    def _options(self, validation_sources: int) -> BuildOptions:
         filters, words = self.filters, self.filters.decontamination_words
         if words and not filters.decontaminate:
             raise UserError(
                 "--decontamination-words has no effect by itself; add --decontaminate with evaluation texts"
             )
-        held_out = {
-            "--validation-fraction": self.validation_fraction is not None,
-            "--validation-documents": self.validation_documents is not None,
-            "--validation-source": bool(self.validation_source),
-        }
-        if sum(held_out.values()) > 1:
-            given = [flag for flag, is_given in held_out.items() if is_given]
-            raise UserError(f"{' and '.join(given)} all say what is held out: give one of them")
         fraction = BuildOptions.validation_fraction if self.validation_fraction is None else self.validation_fraction
         return BuildOptions(
             cleaning=CleaningOptions(
@@ -255,7 +268,7 @@ class Build:
             skip_damaged=self.skip_damaged,
             validation_fraction=fraction,
             validation_documents=self.validation_documents,
-            validation_sources=len(self.validation_source),
+            validation_sources=validation_sources,
             max_shard_bytes=self.max_shard_mb << 20,
         )
 

@@ -41,6 +41,7 @@ _KINDS = {
     "wikiextractor": ("wikiextractor.WikiExtractorSource", "wikiextractor:GLOB"),
     "mediawiki": ("mediawiki.MediaWikiSource", "mediawiki:GLOB"),
     "tfds": ("tensorflow_dataset.TfdsSource", "tfds:NAME[/CONFIG]:SPLIT@FIELD"),
+    "hub": ("hub_folder.HubSplit", "hub:FOLDER[:CONFIG[:SPLIT]]@FIELD (of the Hugging Face Hub)"),
     "python-docs": ("python_docs.PythonDocsSource", "python-docs (the documentation installed with Python)"),
     "reference": ("synthetic_language.SyntheticSource", "reference (the text of the reference curves)"),
 }
@@ -57,8 +58,8 @@ def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT, encodi
     """The source of a SPEC; docs/corpus.md describes the kinds.
 
     Args:
-      spec: `KIND:GLOB`, `KIND:GLOB@FIELD`, `tfds:NAME[/CONFIG]:SPLIT@FIELD`, `python-docs` or
-        `reference`.
+      spec: `KIND:GLOB`, `KIND:GLOB@FIELD`, `tfds:NAME[/CONFIG]:SPLIT@FIELD`, `hub:FOLDER[:CONFIG[:SPLIT]]@FIELD`,
+        `python-docs` or `reference`.
       workers: processes that `python-docs` may use.
       language: see `Source.language`.
       encoding: see `Source.encoding`.

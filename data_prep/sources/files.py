@@ -2,13 +2,14 @@
 
 import bz2
 import contextlib
+import functools
 import hashlib
 import os
 import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from etils import epath
 
@@ -24,16 +25,28 @@ _RAW_BYTES = 1 << 20
 _HEAD_BYTES = 8192
 """Bytes that are searched for a NUL byte, to detect binary files."""
 
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that Git LFS left in place of the content."""
+
 OnDamage = Callable[[DamagedFileError], None]
 """What to do about damage: raises it, or records it, and the text ends there."""
 
 
-def find_files(spec: str, pattern: str) -> dict[str, FileVersion]:
-    """The files of `listing.find_files`.
+class FileSet(Protocol):
+    """Files that no glob describes."""
+
+    def find(self) -> dict[str, FileVersion]:
+        """The files, sorted by path."""
+
+
+def find_files(spec: str, pattern: str | FileSet) -> dict[str, FileVersion]:
+    """The files of `listing.find_files`, or of a set.
 
     Raises:
       UserError: no file matches, or the store cannot be listed.
     """
+    if not isinstance(pattern, str):
+        return pattern.find()
     try:
         found = listing.find_files(pattern)
     except ValueError as error:
@@ -262,6 +275,8 @@ def _text_encoding(path: str, samples: list[bytes], encoding: str) -> str:
     """The encoding of a file, of which the first sample is the start; checks that it is text."""
     if samples[0].startswith(b"%PDF-"):
         raise DamagedFileError(f"{path}: is a PDF file; extract its text, or leave it out of the source")
+    if samples[0].startswith(POINTER):
+        raise DamagedFileError(f"{path}: is a pointer of Git LFS without the content; run `git lfs pull` in its folder")
     # UTF-16, UTF-32, archives and unknown compressions have NUL bytes. These two encodings need a byte order mark.
     if encoding not in (encodings.AUTO, "utf-16", "utf-32") and (
         b"\0" not in samples[0] or not encodings.keeps_ascii(encoding)
@@ -311,7 +326,9 @@ class _Gzip:
 
 def _zstd() -> tuple[Callable[[], Any], type[Exception]]:
     module = import_optional("compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd", "reading .zst")
-    return module.ZstdDecompressor, module.ZstdError
+    # The largest, of `zstd --long=31`; without it 27. A frame takes the memory of its own window.
+    window = {module.DecompressionParameter.window_log_max: module.DecompressionParameter.window_log_max.bounds()[1]}
+    return functools.partial(module.ZstdDecompressor, options=window), module.ZstdError
 
 
 # Constructor of the decompressor, and the exception that it raises.

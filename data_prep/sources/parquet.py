@@ -39,7 +39,7 @@ class ParquetSource(Source):
     column's values, and those of the language's column if there is one, serialised by Arrow.
     """
 
-    pattern: str
+    pattern: str | files.FileSet
     field: str
     has_fields = True
 

@@ -28,7 +28,7 @@ _BETWEEN_DOCUMENTS = re.compile(rb"\n((?:[ \t\r\f\v]*+\n)++)")
 class FileSource(Source):
     """Files that match a glob, read as bytes; the payload of a block is a tuple of chunks."""
 
-    pattern: str
+    pattern: str | files.FileSet
     has_encodings = True
     rule: ClassVar[BoundaryRule] = BoundaryRule()
     """where documents end"""
