@@ -15,7 +15,7 @@ from etils import epath
 from bert_jax.errors import UserError
 from bert_jax.storage import listing
 from bert_jax.storage.listing import FileVersion
-from bert_jax.storage.paths import is_remote, to_path
+from bert_jax.storage.paths import to_path
 from data_prep.sources import files, hub_layout
 from data_prep.sources.base import Source
 from data_prep.sources.jsonl import JsonLinesSource
@@ -93,7 +93,7 @@ class _Folder:
     @classmethod
     def read(cls, spec: str, folder: str) -> "_Folder":
         path = to_path(folder)
-        if not is_remote(path) and not path.is_dir():
+        if not path.is_dir():
             raise UserError(
                 f"source {spec}: there is no folder {folder}; `hf download REPOSITORY --repo-type dataset --local-dir"
                 f" {folder}` makes one"

@@ -54,19 +54,20 @@ def test_direct_runner(expected):
     assert files("beam") == expected
 
 
-def test_languages(tmp_path, monkeypatch):
+def test_languages_and_a_validation_split(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    texts = [
-        json.dumps({"text": text, "lang": "de" if i % 3 else "is"}) for i, text in enumerate(make_documents(0, 60))
-    ]
-    pathlib.Path("data.jsonl").write_text("\n".join(texts))
+    pathlib.Path("hub").mkdir()
+    for seed, split in enumerate(("train", "validation")):
+        documents = enumerate(make_documents(seed, 60))
+        lines = [json.dumps({"text": text, "lang": "de" if i % 3 else "is"}) for i, text in documents]
+        pathlib.Path(f"hub/{split}.jsonl").write_text("\n".join(lines))
     make_tokenizer().save("tokenizer.json")
-    command = ["build", "--source", "jsonl:data.jsonl@text", "--language", "@lang", "--tokenizer", "tokenizer.json"]
-    command += ["--validation-fraction", "0.2", "--name", "c"]
-    assert main([*command, "--out", "local", "--workers", "1"]) == 0
-    assert main([*command, "--out", "beam", "--engine", "beam", "--", "--direct_num_workers=1"]) == 0
+    command = ["build", "--source", "hub:hub@text", "--language", "@lang", "--tokenizer", "tokenizer.json"]
+    assert main([*command, "--name", "c", "--out", "local", "--workers", "1"]) == 0
+    assert main([*command, "--name", "c", "--out", "beam", "--engine", "beam", "--", "--direct_num_workers=1"]) == 0
     assert files("beam") == files("local")
-    assert [*json.loads(files("beam")["corpus.json"])["splits"]["train"]["languages"]] == ["de", "is"]
+    splits = json.loads(files("beam")["corpus.json"])["splits"]
+    assert [*splits["train"]["languages"]] == ["de", "is"] and splits["validation"]["documents"] == 60
 
 
 def check_order(engine):

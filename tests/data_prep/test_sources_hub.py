@@ -7,10 +7,12 @@ import pathlib
 import pytest
 
 from bert_jax.data.corpus import Corpus
+from bert_jax.errors import UserError
 from data_prep import sources
 from data_prep.cli.main import main
 from data_prep.sources import hub_layout
 from tests.building import files, make_documents, make_tokenizer, normal, texts
+from tests.stores import memory_store
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb\nsize 12345\n"
 CONFIGS = """---
@@ -54,8 +56,13 @@ LAYOUTS = [
         {"en": {"validation": 0}, "default": {"train": 1}},
         "default",
     ),
-    (["old/dev/train/a.jsonl", "trainers.jsonl"], None, {"default": {"train": 0}}, "default"),
-    (["a.jsonl", "trainers.jsonl"], "---\nlicense: mit\n---\n", {"default": {"train": [0, 1]}}, "default"),
+    (["old/dev/train/a.jsonl", "retrain.jsonl", "trainers.jsonl"], None, {"default": {"train": 0}}, "default"),
+    (
+        ["a.jsonl", "retrain.jsonl", "trainers.jsonl"],
+        "---\nlicense: mit\n---\n",
+        {"default": {"train": [0, 1, 2]}},
+        "default",
+    ),
     (
         NAMED,
         CONFIGS,
@@ -251,3 +258,13 @@ def test_a_folder_may_have_a_name_like_a_glob(workspace):
     write("[a]/train.jsonl", make_documents(1, 3))
     source = dataclasses.replace(sources.parse("hub:[a]@text"), block_bytes=1000)
     assert [part.paths for part in source.inputs()] == [("[a]/train.jsonl",)]
+
+
+def test_a_folder_in_a_store(workspace):
+    bucket = memory_store()
+    for name, content in (("README.md", b"---\nconfigs:\n- data_files: data/t*\n---\n"), ("data/train-1.json", b"{}")):
+        (bucket / "h" / name).write_bytes(content)
+    source = sources.parse(f"hub:{bucket}/h:default:train@text")
+    assert [part.paths for part in source.inputs()] == [(f"{bucket}/h/data/train-1.json",)]
+    with pytest.raises(UserError, match=r"there is no folder .*/absent"):
+        sources.parse(f"hub:{bucket}/absent@text")
