@@ -82,8 +82,8 @@ class EvaluationConfig:
 
 @dataclass(frozen=True)
 class RecoveryConfig:
-    """What happens when training diverges, or is started in vain. A step whose loss or gradient is not finite is always
-    skipped."""
+    """What happens when training diverges, a device corrupts its parameters, or a run is started in vain. A step whose
+    loss or gradient is not finite is always skipped."""
 
     max_skipped: Count = 5
     """This many skipped steps in a row count as divergence."""
@@ -104,6 +104,9 @@ class RecoveryConfig:
     max_starts: Count = 10
     """Number of starts in a row without a new checkpoint after which the run refuses to start again, so that a launcher
     does not repeat it for ever."""
+    replica_check_every: CountOrZero = 100
+    """Steps between comparisons of the copies of parameters and moments on devices that must have the same; they are
+    also compared before every save. After a difference, the run rolls back and names the device. 0: never."""
     stall_seconds: Positive | None = 300.0
     """A step, a read of rows, an evaluation or a save that takes longer than this, and than 20 times the longest of its
     kind before, writes the stacks of all threads to the folder stacks of the work directory; after twice that time the

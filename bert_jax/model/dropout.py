@@ -11,7 +11,7 @@ from jax import lax
 from bert_jax.array_types import Array, Float, Int, UInt32
 
 
-def _hash32(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
+def hash32(x: UInt32[Array, "..."]) -> UInt32[Array, "..."]:
     """A bijective hash of 32-bit words: the finaliser of MurmurHash3 (A. Appleby, public domain)."""
     # Operations of lax are traced in 0.4 of the time of those of jax.numpy, and a step has hundreds.
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
@@ -23,7 +23,7 @@ def hash_combine(key: UInt32[Array, "..."], *words: Array | int) -> UInt32[Array
     """A 32-bit key derived from a key and words, whose order matters."""
     for word in words:
         key *= jnp.uint32(0x9E3779B1)
-        key = _hash32(key + _hash32(jnp.asarray(word).astype(jnp.uint32) + jnp.uint32(0x7F4A7C15)))
+        key = hash32(key + hash32(jnp.asarray(word).astype(jnp.uint32) + jnp.uint32(0x7F4A7C15)))
     return key
 
 
@@ -107,7 +107,7 @@ def dropout_row_keys(dropout_key: DropoutKey) -> tuple[UInt32[Array, " B"], UInt
 
 def place_word(place: UInt32[Array, "..."], row_key: Array) -> UInt32[Array, "..."]:
     """The word of a place in a row that has this key."""
-    return _hash32(place + row_key)
+    return hash32(place + row_key)
 
 
 def dropout_bits(first: UInt32[Array, "..."], second: UInt32[Array, "..."]) -> UInt32[Array, "..."]:

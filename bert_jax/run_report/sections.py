@@ -120,9 +120,10 @@ def _decisions(run: RunFiles, several: bool) -> list[ReportBlock]:
 
 def _in_words(entry: dict[str, Any]) -> str:
     match entry:
-        case {"event": "rollback", "to": to, "skipped_rows": [first, last]}:
+        case {"event": "rollback", "to": to, "skipped_rows": rows}:
             reason = str(entry.get("reason", "training diverged"))
-            return f"Rollback to step {to:,}, and rows {first:,} to {last:,} were skipped: {reason}."
+            skipped = "no rows were skipped" if rows is None else "rows {:,} to {:,} were skipped".format(*rows)
+            return f"Rollback to step {to:,}, and {skipped}: {reason}."
         case {"event": "micro_batch", "accumulation": count}:
             devices = f"{entry.get('devices', '?')} x {entry.get('device', '?')}"
             text = f"Phase {entry.get('phase', '?')} on {devices}: {count} micro-batches per step"

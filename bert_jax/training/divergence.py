@@ -1,6 +1,6 @@
 """Divergence detection: the running average of the loss, counts of skipped steps, and the bounds on both."""
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
@@ -118,17 +118,31 @@ def update_divergence_state(
     return after, measures
 
 
-class DivergenceError(Exception):
-    """Training diverged: the state must not be used further."""
+class RollbackError(Exception):
+    """The state must not be used further: the run rolls back to a checkpoint."""
+
+    event: ClassVar[str]
+    """For `OnEvent`."""
+    what: ClassVar[str]
+    """What has happened, in a message."""
+    advice: ClassVar[str]
+    """What to do if it happens again and again."""
 
     def __init__(self, first: int, last: int, reason: str):
         super().__init__(reason)
         self.first, self.last, self.reason = first, last, reason
-        """Steps, counted from 1: the first bad step and the step at which the divergence was detected."""
+        """Steps, counted from 1: the first bad step and the step at which it was detected."""
+
+
+class DivergenceError(RollbackError):
+    """Training diverged."""
+
+    event, what = "divergence", "training diverged"
+    advice = "lower the learning rate or lengthen the warmup, in another --workdir"
 
 
 class DivergedError(UserError):
-    """Training diverged and does not recover."""
+    """Training diverged, or its state is corrupted, and does not recover."""
 
 
 def check_divergence(step: int, loss: float, measures: StepMeasures, recovery: RecoveryConfig) -> None:

@@ -19,12 +19,13 @@ from bert_jax.errors import UserError
 from bert_jax.objectives import masked_lm
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training import recovery
-from bert_jax.training.divergence import DivergenceError
+from bert_jax.training.divergence import RollbackError
 from bert_jax.training.micro_batch import TrainSteps
 from bert_jax.training.monitoring.event_hook import OnEvent, ignore_event
 from bert_jax.training.monitoring.prometheus import PrometheusServer
 from bert_jax.training.monitoring.watchdog import Watchdog
 from bert_jax.training.programs import Programs, put_seed, put_step_inputs
+from bert_jax.training.replicas import ReplicaCheck
 from bert_jax.training.reporter import Reporter
 from bert_jax.training.run_directory import goodput as goodput_lib
 from bert_jax.training.run_directory.checkpoint import Checkpoints, checkpoint_directory
@@ -77,7 +78,7 @@ class RunContext:
     check: Callable[[], None]
     """Called after every step; raises if the run must not continue."""
     on_event: OnEvent
-    """Called at a start, a divergence, a rollback and, from a thread, a stall; returns at once."""
+    """Called at a start, the cause of a rollback, a rollback and, from a thread, a stall; returns at once."""
     prometheus: PrometheusServer
     local_copies: LocalCopies | None
 
@@ -99,7 +100,8 @@ def train(
     On SIGTERM to any process of the run, a checkpoint is saved after the current step and this returns; the same call
     continues the run. On Ctrl-C a checkpoint is saved, too, and this raises KeyboardInterrupt; a second Ctrl-C ends the
     process. All processes call this; the first one writes all files that are not part of a checkpoint. After divergence
-    (training/divergence.py) the run rolls back and continues (training/recovery.py).
+    (training/divergence.py), or if replicas differ (training/replicas.py), the run rolls back and continues
+    (training/recovery.py).
 
     Args:
       programs: the task, the mesh, and what is compiled for them.
@@ -116,7 +118,8 @@ def train(
       the progress of the run when it stopped.
 
     Raises:
-      UserError: training diverges repeatedly, damaged checkpoints, a device out of memory, starts without a checkpoint.
+      UserError: training diverges or is corrupted repeatedly, damaged checkpoints, a device out of memory, starts
+        without a checkpoint.
       PeerError: another process is late.
       DeviceOrConnectionError: a device or a connection between processes failed.
     """
@@ -137,7 +140,7 @@ def train(
 
 
 def _train_with_rollbacks(run: RunContext, start: float) -> Progress:
-    """Train to the end of the run or to SIGTERM; after a divergence, from the checkpoint that it is rolled back to."""
+    """Train to the end of the run or to SIGTERM; after a RollbackError, from the checkpoint that it rolls back to."""
     config = run.programs.task.config
     is_first_attempt = True
     while True:
@@ -152,10 +155,10 @@ def _train_with_rollbacks(run: RunContext, start: float) -> Progress:
                 goodput.begin(_check_starts(run, saves))
             try:
                 return _attempt(run, saves, goodput)
-            except DivergenceError as divergence:
-                goodput.write_totals(divergence.last)
-                run.on_event("divergence", divergence.last, divergence.reason)
-                run.on_event("rollback", *recovery.record_rollback(divergence, config, saves, run.ledger))
+            except RollbackError as cause:
+                goodput.write_totals(cause.last)
+                run.on_event(cause.event, cause.last, cause.reason)
+                run.on_event("rollback", *recovery.record_rollback(cause, config, saves, run.ledger))
         start, is_first_attempt = time.perf_counter(), False
 
 
@@ -187,7 +190,7 @@ def _check_starts(run: RunContext, checkpoints: Checkpoints) -> int:
 
 
 def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
-    """Train from the newest checkpoint to the end, to SIGTERM, or to DivergenceError."""
+    """Train from the newest checkpoint to the end, to SIGTERM, or to RollbackError."""
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
     config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
     seed = put_seed(config.seed, mesh)
@@ -202,6 +205,8 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         so_far = cursor.step, progress.tokens_seen, progress.skipped_steps, progress.metric_lines
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile, run.prometheus))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
+        replicas = ReplicaCheck(programs)
+        stack.enter_context(replicas.explaining_divergence(lambda: state))
         saving, previous_step = SaveSchedule(config.checkpoint, cursor.step, checkpoints.best_score()), None
         goodput.ready(cursor.step)
         run.on_event("start", cursor.step, f"training begins at step {cursor.step} of {config.total_steps}")
@@ -212,6 +217,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                 if cursor.phase != phase:
                     phase = cursor.phase
                     state = programs.enter_phase(state, phase)
+                replicas.enter_phase(phase)
                 train_step, row_count, micro_batches = run.train_steps.of_batch(phase, size)
                 if train_step is not previous_step:  # its first collective gives a late process only 30 s (Gloo)
                     barrier("the first step of a program")
@@ -223,6 +229,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)
             before, cursor = cursor, following
+            replicas.add_step(cursor.step, state)
             goodput.step = cursor.step
             score = None
             if _evaluation_due(config, before, cursor) or _ended(config, schedule, cursor, {}):
@@ -233,6 +240,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
             stop = run.stop_requested()  # called once: SIGTERM between save and break must not skip the save
             if saving.is_due(cursor.step, score) or ended or stop:
                 report.flush()  # metrics up to a committed checkpoint must be on disk before it
+                replicas.check(cursor.step, state)
                 progress = Progress(cursor, phase, *report.counts, evaluation, ended)
                 with goodput.measure("checkpoint"):
                     _save(run, checkpoints, state, progress, score)
@@ -240,6 +248,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                 goodput.write_totals(cursor.step)
             elif run.local_copies is not None and run.local_copies.is_due(cursor.step):
                 report.report_pending()
+                replicas.check(cursor.step, state)
                 metadata = _metadata(run, Progress(cursor, phase, *report.counts, evaluation))
                 with goodput.measure("checkpoint"):
                     run.local_copies.save(cursor.step, state, metadata)

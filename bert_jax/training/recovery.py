@@ -1,28 +1,29 @@
-"""Recovery from divergence: the checkpoint that a run rolls back to, and the rows that it skips afterwards.
+"""Recovery from divergence and corruption: the checkpoint that a run rolls back to, and the rows that it skips then.
 
 A checkpoint counts as good after `recovery.stable_steps` more steps without divergence: a step can corrupt the state
 although its own loss is finite, and only later losses show it. So a run rolls back to the newest checkpoint that is at
 least `stable_steps` older than the first bad step, and skips the rows from `stable_steps` before the first bad step to
-the last bad step. The decision is written to the ledger before anything is deleted; if the run dies in between, it
-applies the decision when it is continued.
+the last bad step. If replicas differ (replicas.py), it is the newest checkpoint, because they are compared before every
+save, and no rows are skipped. The decision is written to the ledger before anything is deleted; if the run dies in
+between, it applies the decision when it is continued.
 """
 
+import math
 import sys
 from typing import Any
 
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor, rows_before_step
 from bert_jax.distributed.agreement import compute_and_broadcast, is_first
-from bert_jax.training.divergence import IN_A_ROW, DivergedError, DivergenceError
+from bert_jax.training.divergence import IN_A_ROW, DivergedError, RollbackError
+from bert_jax.training.replicas import ReplicaError
 from bert_jax.training.run_directory.checkpoint import Checkpoints
 from bert_jax.training.run_directory.ledger import Ledger
 
 EVENT = "rollback"
 
 
-def record_rollback(
-    divergence: DivergenceError, config: Config, checkpoints: Checkpoints, ledger: Ledger
-) -> tuple[int, str]:
+def record_rollback(cause: RollbackError, config: Config, checkpoints: Checkpoints, ledger: Ledger) -> tuple[int, str]:
     """Write the decision for a rollback to the ledger; `apply_rollback` carries it out.
 
     Returns:
@@ -32,40 +33,46 @@ def record_rollback(
       DivergedError: the run has had recovery.max_rollbacks rollbacks within recovery.rollback_steps steps.
     """
     span = config.recovery.rollback_steps
-    done = sum(entry["step"] > divergence.first - span for entry in ledger.entries_of(EVENT))
+    done = sum(entry["step"] > cause.first - span for entry in ledger.entries_of(EVENT))
     if done >= config.recovery.max_rollbacks:
         raise DivergedError(
-            f"training diverged: {divergence.reason}. It was rolled back {done} time(s) within {span} steps "
-            "(recovery.max_rollbacks, recovery.rollback_steps): lower the learning rate or lengthen the warmup, in "
-            "another --workdir"
+            f"{cause.what}: {cause.reason}. The run was rolled back {done} time(s) within {span} steps "
+            f"(recovery.max_rollbacks, recovery.rollback_steps): {cause.advice}"
         )
-    good = trusted_until_step(divergence.first - 1, config, ledger)
+    good = math.inf if isinstance(cause, ReplicaError) else trusted_until_step(cause.first - 1, config, ledger)
     intact = (metadata for step in checkpoints.steps() if step <= good and (metadata := checkpoints.metadata(step)))
     metadata = next(intact, None)
-    entry = ledger.make_decision(EVENT, lambda: _rollback_entry(divergence, config, metadata, ledger))
+    entry = ledger.make_decision(EVENT, lambda: _rollback_entry(cause, config, metadata, ledger))
     assert entry is not None
-    first, last = entry["skipped_rows"]
-    line = (
-        f"Rolling back to step {entry['to']} and skipping rows {first:,} to {last:,}; rollback {done + 1} of at most "
-        f"{config.recovery.max_rollbacks}"
-    )
+    rows = "no rows are skipped"
+    if entry["skipped_rows"] is not None:
+        rows = "rows {:,} to {:,} are skipped".format(*entry["skipped_rows"])
+    limit = config.recovery.max_rollbacks
+    line = f"Rolling back to step {entry['to']}, {rows}; rollback {done + 1} of at most {limit}"
     if is_first():
-        print(f"warning: {divergence.reason}. {line}", file=sys.stderr)
+        print(f"warning: {cause.reason}. {line}", file=sys.stderr)
     return entry["to"], line
 
 
 def _rollback_entry(
-    divergence: DivergenceError, config: Config, metadata: dict[str, Any] | None, ledger: Ledger
+    cause: RollbackError, config: Config, metadata: dict[str, Any] | None, ledger: Ledger
 ) -> dict[str, Any]:
     """The decision to continue from the checkpoint with this metadata, or from the beginning."""
-    before = divergence.first - 1
     cursor = with_skipped_rows(Cursor() if metadata is None else Cursor.from_dict(metadata["cursor"]), ledger)
-    # An interval of rows is within one phase, that of the first bad step; bad rows after this phase are read again.
+    skipped = None if isinstance(cause, ReplicaError) else _rows_to_skip(cause, config, cursor)
+    return {"reason": cause.reason, "step": cause.last, "to": cursor.step, "skipped_rows": skipped}
+
+
+def _rows_to_skip(cause: RollbackError, config: Config, cursor: Cursor) -> list[int]:
+    """The interval of rows of the bad steps and of those before them, after a rollback to a cursor.
+
+    It is within one phase, that of the first bad step; bad rows after this phase are read again.
+    """
+    before = cause.first - 1
     phase, within = config.locate_step(before)
     begins = max(before - config.recovery.stable_steps, cursor.step, before - within)
-    ends = min(divergence.last, before - within + config.phases[phase].steps)
-    skipped = [rows_before_step(config, cursor, step) for step in (begins, ends)]
-    return {"reason": divergence.reason, "step": divergence.last, "to": cursor.step, "skipped_rows": skipped}
+    ends = min(cause.last, before - within + config.phases[phase].steps)
+    return [rows_before_step(config, cursor, step) for step in (begins, ends)]
 
 
 def undetected_steps(config: Config) -> int:
@@ -76,20 +83,20 @@ def undetected_steps(config: Config) -> int:
 def trusted_until_step(step: int, config: Config, ledger: Ledger) -> int:
     """Checkpoints up to this step are good if the run has done `step` steps without divergence.
 
-    The checkpoint of the last rollback stays good, and so does the initial state.
+    The checkpoint of the last rollback after divergence stays good, and so does the initial state.
     """
-    rollbacks = [entry["to"] for entry in ledger.entries_of(EVENT)]
+    rollbacks = [entry["to"] for entry in ledger.entries_of(EVENT) if entry["skipped_rows"]]
     return max([0, step - config.recovery.stable_steps, *rollbacks[-1:]])
 
 
 def apply_rollback(checkpoints: Checkpoints, ledger: Ledger) -> None:
-    """Delete the checkpoints that the last rollback has discarded.
+    """Delete the checkpoints that the last rollback has discarded: none, if it went back to the newest one.
 
     Whether a damaged checkpoint belongs to them is unknown; it is deleted, too, with a warning on stderr. All processes
     verify them, the first one deletes, and the others wait.
     """
     decisions = ledger.entries_of(EVENT)
-    if not decisions:
+    if not decisions or decisions[-1]["skipped_rows"] is None:
         return
     to, interval = decisions[-1]["to"], tuple(decisions[-1]["skipped_rows"])
     newer = {step: checkpoints.metadata(step) for step in checkpoints.steps() if step > to}
@@ -107,6 +114,6 @@ def apply_rollback(checkpoints: Checkpoints, ledger: Ledger) -> None:
 def with_skipped_rows(cursor: Cursor, ledger: Ledger) -> Cursor:
     """A checkpoint's cursor with the row intervals of all rollbacks that were decided after it was saved."""
     for entry in ledger.entries_of(EVENT):
-        if tuple(entry["skipped_rows"]) not in cursor.skipped:
+        if entry["skipped_rows"] and tuple(entry["skipped_rows"]) not in cursor.skipped:
             cursor = cursor.skipping_rows(*entry["skipped_rows"])
     return cursor

@@ -232,6 +232,27 @@ def fsdp_axis(sharding: NamedSharding) -> int | None:
     return next((i for i, axis in enumerate(sharding.spec) if axis == "fsdp"), None)
 
 
+def replica_axes(sharding: NamedSharding) -> tuple[str, ...]:
+    """The axes of several devices along which all have the same part of an array."""
+    split = jax.tree.leaves(tuple(sharding.spec))
+    return tuple(axis for axis in AXES if axis not in split and sharding.mesh.shape[axis] > 1)
+
+
+def compute_on_each_device(compute: Callable[[Any], jax.Array], shardings: Any) -> Callable[[Any], jax.Array]:
+    """A function of arrays that returns ``compute(parts)`` of each device's parts of them, [data, fsdp, tensor, ...].
+
+    Args:
+      compute: without collectives.
+      shardings: of the arrays, a tree.
+    """
+    specs, mesh = jax.tree.map(lambda x: x.spec, shardings), jax.tree.leaves(shardings)[0].mesh
+
+    def with_place(parts: Any) -> jax.Array:
+        return compute(parts)[None, None, None]
+
+    return jax.shard_map(with_place, mesh=mesh, in_specs=(specs,), out_specs=PartitionSpec(*AXES), check_vma=False)
+
+
 def put_rows(rows: dict[str, np.ndarray], mesh: Mesh, global_rows: int) -> dict[str, jax.Array]:
     """Global arrays from this process's rows; each device receives its part.
 

@@ -25,7 +25,7 @@ class _Decision(TypedDict):
 class _Rollback(_Decision):
     step: int
     to: int
-    skipped_rows: tuple[int, int]
+    skipped_rows: tuple[int, int] | None
 
 
 class _TimeEstimate(_Decision):
