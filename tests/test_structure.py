@@ -50,7 +50,7 @@ def mentions(attribute: str) -> set[str]:
             "jit",
             "bench/floor bench/train_step convert/formats/stablehlo convert/parity/jax_forward inference/loaded_model "
             "interventions/capture interventions/pruning_masks interventions/smaller_model training/kernel_check "
-            "training/programs",
+            "training/programs training/replicas",
         ),
         ("pmap", ""),
         ("pjit", ""),
