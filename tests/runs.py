@@ -14,7 +14,7 @@ from bert_jax import provenance
 from bert_jax.config import Config
 from bert_jax.objectives.losses import WeightedSum
 from bert_jax.objectives.masking import Vocabulary
-from bert_jax.training.param_paths import name_leaves
+from bert_jax.training.param_paths import map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import Pretraining
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory import checkpoint
@@ -174,3 +174,21 @@ def assert_same_run(workdir: Any, expected: Any, config: Config) -> None:
     assert metadata == wanted_metadata and metadata["cursor"]["step"] == config.total_steps
     assert_same_arrays(state, wanted)
     assert numbers(workdir) == numbers(expected) != []
+
+
+def flip_bit(state: Any, path: str, device: Any, bit: int, element: int = 0) -> Any:
+    """A tree of arrays with one bit of an array changed in the copy of one device of this process."""
+
+    def flipped(name: str, leaf: Any) -> Any:
+        if name != path:
+            return leaf
+        parts = []
+        for shard in leaf.addressable_shards:
+            part = np.array(jax.device_get(shard.data))
+            if shard.device == device:
+                words = part.reshape(-1).view(f"uint{8 * part.itemsize}")
+                words[element] ^= words.dtype.type(1 << bit)
+            parts.append(jax.device_put(part, shard.device, may_alias=False))
+        return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+
+    return map_with_paths(flipped, state)

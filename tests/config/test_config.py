@@ -161,7 +161,7 @@ OUT_OF_RANGE = [
     ("evaluation", "batch_size rows", 0, "in [1, "),
     ("evaluation", "every", -1, "in [0, "),
     ("recovery", "max_skipped stable_steps", 0, "in [1, "),
-    ("recovery", "max_rollbacks", -1, "in [0, "),
+    ("recovery", "max_rollbacks replica_check_every", -1, "in [0, "),
     ("recovery", "spike", 0.0, "or None"),
     ("target", "mlm_accuracy", 1.5, "or None"),
     ("target", "every_rows", 0, "or None"),
@@ -270,7 +270,7 @@ UNDECISIVE = """
     checkpoint.keep_best checkpoint.local_directory checkpoint.local_every
     log.every log.tensorboard log.layers log.wandb log.prometheus_port
     recovery.max_skipped recovery.max_skipped_share recovery.spike recovery.stable_steps recovery.max_rollbacks
-    recovery.rollback_steps recovery.max_starts recovery.stall_seconds
+    recovery.rollback_steps recovery.max_starts recovery.replica_check_every recovery.stall_seconds
     target.mlm_accuracy target.every_rows
     evaluation.every evaluation.rows evaluation.batch_size data.prefetch data.reader_processes data.verify
     data.cache_dir data.cache_limit_gb

@@ -271,6 +271,10 @@ LEDGER = [
         "Rollback to step 4, and rows 8 to 1,600 were skipped: loss 9.",
     ),
     (
+        {"event": "rollback", "reason": "device 2 differs", "step": 6, "to": 4, "skipped_rows": None},
+        "Rollback to step 4, and no rows were skipped: device 2 differs.",
+    ),
+    (
         {
             "event": "micro_batch",
             "phase": 0,
