@@ -192,8 +192,8 @@ def _check_starts(run: RunContext, checkpoints: Checkpoints) -> int:
 def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder) -> Progress:
     """Train from the newest checkpoint to the end, to SIGTERM, or to RollbackError."""
     task, mesh, programs = run.programs.task, run.programs.mesh, run.programs
-    config, schedule = task.config, WallClockSchedule(task.config, run.ledger)
-    seed = put_seed(config.seed, mesh)
+    config, seed = task.config, put_seed(task.config.seed, mesh)
+    schedule = WallClockSchedule(config, run.ledger)
     with Watchdog(run.workdir, goodput, config.recovery.stall_seconds, run.on_event), contextlib.ExitStack() as stack:
         state, progress = _restore_or_init(run, checkpoints)
         cursor, phase, evaluation = progress.cursor, progress.phase, progress.evaluation
@@ -205,8 +205,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         so_far = cursor.step, progress.tokens_seen, progress.skipped_steps, progress.metric_lines
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile, run.prometheus))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
-        replicas = ReplicaCheck(programs)
-        stack.enter_context(replicas.explaining_divergence(lambda: state))
+        replicas = stack.enter_context(ReplicaCheck(programs, lambda: state))
         saving, previous_step = SaveSchedule(config.checkpoint, cursor.step, checkpoints.best_score()), None
         goodput.ready(cursor.step)
         run.on_event("start", cursor.step, f"training begins at step {cursor.step} of {config.total_steps}")
@@ -223,18 +222,16 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
                     barrier("the first step of a program")
                     previous_step = train_step
             batch = put_rows(rows, mesh, row_count)
-            rate, mask_counts = schedule.learning_rate(cursor.step), masked_lm.mask_counts_at(config, cursor.step)
-            inputs = put_step_inputs(rate, micro_batches, seed, mesh, mask_counts)
+            rate = schedule.learning_rate(cursor.step)
+            inputs = put_step_inputs(rate, micro_batches, seed, mesh, masked_lm.mask_counts_at(config, cursor.step))
             with jax.transfer_guard("disallow"):
                 state, metrics = train_step(state, batch, inputs)
             report.add_step(following.step, size * config.phases[phase].seq_len, metrics)
-            before, cursor = cursor, following
+            before, cursor, goodput.step = cursor, following, following.step
             replicas.add_step(cursor.step, state)
-            goodput.step = cursor.step
-            score = None
-            if _evaluation_due(config, before, cursor) or _ended(config, schedule, cursor, {}):
-                evaluation = _evaluate(run, report, goodput, state, cursor.step, phase)
-                score = score_of(config.checkpoint, evaluation)
+            due = _evaluation_due(config, before, cursor) or _ended(config, schedule, cursor, {}) != ""
+            evaluation = _evaluate(run, report, goodput, state, cursor.step, phase) if due else evaluation
+            score = score_of(config.checkpoint, evaluation) if due else None
             ended = _ended(config, schedule, cursor, evaluation)
             run.check()
             stop = run.stop_requested()  # called once: SIGTERM between save and break must not skip the save
@@ -249,9 +246,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
             elif run.local_copies is not None and run.local_copies.is_due(cursor.step):
                 report.report_pending()
                 replicas.check(cursor.step, state)
-                metadata = _metadata(run, Progress(cursor, phase, *report.counts, evaluation))
-                with goodput.measure("checkpoint"):
-                    run.local_copies.save(cursor.step, state, metadata)
+                _save_locally(run, goodput, state, Progress(cursor, phase, *report.counts, evaluation))
             if ended or stop:
                 break
     return progress
@@ -320,6 +315,13 @@ def _save(
     config, step = run.programs.task.config, progress.cursor.step
     good = recovery.trusted_until_step(step - recovery.undetected_steps(config), config, run.ledger)
     checkpoints.save(step, state, _metadata(run, progress) | ({} if score is None else {SCORE: score}), good)
+
+
+def _save_locally(run: RunContext, goodput: GoodputRecorder, state: TrainState, progress: Progress) -> None:
+    assert run.local_copies is not None
+    metadata = _metadata(run, progress)
+    with goodput.measure("checkpoint"):
+        run.local_copies.save(progress.cursor.step, state, metadata)
 
 
 def _metadata(run: RunContext, progress: Progress) -> dict[str, Any]:

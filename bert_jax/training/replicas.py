@@ -11,8 +11,7 @@ that no other device has: with ``data`` 1, of those that are split over ``fsdp``
 """
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -139,11 +138,21 @@ def describe_corrupted(mesh: Mesh, places: Sequence[tuple[int, ...]], by_majorit
 
 
 class ReplicaCheck:
-    """The comparisons of an attempt. All processes make the same calls, and find the same."""
+    """The comparisons of an attempt. All processes make the same calls, and find the same.
 
-    def __init__(self, programs: Programs):
-        """Compiles nothing yet."""
-        self._programs, self._every = programs, programs.task.config.recovery.replica_check_every
+    A context manager: after a divergence it compares the newest state, and if a replica is corrupted, it raises
+    ReplicaError instead: the rows are not to blame.
+    """
+
+    def __init__(self, programs: Programs, newest_state: Callable[[], TrainState]):
+        """Compiles nothing yet.
+
+        Args:
+          programs: of the run.
+          newest_state: called after a divergence.
+        """
+        self._programs, self._newest_state = programs, newest_state
+        self._every = programs.task.config.recovery.replica_check_every
         self._comparison: Comparison | None = None
         self._pending: tuple[int, Array] | None = None
 
@@ -156,7 +165,7 @@ class ReplicaCheck:
     def add_step(self, step: int, state: TrainState) -> None:
         """Start a comparison if it is due, and read the one that was started after the step before.
 
-        It is called when the metrics of the step before have been read, and so waits for no device.
+        It is called when the metrics of the step before have been read, and so hardly waits for the devices.
 
         Args:
           step: number of steps done, that of the state included.
@@ -179,23 +188,6 @@ class ReplicaCheck:
             self._start(step, state)
         self._read()
 
-    @contextmanager
-    def explaining_divergence(self, state: Callable[[], TrainState]) -> Iterator[None]:
-        """After a divergence, compare the replicas: if one is corrupted, the rows are not to blame.
-
-        Args:
-          state: returns the newest state.
-
-        Raises:
-          ReplicaError: instead of DivergenceError, if the replicas differ.
-        """
-        try:
-            yield
-        except DivergenceError as error:
-            self._pending = None
-            self.check(error.last, state())
-            raise
-
     def _start(self, step: int, state: TrainState) -> None:
         if self._comparison is not None:
             leaves = jax.tree.leaves(state)
@@ -211,3 +203,11 @@ class ReplicaCheck:
             hosts = all_gather("hosts of replicas", socket.gethostname())
             found = describe_corrupted(self._programs.mesh, places, by_majority, hosts)
             raise ReplicaError(step, step, f"at step {step:,}, {found}")
+
+    def __enter__(self) -> "ReplicaCheck":
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, DivergenceError):
+            self._pending = None  # of a state before
+            self.check(error.last, self._newest_state())

@@ -15,7 +15,7 @@ STEPS = 90
 FLAGS = (
     "--model.vocab-size 96 --model.hidden-size 64 --model.num-layers 2 --model.num-heads 2 "
     "--model.intermediate-size 128 --model.max-positions 64 --model.hidden-dropout 0.1 --phases.0.seq-len 48 "
-    f"--phases.0.batch-size 16 --phases.0.accumulation 1 --phases.0.steps {STEPS} --phases.0.warmup-steps 2 "
+    f"--phases.0.batch-size 16 --phases.0.accumulation 1 --phases.0.warmup-steps 2 "
     "--phases.0.learning-rate 1e-3 --evaluation.rows 10 --evaluation.batch-size 6 --evaluation.every 30 "
     "--log.every 1 --log.no-tensorboard --data.prefetch 2"
 )
@@ -33,6 +33,7 @@ class Job:
         *,
         devices: int = 1,
         checkpoint_every: int = 10,
+        steps: int = STEPS,
         extra: dict | None = None,
         interpreters: dict | None = None,
     ):
@@ -43,13 +44,15 @@ class Job:
           processes: number of processes; one alone has no supervisor.
           devices: per process.
           checkpoint_every: steps between checkpoints.
+          steps: of the run.
           extra: additional flags by process.
           interpreters: Python interpreters by process; others use this one.
         """
         self.workdir = workdir
         self.ready_before = self.ready_count()
         words = ["pretrain", "bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
-        words += ["--checkpoint.every", str(checkpoint_every), "--cluster.timeout", "120"]
+        words += ["--phases.0.steps", str(steps), "--checkpoint.every", str(checkpoint_every)]
+        words += ["--cluster.timeout", "120"]
         self.supervisors = start(words, processes, devices, extra or {}, interpreters or {})
 
     def wait_for(self, step: int) -> None:
