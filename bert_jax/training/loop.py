@@ -214,8 +214,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
             report.before_step(cursor.step)
             with goodput.measure("compile"):
                 if cursor.phase != phase:
-                    phase = cursor.phase
-                    state = programs.enter_phase(state, phase)
+                    phase, state = cursor.phase, programs.enter_phase(state, cursor.phase)
                 replicas.enter_phase(phase)
                 train_step, row_count, micro_batches = run.train_steps.of_batch(phase, size)
                 if train_step is not previous_step:  # its first collective gives a late process only 30 s (Gloo)

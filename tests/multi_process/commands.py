@@ -15,7 +15,7 @@ STEPS = 90
 FLAGS = (
     "--model.vocab-size 96 --model.hidden-size 64 --model.num-layers 2 --model.num-heads 2 "
     "--model.intermediate-size 128 --model.max-positions 64 --model.hidden-dropout 0.1 --phases.0.seq-len 48 "
-    f"--phases.0.batch-size 16 --phases.0.accumulation 1 --phases.0.warmup-steps 2 "
+    f"--phases.0.batch-size 16 --phases.0.accumulation 1 --phases.0.steps {STEPS} --phases.0.warmup-steps 2 "
     "--phases.0.learning-rate 1e-3 --evaluation.rows 10 --evaluation.batch-size 6 --evaluation.every 30 "
     "--log.every 1 --log.no-tensorboard --data.prefetch 2"
 )
@@ -50,9 +50,9 @@ class Job:
         """
         self.workdir = workdir
         self.ready_before = self.ready_count()
-        words = ["pretrain", "bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *FLAGS.split()]
-        words += ["--phases.0.steps", str(steps), "--checkpoint.every", str(checkpoint_every)]
-        words += ["--cluster.timeout", "120"]
+        flags = FLAGS.replace(f"--phases.0.steps {STEPS}", f"--phases.0.steps {steps}").split()
+        words = ["pretrain", "bert_tiny", "--corpus", str(corpus), "--workdir", str(workdir), *flags]
+        words += ["--checkpoint.every", str(checkpoint_every), "--cluster.timeout", "120"]
         self.supervisors = start(words, processes, devices, extra or {}, interpreters or {})
 
     def wait_for(self, step: int) -> None:
