@@ -113,6 +113,10 @@ bert_jax/training/recovery.py: training/test_recovery.py
     cursor.step, before - within) => cursor.step)
 bert_jax/training/recovery.py: training/test_recovery.py
     return max(config.recovery.max_skipped, IN_A_ROW) - 1 => return config.recovery.max_skipped - 1
+bert_jax/training/replicas.py: multi_device/test_replicas.py
+    if 2 * counts.max() > replicas: => if 2 * counts.max() >= replicas:
+bert_jax/training/replicas.py: multi_device/test_replicas.py
+    if not places & corrupted] => ]
 bert_jax/training/run_directory/goodput.py: training/test_goodput.py
     ordered = list(attempts.values()) => ordered = [attempts[time] for time in sorted(attempts)]
 bert_jax/training/run_directory/local_copies.py: training/test_local_copies.py
