@@ -10,7 +10,7 @@ import jinja2
 import tyro
 
 from bert_jax.errors import UserError, require
-from bert_jax.field_validation import Count, CountOrZero, Form
+from bert_jax.field_validation import Count, CountOrZero, Form, Interval
 
 PORT = 8476
 NEEDED = {"gpu": ("hosts", "gpus"), "tpu": ("accelerator", "topology")}
@@ -21,9 +21,13 @@ SYSTEM_DIRECTORIES = ((), ("dev",), ("proc",), ("sys",))
 """First parts of paths that hold no cache."""
 CHIPS_PER_HOST = 4
 """In slices of all these accelerators, if the topology has at least 4 chips."""
+RESERVED = ("BERT_JAX_HOST", "BERT_JAX_CACHE", "XDG_CACHE_HOME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
+RESERVED += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
+"""Environment variables that the JobSet or GKE sets."""
 Accelerator = Literal["tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice", "tpu7x"]
 Size = Annotated[str, Form("a size, as in 400Gi", r"[1-9]\d*[MGT]i?")]
-# With 40 characters, NAME-hosts-0-INDEX and the five characters that a Job adds stay below 63.
+# With 40 characters, NAME-hosts-SLICE-INDEX and the six that a Job adds are at most 63, for three digits of a slice and
+# six of an index.
 Name = Annotated[
     str,
     Form(
@@ -31,7 +35,21 @@ Name = Annotated[
         "[a-z](?:[-a-z0-9]{0,38}[a-z0-9])?",
     ),
 ]
+Slices = Annotated[int, Interval("[1, 1000]")]
 Claim = Annotated[str, Form("CLAIM:PATH, as in corpora:/data", "[^:]+:/.*[^/].*")]
+HostPath = Annotated[
+    str,
+    Form("NODE_PATH:PATH, as in /home/kubernetes/bin/gib:/usr/local/gib", "/[^:]*:/[^:]*[^:/][^:]*"),
+]
+Variable = Annotated[
+    str,
+    Form(
+        f"NAME=VALUE, as in NCCL_DEBUG=INFO, and not one of {', '.join(RESERVED)}",
+        rf"(?!(?:{'|'.join(RESERVED)})=)[A-Za-z_]\w*=(?s:.*)",
+    ),
+]
+Annotation = Annotated[str, Form("KEY=VALUE", r"[^=\s]+=(?s:.*)")]
+Script = Annotated[str, Form("an absolute path, as in /usr/local/gib/scripts/set_nccl_env.sh", "/.*[^/]")]
 Card = Annotated[
     str,
     Form(
@@ -68,11 +86,21 @@ class Kubernetes:
     accelerator: Accelerator | None = None
     """Accelerator of the slice (cloud.google.com/gke-tpu-accelerator)."""
     topology: str | None = None
-    """Topology of the slice, in chips: 4x4, or 2x2x4. It determines the number of hosts."""
+    """Topology of a slice, in chips: 4x4, or 2x2x4. It determines the number of hosts."""
     chips_per_host: Count | None = None
     """Chips per host of a slice. Default: 4; a slice of one host can have 8."""
+    slices: Slices = 1
+    """Number of slices, each in a node pool of its own, joined over the network of the data centre (Multislice)."""
     claim: Annotated[tuple[Claim, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="CLAIM:PATH")] = ()
     """Mount a PersistentVolumeClaim at PATH."""
+    host_path: Annotated[tuple[HostPath, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NODE_PATH:PATH")] = ()
+    """Mount a directory of the nodes at PATH, as for the network libraries of GKE."""
+    env: Annotated[tuple[Variable, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="NAME=VALUE")] = ()
+    """Environment variable of the pods, as in NCCL_DEBUG=INFO."""
+    env_script: Script | None = None
+    """Script in the pods that sets environment variables; bash sources it before `bert-jax` starts."""
+    annotation: Annotated[tuple[Annotation, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")] = ()
+    """Annotation of the pods, as in networking.gke.io/default-interface=eth0."""
     cache: str | None = None
     """Directory that keeps copies of corpora and compiled programs for the next start: in the mount of a claim, or else
     on the disk of each node, where it is created if it does not exist."""
@@ -102,6 +130,7 @@ class Kubernetes:
                 require(given == needed, f"--{field}: {self.platform} {'needs it' if needed else 'has no such flag'}")
         require(self.platform == "tpu" or self.chips_per_host is None, "--chips-per-host: gpu has no such flag")
         require(self.platform == "gpu" or not self.rdma, "--rdma: tpu has no such flag")
+        require(self.platform == "tpu" or self.slices == 1, "--slices: gpu has no such flag")
         require(
             self.cache is None
             or (is_mounted(self.cache, ["/"]) and PurePosixPath(self.cache).parts[1:2] not in SYSTEM_DIRECTORIES),
@@ -111,8 +140,7 @@ class Kubernetes:
     @property
     def claims(self) -> list[tuple[str, str]]:
         """The name of each claim, and where it is mounted."""
-        pairs = [text.split(":", 1) for text in self.claim]
-        return [(name, path.rstrip("/")) for name, path in pairs]
+        return mounts(self.claim)
 
     @property
     def node_cache(self) -> bool:
@@ -123,7 +151,7 @@ class Kubernetes:
         """Number of hosts of a TPU slice, and chips per host.
 
         Raises:
-          UserError: no such slice exists.
+          UserError: no such slice exists, or GKE does not join several of it.
         """
         dimensions = 3 if self.accelerator in THREE_DIMENSIONAL else 2
         require(
@@ -134,15 +162,30 @@ class Kubernetes:
         total = math.prod(map(int, self.topology.split("x")))
         chips = self.chips_per_host or min(CHIPS_PER_HOST, total)
         require(total % chips == 0, f"--topology {self.topology} has {total} chips: not a multiple of {chips} per host")
+        # https://docs.cloud.google.com/kubernetes-engine/docs/how-to/tpu-multislice
+        require(
+            self.slices == 1 or total > chips,
+            f"--slices {self.slices}: GKE joins slices of several hosts, and --topology {self.topology} is one host",
+        )
         return total // chips, chips
 
 
-def is_mounted(path: str, mounts: list[str]) -> bool:
+def mounts(texts: tuple[str, ...]) -> list[tuple[str, str]]:
+    """What is mounted, and where, from texts WHAT:PATH."""
+    return [(what, path.rstrip("/")) for what, _, path in (text.partition(":") for text in texts)]
+
+
+def pairs(texts: tuple[str, ...]) -> dict[str, str]:
+    """Names and values, from texts NAME=VALUE; of a name that is given twice, the last."""
+    return dict(text.split("=", 1) for text in texts)
+
+
+def is_mounted(path: str, directories: list[str]) -> bool:
     """Whether a path of a pod is in one of these directories."""
-    return ".." not in path and any(PurePosixPath(path).is_relative_to(mount) for mount in mounts)
+    return ".." not in path and any(PurePosixPath(path).is_relative_to(directory) for directory in directories)
 
 
-def check_pretrain_args(words: list[str], mounts: list[str]) -> None:
+def check_pretrain_args(words: list[str], directories: list[str]) -> None:
     """Check that a config, corpora and a work directory are given, and that all pods see them.
 
     Raises:
@@ -153,7 +196,7 @@ def check_pretrain_args(words: list[str], mounts: list[str]) -> None:
         "give the config to train after --, as in: -- bert_base --corpus /data/wiki --workdir /data/runs/first",
     )
     require(
-        not words[0].endswith(".py") or is_mounted(words[0], mounts),
+        not words[0].endswith(".py") or is_mounted(words[0], directories),
         f"config {words[0]}: the pods do not have it: give its path in the mount of a --claim, or add it to configs "
         "before the image is built, and give its name without .py",
     )
@@ -166,7 +209,7 @@ def check_pretrain_args(words: list[str], mounts: list[str]) -> None:
             continue
         path = value if equals else following
         require(
-            re.match(r"[a-z0-9]+://.", path) is not None or is_mounted(path, mounts),
+            re.match(r"[a-z0-9]+://.", path) is not None or is_mounted(path, directories),
             f"{flag} {path}: not all pods see it: mount a --claim that contains it, or use a bucket (gs://...)",
         )
         given.add(flag)
@@ -187,10 +230,10 @@ def manifest(args: Kubernetes, pretrain_args: list[str]) -> str:
     check_pretrain_args(pretrain_args, [path for _, path in args.claims])
     # Kubernetes replaces $(NAME) by the variable, and $$ by $.
     words = [word.replace("$", "$$") for word in pretrain_args]
-    labels, taints = dict(text.split("=", 1) for text in args.node_selector), list(args.toleration)
+    labels, taints = pairs(args.node_selector), list(args.toleration)
     if args.platform == "gpu":
         hosts, devices = args.hosts, {"nvidia.com/gpu": args.gpus}
-        devices |= {name: int(count) for name, _, count in (text.partition("=") for text in args.rdma)}
+        devices |= {name: int(count) for name, count in pairs(args.rdma).items()}
         taints.insert(0, "nvidia.com/gpu")
         if hosts > 1:
             words += ["--cluster.coordinator", f"{args.name}-hosts-0-0.{args.name}:{PORT}"]
@@ -213,7 +256,10 @@ def manifest(args: Kubernetes, pretrain_args: list[str]) -> str:
         labels=labels,
         taints=taints,
         hosts=hosts,
+        variables=pairs(args.env),
+        annotations=pairs(args.annotation),
+        host_paths=mounts(args.host_path),
         resources={"cpu": args.cpus, "memory": args.memory, **devices},
         node_cache=args.node_cache,
-        as_root=args.platform == "tpu" or bool(args.rdma) or args.node_cache,
+        as_root=args.platform == "tpu" or bool(args.rdma or args.host_path) or args.node_cache,
     )

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import jax
@@ -9,6 +10,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
+from jax._src.clusters import cloud_tpu_cluster
 
 from bert_jax.cli import main as cli
 from bert_jax.distributed import cluster_detection, jax_setup
@@ -60,10 +62,20 @@ def validate(jobset: dict) -> None:
 
 EXTRAS = ["--namespace", "research", "--claim", "more:/more", "--service-account", "reader", "--toleration", "spot"]
 RDMA = ["--host-network", "--rdma", "rdma/shared=1", "--cache", "/mnt/cache"]
+NETWORKS = ["--annotation", 'networking.gke.io/interfaces=[{"interfaceName":"eth2","network":"rdma-0"}]']
+NETWORKS += ["--host-path", "/home/kubernetes/bin/gib:/usr/local/gib/", "--env-script", "/usr/local/gib/set env.sh"]
+NETWORKS += ["--env", "NCCL_DEBUG=INFO", "--env", "EMPTY=", "--env", "NCCL_DEBUG=WARN=$(X)"]
 
 
 @pytest.mark.parametrize(
-    "words", [(*GPU, "--", *MOUNTED), (*GPU, *EXTRAS, *RDMA, "--", *BUCKET), (*TPU, "--", *BUCKET)]
+    "words",
+    [
+        (*GPU, "--", *MOUNTED),
+        (*GPU, *EXTRAS, *RDMA, "--", *BUCKET),
+        (*GPU, *NETWORKS, "--", *MOUNTED),
+        (*TPU, "--", *BUCKET),
+        (*TPU, *NETWORKS, "--slices", "3", "--", *BUCKET),
+    ],
 )
 def test_manifests_are_valid(make_jobset, words):
     validate(make_jobset(*words))
@@ -80,13 +92,25 @@ def test_the_schemas_reject(make_jobset):
         validate(jobset)
 
 
+def pod_environment(jobset: dict, index: int, slice_index: int = 0) -> dict[str, str]:
+    """The variables that the manifest gives a pod, with the label and the annotation that controllers add."""
+    metadata = {
+        "metadata.annotations['batch.kubernetes.io/job-completion-index']": str(index),
+        "metadata.labels['jobset.sigs.k8s.io/job-index']": str(slice_index),
+    }
+    variables: dict[str, str] = {}
+    for entry in pod_of(jobset)["containers"][0]["env"]:
+        source = entry.get("valueFrom")
+        variables[entry["name"]] = (
+            metadata[source["fieldRef"]["fieldPath"]] if source else expanded(entry["value"], variables)
+        )
+    return variables
+
+
 def container_command(jobset: dict, index: int) -> list[str]:
     """Arguments of a container's process, as Kubernetes makes them."""
-    container = pod_of(jobset)["containers"][0]
-    variable = container["env"][0]
-    path = variable["valueFrom"]["fieldRef"]["fieldPath"]
-    assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    return [expanded(word, {variable["name"]: str(index)}) for word in container["command"] + container["args"]]
+    container, variables = pod_of(jobset)["containers"][0], pod_environment(jobset, index)
+    return [expanded(word, variables) for word in container["command"] + container["args"]]
 
 
 def expanded(text: str, variables: dict[str, str]) -> str:
@@ -141,6 +165,80 @@ def test_tpu_slices(make_jobset, accelerator, topology, words, hosts, chips):
     assert pod["nodeSelector"] == {f"cloud.google.com/gke-tpu-{name}": value for name, value in labels.items()}
     exclusive = jobset["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"]
     assert exclusive == "cloud.google.com/gke-nodepool"
+
+
+@pytest.mark.parametrize(
+    "accelerator, topology, slices, hosts", [("tpu-v6e-slice", "4x4", 3, 4), ("tpu7x", "2x2x4", 2, 4)]
+)
+def test_the_pods_of_several_slices_are_one_cluster(make_jobset, monkeypatch, accelerator, topology, slices, hosts):
+    """A dry run: jax itself numbers the processes, from the variables of the manifest and those that GKE sets."""
+    shape = ("--accelerator", accelerator, "--topology", topology, "--slices", str(slices))
+    jobset = make_jobset("tpu", *COMMON, *shape, "--", *BUCKET)
+    name, replicated = jobset["metadata"]["name"], jobset["spec"]["replicatedJobs"][0]
+    assert (replicated["replicas"], replicated["template"]["spec"]["completions"]) == (slices, hosts)
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", lambda key: ("", 404))
+    looked_up: set[str] = set()
+    monkeypatch.setattr(cloud_tpu_cluster.socket, "gethostbyname", looked_up.add)
+    found = []
+    for slice_index in range(slices):
+        job = f"{name}-{replicated['name']}-{slice_index}"
+        names = ",".join(f"{job}-{index}.{jobset['spec']['network']['subdomain']}" for index in range(hosts))
+        for index in range(hosts):
+            gke = {"TPU_WORKER_ID": str(index), "TPU_WORKER_HOSTNAMES": names}
+            with monkeypatch.context() as pod:
+                for variable, value in (gke | pod_environment(jobset, index, slice_index)).items():
+                    pod.setenv(variable, value)
+                _, _, *words = container_command(jobset, index)
+                info = cluster_detection.detect(cli.parse("pretrain", words).cluster)
+            found.append((info.process_index, info.process_count, info.coordinator_host))
+    first = f"{name}-{replicated['name']}-0-0.{name}"
+    assert found == [(process, slices * hosts, first) for process in range(slices * hosts)] and looked_up == {first}
+
+
+def test_one_slice_is_the_default(capsys):
+    printed = []
+    for words in ((), ("--slices", "1")):
+        assert cli.main(["launch", "kubernetes", *TPU, *words, "--", *BUCKET]) == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and "MEGASCALE" not in printed[0] and "replicas: 1\n" in printed[0]
+
+
+def test_names_of_pods_fit(make_jobset):
+    """JobSet's webhook refuses a name whose longest pod's name has more than 63 characters."""
+    jobset = make_jobset(*without(TPU, "--name"), "--name", "a" * 40, "--slices", "1000", "--", *BUCKET)
+    replicated = jobset["spec"]["replicatedJobs"][0]
+    most = f"{jobset['metadata']['name']}-{replicated['name']}-{replicated['replicas'] - 1}-999999-abcde"
+    assert len(most) == 63
+
+
+def test_networks_of_the_nodes(make_jobset):
+    """Annotations, directories of the nodes and variables, as GKE's machines with RDMA need them."""
+    jobset = make_jobset(*GPU, *NETWORKS, "--", *MOUNTED)
+    annotations = job_of(jobset)["template"]["metadata"]["annotations"]
+    assert json.loads(annotations["networking.gke.io/interfaces"]) == [{"interfaceName": "eth2", "network": "rdma-0"}]
+    pod = pod_of(jobset)
+    assert pod["securityContext"]["runAsUser"] == 0 and "securityContext" not in pod["containers"][0]
+    name_of = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    volume = next(volume for volume in pod["volumes"] if volume["name"] == name_of["/usr/local/gib"])
+    assert volume["hostPath"] == {"path": "/home/kubernetes/bin/gib", "type": "Directory"}
+    variables = pod_environment(jobset, 1)
+    assert (variables["NCCL_DEBUG"], variables["EMPTY"]) == ("WARN=$(X)", "")
+
+
+def test_a_script_sets_variables(make_jobset, tmp_path):
+    """The container's command, with a `bert-jax` that prints them. The script sees none of the arguments."""
+    script, program = tmp_path / "set $(env).sh", tmp_path / "bert-jax"
+    program.write_text('#!/bin/sh\necho "$FOUND $*"\n')
+    program.chmod(0o755)
+    command = container_command(make_jobset(*GPU, "--env-script", str(script), "--", *MOUNTED), 2)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+    missing = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert missing.returncode == 2 and "No such file" in missing.stderr and missing.stdout == ""
+    script.write_text('export FOUND="yes $#"\n[[ $FOUND == no ]] # not an error\n')
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.split() == ["yes", "0", *command[command.index("pretrain") :]]
 
 
 def test_bugs_and_mistakes_fail_the_jobset_and_other_exits_restart_all_pods(make_jobset):
@@ -244,6 +342,19 @@ def test_dollar_signs_of_the_user_are_escaped(make_jobset, name):
         ((*without(TPU, "--accelerator"), "--accelerator", "v9", "--", *BUCKET), "one of tpu-v4-podslice, "),
         ((*without(TPU, "--topology"), "--topology", "2x2x4", "--", *BUCKET), "has 2 dimensions, as in 4x4"),
         ((*without(TPU, "--topology"), "--topology", "3x3", "--", *BUCKET), "9 chips: not a multiple of 4"),
+        ((*TPU, "--slices", "0", "--", *BUCKET), "slices is 0: it must be a whole number in [1, 1000]"),
+        ((*without(TPU, "--topology"), "--topology", "2x2", "--slices", "2", "--", *BUCKET), "2x2 is one host"),
+        ((*GPU, "--slices", "2", "--", *MOUNTED), "--slices: gpu has no such flag"),
+        (
+            (*GPU, "--env", "NCCL_DEBUG", "--", *MOUNTED),
+            "--env is 'NCCL_DEBUG': it must be a string that is NAME=VALUE",
+        ),
+        ((*GPU, "--env", "1A=b", "--", *MOUNTED), "that is NAME=VALUE"),
+        ((*TPU, "--env", "MEGASCALE_SLICE_ID=1", "--", *BUCKET), "=INFO, and not one of BERT_JAX_HOST, "),
+        ((*GPU, "--env", "XDG_CACHE_HOME=/x", "--", *MOUNTED), "XDG_CACHE_HOME=/x': it must be"),
+        ((*GPU, "--annotation", "key", "--", *MOUNTED), "that is KEY=VALUE"),
+        ((*GPU, "--host-path", "gib:/gib", "--", *MOUNTED), "that is NODE_PATH:PATH"),
+        ((*GPU, "--env-script", "env.sh", "--", *MOUNTED), "that is an absolute path"),
     ],
 )
 def test_mistakes_get_one_line(capsys, words, message):
