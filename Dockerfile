@@ -4,6 +4,10 @@ FROM python:3.12-slim
 ARG PLATFORM=cpu
 ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 
+# libibverbs and libmlx5, which NCCL loads for RDMA.
+RUN if [ "$PLATFORM" = cuda ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends ibverbs-providers && rm -rf /var/lib/apt/lists/*; \
+    fi
 WORKDIR /opt/bert_jax
 COPY LICENSE README.md setup.cfg setup.py ./
 COPY constraints constraints

@@ -20,10 +20,10 @@ from tests.pages import PAGES, ROOT, lines_of, run, run_page
 
 OTHER_FLAGS = """
 --all --array --batch --budget --build-arg --chip --compilation-cache --constraint --corpus --cpus-per-task --documents
---dry --filename --floor --follow --formats --gpus-per-node --help --help-all --layers --lr --model --nodes --ntasks
---ntasks-per-node --peer --phases.1.batch-size --plot --prefix --preset --presets --recursive --requeue --rounds
---figure --published --seeds --selector --seq-len --seq-lens --serve --signal --stages --steps --sweep --tag --time
---tokens --wrap --wrong --xla_gpu_deterministic_ops
+--dry --export --filename --floor --follow --formats --gpus-per-node --help --help-all --layers --lr --model --nodes
+--ntasks --ntasks-per-node --peer --phases.1.batch-size --plot --prefix --preset --presets --recursive --requeue
+--rounds --figure --published --seeds --selector --seq-len --seq-lens --serve --signal --stages --steps --sweep --tag
+--time --tokens --wrap --wrong --xla_gpu_deterministic_ops
 """
 """Of scripts and of other programs."""
 FOLDERS = ("bert_jax", "configs", "data_prep", "docs", "scripts", "tests")

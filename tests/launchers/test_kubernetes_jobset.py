@@ -168,7 +168,7 @@ def test_tpu_slices(make_jobset, accelerator, topology, words, hosts, chips):
 
 
 @pytest.mark.parametrize(
-    "accelerator, topology, slices, hosts", [("tpu-v6e-slice", "4x4", 3, 4), ("tpu7x", "2x2x4", 2, 4)]
+    "accelerator, topology, slices, hosts", [("tpu-v6e-slice", "2x4", 3, 2), ("tpu7x", "2x2x4", 2, 4)]
 )
 def test_the_pods_of_several_slices_are_one_cluster(make_jobset, monkeypatch, accelerator, topology, slices, hosts):
     """A dry run: jax itself numbers the processes, from the variables of the manifest and those that GKE sets."""

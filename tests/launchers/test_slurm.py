@@ -94,6 +94,7 @@ def test_a_preempted_job_ends_as_an_undisturbed_one(slurm, tmp_path):
 KILLED = """
 def config():
     import os
+    assert os.environ["NCCL_DEBUG"] == "INFO", "variables of the shell reach the tasks"
     from bert_jax.config import presets
     from bert_jax.training.reporter import Reporter
     Reporter.before_step = lambda self, step: os.kill(os.getpid(), 9)
@@ -109,7 +110,7 @@ def test_retries_end_if_none_makes_a_checkpoint(slurm, tmp_path):
     words = [str(tmp_path / "killed.py"), "--corpus", str(corpus), "--workdir", str(tmp_path / "run"), *FLAGS.split()]
     words += ["--checkpoint.every", "10"]
     submit = ["sbatch", "--parsable", "--ntasks", "2", "--cpus-per-task", "1", "--output", str(log), str(SCRIPT)]
-    job = call(slurm, *submit, *words, "--recovery.max-starts", "2")
+    job = call(slurm | {"NCCL_DEBUG": "INFO"}, *submit, *words, "--recovery.max-starts", "2")
     assert wait_until_ended(slurm, job, log) == "FAILED"
     text = log.read_text()
     assert text.count("starts again, from the newest checkpoint") == 2, "in each of two tasks"
