@@ -209,5 +209,4 @@ class ReplicaCheck:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if isinstance(error, DivergenceError):
-            self._pending = None  # of a state before
             self.check(error.last, self._newest_state())

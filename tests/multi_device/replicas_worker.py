@@ -146,10 +146,10 @@ class Runs:
         self.directory, self.make_programs = directory, share_programs()
         self.mesh = make_mesh(MeshConfig(data=4, fsdp=1), jax.devices()[:4])
 
-    def run(self, name: str, change=None, every: int = 3, **recovery) -> dict:
+    def run(self, name: str, change=None, every: int = 3, checkpoint=CONFIG.checkpoint, **recovery) -> dict:
         """Train; `change` has the state after each step and returns the one to go on with."""
         recovery = dataclasses.replace(CONFIG.recovery, replica_check_every=every, stable_steps=2, **recovery)
-        config = dataclasses.replace(CONFIG, mesh=MeshConfig(data=4), recovery=recovery)
+        config = dataclasses.replace(CONFIG, mesh=MeshConfig(data=4), recovery=recovery, checkpoint=checkpoint)
         task = SyntheticPretraining(config, Vocabulary(VOCAB, 4, (0, 1, 2, 3, 4)))
         programs = self.make_programs(None, change)(task, self.mesh)
         workdir, said, error = self.directory / name, io.StringIO(), ""
@@ -198,11 +198,13 @@ def at(step: int, bit: int, times: int = 1):
 def whole_runs() -> dict[str, dict]:
     with tempfile.TemporaryDirectory() as directory:
         runs = Runs(Path(directory))
+        copies = dataclasses.replace(CONFIG.checkpoint, local_directory=f"{directory}/copies", local_every=3)
         return {
             "undisturbed": runs.run("undisturbed"),
             "without": runs.run("without", at(5, 20), every=0),
             "flip": runs.run("flip", at(5, 20)),  # found by the comparison of step 6
             "before a save": runs.run("save", at(8, 20), every=1000),
+            "before a local copy": runs.run("copy", at(5, 20), every=1000, checkpoint=copies),
             "divergence": runs.run("divergence", at(5, 30), every=1000, max_skipped=1),
             "again and again": runs.run("again", at(5, 20, times=9), max_rollbacks=2),
         }

@@ -64,9 +64,11 @@ def test_replicas_of_a_run_stay_equal(found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "step"), [("flip", 6), ("before a save", 8), ("divergence", 6)])
+@pytest.mark.parametrize(
+    ("name", "step"), [("flip", 6), ("before a save", 8), ("before a local copy", 6), ("divergence", 6)]
+)
 def test_a_run_rolls_back_and_skips_no_rows(found, name, step):
-    """At a comparison, at the one before a save, and at a divergence, whose rows are not to blame."""
+    """At a comparison, at those before a save and a local copy, and at a divergence, whose rows are not to blame."""
     run, undisturbed = found["runs"][name], found["runs"]["undisturbed"]
     (entry,) = run["rollbacks"]
     assert (entry["step"], entry["to"], entry["skipped_rows"]) == (step, 4, None)

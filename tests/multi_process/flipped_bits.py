@@ -4,10 +4,11 @@ Usage: flipped_bits.py FIRST LAST ARGUMENT...: after each of the steps FIRST to 
 over rollbacks. The supervisor's child imports this file.
 """
 
+import os
 import sys
 import time
 
-PATH, BIT = "encoder/layers/up/kernel", 20
+PATH, BIT = "encoder/layers/up/kernel", int(os.environ.get("FLIP_BIT", "20"))
 
 
 def flip(first: int, last: int) -> None:

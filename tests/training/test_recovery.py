@@ -26,6 +26,7 @@ from bert_jax.training.divergence import (
     reset_for_phase,
     update_divergence_state,
 )
+from bert_jax.training.replicas import ReplicaError
 from bert_jax.training.run_directory import checkpoint
 from bert_jax.training.run_directory.ledger import Ledger
 from tests.runs import Killed, arrays, assert_same_run, final_state, numbers, spoil
@@ -419,3 +420,24 @@ def test_steps_without_detection(plain_config, max_skipped, steps):
     """Three losses must be high, so a checkpoint after two of them is not good for a rollback yet."""
     recovery_config = RecoveryConfig(max_skipped=max_skipped)
     assert recovery.undetected_steps(dataclasses.replace(plain_config, recovery=recovery_config)) == steps
+
+
+def test_a_rollback_of_corrupted_replicas_proves_no_checkpoint(config, tmp_path):
+    """It goes to the newest checkpoint, skips no rows, and counts; a later divergence may go back further."""
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.make_decision("rollback", lambda: {"step": 9, "to": 4, "skipped_rows": (40, 80)})
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(tmp_path), keep=9) as checkpoints:
+        for step in (4, 8, 12):
+            cursor = dataclasses.asdict(Cursor(step=step, rows=8 * step, skipped=((40, 80),)))
+            checkpoints.save(step, {"x": jnp.zeros(2)}, {"cursor": cursor})
+        error = ReplicaError(14, 14, "a device")
+        to, line = recovery.record_rollback(error, config, checkpoints, ledger)
+        assert to == 12 and "Rolling back to step 12, no rows are skipped; rollback 2 of at most 2" in line
+        recovery.apply_rollback(checkpoints, ledger)
+        assert checkpoints.steps() == [12, 8, 4]
+        assert ledger.entries[-1]["skipped_rows"] is None and Ledger(ledger.path).entries == ledger.entries
+        assert recovery.trusted_until_step(14, config, ledger) == 14 - config.recovery.stable_steps
+        assert recovery.trusted_until_step(6, config, ledger) == 4
+        assert recovery.with_skipped_rows(Cursor(), ledger).skipped == ((40, 80),)
+        with pytest.raises(DivergedError, match=r"replicas of the parameters differ: a device\. The run was rolled"):
+            recovery.record_rollback(error, config, checkpoints, ledger)
