@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Pretrain on a Cloud TPU slice, on demand or spot: create it, set it up, run, and recreate it after a preemption.
+# Pretrain on a Cloud TPU slice, or several, on demand or spot: create, set up, run, and recreate after a preemption.
 #
 #   bash tpu_pod.sh VERB --name NAME --zone ZONE [--type TYPE] [OPTION ...] [-- CONFIG --corpus gs://... ...]
 #
@@ -9,7 +9,7 @@
 #            constraints/tpu-py312.txt
 #   run      create and set up the slice if there is none, then run `bert-jax pretrain` on all hosts until it ends
 #   stop     make the run save and end; `run` continues it
-#   logs     follow the log of host 0
+#   logs     follow the log of host 0 (of slice 0)
 #   delete   delete the slice and its queued resource
 #
 # The arguments of `bert-jax pretrain` follow `--` (`run` only). --corpus and --workdir must be in buckets (gs://...): the
@@ -21,6 +21,8 @@
 #   --zone ZONE           as in europe-west4-a; required, since prices differ (gcloud's own setting is not used)
 #   --type TYPE           (create, run) v2-8 to v2-512, v3-8 to v3-2048, v4-8 to v4-8192, v5litepod-1 to -256, v5p-8 to
 #                         v5p-12288, v6e-1 to v6e-256. Numbers are cores; for v5litepod and v6e, chips
+#   --slices N            (all but delete) slices of this type, joined over the network of the data centre (Multislice;
+#                         default: 1). Their names are NAME-0, NAME-1, ...; v4 and later
 #   --spot                (create, run) cheaper, may be preempted at any time
 #   --runtime VERSION     (create, run) image of the hosts (default: by type)
 #   --project PROJECT     (default: gcloud's own setting)
@@ -68,10 +70,11 @@ parse() {
         create | setup | run | stop | logs | delete) shift ;;
         *) fail "give create, setup, run, stop, logs or delete first${verb:+, not $verb}: the top of $(quote "$0") lists all options" ;;
     esac
-    name='' zone='' type='' runtime='' project='' clone='' spot=false max_restarts=100 poll=30 dry=false pretrain_args=()
+    name='' zone='' type='' slices=1 runtime='' project='' clone='' spot=false
+    max_restarts=100 poll=30 dry=false pretrain_args=()
     while (($#)); do
         case $1 in
-            --name | --zone | --type | --runtime | --project | --clone | --max-restarts | --poll)
+            --name | --zone | --type | --slices | --runtime | --project | --clone | --max-restarts | --poll)
                 (($# > 1)) && [[ -n $2 && $2 != --* ]] || fail "$1 needs a value"
                 local option=${1#--}
                 printf -v "${option//-/_}" %s "$2"
@@ -92,6 +95,7 @@ check() {
     done
     [[ $name =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] ||
         fail "--name $name: use lower-case letters, digits and hyphens, a letter first, 40 at most"
+    [[ $slices =~ ^[1-9][0-9]{0,2}$ ]] || fail "--slices $slices: it must be a number from 1 to 999"
     [[ $max_restarts =~ ^[0-9]+$ ]] || fail "--max-restarts $max_restarts: it must be a number"
     [[ $poll =~ ^[0-9]+$ ]] || fail "--poll $poll: it must be a number of seconds"
     case $verb in create | run) check_type ;; esac
@@ -122,6 +126,7 @@ check_type() {
     else
         [[ " $sizes " == *" $size "* ]]
     fi || fail "--type $type: ${type%-*} comes in the sizes $sizes"
+    [[ $slices == 1 || $type != v[23]-* ]] || fail "--slices $slices: $type cannot be joined: take v4 or later"
     runtime=${runtime:-$image}
 }
 
@@ -168,12 +173,43 @@ run_or_print() {
     if $dry; then quote "$@"; else "$@"; fi
 }
 
-on_hosts() { # WHICH COMMAND
-    run_or_print gcloud compute tpus tpu-vm ssh "$name" "${location[@]}" --worker="$1" --quiet --command="$2"
+# `gcloud compute tpus queued-resources ssh --node=all` connects to at most 64 hosts at the same time, and ignores slices
+# that are not ready (version 528).
+on_slices() { # COMMAND...: on all slices at the same time; the name of a slice is its last argument
+    local slice
+    if $dry || ((slices == 1)); then
+        for slice in "${slice_names[@]}"; do "$@" "$slice" || return; done
+    else
+        (in_parallel "$@")
+    fi
 }
 
-query_state() { # KIND FIELD: sets `state`; NONE if there is no such resource
-    local try command=(gcloud compute tpus "$1" describe "$name" "${location[@]}" --format="value($2)")
+in_parallel() { # in a subshell, whose settings and trap it changes
+    local slice pid code status=0 pids=()
+    set -m # each slice gets a process group, which ends on Ctrl-C together with its connections
+    trap 'for pid in "${pids[@]}"; do kill -INT -- "-$pid" 2>/dev/null || true; done' INT
+    for slice in "${slice_names[@]}"; do
+        "$@" "$slice" </dev/null &
+        pids+=($!)
+    done
+    for pid in "${pids[@]}"; do
+        code=0
+        wait "$pid" || code=$?
+        ((code <= status)) || status=$code
+    done
+    return "$status"
+}
+
+ssh_to() { # WHICH COMMAND SLICE
+    run_or_print gcloud compute tpus tpu-vm ssh "$3" "${location[@]}" --worker="$1" --quiet --command="$2"
+}
+
+copy_to() { # FILE SLICE
+    run_or_print gcloud compute tpus tpu-vm scp "$1" "$2:bert_jax.tar.gz" "${location[@]}" --worker=all --quiet
+}
+
+query_state() { # KIND FIELD NAME: sets `state`; NONE if there is no such resource
+    local try command=(gcloud compute tpus "$1" describe "$3" "${location[@]}" --format="value($2)")
     state=NONE
     if $dry; then
         quote "${command[@]}"
@@ -188,11 +224,13 @@ query_state() { # KIND FIELD: sets `state`; NONE if there is no such resource
         fi
         ((try == 5)) || sleep "$poll"
     done
-    fail "gcloud cannot query the state of $name: $(tail -n 1 "$temporary/describe")"
+    fail "gcloud cannot query the state of $3: $(tail -n 1 "$temporary/describe")"
 }
 
 create() {
-    local command=(gcloud compute tpus queued-resources create "$name" --node-id="$name" "${location[@]}"
+    local nodes=(--node-id="$name")
+    ((slices == 1)) || nodes=(--node-count="$slices" --node-prefix="$name")
+    local command=(gcloud compute tpus queued-resources create "$name" "${nodes[@]}" "${location[@]}"
         --accelerator-type="$type" --runtime-version="$runtime")
     if $spot; then command+=(--spot); fi
     run_or_print "${command[@]}" --quiet
@@ -200,7 +238,7 @@ create() {
 
 wait_until_active() { # fails if the request for the slice ended
     local last=
-    while query_state queued-resources state.state; do
+    while query_state queued-resources state.state "$name"; do
         case $state in
             ACTIVE) return ;;
             NONE | FAILED | SUSPENDING | SUSPENDED | DELETING)
@@ -220,23 +258,26 @@ delete() { run_or_print gcloud compute tpus queued-resources delete "$name" "${l
 setup() {
     local archive=$temporary/bert_jax.tar.gz
     run_or_print tar -czf "$archive" --exclude=__pycache__ -C "$clone" "${clone_files[@]}" -C "$script_dir" tpu_worker.sh || return
-    run_or_print gcloud compute tpus tpu-vm scp "$archive" "$name:bert_jax.tar.gz" "${location[@]}" --worker=all --quiet || return
-    on_hosts all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz -C bert_jax && $worker setup"
+    on_slices copy_to "$archive" || return
+    on_slices ssh_to all "mkdir -p bert_jax && tar -xzf bert_jax.tar.gz -C bert_jax && $worker setup"
 }
 
 # ---------------------------------------------------------------- the run and its restarts
 
-prepare_slice() { # create and set up the slice if necessary
-    local node
-    query_state tpu-vm state
-    node=$state
+prepare_slices() { # create and set up the slices if necessary
+    local slice node
+    for slice in "${slice_names[@]}"; do
+        query_state tpu-vm state "$slice"
+        node=$state
+        [[ $node == READY ]] || break
+    done
     if [[ $node != READY ]]; then
         needs_setup=true
-        query_state queued-resources state.state
+        query_state queued-resources state.state "$name"
         case $state in
             NONE) create || return ;;
             ACTIVE | FAILED | SUSPENDING | SUSPENDED | DELETING)
-                log "$name is lost (slice $node, request $state): requesting another"
+                log "$slice is lost (slice $node, request $state): requesting another"
                 delete && create || return
                 ;;
         esac
@@ -251,10 +292,10 @@ prepare_slice() { # create and set up the slice if necessary
 follow() { # the run on all hosts; sets `status` and `exit_lines`
     status=0 exit_lines=
     if $dry; then
-        on_hosts all "$worker run $(quote "${pretrain_args[@]}")"
+        on_slices ssh_to all "$worker run $(quote "${pretrain_args[@]}")"
         return
     fi
-    on_hosts all "$worker run $(quote "${pretrain_args[@]}")" 2>&1 | tee "$temporary/output" || status=${PIPESTATUS[0]}
+    on_slices ssh_to all "$worker run $(quote "${pretrain_args[@]}")" 2>&1 | tee "$temporary/output" || status=${PIPESTATUS[0]}
     exit_lines=$(grep -oE '^tpu_worker: .* ended with code [0-9]+( as requested)?' "$temporary/output" || true)
 }
 
@@ -266,7 +307,7 @@ run() {
     local restarts why
     needs_setup=false # whether the slice is new
     for ((restarts = 0; ; restarts++)); do
-        if prepare_slice; then
+        if prepare_slices; then
             follow
             ((status)) || return 0
             ! any_host_ended 2 || fail "a host ended with a mistake: see its message above"
@@ -274,7 +315,10 @@ run() {
                 log "a bug: see its message above"
                 exit 1
             fi
-            ((status != 127)) || fail "$name is not set up: bash tpu_pod.sh setup --name $name --zone $zone"
+            if ((status == 127)); then
+                ((slices > 1)) || fail "$name is not set up: bash tpu_pod.sh setup --name $name --zone $zone"
+                needs_setup=true # a slice that Cloud TPU has replaced by itself
+            fi
             why="the connection to the hosts broke"
             [[ -z $exit_lines ]] || why="the run is not finished"
             if [[ $exit_lines == *'as requested'* ]]; then
@@ -299,6 +343,8 @@ parse "$@"
 check
 location=(--zone="$zone")
 [[ -z $project ]] || location+=(--project="$project")
+slice_names=("$name")
+for ((slice = 0; slices > 1 && slice < slices; slice++)); do slice_names[slice]=$name-$slice; done
 temporary=$(mktemp -d)
 trap 'rm -rf "$temporary"' EXIT
 case $verb in
@@ -307,8 +353,8 @@ case $verb in
         wait_until_active || exit 75
         ;;
     setup) setup || fail_above ;;
-    stop) on_hosts all "$worker stop" || fail_above ;;
-    logs) on_hosts 0 "$worker logs" || fail_above ;;
+    stop) on_slices ssh_to all "$worker stop" || fail_above ;;
+    logs) ssh_to 0 "$worker logs" "${slice_names[0]}" || fail_above ;;
     delete) delete || fail_above ;;
     run)
         trap 'log "no longer followed; the run continues on the slice: run follows it again, stop ends it"; exit 130' INT

@@ -37,8 +37,9 @@ def cloud(tmp_path):
     """Runs tpu_pod.sh with a fake gcloud (fake_gcloud.py)."""
 
     class Cloud:
-        def run(self, *plan: str, words=("run", *SLICE, "--", *TRAIN)) -> subprocess.CompletedProcess:
-            (tmp_path / "plan").write_text("\n".join(plan))
+        def run(self, *plan: str, words=("run", *SLICE, "--", *TRAIN), **plans) -> subprocess.CompletedProcess:
+            for suffix, lines in {"": plan, **plans}.items():
+                (tmp_path / f"plan{suffix}").write_text("\n".join(lines))
             (tmp_path / "commands").write_text("")
             return pod(*words, path=f"{tmp_path}:{PLAIN_PATH}", FAKE=str(tmp_path), TMPDIR=str(tmp_path))
 
@@ -53,8 +54,9 @@ def cloud(tmp_path):
                     found.append(verb)
             return found
 
-        def set_states(self, node: str | None, queue: str | None) -> None:
-            for name, state in (("node", node), ("queue", queue)):
+        def set_states(self, node: str | None, queue: str | None, slices: int = 1) -> None:
+            nodes = ["node"] if slices == 1 else [f"node-{index}" for index in range(slices)]
+            for name, state in (("queue", queue), *((name, node) for name in nodes)):
                 (tmp_path / name).unlink(missing_ok=True)
                 if state is not None:
                     (tmp_path / name).write_text(state)
@@ -94,6 +96,33 @@ def test_runs(cloud, plan, states, words, code, actions, message):
     assert (done.returncode, cloud.actions()) == (code, actions) and message in done.stderr, done.stderr
 
 
+ALL = ["scp", "scp", "setup", "setup"]
+SLICES = [
+    # Plans of the two slices; their state before; exit code, actions, stderr.
+    (["0,0"], ["0,0"], (None, None), 0, ["create", *ALL, "run", "run"], ""),
+    # One slice is preempted: both are requested again.
+    (
+        ["75,75", "0,0"],
+        [" PREEMPTED", "0,0"],
+        READY,
+        0,
+        ["run", "run", "delete", "create", *ALL, "run", "run"],
+        "first-1",
+    ),
+    # Cloud TPU has replaced one slice, which is not set up yet.
+    (["75,75", "0,0"], ["127", "0,0"], READY, 0, ["run", "run", *ALL, "run", "run"], "restart 1"),
+    (["75,75", "0,0"], ["75,2", "0,0"], READY, 2, ["run", "run"], "a mistake"),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "states", "code", "actions", "message"), SLICES)
+def test_several_slices(cloud, first, second, states, code, actions, message):
+    cloud.set_states(*states, slices=2)
+    words = ("run", *SLICE, "--slices", "2", "--", *TRAIN)
+    done = cloud.run(words=words, **{"-0": first, "-1": second})
+    assert (done.returncode, cloud.actions()) == (code, actions) and message in done.stderr, done.stderr
+
+
 def test_the_archive_is_in_a_directory_of_its_own(cloud, tmp_path):
     """Not under a name in /tmp that another user can take before."""
     secret = tmp_path / "secret"
@@ -120,26 +149,47 @@ def test_a_failed_set_up_is_a_mistake_at_first_and_retried_later(cloud, tmp_path
     assert cloud.actions() == ["run", "delete", "create", "scp", "scp", "setup", "run"]
 
 
-def test_ctrl_c_does_not_stop_the_run(cloud, tmp_path):
-    cloud.set_states(*READY)
-    (tmp_path / "plan").write_text("wait")
+@pytest.mark.parametrize(("slices", "plans"), [(1, ["plan"]), (2, ["plan-0", "plan-1"])])
+def test_ctrl_c_does_not_stop_the_run(cloud, tmp_path, slices, plans):
+    """The connections of all slices end: they hold stderr."""
+    cloud.set_states(*READY, slices)
+    for plan in plans:
+        (tmp_path / plan).write_text("wait")
     settings = {"PATH": f"{tmp_path}:{PLAIN_PATH}", "FAKE": str(tmp_path)}
-    command = ["bash", SCRIPT, "run", *SLICE, "--", *TRAIN]
+    command = ["bash", SCRIPT, "run", *SLICE, "--slices", str(slices), "--", *TRAIN]
     launcher = subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 20
-    while (tmp_path / "plan").read_text():
+    while any((tmp_path / plan).read_text() for plan in plans):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     os.killpg(launcher.pid, signal.SIGINT)
     stderr = launcher.communicate(timeout=20)[1]
-    assert launcher.returncode == 130 and stderr.rstrip().endswith("stop ends it") and cloud.actions() == ["run"]
+    assert (
+        launcher.returncode == 130 and stderr.rstrip().endswith("stop ends it") and cloud.actions() == ["run"] * slices
+    )
 
 
-@pytest.mark.parametrize("verb", ["stop", "logs", "delete"])
-def test_verbs(cloud, verb):
-    cloud.set_states(*READY)
-    done = cloud.run(words=(verb, "--name", "first", "--zone", "europe-west4-b"))
-    assert done.returncode == 0 and cloud.actions() == [verb]
+@pytest.mark.parametrize(
+    ("verb", "slices", "times"), [("stop", 1, 1), ("logs", 1, 1), ("delete", 1, 1), ("stop", 3, 3), ("logs", 2, 1)]
+)
+def test_verbs(cloud, verb, slices, times):
+    cloud.set_states(*READY, slices)
+    done = cloud.run(words=(verb, "--name", "first", "--zone", "europe-west4-b", "--slices", str(slices)))
+    assert done.returncode == 0 and cloud.actions() == [verb] * times, done.stderr
+
+
+def test_a_dry_run_of_several_slices(cloud, tmp_path):
+    """The commands that gcloud gets in a run, for each slice; those of one step in any order."""
+    words = ("run", *SLICE, "--slices", "2")
+    dry = pod(*words, "--dry-run", "--", *TRAIN, path=PLAIN_PATH, TMPDIR=str(tmp_path))
+    printed = [shlex.split(line)[1:] for line in dry.stdout.splitlines() if line.startswith("gcloud")]
+    assert "--node-count=2" in printed[2] and "--node-prefix=first" in printed[2]
+    assert [line[4] for line in printed[-4:]] == ["first-0", "first-1"] * 2
+    assert cloud.run(words=(*words, "--", *TRAIN), **{"-0": ["0,0"], "-1": ["0,0"]}).returncode == 0
+    given = (tmp_path / "commands").read_text().splitlines()
+    own_directory = re.compile(r"/tmp\.\w+/")
+    lines = [sorted(own_directory.sub("/", line) for line in part) for part in (given, map(" ".join, printed))]
+    assert lines[0] == lines[1]
 
 
 def test_a_dry_run_prints_the_commands_of_a_run(cloud, tmp_path):
@@ -179,6 +229,8 @@ def test_types_that_exist(name):
         (("create", *SLICE, "--type", "v5p-12"), "multiples of 8"),
         (("create", *SLICE, "--type", "h100-8"), "--type h100-8 is unknown"),
         (("create", *SLICE, "--poll", "soon"), "--poll soon"),
+        (("create", *SLICE, "--slices", "0"), "--slices 0: it must be a number from 1 to 999"),
+        (("create", *SLICE, "--type", "v3-32", "--slices", "2"), "--slices 2: v3-32 cannot be joined"),
         (("create", *SLICE, "--speed", "9"), "there is no option --speed"),
         (("delete", *SLICE, "--", "bert_base"), "are for run"),
         (("run", *SLICE), "give the config to train"),
