@@ -2,7 +2,8 @@
 
 The directory $FAKE holds `commands` (the recorded commands), `node` and `queue` (states; absent: no such resource),
 `no_scp` (the next copy fails), and `plan`, one line for each start of the run: the exit codes of the hosts, then the
-new state of the slice, as in `75,75 PREEMPTED`; or `wait`. Of several slices, `first-0` has `node-0` and `plan-0`.
+new state of the slice, as in `75,75 PREEMPTED`; or `wait`, which Ctrl-C ends (`interrupted`). Of several slices,
+`first-0` has `node-0`, `plan-0` and so on.
 """
 
 import os
@@ -24,9 +25,13 @@ def state(name: str) -> None:
 def run_on_hosts(suffix: str) -> None:
     plan = FAKE / f"plan{suffix}"
     lines = plan.read_text().splitlines()
-    plan.write_text("\n".join(lines[1:]))
-    if lines[0] == "wait":
-        time.sleep(30)
+    try:
+        plan.write_text("\n".join(lines[1:]))
+        if lines[0] == "wait":
+            time.sleep(30)
+    except KeyboardInterrupt:
+        (FAKE / f"interrupted{suffix}").touch()
+        raise
     codes, _, new_state = lines[0].partition(" ")
     print("update 7 of 9, exit code 1 means a bug")
     for host, code in enumerate(filter(None, codes.split(","))):
