@@ -3,7 +3,9 @@
 import os
 
 import pytest
+from jax._src.clusters import cloud_tpu_cluster
 
+from bert_jax.distributed import cluster_detection
 from bert_jax.distributed.cluster_detection import ClusterConfig, ProcessInfo, detect
 from bert_jax.distributed.process_report import make_report
 from bert_jax.errors import UserError
@@ -92,6 +94,26 @@ def test_open_mpi_5_needs_an_address(environment):
     with pytest.raises(UserError, match=r"add --cluster\.coordinator HOST:PORT"):
         detect(ClusterConfig())
     assert place(ClusterConfig(coordinator="host:123")) == ProcessInfo("host", 123, 2, 4, None)
+
+
+@pytest.mark.parametrize("slices", [1, 3])
+def test_hosts_of_cloud_tpu_slices(monkeypatch, slices):
+    """TPU VMs of a queued resource, numbered by jax from the metadata of their slice."""
+    monkeypatch.setattr(cluster_detection, "_maybe_distributed", lambda: True)
+    monkeypatch.setattr(cloud_tpu_cluster, "running_in_cloud_tpu_vm", True)
+    monkeypatch.setattr(cloud_tpu_cluster.socket, "gethostbyname", str)
+    found = []
+    for slice_index in range(slices):
+        joined = {"COORDINATOR_ADDRESS": "10.0.0.0:8080", "NUM_SLICES": slices, "SLICE_ID": slice_index}
+        lines = [f"MEGASCALE_{name}: '{value}'" for name, value in joined.items()] if slices > 1 else []
+        addresses = ",".join(f"unknown:unknown:10.0.{slice_index}.{host}" for host in range(2))
+        for host in range(2):
+            metadata = {"agent-worker-number": str(host), "worker-network-endpoints": addresses}
+            metadata["tpu-env"] = "\n".join(["ZONE: 'z'", *lines])
+            monkeypatch.setattr(cloud_tpu_cluster, "get_metadata", lambda key, values=metadata: (values[key], 200))
+            found.append(place(ClusterConfig()))
+    count = 2 * slices
+    assert found == [ProcessInfo("10.0.0.0", 8482, process, count, None) for process in range(count)]
 
 
 @pytest.mark.parametrize(
