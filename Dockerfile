@@ -16,7 +16,7 @@ COPY data_prep data_prep
 COPY configs configs
 # The CPU's image is the one that prepares corpora.
 RUN case "$PLATFORM" in \
-        cpu) extra="[formats,languages]" ;; \
+        cpu) extra="[formats,languages,web]" ;; \
         cuda) extra="[cuda13,gcs]" ;; \
         tpu) extra="[tpu,gcs]" ;; \
         *) echo "PLATFORM is cpu, cuda or tpu, not $PLATFORM" >&2; exit 2 ;; \

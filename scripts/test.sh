@@ -14,7 +14,7 @@ cd "$root"
 venv=${BERT_JAX_VENV:-$root/.venv}
 [[ $venv == /* ]] || venv=$root/$venv
 
-extras=(test plot formats languages onnx openvino)
+extras=(test plot formats languages web onnx openvino)
 all=false
 arguments=(--durations=10)
 for argument in "$@"; do

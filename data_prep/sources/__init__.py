@@ -41,6 +41,8 @@ _KINDS = {
     "wikiextractor": ("wikiextractor.WikiExtractorSource", "wikiextractor:GLOB"),
     "mediawiki": ("mediawiki.MediaWikiSource", "mediawiki:GLOB"),
     "tfds": ("tensorflow_dataset.TfdsSource", "tfds:NAME[/CONFIG]:SPLIT@FIELD"),
+    "html": ("html.HtmlSource", "html:GLOB (a page is a document)"),
+    "warc": ("warc.WarcSource", "warc:GLOB (web archives, and WET files)"),
     "hub": ("hub_folder.HubSplit", "hub:FOLDER[:CONFIG[:SPLIT]]@FIELD (of the Hugging Face Hub)"),
     "python-docs": ("python_docs.PythonDocsSource", "python-docs (the documentation installed with Python)"),
     "reference": ("synthetic_language.SyntheticSource", "reference (the text of the reference curves)"),

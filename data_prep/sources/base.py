@@ -9,9 +9,10 @@ import dataclasses
 import importlib
 from collections.abc import Iterator, Mapping
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from bert_jax.errors import UserError, install_command
+from bert_jax.storage.listing import FileVersion
 from data_prep import languages
 from data_prep.sources import encodings
 
@@ -85,6 +86,13 @@ class Input:
         """For messages."""
         path = self.paths[0] if self.paths else "the source"
         return f"{path}, from {self.start} on" if self.start else path
+
+
+class FileSet(Protocol):
+    """Files that no glob describes."""
+
+    def find(self) -> dict[str, FileVersion]:
+        """The files, sorted by path."""
 
 
 @dataclasses.dataclass
@@ -220,8 +228,8 @@ class Source(abc.ABC):
         )
 
 
-def import_optional(name: str, purpose: str) -> ModuleType:
-    """Imports a library of the optional extra `formats`.
+def import_optional(name: str, purpose: str, extra: str = "formats") -> ModuleType:
+    """Imports a library of an optional extra.
 
     Raises:
       UserError: it is not installed.
@@ -229,4 +237,4 @@ def import_optional(name: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise UserError(f"{purpose} needs {name}, which is missing: {install_command('formats')}") from error
+        raise UserError(f"{purpose} needs {name}, which is missing: {install_command(extra)}") from error

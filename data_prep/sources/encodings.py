@@ -105,7 +105,7 @@ def identify(samples: Sequence[bytes]) -> str | None:
         return next((name for escape, name in _ISO_2022 if escape.search(sample)), UTF_8)
     cut = (PIECE_BYTES, PIECE_BYTES * PIECES)  # sizes of pieces that are not whole lines or the whole file
     whole = b"\n".join(_CUT.sub(b"", one) if len(one) in cut else one for one in samples)
-    lost, characters = _counts(whole.decode(UTF_8, "surrogateescape"))
+    lost, characters = counts(whole.decode(UTF_8, "surrogateescape"))
     if lost < max(1, characters):
         return UTF_8
     lines = [line for line in sample.split(b"\n") if not line.isascii()]
@@ -142,7 +142,7 @@ def _is_utf_16(head: bytes, name: str, low: int) -> bool:
     return not _CONTROLS.search(text)
 
 
-def _counts(text: str) -> tuple[int, int]:
+def counts(text: str) -> tuple[int, int]:
     """Of a text decoded with `surrogateescape`: bytes that are not in the encoding, and other non-ASCII characters."""
     lost = sum(1 for _ in _LOST.finditer(text))
     return lost, sum(1 for _ in _CHARACTERS.finditer(text)) if lost else 0
@@ -181,7 +181,7 @@ def decode(data: bytes) -> tuple[str | None, int]:
         return data.decode(), 0
     except UnicodeDecodeError:
         text = data.decode(UTF_8, "surrogateescape")
-        lost, characters = _counts(text)
+        lost, characters = counts(text)
         is_text = lost < characters or lost <= _MAX_LOST_SHARE * len(data)
         return _LOST.sub("\ufffd", text) if is_text else None, lost
 

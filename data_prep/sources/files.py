@@ -9,7 +9,7 @@ import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from etils import epath
 
@@ -18,7 +18,7 @@ from bert_jax.storage import listing
 from bert_jax.storage.listing import FileVersion, file_version
 from bert_jax.storage.paths import is_remote, to_path
 from data_prep.sources import encodings
-from data_prep.sources.base import DamagedFileError, Input, import_optional
+from data_prep.sources.base import DamagedFileError, FileSet, Input, import_optional
 
 _RAW_BYTES = 1 << 20
 """Bytes of compressed data that are read at a time."""
@@ -30,13 +30,6 @@ POINTER = b"version https://git-lfs.github.com/spec/"
 
 OnDamage = Callable[[DamagedFileError], None]
 """What to do about damage: raises it, or records it, and the text ends there."""
-
-
-class FileSet(Protocol):
-    """Files that no glob describes."""
-
-    def find(self) -> dict[str, FileVersion]:
-        """The files, sorted by path."""
 
 
 def find_files(spec: str, pattern: str | FileSet) -> dict[str, FileVersion]:
@@ -130,10 +123,10 @@ def _encoding_of(path: str, encoding: str) -> str:
 class TextReader:
     """Reads the text of a file, or of a range of one, sequentially, as UTF-8."""
 
-    def __init__(self, path: str, on_damage: OnDamage, start: int = 0, encoding: str = encodings.UTF_8):
+    def __init__(self, path: str, on_damage: OnDamage, start: int = 0, encoding: str | None = encodings.UTF_8):
         self.path = path
         self.encoding = encoding
-        """of the file"""
+        """of the file; None: it is not text"""
         self.start = start
         """byte of the file on disk at which the range begins"""
         self.raw_bytes = 0
@@ -161,9 +154,7 @@ class TextReader:
             try:
                 part = self._next(missing)
             except DamagedFileError as error:
-                self._on_damage(error)
-                self.is_damaged, self.used_bytes = True, self.raw_bytes
-                self._next = lambda size: b""
+                self.end_at(error)
                 break
             if not part:
                 break
@@ -171,6 +162,12 @@ class TextReader:
             self._rest = part[missing:]
             missing -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def end_at(self, error: DamagedFileError) -> None:
+        """Ends the text at damage, unless `on_damage` raises it."""
+        self._on_damage(error)
+        self.is_damaged, self.used_bytes = True, self.raw_bytes
+        self._next = lambda size: b""
 
 
 def _raise(error: DamagedFileError) -> None:
@@ -183,13 +180,13 @@ class DecompressingReader(TextReader):
     .gz, .bz2 and .zst files are decompressed, with any number of members, streams or frames per file.
     """
 
-    def __init__(self, path: str, on_damage: OnDamage = _raise, encoding: str = encodings.UTF_8):
+    def __init__(self, path: str, on_damage: OnDamage = _raise, encoding: str | None = encodings.UTF_8):
         """Opens a file.
 
         Args:
           path: of the file.
           on_damage: called with damage.
-          encoding: of the text; `auto`: it is identified, and becomes the attribute `encoding`.
+          encoding: of the text; `auto`: it is identified, and becomes the attribute `encoding`; None: it is not text.
 
         Raises:
           DamagedFileError: it cannot be opened, is damaged at its start, or is not text.
@@ -205,6 +202,8 @@ class DecompressingReader(TextReader):
                 self._next = lambda size: next(pieces, b"")
             else:
                 self._next = self._raw
+            if encoding is None:
+                return
             is_auto = encoding == encodings.AUTO
             samples = [self.read(encodings.PIECE_BYTES * encodings.PIECES if is_auto else _HEAD_BYTES)]
             head = samples[0] + self._rest

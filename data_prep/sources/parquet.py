@@ -16,6 +16,7 @@ from data_prep.sources import files
 from data_prep.sources.base import (
     DamagedFileError,
     Document,
+    FileSet,
     Input,
     InputRecord,
     Skipped,
@@ -39,7 +40,7 @@ class ParquetSource(Source):
     column's values, and those of the language's column if there is one, serialised by Arrow.
     """
 
-    pattern: str | files.FileSet
+    pattern: str | FileSet
     field: str
     has_fields = True
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from bert_jax.storage.listing import file_version
 from data_prep.sources import encodings, files
-from data_prep.sources.base import DamagedFileError, Document, Input, InputRecord, Skipped, Source, SourceBlock
+from data_prep.sources.base import DamagedFileError, Document, FileSet, Input, InputRecord, Skipped, Source, SourceBlock
 from data_prep.sources.file_ranges import BlankLineSeparator, RangeReader, Separator
 from data_prep.sources.text_chunks import (
     BlankLineRule,
@@ -28,7 +28,7 @@ _BETWEEN_DOCUMENTS = re.compile(rb"\n((?:[ \t\r\f\v]*+\n)++)")
 class FileSource(Source):
     """Files that match a glob, read as bytes; the payload of a block is a tuple of chunks."""
 
-    pattern: str | files.FileSet
+    pattern: str | FileSet
     has_encodings = True
     rule: ClassVar[BoundaryRule] = BoundaryRule()
     """where documents end"""
@@ -76,7 +76,7 @@ class FileSource(Source):
                     else:
                         record.files.append(file.file_entry())
                     read_before += file.raw_bytes
-                    if not part.start:
+                    if not part.start and file.encoding:
                         record.encodings[file.encoding] = record.encodings.get(file.encoding, 0) + 1
             except DamagedFileError as error:
                 on_damage(error)
