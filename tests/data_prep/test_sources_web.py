@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import json
 import pathlib
-import time
 
 import pytest
 
@@ -46,9 +45,7 @@ def response(number, body, content_type="text/html", status="200 OK", **fields):
 
 
 def request(number):
-    return record(
-        "request", "application/http; msgtype=request", b"GET / HTTP/1.1\r\n\r\n", WARC_Target_URI=str(number)
-    )
+    return record("request", "application/http; msgtype=request", b"GET / HTTP/1.1\r\n\r\n", WARC_Record_ID=str(number))
 
 
 def page(text):
@@ -132,10 +129,8 @@ def test_bytes_that_are_no_text():
 )
 def test_pages_that_would_take_minutes(content):
     """Without the check, the first takes more than two minutes."""
-    started = time.process_time()
     (skipped,) = page_documents(f"<html><body>text {content} text".encode(), "a")
     assert isinstance(skipped, Skipped) and skipped.reason == "unreasonable_html"
-    assert time.process_time() - started < 20
     (document,) = page_documents(("<p>x<br><td>" * 10**4 + "<div>" * 500 + "end" + "</div>" * 500).encode(), "a")
     assert document.text.endswith("end")
 
@@ -196,10 +191,10 @@ def test_records(workspace, name):
     expected = [tuple(text.replace("a#", f"{name}#") for text in one) for one in FOUND]
     for block_bytes in (500, 1 << 20):
         found, record = read(f"warc:{name}", block_bytes=block_bytes)
-        assert [one for one in found if not one[1].startswith("A title\n\nCut")] == [
-            one for one in expected if not one[1].startswith("A title\n\nCut")
+        # How much is read of what was cut off is zlib's choice.
+        assert [one if "Cut." not in one[1] else one[0] for one in found] == [
+            one if "Cut." not in one[1] else one[0] for one in expected
         ]
-        assert len(found) == len(expected)
         assert record.files[0]["bytes"] == pathlib.Path(name).stat().st_size and not record.encodings
     small = read(f"warc:{name}", max_record_bytes=100)[0]
     assert {one for one in small if one[0] == "record_too_long"} == {("record_too_long", name)}
@@ -246,13 +241,8 @@ DAMAGED = {
 def test_damage_is_an_error_or_left_out(workspace, name):
     content, message, documents = DAMAGED[name]
     pathlib.Path(name).write_bytes(content)
-    message = message.replace(
-        "{}", str(sum(len(one) for one in (RECORDS["page"], RECORDS["xhtml"], RECORDS["request"])))
-    )
-    if documents == 1:
-        message = message.replace(
-            str(len(RECORDS["xhtml"] + RECORDS["page"] + RECORDS["request"])), str(len(RECORDS["page"]))
-        )
+    read_before = ["page", "xhtml", "request"] if documents == 2 else ["page"][:documents]
+    message = message.format(sum(len(RECORDS[one]) for one in read_before))
     with pytest.raises(UserError) as error:
         read(f"warc:{name}")
     assert str(error.value).startswith(f"{name}: ") and message in str(error.value)
