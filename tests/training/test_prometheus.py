@@ -157,7 +157,7 @@ def test_the_dashboard_asks_for_what_there_is(serve):
     """Every name in its queries is on a page, or a value of a line of metrics of this project's runs."""
     port = free_port()
     with serve(port) as server:
-        timing = {"step_seconds": 1.0, "mfu": 0.1, "data_wait": 0.1}
+        timing, server.host_share = {"step_seconds": 1.0, "mfu": 0.1, "data_wait": 0.1}, 0.25
         server.show("train", LINE | timing | {"learning_rate": 0.1, "mlm_loss": 2.0, "tokens_seen": 8})
         found = read(port)
     board = json.loads(DASHBOARD.read_text())

@@ -29,6 +29,7 @@ def stall(process: int, step: int, activity: str = "step") -> Stall:
         ([stall(0, 8), stall(1, 8), stall(2, 8)], ""),
         ([stall(0, 8), stall(1, 7), stall(2, 8)], "late: process 1 (host1) is waiting for the step, step 7"),
         ([stall(0, 8), stall(1, 8, "data_wait"), stall(2, 8)], "late: process 1 (host1) is reading the rows, step 8"),
+        ([stall(2, 8, "data_wait")], "late: process 2 (host2) is reading the rows, step 8"),
         ([stall(0, 8), stall(2, 8)], "process(es) 1 wrote no stacks: stopped, or cut off from the disk"),
     ],
 )

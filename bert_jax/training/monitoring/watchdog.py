@@ -70,14 +70,17 @@ def stall_limit(stall_seconds: float, longest: float | None) -> float:
 def describe_late(stalls: Sequence[Stall], process_count: int) -> str:
     """Which processes the others wait for, as far as their stalls say: "" if all wait in the same step.
 
-    A process that has written nothing is stopped, cut off, or not stalled by its own bounds. Of the others, those with
-    the fewest steps are late, or, of these, those that do something else than wait for the step.
+    A process that reads rows waits for no other, so it is late. Else a process that has written nothing is stopped,
+    cut off, or not stalled by its own bounds. If all have written, those with the fewest steps are late, or, of these,
+    those that do something else than wait for the step.
     """
-    if silent := sorted({*range(process_count)} - {stall["process"] for stall in stalls}):
-        return f"process(es) {', '.join(map(str, silent))} wrote no stacks: stopped, or cut off from the disk"
     first = min(stall["step"] for stall in stalls)
     fewest = [stall for stall in stalls if stall["step"] == first]
-    late = [stall for stall in fewest if stall["activity"] != "step"] or fewest
+    late = [stall for stall in fewest if stall["activity"] == "data_wait"]
+    silent = sorted({*range(process_count)} - {stall["process"] for stall in stalls})
+    if silent and not late:
+        return f"process(es) {', '.join(map(str, silent))} wrote no stacks: stopped, or cut off from the disk"
+    late = late or [stall for stall in fewest if stall["activity"] != "step"] or fewest
     if len(late) == process_count:
         return ""
     named = (f"process {one['process']} ({one['host']}) is {ACTIVITIES[one['activity']]}" for one in late)
