@@ -120,6 +120,15 @@ def start(
     return started
 
 
+def faulty_python(directory: Path, fault: str, first: int, last: int) -> str:
+    """An interpreter in a new file, whose training processes have a fault (faulty.py)."""
+    script = directory / "python"
+    command = f"{sys.executable} {ROOT / 'tests' / 'multi_process' / 'faulty.py'} {fault} {first} {last}"
+    script.write_text(f'#!/bin/sh\nshift 2\nexec {command} "$@"\n')  # in place of -m bert_jax
+    script.chmod(0o755)
+    return str(script)
+
+
 def end(supervisors: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     """Exit code, stdout and stderr of each process."""
     results = []

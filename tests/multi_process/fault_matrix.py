@@ -7,6 +7,7 @@ on two cores.
 """
 
 import http.server
+import itertools
 import os
 import re
 import signal
@@ -14,170 +15,128 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-from tests.multi_process.commands import Job, lines
+from tests.multi_process.commands import Job, faulty_python, lines
 from tests.multi_process.configs import build_corpora
+from tests.multi_process.faulty import FAULTS
 
 PROCESSES, PROCESS, STEP = 4, 2, 45
-STALL_SECONDS = 5
-ON_EVENT = 'echo "$(date +%s.%N) $BERT_JAX_PROCESS $BERT_JAX_EVENT $BERT_JAX_STEP $BERT_JAX_EXIT_CODE" >> "$EVENTS"'
-NOTE = "note: instance/preempted"
-PATCHES = Path(__file__).parent / "faulty"
+FLAGS = ["--recovery.stall-seconds", "5", "--recovery.replica-check-every", "7", "--cluster.notices", "gcp"]
+ON_EVENT = 'echo "$BERT_JAX_PROCESS $BERT_JAX_EVENT $BERT_JAX_STEP $BERT_JAX_EXIT_CODE" >> "$EVENTS"'
+NAMED = re.compile(rf"process(\(es\))? {PROCESS}\b|note: instance/preempted")
+QUIET = {"preempted": "FALSE", "maintenance-event": "NONE"}
 
 
 class Line(NamedTuple):
     """A line of standard error."""
 
     time: float
-    process: int
     text: str
 
 
-class Run:
-    """A run with a fault; starts like those of a launcher, until it ends with 0 or has started three times."""
+class FaultyRun:
+    """A run that is started as a launcher does: until it ends with 0, three times at most."""
 
-    def __init__(self, directory: Path, corpus: Path, fault: str):
-        self.workdir, self.fault_file, self.events_file = (directory / name for name in ("run", "fault", "events"))
-        self.corpus, self.fault, self.starts, self.said = corpus, fault, [], []
-        os.environ["EVENTS"] = str(self.events_file)
-        self.interpreter = directory / "python"
-        variables = {"PYTHONPATH": f"{PATCHES}:$PYTHONPATH", "FAULT": fault, "FAULT_STEP": str(STEP)}
-        variables |= {"FAULT_FILE": str(self.fault_file), "GCE_METADATA_HOST": "$NOTICE_HOST"}
-        words = " ".join(f'{name}="{value}"' for name, value in variables.items())
-        self.interpreter.write_text(f'#!/bin/sh\n{words} exec {sys.executable} "$@"\n')
-        self.interpreter.chmod(0o755)
+    def __init__(self, directory: Path, corpus: Path, fault: str, notices: dict[str, str]):
+        self.workdir, self.fault_file, self.events = (directory / name for name in ("run", "fault", "events"))
+        self.corpus, self.fault, self.notices = corpus, fault, notices
+        self.interpreter, self.said, self.codes = str(directory / "python"), list[Line](), list[list[int]]()
+        os.environ["EVENTS"], os.environ["FAULT_FILE"] = str(self.events), str(self.fault_file)
+        if fault in FAULTS:
+            faulty_python(directory, fault, STEP, STEP)
+        else:
+            Path(self.interpreter).write_text(
+                f'#!/bin/sh\nexport GCE_METADATA_HOST=$NOTICE_HOST\nexec {sys.executable} "$@"\n'
+            )
+            Path(self.interpreter).chmod(0o755)
 
-    def start(self, act: Callable[["Run", Job], None] | None) -> None:
-        """Start all processes, act, and wait for their end."""
-        flags = ["--recovery.stall-seconds", str(STALL_SECONDS), "--on-event", ON_EVENT]
-        flags += ["--cluster.notices", "gcp"] if self.fault == "notice" else []
-        job = Job(
-            self.corpus,
-            self.workdir,
-            PROCESSES,
-            extra=dict.fromkeys(range(PROCESSES), flags),
-            interpreters={PROCESS: str(self.interpreter)},
-        )
-        readers = [
-            threading.Thread(target=self._read, args=[process, supervisor.stderr])
-            for process, supervisor in enumerate(job.supervisors)
-        ]
-        for reader in readers:
-            reader.start()
-        if act is not None and not self.fault_file.exists():
-            act(self, job)
-        self.starts.append([supervisor.wait(600) for supervisor in job.supervisors])
-        for reader in readers:
-            reader.join()
+    def run(self) -> None:
+        while len(self.codes) < 3 and (not self.codes or any(self.codes[-1])):
+            flags = {process: [*FLAGS, "--on-event", ON_EVENT] for process in range(PROCESSES)}
+            job = Job(self.corpus, self.workdir, PROCESSES, extra=flags, interpreters={PROCESS: self.interpreter})
+            readers = [threading.Thread(target=self._read, args=[one.stderr]) for one in job.supervisors]
+            for reader in readers:
+                reader.start()
+            if not self.codes and self.fault not in FAULTS:
+                job.wait_for(STEP)
+                self.fault_file.write_text(str(time.time()))
+                self._disturb(job)
+            self.codes.append([one.wait(600) for one in job.supervisors])
+            self.notices.update(QUIET)
+            for reader in readers:
+                reader.join()
 
-    def _read(self, process: int, stream) -> None:
+    def _read(self, stream: IO[str]) -> None:
         for text in stream:
-            self.said.append(Line(time.time(), process, text.strip()))
+            self.said.append(Line(time.time(), text.strip()))
 
-    def happens(self) -> None:
-        self.fault_file.write_text(str(time.time()))
+    def _disturb(self, job: Job) -> None:
+        match self.fault:
+            case "killed":
+                job.kill_child(PROCESS)
+            case "frozen":
+                os.kill(job.child(PROCESS), signal.SIGSTOP)
+            case "notice":
+                self.notices["preempted"] = "TRUE"
+            case "slow":  # half of the time, for 15 s
+                for sent in itertools.islice(itertools.cycle([signal.SIGSTOP, signal.SIGCONT]), 30):
+                    if child := job.child(PROCESS):
+                        os.kill(child, sent)
+                    time.sleep(0.5)
 
     def row(self, undisturbed: list[dict]) -> str:
-        """The run as a row of the table."""
-        happened = float(self.fault_file.read_text()) if self.fault_file.exists() else time.time()
-        name = re.compile(rf"process(\(es\))? {PROCESS}\b")
-        named = [one for one in self.said if one.time > happened and (name.search(one.text) or NOTE in one.text)]
-        after = f"{named[0].time - happened:.1f} s" if named else "-"
-        first = named[0].text.replace("|", "/") if named else ""
-        events = self.events_file.read_text().splitlines() if self.events_file.exists() else []
-        happenings = "; ".join(" ".join(event.split()[1:]) for event in events)
+        happened = float(self.fault_file.read_text())
+        after = [one for one in self.said if one.time > happened and NAMED.search(one.text)]
+        first = after[0] if after else Line(happened, "nobody")
+        codes = ", then ".join(" ".join(map(str, start)) for start in self.codes)
+        events = "; ".join(self.events.read_text().splitlines())
         identical = "yes" if lines(self.workdir) == undisturbed else "no"
-        codes = ", then ".join(" ".join(map(str, start)) for start in self.starts)
-        return f"| {self.fault} | {after} | {first} | {codes} | {happenings} | {identical} |"
-
-
-def suspend_in_pulses(run: Run, job: Job) -> None:
-    job.wait_for(STEP)
-    run.happens()
-    until = time.monotonic() + 15
-    while time.monotonic() < until and (child := job.child(PROCESS)):
-        os.kill(child, signal.SIGSTOP)
-        time.sleep(0.5)
-        os.kill(child, signal.SIGCONT)
-        time.sleep(0.5)
-
-
-def kill(run: Run, job: Job) -> None:
-    job.wait_for(STEP)
-    run.happens()
-    job.kill_child(PROCESS)
-
-
-def freeze(run: Run, job: Job) -> None:
-    job.wait_for(STEP)
-    run.happens()
-    os.kill(job.child(PROCESS), signal.SIGSTOP)
-
-
-def announce(run: Run, job: Job) -> None:
-    job.wait_for(STEP)
-    run.happens()
-    NOTICE["preempted"] = "TRUE"
-
-
-NOTICE = {"preempted": "FALSE", "maintenance-event": "NONE"}
+        text = first.text.replace("|", "/")
+        return f"| {self.fault} | {first.time - happened:.1f} | {text} | {codes} | {events} | {identical} |"
 
 
 @contextmanager
-def notice_server() -> Iterator[None]:
-    """A metadata server that says what NOTICE has; the one of the other processes never announces anything."""
+def notice_servers() -> Iterator[dict[str, str]]:
+    """Metadata servers; process 2 has the one whose answers are yielded, and no other process gets a notice."""
+    answers = dict(QUIET)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            name = self.path.rpartition("/")[2]
-            quiet = {"preempted": "FALSE", "maintenance-event": "NONE"}
-            values = NOTICE if self.server.server_port == port else quiet
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(values[name].encode())
+    def serve(values: dict[str, str]) -> http.server.ThreadingHTTPServer:
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(values[self.path.rpartition("/")[2]].encode())
 
-        def log_message(self, *_):
-            pass
+            def log_message(self, *_):
+                pass
 
-    servers = [http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) for _ in range(2)]
-    port = servers[0].server_port
-    for server in servers:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
+        return server
+
+    servers = serve(answers), serve(QUIET)
     os.environ["NOTICE_HOST"], os.environ["GCE_METADATA_HOST"] = (f"127.0.0.1:{one.server_port}" for one in servers)
-    yield
+    yield answers
     for server in servers:
         server.shutdown()
 
 
-ACTIONS = {
-    "hang in a step": None,
-    "hang in a read": None,
-    "exception in a step": None,
-    "killed": kill,
-    "frozen": freeze,
-    "slow": suspend_in_pulses,
-    "notice": announce,
-}
-
-
-def main(wanted: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as temporary, notice_server():
+def main(faults: list[str]) -> None:
+    with tempfile.TemporaryDirectory() as temporary, notice_servers() as answers:
         directory = Path(temporary)
         corpus = build_corpora(directory)[0]
-        reference = Job(corpus, directory / "undisturbed", PROCESSES)
-        assert [code for code, _, _ in reference.end()] == [0] * PROCESSES
+        for code, _, stderr in Job(corpus, directory / "undisturbed", PROCESSES).end():
+            assert code == 0, stderr[-3000:]
         undisturbed = lines(directory / "undisturbed")
-        for fault in wanted or ACTIONS:
-            place = directory / fault.replace(" ", "-")
+        for fault in faults or [*FAULTS, "killed", "frozen", "slow", "notice"]:
+            place = directory / fault
             place.mkdir()
-            run = Run(place, corpus, fault)
-            while len(run.starts) < 3 and (not run.starts or any(run.starts[-1])):
-                run.start(ACTIONS[fault])
-                NOTICE["preempted"] = "FALSE"
+            run = FaultyRun(place, corpus, fault, answers)
+            run.run()
             print(run.row(undisturbed), flush=True)
 
 

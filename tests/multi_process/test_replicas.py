@@ -1,12 +1,11 @@
 """Two processes of two devices; one flips a bit of a device's copy of a parameter: it is named, the result the same."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.multi_process.commands import ROOT, Job, lines
+from tests.multi_process.commands import Job, faulty_python, lines
 
 pytestmark = pytest.mark.slow
 EVERY = 7
@@ -19,12 +18,9 @@ def run_with_flips(tmp_path, corpora):
     """Runs whose process 1 flips a bit after each of some steps; returns the results of its processes."""
 
     def run(workdir: Path, first: int, last: int, *flags: str) -> list[tuple[int, str, str]]:
-        interpreter = tmp_path / "python"
-        script = ROOT / "tests" / "multi_process" / "flipped_bits.py"
-        interpreter.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {script} {first} {last} "$@"\n')
-        interpreter.chmod(0o755)
+        interpreter = faulty_python(tmp_path, "flipped-bit", first, last)
         extra = {process: [*FLAGS, *flags] for process in range(2)}
-        return Job(corpora[0], workdir, **SHAPE, extra=extra, interpreters={1: str(interpreter)}).end()
+        return Job(corpora[0], workdir, **SHAPE, extra=extra, interpreters={1: interpreter}).end()
 
     return run
 
