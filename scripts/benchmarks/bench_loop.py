@@ -36,10 +36,11 @@ NEVER = 10**9
 """More steps than any window has."""
 WARM_UP = 2
 """Steps before the first window."""
+WATCHED = "loop with local copies and metrics for Prometheus"
 
 
-def make_config(options: argparse.Namespace, log: LogConfig) -> Config:
-    """The preset in the shapes of the options: one endless phase, without evaluation and checkpoints."""
+def make_config(options: argparse.Namespace, log: LogConfig, local_directory: str | None = None) -> Config:
+    """The preset in the shapes of the options: one endless phase, without evaluation and checkpoints on storage."""
     preset = presets.load_config(options.preset)
     shapes = {"steps": NEVER, "seq_len": options.seq_len, "batch_size": options.batch}
     return dataclasses.replace(
@@ -48,7 +49,7 @@ def make_config(options: argparse.Namespace, log: LogConfig) -> Config:
         optimizer=dataclasses.replace(preset.optimizer, name=options.optimizer),
         log=log,
         evaluation=EvaluationConfig(every=0, batch_size=options.batch),
-        checkpoint=CheckpointConfig(every=NEVER),
+        checkpoint=CheckpointConfig(every=NEVER, local_directory=local_directory, local_every=options.local_every),
     )
 
 
@@ -82,16 +83,24 @@ class OneBatchPretraining(Pretraining):
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """The loop without and with TensorBoard events, each compared with bare steps."""
+    """The loop alone, with TensorBoard events, and with copies and a page; each beside bare steps."""
     every = max(1, options.steps // 4)
-    step = TrainStep(make_config(options, LogConfig(every=every)))
+    step = TrainStep(make_config(options, LogConfig(every=every)), options.devices)
     step.time_steps(WARM_UP)
     report: dict[str, Any] = {"metrics": len(step.metrics), "samples": {}}
-    for name, tensorboard in (("loop", False), ("loop with tensorboard", True)):
-        config = make_config(options, LogConfig(every=every, tensorboard=tensorboard))
+    for name, tensorboard, port in (
+        ("loop", False, None),
+        ("loop with tensorboard", True, None),
+        (WATCHED, False, options.port),
+    ):
         sides = {"step": step, "window": options.steps, "rounds": options.rounds}
-        task = OneBatchPretraining(config, step.task.vocabulary, **sides)
-        with tempfile.TemporaryDirectory() as workdir:
+        with tempfile.TemporaryDirectory() as workdir, tempfile.TemporaryDirectory(dir=options.memory) as local:
+            config = make_config(
+                options,
+                LogConfig(every=every, tensorboard=tensorboard, prometheus_port=port),
+                local if name == WATCHED else None,
+            )
+            task = OneBatchPretraining(config, step.task.vocabulary, **sides)
             programs = Programs(task, step.mesh)
             programs.train_step = lambda *_: step  # compiled already; the bare side runs the same one
             loop.train(programs, choose_accumulations(programs, 1), Path(workdir), {})
@@ -110,6 +119,10 @@ def flags(add: Callable[..., Any]) -> None:
     add("--batch", type=positive, default=8, help="rows per step")
     add("--optimizer", choices=("adamw", "lamb"), default="adamw", help="default: adamw")
     add("--rounds", type=positive, default=5, help="windows; medians are over them")
+    add("--devices", type=positive, default=1, help="with several, replicas are compared")
+    add("--local-every", type=positive, default=100, help="steps between two local copies")
+    add("--memory", default="/dev/shm", help="directory of local copies")
+    add("--port", type=positive, default=9464, help="of the metrics for Prometheus")
     add("--steps", type=positive, default=40, help="steps in a window, with four lines of metrics")
 
 

@@ -28,7 +28,7 @@ def test_the_loop_and_the_same_program_bare(bench_loop, tmp_path, capsys, monkey
     def watched(task, mesh, workdir, metadata):
         before, place = len(calls), train(task, mesh, workdir, metadata)
         steps.append([json.loads(line)["step"] for line in (workdir / "metrics.jsonl").read_text().splitlines()])
-        events.append((workdir / "tensorboard").exists())
+        events.append(((workdir / "tensorboard").exists(), task.task.config.checkpoint.local_directory is not None))
         # The loop warms up; then bare, loop, bare, loop.
         assert len(calls) - before == 2 + 4 * 4
         return place
@@ -36,14 +36,15 @@ def test_the_loop_and_the_same_program_bare(bench_loop, tmp_path, capsys, monkey
     monkeypatch.setattr(bench_loop.TrainStep, "__call__", counted)
     monkeypatch.setattr(bench_loop.loop, "train", watched)
     file = tmp_path / "hooks.json"
-    assert bench_loop.main(f"{TINY} --steps 4 --json {file}".split()) == 0
+    assert bench_loop.main(f"{TINY} --steps 4 --local-every 2 --memory {tmp_path} --json {file}".split()) == 0
     # Two steps to warm up and two windows of four; the metrics of the last step are not read.
-    assert steps == [[*range(1, 10)]] * 2
-    assert events == [False, True], "TensorBoard is off in the first run only"
+    # A local copy follows the metrics of its step.
+    assert steps == [[*range(1, 10)], [*range(1, 10)], [*range(1, 11)]]
+    assert events == [(False, False), (True, False), (False, True)]
     assert len(set(calls)) == 1, "both sides must run one program"
     report = json.loads(file.read_text())
     assert report["metrics"] == len(calls[0].metrics)
-    for name in ("loop", "loop with tensorboard"):
+    for name in ("loop", "loop with tensorboard", bench_loop.WATCHED):
         samples = report["samples"][name]
         assert {side: len(windows) for side, windows in samples.items()} == {"bare": 2, "loop": 2}
         assert all(set(timing) == KINDS and timing["seconds"] > 0 for timing in samples["loop"])
