@@ -52,6 +52,28 @@ def attempt(clock: Clock, workdir, begin: int, last: int, save_every: int = 4) -
     return meter
 
 
+def test_no_kind_ever_becomes_less(clock, tmp_path):
+    """Prometheus takes a smaller value for a new start, and adds all of it."""
+    meter, pages = GoodputRecorder(tmp_path, clock.now - 5), []
+
+    def turn(seconds: float) -> None:
+        clock.now += seconds
+        pages.append(meter.totals())
+
+    turn(1)
+    with meter.measure("compile"):
+        turn(2)
+        turn(2)
+    turn(1)
+    meter.ready(0)
+    turn(3)
+    with meter.measure("evaluation"):
+        turn(4)
+    turn(1)
+    assert pages[-1] == dict.fromkeys(KINDS, 0.0) | {"init": 7.0, "compile": 4.0, "step": 4.0, "evaluation": 4.0}
+    assert all(page[kind] >= before[kind] for before, page in itertools.pairwise(pages) for kind in page)
+
+
 def nonzero(seconds: dict[str, float]) -> dict[str, float]:
     return {name: round(value, 3) for name, value in seconds.items() if value and name != "goodput"}
 

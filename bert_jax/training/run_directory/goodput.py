@@ -9,6 +9,7 @@ host's date can be wrong. Only the time between two attempts is a difference of 
 import contextlib
 import itertools
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypedDict
@@ -97,6 +98,7 @@ class GoodputRecorder:
             truncate_lines(workdir / FILE, _Line)
             self._file = JsonLines(workdir / FILE, durable=False)
         self.seconds = dict.fromkeys(KINDS, 0.0)
+        self._lock, self._rest = threading.Lock(), "init"  # the kind of time in no block
         self.step = 0
         self.activity, self.longest, self.suspended = Activity("init", start, 0.0), {}, 0.0
 
@@ -107,7 +109,8 @@ class GoodputRecorder:
         try:
             yield
         finally:
-            self.seconds[kind] += self._change_activity("step") - start
+            with self._lock:
+                self.seconds[kind] += self._change_activity(self._rest) - start
 
     def _change_activity(self, kind: str) -> float:
         """One activity ends, and another begins; returns the time."""
@@ -119,7 +122,6 @@ class GoodputRecorder:
 
     def begin(self, step: int) -> None:
         """The process is about to initialise or restore the state; the newest checkpoint is of step `step`."""
-        self.seconds["init"] += time.perf_counter() - self._start
         self.write_totals(step, start=True)
         if self._file is not None:
             self._file.flush()
@@ -129,13 +131,19 @@ class GoodputRecorder:
         made_by = {}
         if self._file is not None:
             made_by = {"environment": {"date": current_date()} | describe_environment(), "code": code()}
-        self.seconds["init"] += time.perf_counter() - self._start - sum(self.seconds.values())
+        with self._lock:
+            self.seconds["init"] += self._change_activity("step") - self._start - sum(self.seconds.values())
+            self._rest = "step"
         self.write_totals(step, **made_by)
 
     def totals(self) -> dict[str, float]:
-        """Seconds by kind until now, `step` included."""
-        seconds = dict(self.seconds)
-        return seconds | {"step": time.perf_counter() - self._start - sum(seconds.values())}
+        """Seconds by kind until now, `step` and what goes on included; none ever becomes less."""
+        with self._lock:
+            seconds, (kind, start, _), now = self.seconds | {"step": 0.0}, self.activity, time.perf_counter()
+            if kind != self._rest:
+                seconds[kind] += now - start
+            seconds[self._rest] += now - self._start - sum(seconds.values())
+            return seconds
 
     def write_totals(self, step: int, **values: Any) -> None:
         """Add a line after `step` steps, with further JSON values; only the first process writes."""
