@@ -1,6 +1,6 @@
 """The part of a state that one process has, as bytes: copied from the devices, in one file, and put back.
 
-A file is the SHA-256 of the rest, the length of the metadata, the metadata as JSON, and the arrays.
+A file is the CRC-32C of the rest, the length of the metadata, the metadata as JSON, and the arrays.
 """
 
 import hashlib
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import google_crc32c
 import jax
 import numpy as np
 
-_DIGEST_BYTES = 32
+_CHECKSUM_BYTES = 4
 
 Index = tuple[tuple[int, int], ...]
 """A part of an array: first and last + 1 of each dimension."""
@@ -78,23 +79,23 @@ def file_parts(metadata: dict[str, Any], buffer: np.ndarray) -> list[bytes | mem
     """The content of a file, in parts that are not copied."""
     text = json.dumps(metadata).encode()
     body = [struct.pack("!Q", len(text)) + text, buffer.data]
-    return [_digest(body), *body]
+    return [_checksum(body), *body]
 
 
-def _digest(parts: Sequence[memoryview | bytes]) -> bytes:
-    digest = hashlib.sha256()
+def _checksum(parts: Sequence[memoryview | bytes]) -> bytes:
+    checksum = 0
     for part in parts:
-        digest.update(part)
-    return digest.digest()
+        checksum = google_crc32c.extend(checksum, np.frombuffer(part, np.uint8))
+    return struct.pack("!I", checksum)
 
 
 def read_file(file: Path) -> tuple[dict[str, Any], memoryview] | None:
     """Metadata and arrays of a copy; None if it is damaged."""
     content = memoryview(file.read_bytes())
-    if _digest([content[_DIGEST_BYTES:]]) != content[:_DIGEST_BYTES]:
+    if _checksum([content[_CHECKSUM_BYTES:]]) != content[:_CHECKSUM_BYTES]:
         return None
-    begin = _DIGEST_BYTES + 8
-    (length,) = struct.unpack("!Q", content[_DIGEST_BYTES:begin])
+    begin = _CHECKSUM_BYTES + 8
+    (length,) = struct.unpack("!Q", content[_CHECKSUM_BYTES:begin])
     return json.loads(bytes(content[begin : begin + length])), content[begin + length :]
 
 
