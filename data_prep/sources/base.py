@@ -237,4 +237,5 @@ def import_optional(name: str, purpose: str, extra: str = "formats") -> ModuleTy
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise UserError(f"{purpose} needs {name}, which is missing: {install_command(extra)}") from error
+        package = name if name.startswith("backports.") else name.partition(".")[0]
+        raise UserError(f"{purpose} needs {package}, which is missing: {install_command(extra)}") from error

@@ -4,6 +4,8 @@ import dataclasses
 import gzip
 import json
 import pathlib
+import sys
+import zlib
 
 import pytest
 
@@ -103,6 +105,8 @@ FRENCH = "Les êtres humains naissent libres et égaux en dignité et en droits 
         (RUSSIAN, "cp1251", None, "windows-1251"),
         (RUSSIAN, "koi8-r", None, None),
         (RUSSIAN, "cp1251", "no-such-charset", "utf-7"),
+        (RUSSIAN, "cp1251", "utf-16", "utf-16"),
+        (RUSSIAN + " ", "cp1251", "utf-16", "utf-16"),  # an even number of bytes in one of the two
         (JAPANESE, "shift_jis", "utf-8", "Shift_JIS"),
         (JAPANESE, "iso2022_jp", "iso-2022-jp", None),
         (JAPANESE, "euc_jp", None, None),
@@ -117,7 +121,7 @@ def test_encodings(text, encoding, http, meta):
 
 def test_bytes_that_are_no_text():
     content = page("été " * 40 + "x" * 400).replace(b"x", b"\xff", 1)
-    skipped, document = page_documents(content, "a", "utf-8")
+    skipped, document = page_documents(content, "a", "iso-8859-1")
     assert skipped.reason == "undecodable_bytes" and skipped.size == 1 and "été" in document.text
     (skipped,) = page_documents(page("é" * 30).replace("é".encode(), b"\xff\xfe\x81"), "a", "shift_jis")
     assert skipped.reason == "undecodable"
@@ -200,11 +204,18 @@ def test_records(workspace, name):
     assert {one for one in small if one[0] == "record_too_long"} == {("record_too_long", name)}
 
 
-def test_brotli(workspace):
-    brotli = pytest.importorskip("brotli")
-    body = brotli.compress(page("Brotli. " * 1000))
-    pathlib.Path("a.warc").write_bytes(response(1, body, Content_Encoding="br"))
-    assert len(read("warc:a.warc")[0][0][1]) > 7000
+def test_the_library_may_be_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resiliparse.parse.encoding", None)
+    with pytest.raises(UserError, match="reading web pages needs resiliparse, which is missing: pip install "):
+        list(page_documents(page("Text."), "a"))
+
+
+@pytest.mark.parametrize("coding", ["br", "gzip", "deflate"])
+def test_compressed_pages_are_bounded(workspace, coding):
+    compress = {"gzip": gzip.compress, "deflate": zlib.compress}.get(coding)
+    body = (compress or pytest.importorskip("brotli").compress)(page("Compressed. " * 1000))
+    pathlib.Path("a.warc").write_bytes(response(1, body, Content_Encoding=coding))
+    assert len(read("warc:a.warc")[0][0][1]) > 10_000
     assert read("warc:a.warc", max_record_bytes=5000)[0] == [("malformed_http", "a.warc#http://x.org/1")]
 
 
