@@ -51,8 +51,8 @@ def put_arrays(mesh) -> dict[str, jax.Array]:
     return {name: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*SHAPES[name][2]))) for name, x in made.items()}
 
 
-def flips(data: int, fsdp: int, tensor: int) -> list[dict]:
-    """Of bits of every array on a mesh, one at a time: who is named, and who should be."""
+def flips(data: int, fsdp: int, tensor: int) -> dict[str, list]:
+    """The arrays that are compared on a mesh; and for bits of each array, one at a time, who is named."""
     mesh = make_mesh(MeshConfig(data, fsdp, tensor))
     plain, rng, found = put_arrays(mesh), random.Random(0), []
     comparison = make_comparison(plain)
@@ -73,7 +73,7 @@ def flips(data: int, fsdp: int, tensor: int) -> list[dict]:
             replicas = int(np.prod([mesh.shape[axis] for axis in AXES if axis not in split]))
             case = {"array": name, "replicas": replicas, "place": place, "named": places, "majority": majority}
             found.append(case)
-    return found
+    return {"compared": [sorted(plain)[i] for i in comparison.leaves], "cases": found}
 
 
 def subtle() -> dict[str, bool]:

@@ -44,7 +44,9 @@ def found():
 def test_every_bit_counts(found):
     """Of arrays of all types, split over any axes; a device is named by a majority, and two replicas are both named."""
     assert len(found["flips"]) == 5
-    for mesh, cases in found["flips"].items():
+    for mesh, of_mesh in found["flips"].items():
+        cases = of_mesh["cases"]
+        assert {*of_mesh["compared"]} == {case["array"] for case in cases if case["replicas"] > 1}
         assert {case["replicas"] > 1 for case in cases} == ({True} if mesh != "(1, 8, 1)" else {True, False})
         for case in cases:
             replicas, places = case["replicas"], case["named"]
