@@ -6,8 +6,8 @@ bit in the memory of one, or a wrong result, makes them differ from then on, and
 and optimizer state, and every process compares the sums of all devices. Equal sums of different copies have a chance of
 2^-32; a change of one element always changes the sum.
 
-It cannot find what all replicas share, such as a corrupted gradient, which all of them add, nor a change of an array
-that no other device has: with ``data`` 1, of those that are split over ``fsdp``.
+It cannot find what all replicas share, such as a corrupted gradient, which all of them add, nor a change of a part that
+no other device has, as of what ``fsdp`` splits if ``data`` and ``tensor`` are 1.
 """
 
 import socket
