@@ -9,6 +9,7 @@ from etils import epath
 
 from bert_jax.command.progress import progress_bar
 from bert_jax.data.corpus import (
+    DATASHEET,
     MANIFEST,
     MAX_RECORD_TOKENS,
     REBUILD,
@@ -64,7 +65,7 @@ def verify_corpus(directory: os.PathLike | str) -> str:
         raise UserError(f"{directory / TOKENIZER}: not the tokenizer this corpus was built with; rebuild the corpus")
     _verify_dataset_info(directory / DATASET_INFO, manifest)
     records = sum(_verify_split(directory, manifest, files, split, tokenizer) for split in SPLITS)
-    extra = sorted({path.name for path in directory.iterdir()} - {*files, MANIFEST})
+    extra = sorted({path.name for path in directory.iterdir()} - {*files, MANIFEST, DATASHEET})
     size = sum(file.size for file in files.values()) / 1e6
     intact = f"intact; {len(files)} files ({size:,.1f} MB) and all {records:,} records agree with {MANIFEST}"
     return f"{intact}\nnot of this corpus: {', '.join(extra)}" if extra else intact

@@ -50,7 +50,9 @@ class CorpusWriter:
                 counts |= {"file": target.name} | file_entry(target)
                 scratch.write_arrays(scratch_dir / scratch.shard_marker_name(split, index), arrays, counts)
                 document += len(parts)
-        manifest = writer.finish_corpus(self._directory, scratch_dir, self._name, self._tokenizer, report, [])
+        manifest = writer.finish_corpus(
+            self._directory, scratch_dir, self._name, self._tokenizer, report, [], lambda _: ""
+        )
         scratch_dir.rmtree()
         return manifest
 

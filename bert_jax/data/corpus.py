@@ -26,6 +26,8 @@ from bert_jax.storage.paths import check_reachable, is_remote
 
 FORMAT_VERSION = 4
 MANIFEST = "corpus.json"
+DATASHEET = "README.md"
+"""What the corpus is, in words; people may edit it, so MANIFEST has no checksum of it."""
 INCOMPLETE = "corpus.incomplete"
 TOKENIZER = "tokenizer.json"
 SOURCE_FILES = "source_files.jsonl.gz"
@@ -212,13 +214,20 @@ class Corpus:
     _records: RecordReader
 
     @classmethod
-    def open(cls, directory: os.PathLike | str, split: str = "train", cache: LocalCache | None = None) -> "Corpus":
+    def open(
+        cls,
+        directory: os.PathLike | str,
+        split: str = "train",
+        cache: LocalCache | None = None,
+        manifest: dict | None = None,
+    ) -> "Corpus":
         """Opens a split; the time does not depend on the size of the corpus, if it is on a disk.
 
         Args:
           directory: of the corpus; the length arrays of one in a store are copied to this host.
           split: "train" or "validation".
           cache: where such copies are kept; None: the default one.
+          manifest: the content of corpus.json that is not written yet; None: it is read.
 
         Raises:
           UserError: not a finished corpus of this format, no such split, arrays or shards that contradict
@@ -226,7 +235,7 @@ class Corpus:
           OutageError: the store of the corpus does not answer.
         """
         directory, cache = epath.Path(directory), cache or LocalCache()
-        manifest = read_manifest(directory)
+        manifest = manifest or read_manifest(directory)
         if split not in manifest["splits"]:
             raise UserError(f"{directory}: no split {split!r}; it has {', '.join(sorted(manifest['splits']))}")
         counts, identity = manifest["splits"][split], identity_of(directory, manifest)

@@ -1,4 +1,5 @@
-"""Reports: sections of prose, tables and figures, rendered by `html` as a page and by `text` for a terminal.
+"""Reports: sections of prose, tables and figures, rendered by `html` as a page, by `text` for a terminal, and without
+figures by `markdown`.
 
 Pages with `Curves`, `Intervals` or `Heatmap` need matplotlib (the extra `plot`); all other blocks, and text,
 do not.

@@ -67,7 +67,7 @@ def decide(
     metadata = [block.metadata for block in blocks]
     tables = DocumentTables(local, metadata, options)
     filters = filtered.FilterTables(tables, local, metadata) if options.has_filters else None
-    read, from_validation_source = collections.defaultdict(collections.Counter), []
+    read, sources = collections.defaultdict(collections.Counter), []
     with progress_bar("deciding", len(blocks), "block") as bar:
         for index, block in enumerate(blocks):
             arrays = scratch.read_arrays(directory / block.name, filtered.BLOCK_ARRAYS if filters else BLOCK_ARRAYS)
@@ -76,13 +76,13 @@ def decide(
             if filters:
                 filters.add_block(index, block.source, documents, arrays)
             added = tables.num_documents - before
-            from_validation_source.append(np.full(added, block.source < options.validation_sources))
+            sources.append(np.full(added, block.source, np.int32))
             read[block.source]["documents"] += added
             read[block.source]["text_bytes"] += int(arrays["part_bytes"].sum())
             bar.update()
-    held_out = np.concatenate([np.zeros(0, np.bool_), *from_validation_source])
+    source_of = np.concatenate([np.zeros(0, np.int32), *sources])
     decisions, paragraph_repeats, dropped = _decide_documents(
-        tables, filters, blocks, options, decontaminates, finder, held_out
+        tables, filters, blocks, options, decontaminates, finder, source_of < options.validation_sources
     )
     plans = []
     for split in SPLIT_DECISIONS:
@@ -91,11 +91,23 @@ def decide(
         "dropped": dropped,
         "cleaned": sum_counts(entry["cleaned"] for entry in metadata),
         "skipped": merge_skipped(metadata),
-        "read": {str(source): dict(counts) for source, counts in read.items()},
+        "read": {
+            str(source): {**counts, "kept": _count_kept(decisions, tables, source_of == source)}
+            for source, counts in read.items()
+        },
     }
     report |= {"filters": filters.report()} if filters else {}
     scratch.write_json(directory / scratch.PLANS, {"plans": plans, "report": report})
     return plans, report
+
+
+def _count_kept(decisions: np.ndarray, tables: DocumentTables, of_source: np.ndarray) -> dict[str, dict[str, int]]:
+    """Documents and tokens of a source that are kept, by split."""
+    kept = {split: np.flatnonzero(of_source & (decisions == code)) for split, code in SPLIT_DECISIONS.items()}
+    return {
+        split: {"documents": len(documents), "tokens": int(tables.tokens[documents].sum())}
+        for split, documents in kept.items()
+    }
 
 
 def _decide_documents(

@@ -28,6 +28,7 @@ from data_prep.builder.engines import Engine, IndexedInput
 from data_prep.builder.prepare import FIRST_PLACES, PrepareJob, is_refused
 from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
+from data_prep.inspection.datasheet import format_datasheet
 from data_prep.sources.base import Source
 from data_prep.sources.text_chunks import places_in_file
 
@@ -47,6 +48,8 @@ class BuildRequest:
     """for decontamination: documents that overlap with them are removed"""
     scratch: os.PathLike | str | None = None
     """directory for unfinished work; the default is in `directory`"""
+    command: str = ""
+    """for the datasheet"""
 
 
 def build(request: BuildRequest, engine: Engine) -> dict:
@@ -80,6 +83,8 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     keys = tuple(scratch.fingerprint((*identity, preparation))[:16] for identity in identities)
     decisions = {
         "sources": identities,
+        "licenses": [source.license for source in sources],
+        "command": request.command,
         "name": request.name,
         "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
         "settings": request.options.to_dict(),
@@ -105,8 +110,9 @@ def build(request: BuildRequest, engine: Engine) -> dict:
             ids = request.tokenizer.begins_word, request.tokenizer.unk_id
             engine.assemble(Assembler(job.scratch, os.fspath(directory), request.name, *ids), plans)
             content = _report(job, inputs, notes, report, decontamination_report), _source_files(inputs, notes)
+            page = functools.partial(format_datasheet, directory, request.tokenizer, request.command)
             check_locks()
-            manifest = writer.finish_corpus(directory, scratch_dir, request.name, request.tokenizer, *content)
+            manifest = writer.finish_corpus(directory, scratch_dir, request.name, request.tokenizer, *content, page)
             resume.remove_scratch(scratch_dir, directory)
     return manifest
 
@@ -273,7 +279,7 @@ def _report(
     for index, source in enumerate(job.sources):
         notes = [all_notes[of, number] for of, number, _ in inputs if of == index]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
-        about = {"spec": source.spec, "language": source.language, "encoding": source.encoding}
+        about = {name: getattr(source, name) for name in ("spec", "license", "language", "encoding")}
         about["encodings"] = sum_counts(note["encodings"] for note in notes)
         sources.append({**about, **read, "files": sum(len(note["files"]) for note in notes)})
         if damaged := list(dict.fromkeys(message for note in notes for message in note["damaged"])):

@@ -1,4 +1,4 @@
-"""Completes a corpus from its shards: length arrays, TFDS metadata and, last, corpus.json.
+"""Completes a corpus from its shards: length arrays, TFDS metadata, the datasheet and, last, corpus.json.
 
 docs/corpus.md specifies the format.
 """
@@ -7,7 +7,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -15,6 +15,7 @@ from etils import epath
 
 from bert_jax.data import corpus
 from bert_jax.errors import UserError
+from bert_jax.storage.files import write_atomic
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.builder import scratch
 from data_prep.builder.shards import LANGUAGE_COUNTS
@@ -40,6 +41,7 @@ def finish_corpus(
     tokenizer: Tokenizer,
     report: dict,
     source_files: Iterable[Mapping],
+    format_datasheet: Callable[[dict], str],
 ) -> dict:
     """Completes a corpus in a directory whose shards are all written.
 
@@ -50,6 +52,7 @@ def finish_corpus(
       tokenizer: that made the ids.
       report: further content of corpus.json; JSON values.
       source_files: the lines of SOURCE_FILES; JSON values.
+      format_datasheet: returns the content of DATASHEET from that of corpus.json.
 
     Returns:
       the content of corpus.json.
@@ -88,6 +91,7 @@ def finish_corpus(
         **report,
         "files": dict(sorted(files.items())),
     }
+    write_atomic(directory / corpus.DATASHEET, format_datasheet(manifest).encode())
     scratch.write_json(directory / corpus.MANIFEST, manifest)
     return manifest
 

@@ -37,6 +37,7 @@ def parse_sources(
     workers: int,
     language: Sequence[str] = (),
     encoding: Sequence[str] = (),
+    license_ids: Sequence[str] = (),
     *,
     held_out: Sequence[str] = (),
     own_validation: bool = False,
@@ -48,18 +49,19 @@ def parse_sources(
     Args:
       specs: of `--source`.
       workers: processes that read.
-      language, encoding: one for all, or one for each of `specs` and then of `held_out`; none for the default.
+      language, encoding, license_ids: one for all, or one for each of `specs` and then of `held_out`; or none.
       held_out: of `--validation-source`.
       own_validation: hold out the validation splits of `hub:` sources.
 
     Raises:
-      UserError: the number of languages or encodings is another one, or a value is unusable.
+      UserError: the number of languages, encodings or licenses is another one, or a value is unusable.
     """
     ordered = (*held_out, *specs)
     columns = []
     for flag, given, default in (
         ("--language", language, languages.DEFAULT),
         ("--encoding", encoding, encodings.UTF_8),
+        ("--license", license_ids, None),
     ):
         chosen = tuple(given) or (default,)
         if len(chosen) not in (1, len(ordered)):

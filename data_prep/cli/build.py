@@ -12,8 +12,9 @@ from typing import Annotated, Any, Literal
 import tyro
 from etils import epath
 
+from bert_jax.command import flags
 from bert_jax.command.flags import DirectoryArg
-from bert_jax.data.corpus import MANIFEST, Corpus
+from bert_jax.data.corpus import MANIFEST, TOKENIZER, Corpus
 from bert_jax.errors import UserError, install_command
 from bert_jax.field_validation import Count, Interval, check
 from bert_jax.report import text
@@ -40,6 +41,9 @@ from data_prep.filters.function import FilterFunction
 _MANY_UNKNOWN = 0.01
 """Share of the bytes of the text."""
 _MIN_WORKER_MB = 16
+_RUNNER_FLAGS = "[-- FLAG ...]"
+_NOT_IN_COMMAND = ("--name", "--workers", "--memory-mb", "--scratch", "--engine", "--runner", _RUNNER_FLAGS)
+"""Flags that change no byte of the corpus, and its name, which is that of its directory in the command."""
 
 Similarity = Annotated[
     Fraction,
@@ -132,6 +136,9 @@ class Build:
     encoding: Encodings = ()
     """Encoding of files of text, e.g. windows-1252, or auto (identified for each file). One for all sources, or one for
     each, as for --language (default utf-8)."""
+    license: Annotated[Specs, tyro.conf.arg(metavar="ID")] = ()
+    """License of the text, e.g. cc-by-sa-4.0, for README.md. One for all sources, or one for each, as for --language.
+    Default: not stated."""
     skip_damaged: Switch = False
     """Leave out files that cannot be read, are damaged or binary, and list them. Default: they are an error."""
     validation_fraction: Fraction | None = None
@@ -156,7 +163,7 @@ class Build:
     """Beam's runner, e.g. DataflowRunner; flags after -- are passed to it. Default: Beam's."""
     cleaning: Annotated[_Cleaning, tyro.conf.arg(name="")] = dataclasses.field(default_factory=_Cleaning)
     filters: Annotated[_Filters, tyro.conf.arg(name="")] = dataclasses.field(default_factory=_Filters)
-    runner_flags: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="[-- FLAG ...]")] = ()
+    runner_flags: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar=_RUNNER_FLAGS)] = ()
     """Flags of Beam's runner."""
 
     def run(self) -> None:
@@ -177,6 +184,7 @@ class Build:
             self.workers,
             self.language,
             self.encoding,
+            self.license,
             held_out=self.validation_source,
             own_validation=own_validation,
         )
@@ -185,7 +193,7 @@ class Build:
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
             print(f"note: {tokenizer.note}", file=sys.stderr)
-        request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch)
+        request = BuildRequest(read, tokenizer, out, name, options, evaluation, self.scratch, self._command(name))
         inspect = f"`bert-data inspect {shlex.quote(os.fspath(out))}`"
         try:
             with damage_explained():
@@ -198,6 +206,17 @@ class Build:
             if not (out / MANIFEST).exists() or scratch_place(out, name, self.scratch).exists():
                 raise
             print(f"{out}: ready; look at it with {inspect}", file=sys.stderr)
+
+    def _command(self, name: str) -> str:
+        """The command, with the name of the corpus as --out and its tokenizer, without flags that change no byte."""
+        words = ["bert-data", "build"]
+        for before, flag in zip(flags.list_flags(Build), flags.list_flags(Build, self), strict=True):
+            (word, *_), value = flag.names, {"--out": name, "--tokenizer": TOKENIZER}.get(flag.names[0], flag.default)
+            if word in _NOT_IN_COMMAND or value == before.default:
+                continue
+            for each in value if flag.is_repeatable else (value,):
+                words += [word] if each is True else [word, str(each)]
+        return shlex.join(words)
 
     def _summarize(self, out: epath.Path, manifest: Mapping[str, Any]) -> None:
         """Print what was built, and notes on what may be unwanted."""

@@ -39,7 +39,17 @@ class _Skipped(TypedDict):
     first: list[str]
 
 
-class _Source(TypedDict):
+class _Kept(TypedDict):
+    documents: StoredCount
+    tokens: StoredCount
+
+
+class _OptionalOfSource(TypedDict, total=False):
+    license: str | None
+    kept: dict[str, _Kept]
+
+
+class _Source(_OptionalOfSource):
     spec: str
     encodings: dict[str, StoredCount]
     documents: StoredCount
@@ -157,7 +167,7 @@ def measure_corpus(directory: os.PathLike | str) -> dict:
         **({"filters": manifest["filters"]} if "filters" in manifest else {}),
         "rows": measure_rows(train),
         "pieces": _pieces(train.token_counts, tokenizer),
-        "samples": list(_samples(train, tokenizer)),
+        "samples": list(sample_documents(train, tokenizer, _SAMPLES_AT, _SAMPLE_TOKENS)),
     }
 
 
@@ -273,18 +283,25 @@ def _pieces(token_counts: np.ndarray, tokenizer: Tokenizer) -> dict:
     }
 
 
-def _samples(corpus: Corpus, tokenizer: Tokenizer) -> Iterator[dict]:
-    """The first 96 tokens of five documents; characters that the tokenizer does not represent are missing."""
-    for document in sorted({round(share * (corpus.num_documents - 1)) for share in _SAMPLES_AT}):
+def sample_documents(corpus: Corpus, tokenizer: Tokenizer, places: Sequence[float], max_tokens: int) -> Iterator[dict]:
+    """The first tokens of some documents as text; characters that the tokenizer does not represent are missing.
+
+    Args:
+      corpus: the split.
+      tokenizer: of the corpus.
+      places: of the documents in the split, in [0, 1].
+      max_tokens: of each document.
+    """
+    for document in sorted({round(share * (corpus.num_documents - 1)) for share in places}):
         first, end = (int(i) for i in corpus.document_offsets[document : document + 2])
-        sentences, left, sentence = [], _SAMPLE_TOKENS, first
+        sentences, left, sentence = [], max_tokens, first
         while left > 0 and sentence < end:
             ids = corpus.read_sentences(sentence, sentence + 1)
             sentences.append(tokenizer.decode(ids[:left]))
             left -= len(ids)
             sentence += 1
         tokens = int(np.sum(corpus.sentence_lengths[first:end], dtype=np.int64))
-        yield {"document": document, "tokens": tokens, "sentences": sentences, "cut": tokens > _SAMPLE_TOKENS}
+        yield {"document": document, "tokens": tokens, "sentences": sentences, "cut": tokens > max_tokens}
 
 
 def _obstacle(corpora: Sequence[dict]) -> str | None:

@@ -9,7 +9,7 @@ from bert_jax.data.corpus import SPLITS
 from bert_jax.data.epoch_counts import LOW_COVERAGE
 from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
 from bert_jax.report.cells import cell, make_table
-from data_prep import languages
+from data_prep import languages, licenses
 from data_prep.inspection.corpus_statistics import ROW_LENGTHS, split_counts
 from data_prep.inspection.filter_report import filter_sections
 
@@ -30,13 +30,13 @@ def sections(corpora: Sequence[Mapping], mixture: Mapping | None) -> list[Sectio
 def summary_sections(manifest: Mapping) -> list[Section]:
     """The report at the end of a build, from corpus.json alone."""
     splits = {split: split_counts(manifest["splits"][split]) for split in SPLITS}
-    counts = Section(manifest["name"], (_counts(splits),), level=1)
-    return [counts, *_languages(splits), _removed_and_skipped(manifest), *filter_sections(manifest)[:1]]
+    counts = Section(manifest["name"], (counts_table(splits),), level=1)
+    return [counts, *language_sections(splits), *removal_sections(manifest), *filter_sections(manifest)[:1]]
 
 
 def sentence_rules_note(splits: Mapping[str, Mapping]) -> str | None:
     """A note on the languages of the splits without rules for sentences, if there are any."""
-    counts = _language_counts(splits)
+    counts = count_languages(splits)
     without = sorted((-count["documents"], code) for code, count in counts.items() if not languages.has_rules(code))
     if not without:
         return None
@@ -113,15 +113,15 @@ def _corpus(corpus: Mapping) -> list[Section]:
         f" tokenizer {corpus['tokenizer_fingerprint'][:12]}"
     )
     return [
-        Section(corpus["name"], (about, _counts(corpus["splits"])), level=1),
-        *_languages(corpus["splits"]),
-        _removed_and_skipped(corpus),
+        Section(corpus["name"], (about, counts_table(corpus["splits"])), level=1),
+        *language_sections(corpus["splits"]),
+        *removal_sections(corpus),
         *filter_sections(corpus),
         _lengths(corpus["splits"], short_documents_warning(corpus["splits"]["train"], corpus["rows"], specs)),
         _rows(corpus["rows"]),
         _pieces(corpus["pieces"], corpus["splits"]["train"]["tokens"]),
         Section("How documents of train begin", tuple(_excerpt(sample) for sample in corpus["samples"])),
-        _sources(corpus),
+        Section("Where it came from", (sources_table(corpus["sources"]), settings_table(corpus["settings"]))),
     ]
 
 
@@ -155,7 +155,8 @@ def _mixture(mixture: Mapping) -> Section:
     )
 
 
-def _counts(splits: Mapping[str, Mapping]) -> Table:
+def counts_table(splits: Mapping[str, Mapping]) -> Table:
+    """Counts of each split (`corpus_statistics.split_counts`)."""
     forms = {
         "documents": "{documents:,}",
         "sentences": "{sentences:,}",
@@ -171,7 +172,7 @@ def _counts(splits: Mapping[str, Mapping]) -> Table:
     return Table(("", *SPLITS), tuple(zip(table.header, *table.rows, strict=True)))
 
 
-def _language_counts(splits: Mapping[str, Mapping]) -> dict[str, collections.Counter[str]]:
+def count_languages(splits: Mapping[str, Mapping]) -> dict[str, collections.Counter[str]]:
     """Counts of all splits together, by language; empty for corpora that were built without them."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for split in splits.values():
@@ -180,9 +181,9 @@ def _language_counts(splits: Mapping[str, Mapping]) -> dict[str, collections.Cou
     return counts
 
 
-def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
+def language_sections(splits: Mapping[str, Mapping]) -> list[Section]:
     """Counts by language, if there are several."""
-    counts = _language_counts(splits)
+    counts = count_languages(splits)
     if len(counts) < 2:
         return []
     total = max(1, sum(count["tokens"] for count in counts.values()))
@@ -205,8 +206,8 @@ def _languages(splits: Mapping[str, Mapping]) -> list[Section]:
     return [Section("Languages", (Note(about), make_table(rows, columns)))]
 
 
-def _removed_and_skipped(corpus: Mapping) -> Section:
-    """Removed by filters, changed by cleaning, and skipped while reading."""
+def removal_sections(corpus: Mapping) -> list[Section]:
+    """Removed by filters, changed by cleaning, and skipped while reading; then the first places that were skipped."""
     text_bytes = sum(corpus["splits"][split]["text_bytes"] for split in SPLITS)
     text_bytes += sum(removed.get("text_bytes", 0) for removed in corpus["dropped"].values())
     rows = []
@@ -225,7 +226,6 @@ def _removed_and_skipped(corpus: Mapping) -> Section:
         read = sum(source["text_bytes"] for source in corpus["sources"])
         every = read + sum(about["bytes"] for about in skipped.values())
         reasons = [{"reason": _words(reason), **about} for reason, about in skipped.items()]
-        places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
         columns = {
             "skipped because it could not be read": "{reason}",
             "how many": "{count:,}",
@@ -233,10 +233,11 @@ def _removed_and_skipped(corpus: Mapping) -> Section:
             "of all text": lambda about: f"{about['bytes'] / max(1, every):.2%}",
         }
         blocks.append(make_table(reasons, columns))
-        blocks.append(Table(("skipped", "first places"), places, words=True))
     else:
         blocks.append(Note("Nothing was skipped while reading."))
-    return Section("Removed and skipped", tuple(blocks))
+    places = tuple((_words(reason), place) for reason, about in skipped.items() for place in about["first"])
+    table = Table(("skipped", "first places"), places, words=True)
+    return [Section("Removed and skipped", tuple(blocks)), *([Section("Places of it", (table,))] if places else [])]
 
 
 def _lengths(splits: Mapping[str, Mapping], warning: str | None) -> Section:
@@ -327,22 +328,33 @@ def _excerpt(sample: Mapping) -> Excerpt:
     return Excerpt(caption, tuple(sample["sentences"]), sample["cut"])
 
 
-def _sources(corpus: Mapping) -> Section:
+def sources_table(sources: Sequence[Mapping]) -> Table:
+    """What corpus.json says of each source; builds of older versions did not count what was kept."""
+    kept = any("kept" in one for one in sources)
     columns = {
         "source": "{spec}",
+        "license": lambda one: one.get("license") or licenses.NOT_STATED,
         "language": lambda one: one.get("language", ""),
         "encodings": lambda one: ", ".join(f"{name} ({count:,})" for name, count in one["encodings"].items()),
         "documents": "{documents:,}",
         "text": "{text_bytes:bytes}",
         "files": "{files:,}",
-    }
-    return Section(
-        "Where it came from",
-        (
-            make_table(corpus["sources"], columns),
-            Table(("setting of the build", "value"), tuple(_settings(corpus["settings"], "")), words=True),
+        **(
+            {f"tokens of {split}": lambda one, split=split: _kept_tokens(one, split) for split in SPLITS}
+            if kept
+            else {}
         ),
-    )
+    }
+    return make_table(sources, columns)
+
+
+def _kept_tokens(source: Mapping, split: str) -> str:
+    return cell(source["kept"][split]["tokens"] if "kept" in source else None, ",")
+
+
+def settings_table(settings: Mapping) -> Table:
+    """The settings of a build."""
+    return Table(("setting of the build", "value"), tuple(_settings(settings, "")), words=True)
 
 
 def _settings(settings: Mapping, inside: str) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ import importlib
 import re
 
 from bert_jax.errors import UserError
-from data_prep import languages
+from data_prep import languages, licenses
 from data_prep.sources import encodings
 from data_prep.sources.base import BLOCK_BYTES, RANGE_BYTES, Document, Input, InputRecord, Skipped, Source, SourceBlock
 
@@ -56,7 +56,13 @@ KINDS_HELP = (
 """Help text of `--source`."""
 
 
-def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT, encoding: str = encodings.UTF_8) -> Source:
+def parse(
+    spec: str,
+    workers: int = 1,
+    language: str = languages.DEFAULT,
+    encoding: str = encodings.UTF_8,
+    license_id: str | None = None,
+) -> Source:
     """The source of a SPEC; docs/corpus.md describes the kinds.
 
     Args:
@@ -65,9 +71,10 @@ def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT, encodi
       workers: processes that `python-docs` may use.
       language: see `Source.language`.
       encoding: see `Source.encoding`.
+      license_id: see `Source.license`.
 
     Raises:
-      UserError: the kind is unknown, a part of the SPEC is missing, or the language or the encoding is not one.
+      UserError: the kind is unknown, a part of the SPEC is missing, or the language, encoding or license is not one.
     """
     kind, _, argument = spec.partition(":")
     if kind not in KINDS:
@@ -82,6 +89,7 @@ def parse(spec: str, workers: int = 1, language: str = languages.DEFAULT, encodi
         source.from_spec(spec, argument, workers),
         language=languages.check_setting(language),
         encoding=encodings.check_setting(encoding),
+        license=None if license_id is None else licenses.check_setting(license_id),
     )
     if parsed.encoding not in (encodings.UTF_8, encodings.AUTO) and not parsed.has_encodings:
         raise UserError(f"--encoding {encoding}: source {spec} has no files of text; give it utf-8")

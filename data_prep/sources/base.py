@@ -137,6 +137,8 @@ class Source(abc.ABC):
     """ISO 639 code of its documents, `@FIELD` for a field of each record, or `auto` to identify each document's"""
     encoding: str = dataclasses.field(default=encodings.UTF_8, kw_only=True)
     """of its files, or `auto` to identify each file's"""
+    license: str | None = dataclasses.field(default=None, kw_only=True)
+    """identifier, for corpus.json; None: not stated"""
     has_encodings: ClassVar[bool] = False
     """whether it reads files of text, which may be in other encodings than UTF-8"""
     has_fields: ClassVar[bool] = False

@@ -155,7 +155,8 @@ def validation_splits(sources: Sequence[Source]) -> list[Source]:
         if name and split.split in hub_layout.KEYWORDS["train"] and (split.folder, split.config, name) not in given:
             spec = f"hub:{split.folder}:{split.config}:{name}@{source.field}"
             read = _source(spec, dataclasses.replace(split, spec=spec, split=name), splits[name], source.field)
-            found.append(dataclasses.replace(read, language=source.language, encoding=source.encoding))
+            same = {name: getattr(source, name) for name in ("language", "encoding", "license")}
+            found.append(dataclasses.replace(read, **same))
     return found
 
 
