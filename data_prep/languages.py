@@ -7,13 +7,12 @@ from types import ModuleType
 
 import langcodes
 
+from bert_jax.data.corpus_description import UNDETERMINED
 from bert_jax.errors import UserError, install_command
 
 DEFAULT = "en"
 AUTO = "auto"
 """Setting of a source whose documents are identified."""
-UNDETERMINED = "und"
-"""ISO 639-2 code of a document whose language is not known."""
 
 # Of sentencex 1.0.32 (src/lib.rs); it uses English rules for codes without rules and without a related language.
 _WITH_RULES = frozenset(

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from bert_jax.errors import UserError
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9.+-]{0,99}")
-NOT_STATED = "not stated"
 _HUB_IDS = frozenset(
     """
     apache-2.0 mit openrail bigscience-openrail-m creativeml-openrail-m bigscience-bloom-rail-1.0 bigcode-openrail-m

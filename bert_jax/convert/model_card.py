@@ -3,8 +3,9 @@
 Its front matter has the fields of model cards at the Hugging Face Hub (huggingface.co/docs/hub/model-cards).
 """
 
+import collections
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,15 @@ import yaml
 from bert_jax.convert.families.family import CLASS_SUFFIXES
 from bert_jax.convert.parity.parity_report import ParityReport
 from bert_jax.convert.source_model import SourceModel
+from bert_jax.data.corpus_description import NOT_STATED, CorpusDescription, frequent_languages
 from bert_jax.provenance import code, describe_code
+from bert_jax.report import Note, Section, markdown
+from bert_jax.report.cells import make_table
 from bert_jax.tokenizers.tokenizer import Tokenizer
 
 CARD = "README.md"
 FENCE = "---\n"
+SHOWN_LANGUAGES = 8
 LIBRARIES = {
     "huggingface": "transformers",
     "pytorch": "transformers",
@@ -174,8 +179,40 @@ def format_model_card(
         lines += ["", OPENVINO_NOTE]
     if to == "stablehlo":
         lines += ["", f"This needs {SERVING_PACKAGES}."]
+    data = markdown.render([_training_data(source_model.corpora)]).splitlines() if source_model.corpora else []
     head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"
-    return head + "\n".join([*lines, "", "## Parity", "", "```", *report.lines(), "```", ""])
+    return head + "\n".join([*lines, "", *data, *[""] * bool(data), "## Parity", "", "```", *report.lines(), "```", ""])
+
+
+def _training_data(corpora: Sequence[tuple[float, CorpusDescription]]) -> Section:
+    def listed(values: Iterable[str | None], missing: str = "none") -> str:
+        return ", ".join(one or NOT_STATED for one in values) or missing
+
+    def languages(tokens: Mapping[str, int]) -> str:
+        order, total = sorted(tokens, key=lambda code: (-tokens[code], code)), sum(tokens.values())
+        shown = [f"{code} {tokens[code] / max(total, 1):.1%}" for code in order[:SHOWN_LANGUAGES]]
+        return listed([*shown, *([f"{len(order) - len(shown)} more"] if len(order) > len(shown) else [])], NOT_STATED)
+
+    columns = {
+        "corpus": "{name}",
+        "share of the rows": "{share:.1%}",
+        "documents": "{documents:,}",
+        "tokens": "{tokens:,}",
+        "languages": lambda corpus: languages(corpus["languages"]),
+        "licenses": lambda corpus: listed(corpus["licenses"], NOT_STATED),
+        "filters": lambda corpus: listed(corpus["filters"]),
+        "masked": lambda corpus: listed(corpus["masks"]),
+        "removed documents": lambda corpus: listed(
+            f"{reason.replace('_', ' ')} {count:,}" for reason, count in corpus["removed"].items()
+        ),
+    }
+    note = Note(
+        "What the run was trained on. Licenses are those of the text, not of the model; they were given when the"
+        " corpora were built, and not checked. Languages are shares of the tokens."
+    )
+    return Section(
+        "Training data", (note, make_table(({"share": s, **one} for s, one in corpora), columns, words=True))
+    )
 
 
 def _load_tokenizer(name: str, tokenizer: Tokenizer | None) -> dict[str, str]:
@@ -214,7 +251,11 @@ def _front_matter(source_model: SourceModel, to: str, sentences: bool) -> tuple[
         pipeline = "fill-mask" if config.direction == "bidirectional" else "text-generation"
     else:
         pipeline = "feature-extraction"
+    tokens: collections.Counter[str] = collections.Counter()
+    for _, corpus in source_model.corpora:
+        tokens.update(corpus["languages"])
     derived = {"pipeline_tag": pipeline, "base_model": _hub_name(source_model.hf_config.get("_name_or_path"))}
+    derived["language"] = frequent_languages(tokens) or None
     front = {name: value for name, value in derived.items() if value is not None} | front
     return {name: front[name] for name in sorted(front, key=lambda n: (*FIRST_FIELDS, n).index(n))}, warnings
 

@@ -11,6 +11,7 @@ import numpy as np
 from bert_jax.convert import sentence_transformers
 from bert_jax.convert.hf_model import HuggingFaceModel
 from bert_jax.convert.translate import NativeModel
+from bert_jax.data.corpus_description import CorpusDescription
 from bert_jax.errors import UserError
 from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -38,6 +39,9 @@ class SourceModel:
     """The source's config.json; fields that `ModelConfig` does not have, such as `problem_type`, are written back."""
     notes: tuple[str, ...] = ()
     """Sentences for the model card."""
+
+    corpora: tuple[tuple[float, CorpusDescription], ...] = ()
+    """What a run was trained on, as far as it recorded it: the share of the rows, and the corpus."""
 
     dtype: str = "float32"
     """Of the weights to write; the parameters are float32 values that it holds exactly (`round_params`)."""

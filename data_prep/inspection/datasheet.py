@@ -11,18 +11,17 @@ import yaml
 from etils import epath
 
 from bert_jax.data.corpus import SPLITS, TOKENIZER, Corpus
+from bert_jax.data.corpus_description import frequent_languages
 from bert_jax.provenance import code, describe_code
 from bert_jax.report import Command, Excerpt, Note, Section, markdown
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep import languages, licenses
+from data_prep import licenses
 from data_prep.inspection import report
 from data_prep.inspection.corpus_statistics import sample_documents, split_counts
 from data_prep.inspection.filter_report import filter_sections
 
 _SAMPLES_AT = (0.0, 0.5, 1.0)
 _SAMPLE_TOKENS = 32
-_LANGUAGE_SHARE = 0.01
-"""Of the tokens; rarer languages are in the table and not in the header."""
 _SOURCES_NOTE = (
     "Documents, text and files are what was read, tokens what was kept. Licenses are those that the build was given"
     " (--license), and were not checked. So are languages (--language, by default en), except auto: identified for each"
@@ -61,13 +60,11 @@ def format_datasheet(directory: epath.Path, tokenizer: Tokenizer, command: str, 
 
 def _header(manifest: Mapping) -> dict[str, Any]:
     counts = report.count_languages(manifest["splits"])
-    total = sum(count["tokens"] for count in counts.values())
-    frequent = sorted(code for code, count in counts.items() if count["tokens"] >= _LANGUAGE_SHARE * total)
-    codes = list(dict.fromkeys(code.split("-")[0] for code in frequent if code != languages.UNDETERMINED))
+    languages = frequent_languages({code: count["tokens"] for code, count in counts.items()})
     documents = sum(split["documents"] for split in manifest["splits"].values())
     return {
         "pretty_name": manifest["name"],
-        **({"language": codes} if codes else {}),
+        **({"language": languages} if languages else {}),
         **licenses.hub_fields(source["license"] for source in manifest["sources"]),
         "size_categories": [_size_category(documents)],
         "task_categories": ["fill-mask"],

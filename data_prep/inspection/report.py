@@ -6,10 +6,11 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
 from bert_jax.data.corpus import SPLITS
+from bert_jax.data.corpus_description import NOT_STATED
 from bert_jax.data.epoch_counts import LOW_COVERAGE
 from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
 from bert_jax.report.cells import cell, make_table
-from data_prep import languages, licenses
+from data_prep import languages
 from data_prep.inspection.corpus_statistics import ROW_LENGTHS, split_counts
 from data_prep.inspection.filter_report import filter_sections
 
@@ -333,7 +334,7 @@ def sources_table(sources: Sequence[Mapping]) -> Table:
     kept = any("kept" in one for one in sources)
     columns = {
         "source": "{spec}",
-        "license": lambda one: one.get("license") or licenses.NOT_STATED,
+        "license": lambda one: one.get("license") or NOT_STATED,
         "language": lambda one: one.get("language", ""),
         "encodings": lambda one: ", ".join(f"{name} ({count:,})" for name, count in one["encodings"].items()),
         "documents": "{documents:,}",

@@ -115,10 +115,17 @@ def test_cards(made, name):
     count = sum(leaf.size for leaf in jax.tree.leaves(params))
     front, body = re.fullmatch(r"---\n(.*?)---\n\n(.*)", card, re.DOTALL).groups()
     library = {"huggingface": "transformers", "tensorflow1": "tensorflow", "bert-jax": "bert_jax", "stablehlo": "jax"}
-    expected = {"library_name": library[to], "pipeline_tag": "fill-mask", "tags": ["bert", "bert_jax"]}
+    expected = {
+        "language": ["en"],
+        "library_name": library[to],
+        "pipeline_tag": "fill-mask",
+        "tags": ["bert", "bert_jax"],
+    }
     assert yaml.safe_load(front) == expected and list(yaml.safe_load(front)) == list(expected)
     assert body.startswith(f"# {name}\n\nA bert with 1 layers of width 64, {count:,} parameters; on its encoder: mlm, ")
     origin = "run" if source == "run" else JOURNEYS[source][1]
+    data = "| tests | 100.0% |"
+    assert ("## Training data" in body and data in body and "not stated" in body) == (source == "run")
     assert f"Converted from {origin} (" in card and f") to {to} by bert_jax " in card
     assert str(made[source].parent) not in card  # the card must not contain local paths
     table = card[card.index("## Parity") :]

@@ -1,6 +1,7 @@
-"""The usage examples of model cards."""
+"""Model cards: usage examples, and the corpora of a run."""
 
 import pytest
+import yaml
 
 from bert_jax.convert import model_card, tokenizer_check
 from bert_jax.convert.parity.parity_report import ParityReport
@@ -34,3 +35,32 @@ def test_the_example_reads_the_tokenizer_that_was_written(family, to, tmp_path, 
     found = {}
     exec("\n".join(line for line in example.split("\n") if "okenizer" in line), found)
     assert found["ids"] == [[tokenizer.cls_id, *tokenizer.encode("A text."), tokenizer.sep_id]]
+
+
+def test_training_data_and_its_language():
+    books = {
+        "name": "books",
+        "documents": 1200,
+        "tokens": 3000,
+        "languages": {"en": 2900, "la": 20, "und": 80},
+        "licenses": ["CC0-1.0", None],
+        "filters": ["c4", "a|b.py:keep"],
+        "masks": ["email"],
+        "removed": {"duplicate_documents": 1234},
+    }
+    web = books | {"name": "<b>", "languages": {"pt-BR": 400, "no": 600}, "filters": [], "masks": [], "removed": {}}
+    old = books | {"name": "old", "languages": {}, "licenses": []}
+    report, model = ParityReport("numpy", 0, 0, (), None), NativeModel("bert", BERT, Heads(), {})
+    source = SourceModel("run", "run", model, corpora=((0.5, books), (0.25, web), (0.25, old)))
+    _, front, body = model_card.format_model_card("m", source, "bert-jax", report).split("---\n", 2)
+    assert yaml.safe_load(front)["language"] == ["en", "no", "pt"] and "license" not in yaml.safe_load(front)
+    rows = [line for line in body.splitlines() if line.startswith("|")][2:]
+    assert rows == [
+        "| books | 50.0% | 1,200 | 3,000 | en 96.7%, und 2.7%, la 0.7% | CC0-1.0, not stated | c4, a\\|b.py:keep |"
+        " email | duplicate documents 1,234 |",
+        "| \\<b\\> | 25.0% | 1,200 | 3,000 | no 60.0%, pt-BR 40.0% | CC0-1.0, not stated | none | none | none |",
+        "| old | 25.0% | 1,200 | 3,000 | not stated | not stated | c4, a\\|b.py:keep | email |"
+        " duplicate documents 1,234 |",
+    ]
+    without = model_card.format_model_card("m", SourceModel("run", "run", model), "bert-jax", report)
+    assert "Training data" not in without and "language" not in without

@@ -202,7 +202,7 @@ def test_terminal(corpus, capsys):
         "near duplicates: shingles [5]",
         "wide none",
         "fast yes",
-        "jsonl:a.jsonl utf-8 (1) 80 43.21 kB 1",
+        "jsonl:a.jsonl not stated utf-8 (1) 80 43.21 kB 1",
     ):
         assert any(line.startswith(expected) for line in squeezed), expected
     text_bytes = sum(Corpus.open(corpus, split).num_tokens for split in ("train", "validation")) * 5 + 2000

@@ -161,9 +161,9 @@ def test_a_causal_run_and_its_export_are_the_same(causal_run, tmp_path, monkeypa
 
 def test_the_card_tells_what_the_pair_head_means(tiny_run, tiny_export, tmp_path, monkeypatch):
     assert "follows the first (label 0)" in (tiny_export / "README.md").read_text()
-    config = workdir.read_config(tiny_run)
-    ordered = config_lib.replace(config, objective={"pair": "sop"}, data={"format": "sentence_order"})
-    monkeypatch.setattr(workdir, "read_config", lambda directory: ordered)
+    run = workdir.read_run(tiny_run)
+    ordered = config_lib.replace(run["config"], objective={"pair": "sop"}, data={"format": "sentence_order"})
+    monkeypatch.setattr(workdir, "read_run", lambda directory: run | {"config": ordered})
     convert(tiny_run, tmp_path / "ordered", "huggingface")
     card = (tmp_path / "ordered" / "README.md").read_text()
     assert "swapped (label 1)" in card and "follows" not in card

@@ -52,7 +52,8 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     """
     refuse_drop_and_trim(directory, options)
     source, directory = directory, run_directory_of(directory)
-    config = workdir.read_config(directory)
+    run = workdir.read_run(directory)
+    config = run["config"]
     if options.optimizer_state and config.optimizer.name == "muon":
         raise UserError(
             f"{directory} was trained with muon, whose matrices have no moments of Adam: leave its optimizer state out "
@@ -90,8 +91,15 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     if options.part == "generator":
         model, heads = spec.generator, generator_heads(spec.generator)
     translated = NativeModel(family, model, heads, params)
+    descriptions = run.get("corpus_descriptions", {})
     return SourceModel(
-        "run", str(directory), translated, directory / workdir.TOKENIZER, optimizer_state=moments, notes=notes
+        "run",
+        str(directory),
+        translated,
+        directory / workdir.TOKENIZER,
+        optimizer_state=moments,
+        notes=notes,
+        corpora=tuple((share, descriptions[one]) for one, share in run["corpora"].items() if one in descriptions),
     )
 
 

@@ -9,6 +9,7 @@ from bert_jax import config as config_lib
 from bert_jax import field_validation
 from bert_jax.config import Config
 from bert_jax.data.corpus import identity_of, read_manifest
+from bert_jax.data.corpus_description import CorpusDescription, describe_corpora
 from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
 from bert_jax.errors import UserError
@@ -24,7 +25,12 @@ PROBE_PREFIX = "doctor-mark-"
 """Prefix of temporary files of `bert-jax doctor`."""
 
 
-class ConfigFile(TypedDict):
+class _AddedLater(TypedDict, total=False):
+    corpus_descriptions: dict[str, CorpusDescription]
+    """by identity; not of data for fine-tuning, and not in runs that were begun by older versions"""
+
+
+class ConfigFile(_AddedLater):
     """The content of config.json."""
 
     config: Config
@@ -67,7 +73,11 @@ def write_run_config(
         if before is None:
             write_atomic(workdir / TOKENIZER, tokenizer_text.encode())
             write_atomic(workdir / LEDGER, b"")  # a run without config.json has no decisions
-        settings = {"corpus_paths": sorted(corpus_paths), "config": config_lib.to_dict(config)}
+        settings = {
+            "corpus_paths": sorted(corpus_paths),
+            "corpus_descriptions": describe_corpora(sorted(corpus_paths)),
+            "config": config_lib.to_dict(config),
+        }
         write_atomic(workdir / CONFIG, json.dumps(_run_identity(config, mixture) | settings, indent=1).encode())
     except OSError as error:
         raise UserError(
