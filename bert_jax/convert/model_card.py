@@ -175,16 +175,18 @@ def format_model_card(
     for graph in graphs[1:]:
         load = f': `SentenceTransformer("{name}"{_sentence_options(graph)})`' if sentences else ""
         lines += ["", f"`{graph}` has the same model in int8{load}."]
-    if LIBRARIES[to] == "openvino":
-        lines += ["", OPENVINO_NOTE]
-    if to == "stablehlo":
-        lines += ["", f"This needs {SERVING_PACKAGES}."]
-    data = markdown.render([_training_data(source_model.corpora)]).splitlines() if source_model.corpora else []
+    if note := {"openvino": OPENVINO_NOTE, "jax": f"This needs {SERVING_PACKAGES}."}.get(LIBRARIES[to]):
+        lines += ["", note]
     head = f"{FENCE}{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}{FENCE}\n"
-    return head + "\n".join([*lines, "", *data, *[""] * bool(data), "## Parity", "", "```", *report.lines(), "```", ""])
+    lines += ["", *_training_data(source_model.corpora), "## Parity", "", "```"]
+    return head + "\n".join([*lines, *report.lines(), "```", ""])
 
 
-def _training_data(corpora: Sequence[tuple[float, CorpusDescription]]) -> Section:
+def _training_data(corpora: Sequence[tuple[float, CorpusDescription]]) -> list[str]:
+    """Lines about what a run was trained on; none if it did not record it."""
+    if not corpora:
+        return []
+
     def listed(values: Iterable[str | None], missing: str = "none") -> str:
         return ", ".join(one or NOT_STATED for one in values) or missing
 
@@ -210,9 +212,8 @@ def _training_data(corpora: Sequence[tuple[float, CorpusDescription]]) -> Sectio
         "What the run was trained on. Licenses are those of the text, not of the model; they were given when the"
         " corpora were built, and not checked. Languages are shares of the tokens."
     )
-    return Section(
-        "Training data", (note, make_table(({"share": s, **one} for s, one in corpora), columns, words=True))
-    )
+    table = make_table(({"share": share, **corpus} for share, corpus in corpora), columns, words=True)
+    return markdown.render([Section("Training data", (note, table))]).split("\n")
 
 
 def _load_tokenizer(name: str, tokenizer: Tokenizer | None) -> dict[str, str]:

@@ -239,20 +239,13 @@ class Corpus:
         if split not in manifest["splits"]:
             raise UserError(f"{directory}: no split {split!r}; it has {', '.join(sorted(manifest['splits']))}")
         counts, identity = manifest["splits"][split], identity_of(directory, manifest)
-        expected = {
-            "sentence_lengths": (np.dtype("<u2"), counts["sentences"], None),
-            "document_offsets": (np.dtype("<i8"), counts["documents"] + 1, counts["sentences"]),
-            "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
-            "token_counts": (np.dtype("<i8"), manifest["vocab_size"], None),
-            "word_starts": (np.dtype(np.uint8), counts["word_start_bytes"], None),
-        }
         files = stored_files(directory, manifest)
         if is_remote(directory):
             for file in files.values():  # copies of an earlier run are kept for this one
                 cache.use_existing(file.sha256)
         arrays = {
             array: _map_array(files[array_file(split, array)], cache, *properties)
-            for array, properties in expected.items()
+            for array, properties in _array_properties(counts, manifest["vocab_size"]).items()
         }
         if arrays["token_counts"].sum() != counts["tokens"]:
             raise UserError(
@@ -357,6 +350,17 @@ class Corpus:
 
 def _open_corpus(directory: str, split: str, cache: LocalCache) -> Corpus:
     return Corpus.open(directory, split, cache)
+
+
+def _array_properties(counts: SplitEntry, vocab_size: int) -> dict[str, tuple[np.dtype, int, int | None]]:
+    """Type, length, and last value if it is known, of each of ARRAYS."""
+    return {
+        "sentence_lengths": (np.dtype("<u2"), counts["sentences"], None),
+        "document_offsets": (np.dtype("<i8"), counts["documents"] + 1, counts["sentences"]),
+        "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
+        "token_counts": (np.dtype("<i8"), vocab_size, None),
+        "word_starts": (np.dtype(np.uint8), counts["word_start_bytes"], None),
+    }
 
 
 def _map_array(file: StoredFile, cache: LocalCache, dtype: np.dtype, length: int, last: int | None) -> np.ndarray:

@@ -81,17 +81,8 @@ def build(request: BuildRequest, engine: Engine) -> dict:
     # If a file differs from that of an earlier run, its input is prepared again and all decisions are made again.
     identities = [(source.spec, source.language, source.encoding) for source in sources]
     keys = tuple(scratch.fingerprint((*identity, preparation))[:16] for identity in identities)
-    decisions = {
-        "sources": identities,
-        "licenses": [source.license for source in sources],
-        "command": request.command,
-        "name": request.name,
-        "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
-        "settings": request.options.to_dict(),
-        "inputs": scratch.fingerprint(inputs),
-    }
     existed = is_remote(directory) or directory.exists()  # a store has no directories
-    arguments = {"units": preparation, "decisions": decisions}
+    arguments = {"units": preparation, "decisions": {"sources": identities, **_other_arguments(request, inputs)}}
     scratch_dir = resume.scratch_place(directory, request.name, request.scratch)
     if resume.finish_removal(scratch_dir, directory, arguments):
         return read_manifest(directory)
@@ -115,6 +106,19 @@ def build(request: BuildRequest, engine: Engine) -> dict:
             manifest = writer.finish_corpus(directory, scratch_dir, request.name, request.tokenizer, *content, page)
             resume.remove_scratch(scratch_dir, directory)
     return manifest
+
+
+def _other_arguments(request: BuildRequest, inputs: Sequence[IndexedInput]) -> dict:
+    """Arguments that no prepared block depends on; JSON values."""
+    directory = epath.Path(request.directory)
+    return {
+        "licenses": [source.license for source in request.sources],
+        "command": request.command,
+        "name": request.name,
+        "out": os.fspath(directory if is_remote(directory) else directory.resolve()),
+        "settings": request.options.to_dict(),
+        "inputs": scratch.fingerprint(inputs),
+    }
 
 
 def _prepare_job(

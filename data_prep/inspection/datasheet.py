@@ -1,7 +1,7 @@
 """The datasheet of a corpus: in Markdown what corpus.json says, and the card of a dataset at the Hugging Face Hub.
 
 The idea of datasheets is that of Gebru et al. 2021 ("Datasheets for Datasets"). Fields of the header:
-https://github.com/huggingface/hub-docs/blob/main/datasetcard.md. The page has no date, and no name of a machine.
+https://huggingface.co/docs/hub/datasets-cards. The page has no date, and no name of a machine.
 """
 
 from collections.abc import Mapping

@@ -114,7 +114,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         " --min-characters 30"
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
         " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
-        " --validation-fraction 0.2 --scratch elsewhere --name other --skip-damaged --memory-mb 64"
+        " --validation-fraction 0.2 --scratch elsewhere --name other --skip-damaged --memory-mb 64 --license mit"
         " --filter thresholds.json --filter-function keep.py:keep --mask phone --mask email --mask email"
     )
     pathlib.Path("thresholds.json").write_text('{"fineweb": {"short_line": 2, "max_repeated_line_characters": null}}')
@@ -122,7 +122,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
     assert build("c", "text:text.txt", *flags.split()) == 0
     manifest = json.loads(pathlib.Path("c/corpus.json").read_text())
     assert manifest["name"] == "other" and manifest["leak_check"]["sources"] == ["text:text.txt"]
-    assert manifest["sources"][0]["encoding"] == "cp1252"
+    assert manifest["sources"][0]["encoding"] == "cp1252" and manifest["sources"][0]["license"] == "mit"
     assert manifest["sources"][0]["language"] == "de" and [*manifest["splits"]["train"]["languages"]] == ["de"]
     assert manifest["settings"] == {
         "cleaning": {"normalization": "nfkc", "control_characters": False, "whitespace": False},

@@ -150,9 +150,11 @@ def test_a_validation_split_is_held_out(workspace, capsys):
     assert Corpus.open("d", "validation").num_documents == 3
     write("own.jsonl", test)
     both = ["--source", "jsonl:own.jsonl@text", "--source", "hub:h@text", "--language", "de", "--language", "is"]
+    both += ["--license", "mit", "--license", "cc0-1.0"]
     assert build("e", *both) == 0
     manifest = json.loads(pathlib.Path("e/corpus.json").read_text())
     assert [*manifest["splits"]["validation"]["languages"]] == ["is"]
+    assert [one["license"] for one in manifest["sources"]] == ["cc0-1.0", "mit", "cc0-1.0"]
     assert manifest["splits"]["validation"]["documents"] == 5
     words = ["--source", "hub:h@text", "--validation-source", "hub:h:default:test@text"]
     assert build("f", *words) == 0
