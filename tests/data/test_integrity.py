@@ -32,7 +32,8 @@ def corpora(sound, tmp_path):
 
 
 def files_of(corpora):
-    return [path for one in corpora for path in sorted(one.directory.iterdir()) if path.name != "corpus.json"]
+    every = (path for one in corpora for path in sorted(one.directory.iterdir()))
+    return [path for path in every if path.name not in ("corpus.json", "README.md")]
 
 
 def flip(path):
