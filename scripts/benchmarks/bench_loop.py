@@ -76,7 +76,8 @@ class OneBatchPretraining(Pretraining):
 
     def _endless(self, cursor: Cursor) -> Iterator[HostBatch]:
         phase = self.step.phase
-        rows = train_step.synthetic_rows(phase.batch_size, phase.seq_len)
+        slots = self.config.data.max_examples_per_row(phase.seq_len)
+        rows = train_step.synthetic_rows(phase.batch_size, phase.seq_len, slots=slots)
         while True:
             cursor = dataclasses.replace(cursor, step=cursor.step + 1, rows=cursor.rows + phase.batch_size)
             yield HostBatch(rows, phase.batch_size, cursor)

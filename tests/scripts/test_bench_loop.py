@@ -7,7 +7,7 @@ import pytest
 
 from tests.pages import load_script
 
-TINY = "--preset bert_tiny --seq-len 16 --batch 2 --rounds 2"
+TINY = "--preset bert_tiny --seq-len 64 --batch 2 --rounds 2"
 KINDS = {"seconds", "cpu", "main"}
 
 
