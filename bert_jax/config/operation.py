@@ -104,9 +104,10 @@ class RecoveryConfig:
     max_starts: Count = 10
     """Number of starts in a row without a new checkpoint after which the run refuses to start again, so that a launcher
     does not repeat it for ever."""
-    replica_check_every: CountOrZero = 100
+    replica_check_every: CountOrZero | None = None
     """Steps between comparisons of the copies of parameters and moments on devices that must have the same; they are
-    also compared before every save. After a difference, the run rolls back and names the device. 0: never."""
+    also compared before every save. After a difference, the run rolls back and names the device. 0: never. None: 100,
+    but never on GPUs, on which it was not tried."""
     stall_seconds: Positive | None = 300.0
     """A step, a read of rows, an evaluation or a save that takes longer than this, and than 20 times the longest of its
     kind before, writes the stacks of all threads to the folder stacks of the work directory; after twice that time the

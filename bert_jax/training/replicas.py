@@ -31,6 +31,8 @@ from bert_jax.training.state import TrainState
 
 ODD = 0x9E3779B1
 """Multiplied with the index of an element; odd, so that the elements of an array have different products."""
+CHECK_EVERY = {"cpu": 100, "tpu": 100}
+"""Default of `recovery.replica_check_every` by platform; other platforms never compare by default."""
 MAX_NAMED = 8
 """Devices in a message."""
 
@@ -152,7 +154,8 @@ class ReplicaCheck:
           newest_state: called after a divergence.
         """
         self._programs, self._newest_state = programs, newest_state
-        self._every = programs.task.config.recovery.replica_check_every
+        every = programs.task.config.recovery.replica_check_every
+        self._every = CHECK_EVERY.get(programs.mesh.devices.flat[0].platform, 0) if every is None else every
         self._comparison: Comparison | None = None
         self._pending: tuple[int, Array] | None = None
 
