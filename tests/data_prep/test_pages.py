@@ -33,7 +33,7 @@ def test_the_commands_and_code_of_the_page_on_corpora(tmp_path, monkeypatch):
         lines = [json.dumps({"text": text}) for text in make_documents(seed, 20)]
         pathlib.Path(f"my_dataset/{split}.jsonl").write_text("\n".join(lines))
     commands = commands_of("docs/corpus.md")
-    kinds = ["tokenizer", "build", "inspect", "build", "build", "build", "inspect", "inspect"]
+    kinds = ["tokenizer", "build", "inspect", "build", "build", "build", "inspect", "build", "inspect"]
     assert [command[1] for command in commands] == kinds
     pathlib.Path("thresholds.json").write_text(code_of("docs/corpus.md", "json"))
     pathlib.Path("keep.py").write_text(code_of("docs/corpus.md", "py"))
