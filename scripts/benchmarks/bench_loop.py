@@ -120,7 +120,7 @@ def flags(add: Callable[..., Any]) -> None:
     add("--batch", type=positive, default=8, help="rows per step")
     add("--optimizer", choices=("adamw", "lamb"), default="adamw", help="default: adamw")
     add("--rounds", type=positive, default=5, help="windows; medians are over them")
-    add("--devices", type=positive, default=1, help="with several, replicas are compared")
+    add("--devices", type=positive, default=1, help="on several, replicas are compared; CPUs: fewer than cores")
     add("--local-every", type=positive, default=100, help="steps between two local copies")
     add("--memory", default="/dev/shm", help="directory of local copies")
     add("--port", type=positive, default=9464, help="of the metrics for Prometheus")
