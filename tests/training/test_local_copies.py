@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import shutil
+import struct
 import time
 
+import google_crc32c
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -87,6 +89,14 @@ def test_damage_is_noticed(copies, tmp_path, capsys):
     for cut in (0, 20, len(whole) - 1):
         file.write_bytes(whole[:cut])
         assert restore(copies) is None
+    for body in (
+        b"",
+        b"\xff" * 99,
+        b"\0" * 7 + b"\x02[[",
+        b"\0" * 5 + b"\1\0\0" + b"[" * 2**16,
+    ):  # with a right checksum
+        file.write_bytes(struct.pack("!I", google_crc32c.value(body)) + body)
+        assert read_file(file) is None
     file.write_bytes(whole)
     assert restore(copies) is not None
 

@@ -95,8 +95,11 @@ def read_file(file: Path) -> tuple[dict[str, Any], memoryview] | None:
     if _checksum([content[_CHECKSUM_BYTES:]]) != content[:_CHECKSUM_BYTES]:
         return None
     begin = _CHECKSUM_BYTES + 8
-    (length,) = struct.unpack("!Q", content[_CHECKSUM_BYTES:begin])
-    return json.loads(bytes(content[begin : begin + length])), content[begin + length :]
+    try:
+        (length,) = struct.unpack("!Q", content[_CHECKSUM_BYTES:begin])
+        return json.loads(bytes(content[begin : begin + length])), content[begin + length :]
+    except (struct.error, ValueError, OverflowError, RecursionError):
+        return None
 
 
 def restore_state(file: Path, shapes: Any, layout: Layout) -> Any:
