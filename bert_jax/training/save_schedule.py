@@ -82,7 +82,7 @@ def check_keep_best(programs: Programs) -> None:
     for phase in range(len(config.phases)) if metric is not None else ():
         known |= _held_out_metrics(programs, phase)
     if metric is not None and metric not in known:
-        hint = did_you_mean(metric, known) or f"it has {', '.join(sorted(known))}"
+        hint = " ".join(filter(None, [did_you_mean(metric, known), f"It has {', '.join(sorted(known))}"]))
         raise UserError(f"checkpoint.keep_best {metric!r} is not a held-out metric of this run: {hint}")
 
 
