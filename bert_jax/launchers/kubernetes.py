@@ -1,5 +1,6 @@
 """The JobSet (jobset.x-k8s.io/v1alpha2) of ``bert-jax launch kubernetes``: jobset.yaml with the flags filled in."""
 
+import json
 import math
 import re
 from dataclasses import dataclass
@@ -36,7 +37,7 @@ Name = Annotated[
     ),
 ]
 Slices = Annotated[int, Interval("[1, 1000]")]
-Claim = Annotated[str, Form("CLAIM:PATH, as in corpora:/data", "[^:]+:/.*[^/].*")]
+Claim = Annotated[str, Form("CLAIM:PATH, as in corpora:/data", "[^:]+:/[^:]*[^:/][^:]*")]
 HostPath = Annotated[
     str,
     Form("NODE_PATH:PATH, as in /home/kubernetes/bin/gib:/usr/local/gib", "/[^:]*:/[^:]*[^:/][^:]*"),
@@ -137,6 +138,15 @@ class Kubernetes:
             f"--cache {self.cache}: give an absolute path on a disk, as in /mnt/disks/ssd0/cache",
         )
 
+        # Kubernetes takes the JobSet, and then refuses its Jobs, which kubectl apply does not show.
+        paths = [
+            "/dev/shm",
+            *(path for _, path in mounts(self.claim + self.host_path)),
+            *[self.cache] * self.node_cache,
+        ]
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        require(not twice, f"--claim, --host-path: {', '.join(twice)} would be mounted twice in a pod")
+
     @property
     def claims(self) -> list[tuple[str, str]]:
         """The name of each claim, and where it is mounted."""
@@ -217,6 +227,12 @@ def check_pretrain_args(words: list[str], directories: list[str]) -> None:
         require(flag in given, f"{flag} is missing after --")
 
 
+def to_yaml(value: object, **options: bool) -> str:
+    """A value as JSON that is YAML, too: JSON's pairs of surrogates are an error in the YAML of kubectl."""
+    text = json.dumps(value, ensure_ascii=False, **options)
+    return re.sub("[^ -~]", lambda found: rf"\U{ord(found[0]):08x}", text)
+
+
 def manifest(args: Kubernetes, pretrain_args: list[str]) -> str:
     """The JobSet as YAML: jobset.yaml filled in.
 
@@ -249,6 +265,7 @@ def manifest(args: Kubernetes, pretrain_args: list[str]) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
+    environment.policies["json.dumps_function"] = to_yaml
     template = environment.get_template("jobset.yaml")
     return template.render(
         args=args,

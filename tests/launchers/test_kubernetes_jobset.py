@@ -300,8 +300,8 @@ def test_a_cache_survives_restarts(make_jobset, monkeypatch, tmp_path, path, on_
         jax.config.update("jax_compilation_cache_dir", before)
 
 
-@pytest.mark.parametrize("name", ["$(BERT_JAX_HOST)", "a$$b", "$$(BERT_JAX_HOST)", "$$$(X)$", "$"])
-def test_dollar_signs_of_the_user_are_escaped(make_jobset, name):
+@pytest.mark.parametrize("name", ["$(BERT_JAX_HOST)", "a$$b", "$$(BERT_JAX_HOST)", "$$$(X)$", "$", "é\U0001f600\\\x85"])
+def test_texts_of_the_user_are_escaped(make_jobset, name):
     jobset = make_jobset(*GPU, "--cache", f"/disk/{name}", "--", *MOUNTED, "--name", name)
     assert container_command(jobset, 3)[:9][-1] == name
     container = pod_of(jobset)["containers"][0]
@@ -354,6 +354,9 @@ def test_dollar_signs_of_the_user_are_escaped(make_jobset, name):
         ((*GPU, "--env", "XDG_CACHE_HOME=/x", "--", *MOUNTED), "XDG_CACHE_HOME=/x': it must be"),
         ((*GPU, "--annotation", "key", "--", *MOUNTED), "that is KEY=VALUE"),
         ((*GPU, "--host-path", "gib:/gib", "--", *MOUNTED), "that is NODE_PATH:PATH"),
+        ((*GPU, "--host-path", "/gib:/data/", "--", *MOUNTED), "/data would be mounted twice in a pod"),
+        ((*GPU, "--claim", "more:/dev/shm", "--", *MOUNTED), "/dev/shm would be mounted twice in a pod"),
+        ((*GPU, "--claim", "more:/more:ro", "--", *MOUNTED), "that is CLAIM:PATH"),
         ((*GPU, "--env-script", "env.sh", "--", *MOUNTED), "that is an absolute path"),
     ],
 )
