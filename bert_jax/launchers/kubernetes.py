@@ -26,7 +26,7 @@ RESERVED = ("BERT_JAX_HOST", "BERT_JAX_CACHE", "XDG_CACHE_HOME", "TPU_WORKER_ID"
 RESERVED += ("MEGASCALE_COORDINATOR_ADDRESS", "MEGASCALE_NUM_SLICES", "MEGASCALE_SLICE_ID")
 """Environment variables that the JobSet or GKE sets."""
 Accelerator = Literal["tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice", "tpu7x"]
-Size = Annotated[str, Form("a size, as in 400Gi", r"[1-9]\d*[MGT]i?")]
+Size = Annotated[str, Form("a size, as in 400Gi", r"[1-9][0-9]{0,8}[MGT]i?")]
 # With 40 characters, NAME-hosts-SLICE-INDEX and the six that a Job adds are at most 63, for three digits of a slice and
 # six of an index.
 Name = Annotated[
@@ -46,7 +46,7 @@ Variable = Annotated[
     str,
     Form(
         f"NAME=VALUE, as in NCCL_DEBUG=INFO, and not one of {', '.join(RESERVED)}",
-        rf"(?!(?:{'|'.join(RESERVED)})=)[A-Za-z_]\w*=(?s:.*)",
+        rf"(?!(?:{'|'.join(RESERVED)})=)[A-Za-z_][A-Za-z_0-9]*=(?s:.*)",
     ),
 ]
 Annotation = Annotated[str, Form("KEY=VALUE", r"[^=\s]+=(?s:.*)")]
@@ -55,7 +55,7 @@ Card = Annotated[
     str,
     Form(
         "RESOURCE=COUNT, as in rdma/rdma_shared_device_a=1 (GPUs are --gpus)",
-        r"(?!nvidia\.com/gpu=)[^=/]+/[^=/]+=[1-9]\d*",
+        r"(?!nvidia\.com/gpu=)[^=/]+/[^=/]+=[1-9][0-9]{0,3}",
     ),
 ]
 Label = Annotated[str, Form("KEY=VALUE", "[^=]+=[^=]*")]
@@ -165,7 +165,7 @@ class Kubernetes:
         """
         dimensions = 3 if self.accelerator in THREE_DIMENSIONAL else 2
         require(
-            re.fullmatch(r"[1-9]\d*(x[1-9]\d*)" + f"{{{dimensions - 1}}}", self.topology) is not None,
+            re.fullmatch(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})" + f"{{{dimensions - 1}}}", self.topology) is not None,
             f"--topology {self.topology}: {self.accelerator} has {dimensions} dimensions, as in "
             + "x".join("4" * dimensions),
         )
