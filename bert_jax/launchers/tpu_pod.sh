@@ -96,8 +96,9 @@ check() {
     [[ $name =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] ||
         fail "--name $name: use lower-case letters, digits and hyphens, a letter first, 40 at most"
     [[ $slices =~ ^[1-9][0-9]{0,2}$ ]] || fail "--slices $slices: it must be a number from 1 to 999"
-    [[ $max_restarts =~ ^[0-9]+$ ]] || fail "--max-restarts $max_restarts: it must be a number"
-    [[ $poll =~ ^[0-9]+$ ]] || fail "--poll $poll: it must be a number of seconds"
+    # Bash takes 08 for octal, and numbers beyond 2^63 for others.
+    [[ $max_restarts =~ ^(0|[1-9][0-9]{0,8})$ ]] || fail "--max-restarts $max_restarts: it must be a number up to 999999999"
+    [[ $poll =~ ^[0-9]{1,9}$ ]] || fail "--poll $poll: it must be a number of seconds"
     case $verb in create | run) check_type ;; esac
     case $verb in setup | run) check_clone ;; esac
     case $verb in

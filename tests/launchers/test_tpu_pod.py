@@ -231,6 +231,8 @@ def test_types_that_exist(name):
         (("create", *SLICE, "--type", "v5p-12"), "multiples of 8"),
         (("create", *SLICE, "--type", "h100-8"), "--type h100-8 is unknown"),
         (("create", *SLICE, "--poll", "soon"), "--poll soon"),
+        (("create", *SLICE, "--max-restarts", "08"), "--max-restarts 08: it must be a number up to"),
+        (("create", *SLICE, "--max-restarts", "9" * 20), "it must be a number up to 999999999"),
         (("create", *SLICE, "--slices", "0"), "--slices 0: it must be a number from 1 to 999"),
         (("create", *SLICE, "--type", "v3-32", "--slices", "2"), "--slices 2: v3-32 cannot be joined"),
         (("create", *SLICE, "--speed", "9"), "there is no option --speed"),

@@ -93,10 +93,12 @@ def test_damage_is_noticed(copies, tmp_path, capsys):
         b"",
         b"\xff" * 99,
         b"\0" * 7 + b"\x02[[",
+        b"\0" * 7 + b"\x02[]",
+        b"\0" * 7 + b"\x02{}",
         b"\0" * 5 + b"\1\0\0" + b"[" * 2**16,
     ):  # with a right checksum
         file.write_bytes(struct.pack("!I", google_crc32c.value(body)) + body)
-        assert read_file(file) is None
+        assert restore(copies) is None
     file.write_bytes(whole)
     assert restore(copies) is not None
 

@@ -192,7 +192,7 @@ class LocalCopies:
             intact = {file.name: metadata for file in mine if (metadata := _verified(file)) is not None}
             gathered = all_gather("copies of a step", [sorted(intact), next(iter(intact.values()), None)])
             metadata = next((metadata for _, metadata in gathered if metadata is not None), None)
-            if metadata is None or metadata["fingerprint"] != self._fingerprint or not is_valid(metadata):
+            if metadata is None or metadata.get("fingerprint") != self._fingerprint or not is_valid(metadata):
                 continue
             shapes = abstract(metadata)
             layout = layout_of(shapes)

@@ -97,9 +97,10 @@ def read_file(file: Path) -> tuple[dict[str, Any], memoryview] | None:
     begin = _CHECKSUM_BYTES + 8
     try:
         (length,) = struct.unpack("!Q", content[_CHECKSUM_BYTES:begin])
-        return json.loads(bytes(content[begin : begin + length])), content[begin + length :]
+        metadata = json.loads(bytes(content[begin : begin + length]))
     except (struct.error, ValueError, OverflowError, RecursionError):
         return None
+    return (metadata, content[begin + length :]) if isinstance(metadata, dict) else None
 
 
 def restore_state(file: Path, shapes: Any, layout: Layout) -> Any:
