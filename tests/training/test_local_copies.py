@@ -114,7 +114,7 @@ def test_another_config_and_another_run_find_nothing(copies, tmp_path):
     assert not files(tmp_path)
 
 
-def test_a_full_disk_is_a_warning(copies, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_a_warning_and_a_deleted_directory_is_made_again(copies, tmp_path, monkeypatch, capsys):
     def fail(*arguments):
         raise OSError(28, "No space left on device")
 
@@ -125,6 +125,7 @@ def test_a_full_disk_is_a_warning(copies, tmp_path, monkeypatch, capsys):
         copies.wait()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: no local copy of step 2: [Errno 28] No space left on device (process 0)")
+    shutil.rmtree(tmp_path / "local")
     copies.save(6, state_of(6), {})
     copies.wait()
     assert restore(copies)[0]["step"] == 6

@@ -111,6 +111,7 @@ class LocalCopies:
         parts = file_parts(metadata, self._buffer)
         name, problem = f"{step:08d}-{self._layout.key}", ""
         try:
+            self._own.mkdir(parents=True, exist_ok=True)  # who cleans /dev/shm may have deleted it
             partial = self._own / f"{name}.partial"
             with partial.open("wb") as file:
                 for part in parts:
