@@ -5,13 +5,13 @@ huggingface.co/docs/hub/datasets-file-names-and-splits). One thing is added: wit
 `en/train.jsonl` and `de/train.jsonl` for one split; here they are the configurations `en` and `de`.
 """
 
+import fnmatch
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import yaml
-from fsspec.utils import glob_translate
 
 DEFAULT = "default"
 """Name of the configuration of a folder that names none."""
@@ -33,7 +33,17 @@ _SHARD = re.compile(r"data/(\w+(?:\.\w+)*)-\d{5}-of-\d{5}[^/]*\.[^/]*")
 _NOT_DATA = {"config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json", "state.json"}
 _COMPRESSIONS = (".gz", ".bz2", ".zst", ".xz")
 _FORMATS = {".parquet", ".jsonl", ".json", ".ndjson", ".csv", ".tsv", ".txt", ".arrow", ".xml", ".zip"}
+_MAX_MERGED = 10_000
 _HEADER = re.compile(r"---[ \t]*\r?\n(.*?)^---[ \t]*(?:\r?\n|\Z)", re.M | re.S)
+
+
+class _Loader(yaml.SafeLoader):
+    """Limits merge keys (`<<: [*a, *a]`), whose entries are copied: ten levels of ten would be 10^10 entries."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        super().flatten_mapping(node)
+        if len(node.value) > _MAX_MERGED:
+            raise yaml.YAMLError(f"a mapping has more than {_MAX_MERGED:,} entries")
 
 
 class HeaderError(ValueError):
@@ -95,8 +105,9 @@ def _header(readme: str) -> dict:
     if not match:
         return {}
     try:
-        header = yaml.safe_load(match[1])
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        header = yaml.load(match[1], _Loader)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, RecursionError) as error:
+        # PyYAML 6.0: LookupError for `!!bool x` and `!!int ""`, AttributeError for `!!timestamp x`
         raise HeaderError(f"its header is not YAML ({str(error).splitlines()[0]})") from error
     return header if isinstance(header, dict) else {}
 
@@ -139,11 +150,30 @@ def _patterns(value: Any) -> Iterator[tuple[str, list[str]]]:
 
 
 def _matching(paths: Iterable[str], globs: list[str]) -> list[str]:
-    try:
-        patterns = [re.compile(glob_translate(text.removeprefix("./"))) for text in globs]
-    except (ValueError, re.error) as error:
-        raise HeaderError(f"data_files in its header has a glob that is none ({error})") from error
-    return [path for path in paths if any(pattern.match(path) for pattern in patterns)]
+    patterns = [_pattern(text.removeprefix("./")) for text in globs]
+    return [path for path in paths if any(_matches(pattern, path.split("/")) for pattern in patterns)]
+
+
+def _pattern(text: str) -> list[re.Pattern | None]:
+    """One for each part of a path; None: `**`, any number of parts."""
+    parts = text.split("/")
+    if any("**" in part and part != "**" for part in parts):
+        raise HeaderError("data_files in its header has a glob that is none ('**' is not alone between slashes)")
+    return [None if part == "**" else re.compile(fnmatch.translate(part)) for part in parts]
+
+
+def _matches(pattern: list[re.Pattern | None], parts: list[str]) -> bool:
+    """Whether a path matches, in time proportional to the product of both lengths; one expression may need 2^length."""
+    places = {0}
+    for index, part in enumerate(pattern):
+        if not places:
+            return False
+        if part is None:
+            is_last = index == len(pattern) - 1
+            places = set(range(min(places) + is_last, len(parts) + 1))
+        else:
+            places = {place + 1 for place in places if place < len(parts) and part.match(parts[place])}
+    return len(parts) in places
 
 
 def _by_names(paths: list[str]) -> dict[str, Splits]:

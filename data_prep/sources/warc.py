@@ -21,6 +21,8 @@ _LENGTH = re.compile(rb"^content-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r?$", re.I 
 _TYPE = re.compile(rb"^warc-type[ \t]*:[ \t]*(\w+)", re.I | re.M)
 _READ_TYPES = {b"response", b"resource", b"conversion"}
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})\b")
+_GZIP = b"\x1f\x8b"
+_INFLATE_BYTES = 1 << 14
 _HTML = ("text/html", "application/xhtml+xml")
 _CHUNK_SIZE = re.compile(rb"[ \t]*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
 
@@ -206,7 +208,7 @@ def _payload(body: bytes, fields: dict[str, str], max_bytes: int) -> bytes:
         body = _without_chunks(body)
     for coding in reversed(fields.get("content-encoding", "").lower().split(",")):
         match coding.strip():
-            case "gzip" | "x-gzip" if body.startswith(b"\x1f\x8b"):
+            case "gzip" | "x-gzip" if body.startswith(_GZIP):
                 body = _inflate(body, 31, max_bytes)
             case "deflate" if not body.lstrip().startswith(b"<"):
                 body = _inflate(body, 15 if body[:1] == b"\x78" else -15, max_bytes)
@@ -225,11 +227,18 @@ def _without_chunks(body: bytes) -> bytes:
 
 
 def _inflate(body: bytes, window: int, max_bytes: int) -> bytes:
-    """Decompressed data; of data that was cut off, as crawlers do at a size, the start."""
-    result = zlib.decompressobj(wbits=window).decompress(body, max_bytes + 1)
-    if len(result) > max_bytes:
-        raise ValueError(f"more than {max_bytes} bytes")
-    return result
+    """Decompressed data, of all members of gzip; of data that was cut off, as crawlers do at a size, the start."""
+    result, place, is_gzip = bytearray(), 0, window == 31
+    while True:
+        decompressor = zlib.decompressobj(wbits=window)
+        while place < len(body) and not decompressor.eof:
+            data = body[place : place + _INFLATE_BYTES]  # what follows a member is copied
+            result += decompressor.decompress(data, max_bytes + 1 - len(result))
+            if len(result) > max_bytes:
+                raise ValueError(f"more than {max_bytes} bytes")
+            place += len(data) - len(decompressor.unused_data)
+        if not (is_gzip and body.startswith(_GZIP, place)):
+            return bytes(result)
 
 
 def _unbrotli(body: bytes, max_bytes: int) -> bytes:

@@ -74,6 +74,16 @@ LAYOUTS = [
 ]
 
 
+HOSTILE = (
+    ("bool", "a: !!bool x"),
+    ("int", "a: !!int ''"),
+    ("time", "a: !!timestamp x"),
+    ("bomb", "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 10}]}}\n" for i in range(1, 12))),
+    ("stars", "configs: [{data_files: 'a**/b'}]"),
+)
+"""Headers for which PyYAML has an exception of its own, or would need 10^11 entries."""
+
+
 @pytest.mark.parametrize(("paths", "readme", "expected", "chosen"), LAYOUTS)
 def test_layouts(paths, readme, expected, chosen):
     """The rules of `datasets`; on 1,285 random folders, its own code found the same splits (docs/log/corpora.md)."""
@@ -89,6 +99,13 @@ def test_layouts(paths, readme, expected, chosen):
         expected = {"default": {path.partition(".")[0]: [path] for path in paths}}
     expected = {config: {split: of(value) for split, value in splits.items()} for config, splits in expected.items()}
     assert hub_layout.configurations(paths, readme) == (expected, chosen)
+
+
+@pytest.mark.parametrize("glob", ["**/" * 25 + "x", "*a" * 20 + "x", "**/" * 25 + "*a" * 20 + "x"])
+def test_globs_need_no_exponential_time(glob):
+    path = "a/" * 25 + "a" * 60 + ".jsonl"
+    entries = f"---\nconfigs:\n- data_files: '{glob}'\n- {{config_name: b, data_files: '**/*a*l'}}\n---\n"
+    assert hub_layout.configurations([path], entries) == ({"b": {"train": [path]}}, "b")
 
 
 @pytest.fixture
@@ -220,7 +237,12 @@ def test_bad_folders_are_one_line(workspace, capsys):
     pathlib.Path("lfs/train-2.jsonl").write_bytes(POINTER)
     cut = pathlib.Path("cut/train.jsonl.zst").read_bytes()
     pathlib.Path("cut/train.jsonl.zst").write_bytes(cut[:-9])
-    for name, header in (("yaml", "configs: ["), ("form", "configs: 3"), ("glob", "configs: [{data_files: [1]}]")):
+    for name, header in (
+        ("yaml", "configs: ["),
+        ("form", "configs: 3"),
+        ("glob", "configs: [{data_files: [1]}]"),
+        *HOSTILE,
+    ):
         write(f"{name}/train.jsonl", ["One."])
         pathlib.Path(f"{name}/README.md").write_text(f"---\n{header}\n---\n")
     for spec, message in (
@@ -243,6 +265,11 @@ def test_bad_folders_are_one_line(workspace, capsys):
         ("hub:yaml@text", "yaml/README.md: its header is not YAML"),
         ("hub:form@text", "form/README.md: configs in its header must be a list"),
         ("hub:glob@text", "glob/README.md: data_files in its header must be globs"),
+        ("hub:bool@text", "bool/README.md: its header is not YAML"),
+        ("hub:int@text", "int/README.md: its header is not YAML"),
+        ("hub:time@text", "time/README.md: its header is not YAML"),
+        ("hub:bomb@text", "bomb/README.md: its header is not YAML (a mapping has more than 10,000 entries)"),
+        ("hub:stars@text", "stars/README.md: data_files in its header has a glob that is none ('**' is not alone"),
         ("hub:eval:default:test@txt", "no field 'txt', did you mean 'text'"),
         (
             "text:lfs/train-2.jsonl",

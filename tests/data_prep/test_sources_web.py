@@ -219,6 +219,19 @@ def test_compressed_pages_are_bounded(workspace, coding):
     assert read("warc:a.warc", max_record_bytes=5000)[0] == [("malformed_http", "a.warc#http://x.org/1")]
 
 
+@pytest.mark.parametrize("size", [300, 1 << 15])
+def test_all_members_of_a_compressed_page_are_read(workspace, size):
+    html = page("".join(f"Word {i} of it. " for i in range(4000)))
+    members = [gzip.compress(html[i : i + size], 0) for i in range(0, len(html), size)]
+    expected = list(page_documents(html, ""))[0].text
+    for cut in (0, len(members[-1])):
+        body = b"".join(members)
+        body = body[: len(body) - cut] + b"\0" * 9
+        pathlib.Path("a.warc").write_bytes(response(1, body, Content_Encoding="gzip"))
+        ((_, text),) = read("warc:a.warc")[0]
+        assert text == expected if not cut else expected.startswith(text[:-9]) and len(text) > 100
+
+
 def test_a_header_may_name_the_language(workspace):
     wet = record("conversion", "text/plain", b"Text.", WARC_Identified_Content_Language="fra,eng")
     html = response(1, page("Text."), Content_Language="de")
