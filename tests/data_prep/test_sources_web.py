@@ -223,7 +223,7 @@ def test_compressed_pages_are_bounded(workspace, coding):
 def test_all_members_of_a_compressed_page_are_read(workspace, size):
     html = page("".join(f"Word {i} of it. " for i in range(4000)))
     members = [gzip.compress(html[i : i + size], 0) for i in range(0, len(html), size)]
-    expected = list(page_documents(html, ""))[0].text
+    expected = next(iter(page_documents(html, ""))).text
     for cut in (0, len(members[-1])):
         body = b"".join(members)
         body = body[: len(body) - cut] + b"\0" * 9
