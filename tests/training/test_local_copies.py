@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import re
 import shutil
 import struct
 import time
@@ -77,7 +79,11 @@ def test_the_buffer_is_a_copy(copies):
     np.testing.assert_array_equal(restore(copies)[0]["table"], state_of(2)["table"])
 
 
-def test_damage_is_noticed(copies, tmp_path, capsys):
+def raise_memory_error(file):
+    raise MemoryError
+
+
+def test_damage_is_noticed(copies, tmp_path, monkeypatch, capsys):
     copies.save(2, state_of(2), {})
     copies.wait()
     (file,) = files(tmp_path)
@@ -99,8 +105,35 @@ def test_damage_is_noticed(copies, tmp_path, capsys):
     ):  # with a right checksum
         file.write_bytes(struct.pack("!I", google_crc32c.value(body)) + body)
         assert restore(copies) is None
+    with monkeypatch.context() as patch:
+        patch.setattr(local_copies, "read_file", raise_memory_error)  # larger than the memory
+        assert restore(copies) is None
+    file.unlink()
+    os.mkfifo(file)  # nothing to read, and no end
+    assert restore(copies) is None
+    file.unlink()
     file.write_bytes(whole)
     assert restore(copies) is not None
+
+
+def test_older_copies_that_cannot_be_deleted_do_not_end_the_run(copies, tmp_path, monkeypatch):
+    copies.save(2, state_of(2), {})
+    copies.wait()
+    older = copies._own / "00000001-".ljust(41, "0")
+    older.mkdir()
+    copies.save(4, state_of(4), {})
+    copies.wait()
+    older.rmdir()
+    monkeypatch.setattr(local_copies, "announce_checkpoint", lambda: shutil.rmtree(tmp_path / "local"))
+    copies.save(6, state_of(6), {})
+    copies.wait()
+    assert not files(tmp_path)
+
+
+def test_a_damaged_run_id_is_replaced(tmp_path):
+    (tmp_path / local_copies.RUN_ID).write_bytes(b"\xff")
+    with LocalCopies(str(tmp_path / "local"), 2, tmp_path, "a config"):
+        assert re.fullmatch("[0-9a-f]{32}", (tmp_path / local_copies.RUN_ID).read_text())
 
 
 def test_another_config_and_another_run_find_nothing(copies, tmp_path):

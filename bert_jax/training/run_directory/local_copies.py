@@ -136,9 +136,10 @@ class LocalCopies:
 
     def _delete_before(self, step: int) -> None:
         """Delete older copies. Later ones are of a process that is faster, or of the same run before a restart."""
-        for file in self._own.iterdir():
-            if (match := NAME.fullmatch(file.name)) and int(match[1]) < step:
-                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the directory may be gone again
+            for file in self._own.iterdir():
+                if (match := NAME.fullmatch(file.name)) and int(match[1]) < step:
+                    file.unlink(missing_ok=True)
 
     def wait(self) -> None:
         """Wait until the last copy is written by all processes."""
@@ -173,7 +174,7 @@ class LocalCopies:
 
     def _files(self) -> list[Path]:
         """All copies on this disk, also of processes that are not on this host any more."""
-        return sorted(file for file in self._run.glob("process_*/*") if NAME.fullmatch(file.name))
+        return sorted(file for file in self._run.glob("process_*/*") if NAME.fullmatch(file.name) and file.is_file())
 
     def restore_newest(
         self, after: int, abstract: Callable[[dict[str, Any]], Any], is_valid: Callable[[dict[str, Any]], bool]
@@ -245,7 +246,7 @@ def open_local_copies(config: Config, workdir: StoredPath) -> Iterator[LocalCopi
 def _run_id(workdir: StoredPath) -> str:
     """The id of the run in a work directory, which is made with its first local copy."""
     path = workdir / RUN_ID
-    text = path.read_text() if path.exists() else ""
+    text = path.read_text(errors="replace") if path.exists() else ""
     if re.fullmatch("[0-9a-f]{32}", text) is None:
         text = uuid.uuid4().hex
         write_atomic(path, text.encode())
@@ -281,7 +282,7 @@ def _receiver(disks: Sequence[str], layouts: Sequence[str], process: int) -> int
 
 def _verified(file: Path) -> dict[str, Any] | None:
     """The metadata of a copy; None if it is damaged, with a warning on stderr."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, MemoryError):  # a damaged file system can give a file any size
         if (content := read_file(file)) is not None:
             return content[0]
     print(f"warning: local copy {file} is damaged; trying another one", file=sys.stderr)
