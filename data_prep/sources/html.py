@@ -17,7 +17,7 @@ MAX_NESTING = 512
 """Pages with more open elements are skipped: Blink's parser ends there, and the time of resiliparse is proportional to
 the square of the depth (10^5 levels of <div>: more than two minutes)."""
 _MAX_ATTRIBUTES_BYTES = 1 << 16
-"""Of tags of this size, white space is counted, because the time is proportional to the square of the attributes."""
+"""Of tags of this size, attributes are counted, because the time is proportional to the square of them."""
 _MAX_ATTRIBUTES = 5_000
 _MAX_LOST_SHARE = 0.01
 _HEAD_BYTES = 8192
@@ -31,6 +31,8 @@ _NESTED = re.compile(
     re.I,
 )
 """Tags of elements that end at their end tag only."""
+_ATTRIBUTE = r"(?:[^\s/>=]++|=[^\s/>=]*+)(?:\s*+=\s*+(?:\"[^\"]*+\"|'[^']*+'|[^\s>\"'][^\s>]*+)?+)?+"
+_TAG = re.compile(rf"<[a-z][^\s/>]*+((?:[\s/]++|{_ATTRIBUTE})*+)", re.I)
 _BULLETED_LIST = re.compile(r"(<\s*/?)ul\b", re.I)
 
 
@@ -146,7 +148,8 @@ def _unreasonable(page: str) -> str | None:
             if depth > MAX_NESTING:
                 return f"has more than {MAX_NESTING} elements inside each other"
     if len(page) > _MAX_ATTRIBUTES_BYTES:
-        for tag in page.split(">"):
-            if len(tag) > _MAX_ATTRIBUTES_BYTES and len(tag[tag.find("<") :].split()) > _MAX_ATTRIBUTES:
-                return f"has a tag of more than {_MAX_ATTRIBUTES:,} words"
+        for match in _TAG.finditer(page):
+            inside = match[1]
+            if len(inside) > _MAX_ATTRIBUTES_BYTES and len(re.findall(_ATTRIBUTE, inside)) > _MAX_ATTRIBUTES:
+                return f"has a tag of more than {_MAX_ATTRIBUTES:,} attributes"
     return None

@@ -130,7 +130,11 @@ def _configuration(paths: list[str], entry: dict) -> tuple[str, Splits]:
             for split, found in one.items():
                 splits.setdefault(split, []).extend(found)
     else:
-        splits = {split: _matching(inside, patterns) for split, patterns in _patterns(entry["data_files"])}
+        splits = {}
+        for split, patterns in _patterns(entry["data_files"]):
+            if split in splits:
+                raise HeaderError(f"data_files in its header has the split {split} twice")
+            splits[split] = _matching(inside, patterns)
     return name, {split: sorted(inside[path] for path in found) for split, found in splits.items() if found}
 
 

@@ -21,10 +21,12 @@ _LENGTH = re.compile(rb"^content-length[ \t]*:[ \t]*(\d{1,18})[ \t]*\r?$", re.I 
 _TYPE = re.compile(rb"^warc-type[ \t]*:[ \t]*(\w+)", re.I | re.M)
 _READ_TYPES = {b"response", b"resource", b"conversion"}
 _STATUS = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})\b")
-_GZIP = b"\x1f\x8b"
-_INFLATE_BYTES = 1 << 14
 _HTML = ("text/html", "application/xhtml+xml")
 _CHUNK_SIZE = re.compile(rb"[ \t]*([0-9a-fA-F]{1,8})[ \t]*(?:;[^\r\n]*)?\r?\n")
+_GZIP = b"\x1f\x8b"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+_CUT_OFF_BYTES = 64
+"""Of a chunk's size with its extensions, if the body is cut off inside them"""
 
 
 class WarcSource(FileSource):
@@ -212,6 +214,8 @@ def _payload(body: bytes, fields: dict[str, str], max_bytes: int) -> bytes:
                 body = _inflate(body, 31, max_bytes)
             case "deflate" if not body.lstrip().startswith(b"<"):
                 body = _inflate(body, 15 if body[:1] == b"\x78" else -15, max_bytes)
+            case "zstd" if body.startswith(_ZSTD):
+                raise ValueError("zstd is not read")
             case "br" if not body.lstrip().startswith(b"<"):
                 body = _unbrotli(body, max_bytes)
     return body
@@ -223,22 +227,27 @@ def _without_chunks(body: bytes) -> bytes:
         chunks.append(body[match.end() : match.end() + size])
         place = match.end() + size
         place += 2 if body.startswith(b"\r\n", place) else body.startswith(b"\n", place)
+    if not match and len(body) - place > _CUT_OFF_BYTES:
+        raise ValueError("a chunk has no size")
     return b"".join(chunks)
 
 
 def _inflate(body: bytes, window: int, max_bytes: int) -> bytes:
     """Decompressed data, of all members of gzip; of data that was cut off, as crawlers do at a size, the start."""
-    result, place, is_gzip = bytearray(), 0, window == 31
-    while True:
-        decompressor = zlib.decompressobj(wbits=window)
-        while place < len(body) and not decompressor.eof:
-            data = body[place : place + _INFLATE_BYTES]  # what follows a member is copied
-            result += decompressor.decompress(data, max_bytes + 1 - len(result))
-            if len(result) > max_bytes:
-                raise ValueError(f"more than {max_bytes} bytes")
-            place += len(data) - len(decompressor.unused_data)
-        if not (is_gzip and body.startswith(_GZIP, place)):
-            return bytes(result)
+    view, place, parts, total = memoryview(body), 0, [], 0
+    decompressor = zlib.decompressobj(wbits=window)
+    while place < len(body):
+        if decompressor.eof:
+            if window != 31 or not body.startswith(_GZIP, place):
+                break
+            decompressor = zlib.decompressobj(wbits=window)
+        piece = view[place : place + _READ_BYTES]  # of which zlib copies what follows a member
+        parts.append(decompressor.decompress(piece, max_bytes + 1 - total))
+        total += len(parts[-1])
+        if total > max_bytes:
+            raise ValueError(f"more than {max_bytes} bytes")
+        place += len(piece) - len(decompressor.unused_data)
+    return b"".join(parts)
 
 
 def _unbrotli(body: bytes, max_bytes: int) -> bytes:

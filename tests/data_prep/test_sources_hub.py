@@ -80,8 +80,9 @@ HOSTILE = (
     ("time", "a: !!timestamp x"),
     ("bomb", "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [{f'*a{i - 1}, ' * 10}]}}\n" for i in range(1, 12))),
     ("stars", "configs: [{data_files: 'a**/b'}]"),
+    ("twice", "configs: [{data_files: [{split: train, path: a.jsonl}, {split: train, path: train.jsonl}]}]"),
 )
-"""Headers for which PyYAML has an exception of its own, or would need 10^11 entries."""
+"""Headers that are refused, by folder; PyYAML has other exceptions for some, and one has 10^11 entries."""
 
 
 @pytest.mark.parametrize(("paths", "readme", "expected", "chosen"), LAYOUTS)
@@ -270,6 +271,7 @@ def test_bad_folders_are_one_line(workspace, capsys):
         ("hub:time@text", "time/README.md: its header is not YAML"),
         ("hub:bomb@text", "bomb/README.md: its header is not YAML (a mapping has more than 10,000 entries)"),
         ("hub:stars@text", "stars/README.md: data_files in its header has a glob that is none ('**' is not alone"),
+        ("hub:twice@text", "twice/README.md: data_files in its header has the split train twice"),
         ("hub:eval:default:test@txt", "no field 'txt', did you mean 'text'"),
         (
             "text:lfs/train-2.jsonl",

@@ -129,13 +129,23 @@ def test_bytes_that_are_no_text():
 
 @pytest.mark.parametrize(
     "content",
-    ["<div>" * 10**5, "<div/><P>x" * 10**5, "<ul><li>a" * 10**5, f"<p {' '.join(f'a{i}=b' for i in range(10**5))}>"],
+    [
+        "<div>" * 10**5,
+        "<div/><P>x" * 10**5,
+        "<ul><li>a" * 10**5,
+        f"<p {' '.join(f'a{i}=b' for i in range(10**5))}>",
+        f"<p {'/'.join(f'a{i}' for i in range(10**5))}>",
+        f"""<p =" {"".join(f"a{i}='>'" for i in range(10**5))}>""",
+    ],
 )
 def test_pages_that_would_take_minutes(content):
     """Without the check, the first takes more than two minutes."""
     (skipped,) = page_documents(f"<html><body>text {content} text".encode(), "a")
     assert isinstance(skipped, Skipped) and skipped.reason == "unreasonable_html"
-    (document,) = page_documents(("<p>x<br><td>" * 10**4 + "<div>" * 500 + "end" + "</div>" * 500).encode(), "a")
+    image = f"<img src='{'a/b >' * 10**5}'>"
+    (document,) = page_documents(
+        (image + "<p>x<br><td>" * 10**4 + "<div>" * 500 + "end" + "</div>" * 500).encode(), "a"
+    )
     assert document.text.endswith("end")
 
 
@@ -161,6 +171,10 @@ RECORDS = {
     "dns": record("response", "text/dns", b"x.org. 1 IN A 192.0.2.1", WARC_Target_URI="dns:x.org"),
     "wet": record("conversion", "text/plain", "Été.\n\nTwo.  \nThree.".encode(), WARC_Target_URI="http://x.org/16"),
     "empty": response(17, b""),
+    "gzip of two members": response(18, gzip.compress(CODED[:9]) + gzip.compress(CODED[9:]), Content_Encoding="gzip"),
+    "chunk without a size": response(19, b"3\r\n<p>text" + b"x" * 99, Transfer_Encoding="chunked"),
+    "last chunk is cut": response(20, b"3\r\n<p>\r\n6\r\nPieces\r\n12", Transfer_Encoding="chunked"),
+    "zstd": response(21, b"\x28\xb5\x2f\xfdtext", Content_Encoding="zstd"),
 }
 FOUND = [
     ("a#http://x.org/1", "A title\n\nOne."),
@@ -181,6 +195,10 @@ FOUND = [
     ("not_html", "a#dns:x.org"),
     ("a#http://x.org/16", "Été.\n\nTwo.\n\nThree."),
     ("empty_document", "a#http://x.org/17"),
+    ("a#http://x.org/18", "A title\n\nCoded."),
+    ("malformed_http", "a#http://x.org/19"),
+    ("a#http://x.org/20", "Pieces"),
+    ("malformed_http", "a#http://x.org/21"),
 ]
 
 
@@ -323,6 +341,6 @@ def test_counts_and_errors_of_the_command(workspace, capsys):
     assert {reason: entry["count"] for reason, entry in skipped.items()} == {
         "not_html": 4,
         "http_status": 1,
-        "malformed_http": 3,
+        "malformed_http": 5,
         "empty_document": 1,
     }

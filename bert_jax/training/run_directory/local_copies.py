@@ -136,7 +136,7 @@ class LocalCopies:
 
     def _delete_before(self, step: int) -> None:
         """Delete older copies. Later ones are of a process that is faster, or of the same run before a restart."""
-        with contextlib.suppress(OSError):  # the directory may be gone again
+        with contextlib.suppress(OSError):  # a full disk is reported with the next copy
             for file in self._own.iterdir():
                 if (match := NAME.fullmatch(file.name)) and int(match[1]) < step:
                     file.unlink(missing_ok=True)
