@@ -1,8 +1,10 @@
 """All settings of a build that determine the bytes of the corpus."""
 
 import dataclasses
+import math
 from typing import Annotated
 
+from bert_jax.errors import require
 from bert_jax.field_validation import Count, CountOrZero, Interval, check
 from data_prep.clean import CleaningOptions
 from data_prep.filters.chain import Filters
@@ -49,6 +51,8 @@ class BuildOptions:
     near_duplicates: NearDuplicateOptions | None = None
     decontamination_words: int = 13
     """documents that share this many consecutive words with an evaluation text are removed"""
+    score_bounds: tuple[float, ...] = ()
+    """the score of a document is the largest of them that is not above it; empty: the largest integer"""
     skip_damaged: bool = False
     """damaged files are left out, see `Source.skip_damaged`"""
     validation_fraction: Annotated[float, Interval("(0, 1)")] = 0.01
@@ -62,10 +66,15 @@ class BuildOptions:
 
     def __post_init__(self):
         check(self, "")
+        bounds = self.score_bounds
+        require(
+            all(map(math.isfinite, bounds)) and list(bounds) == sorted(set(bounds)),
+            f"--score-bounds {' '.join(map(str, bounds))}: write finite numbers, each larger than the one before",
+        )
 
     def to_dict(self) -> dict:
         """The settings as JSON values, with the names of corpus.json."""
-        settings = dataclasses.asdict(self) | self._filter_settings()
+        settings = dataclasses.asdict(self) | self._filter_settings() | {"score_bounds": list(self.score_bounds)}
         return {_MANIFEST_NAMES.get(name, name): value for name, value in settings.items()}
 
     @property
@@ -90,5 +99,6 @@ class BuildOptions:
             "paragraph_keys": self.drop_duplicate_paragraphs is not None,
             "signatures": [near.shingle_words, near.permutations] if near else None,
             "leak_words": self.decontamination_words if decontaminates else None,
+            "score_bounds": list(self.score_bounds),
             **self._filter_settings(),
         }

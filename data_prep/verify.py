@@ -10,6 +10,7 @@ from etils import epath
 from bert_jax.command.progress import progress_bar
 from bert_jax.data.corpus import (
     DATASHEET,
+    GROUPS,
     MANIFEST,
     MAX_RECORD_TOKENS,
     REBUILD,
@@ -105,7 +106,10 @@ def _verify_split(
                 bar.update(len(records))
     words_agree &= packed_bytes == len(corpus.word_starts)
     counts_agree = np.array_equal(token_counts, corpus.token_counts)
-    for array, agrees in (("token_counts", counts_agree), ("word_starts", words_agree)):
+    groups = [group["documents"] for group in corpus.groups]
+    found = np.bincount(corpus.document_groups, minlength=len(groups))
+    groups_agree = len(groups) < 2 or found.tolist() == groups
+    for array, agrees in (("token_counts", counts_agree), ("word_starts", words_agree), (GROUPS, groups_agree)):
         if not agrees:
             raise UserError(f"{directory / array_file(split, array)}: contradicts the records; rebuild the corpus")
     unknown = int(token_counts[tokenizer.unk_id])

@@ -8,8 +8,11 @@ from etils import epath
 from bert_jax.data.corpus import SPLITS, shard_file, token_dtype
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
 from data_prep.builder import resume, scratch, writer
+from data_prep.builder.groups import Group
 from data_prep.builder.shards import DocumentPart, ShardWriter
 from data_prep.sources.files import file_entry
+
+ENGLISH = Group("a test", "en", None)
 
 
 class CorpusWriter:
@@ -26,13 +29,20 @@ class CorpusWriter:
     def __exit__(self, *_):
         pass
 
-    def add(self, split: str, tokens: np.ndarray, sentence_lengths: np.ndarray, text_bytes: int) -> None:
+    def add(
+        self,
+        split: str,
+        tokens: np.ndarray,
+        sentence_lengths: np.ndarray,
+        text_bytes: int,
+        group: Group = ENGLISH,
+    ) -> None:
         """Adds one document; a shard ends with the document that fills it."""
         dtype, shards = token_dtype(self._tokenizer.vocab_size), self._shards[split]
         if sum(part.tokens.nbytes for part in shards[-1]) >= self._max_shard_bytes:
             shards.append([])
         unknown = int((tokens == self._tokenizer.unk_id).sum()) * text_bytes // len(tokens)
-        part = DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, unknown, "a test", "en")
+        part = DocumentPart(tokens.astype(dtype), sentence_lengths, text_bytes, unknown, "a test", group)
         shards[-1].append(part)
 
     def finish(self, report: dict) -> dict:

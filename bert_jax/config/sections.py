@@ -297,6 +297,9 @@ PAIR_FORMATS = {"nsp": ("segment_pair", "sentence_pair"), "sop": ("sentence_orde
 """Formats that have the labels of a pair objective."""
 
 
+Score = Annotated[float, Interval("[-1e30, 1e30]")]
+
+
 @dataclass(frozen=True)
 class DataConfig:
     """How examples and rows are made from the corpora, and how often they repeat."""
@@ -323,6 +326,17 @@ class DataConfig:
     mixture_exponent: Share = 1.0
     """Exponent of the sampling shares of corpora without a weight: their shares of tokens to this power, scaled to
     sum to 1 (multilingual BERT: 0.7)."""
+    language_exponent: Share = 1.0
+    """Exponent of the shares of the languages within each corpus: their shares of tokens to this power, scaled to sum
+    to 1 (docs/multilingual.md)."""
+    language_weights: tuple[tuple[str, NonNegative], ...] = ()
+    """Weights of documents by language, within each corpus: epochs per epoch of a language with weight 1, which those
+    that are not named have; 0: none of them."""
+    source_weights: tuple[tuple[str, NonNegative], ...] = ()
+    """The same by name of the source (`bert-data build --source-name`)."""
+    score_weights: tuple[tuple[Score, NonNegative], ...] = ()
+    """The same by score (`bert-data build --score`): pairs of a bound and the weight of scores from it to the next
+    bound. Documents below all bounds, or without a score, have weight 0."""
     verify: Literal["checksums", "counts"] = "checksums"
     """Before the first step, check the SHA-256 of every shard, or only its number of records."""
     reader_processes: Annotated[int, Interval("[0, 1000]")] = 0
@@ -338,6 +352,14 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check(self, "data.")
+        for name in ("language_weights", "source_weights", "score_weights"):
+            keys = [key for key, _ in getattr(self, name)]
+            require(len(set(keys)) == len(keys), f"data.{name} has a value twice: {', '.join(map(str, keys))}")
+
+    @property
+    def samples_documents(self) -> bool:
+        """Whether an epoch has some documents more often than others."""
+        return self.language_exponent != 1 or bool(self.language_weights or self.source_weights or self.score_weights)
 
     @property
     def paired(self) -> bool:

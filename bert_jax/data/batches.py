@@ -25,6 +25,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor, batch_size
 from bert_jax.data.mixture import order_by_phase
 from bert_jax.data.row_reader import CorpusRows
+from bert_jax.data.sampling import check_weights
 
 READ_THREADS = 2
 NO_SHARED_MEMORY = grain.experimental.DatasetOptions(min_shm_size=1 << 62)
@@ -67,9 +68,10 @@ class TrainingStream:
           process_index, process_count: which share of each batch to read; shares are equal and consecutive.
 
         Raises:
-          UserError: see `order_by_phase`.
+          UserError: see `order_by_phase` and `check_weights`.
         """
         self.corpora = [CorpusRows(corpus, config.data, special_ids, config.seed) for corpus in corpora]
+        check_weights(corpora, config.data)
         self.mixture_orders = order_by_phase(config, [corpus.name for corpus in corpora], shares)
         self.config, self.special_ids = config, special_ids
         self.shares, self.process_index, self.process_count = tuple(shares), process_index, process_count

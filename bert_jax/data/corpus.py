@@ -34,6 +34,8 @@ SOURCE_FILES = "source_files.jsonl.gz"
 """The files that a corpus was made of, one JSON object in each line; too many for corpus.json (100 M: 15 GB)."""
 SPLITS = ("train", "validation")
 ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts", "word_starts")
+GROUPS = "document_groups"
+MAX_GROUPS = 1 << 16
 MAX_RECORD_TOKENS = 8192
 REBUILD = "build the corpus again"
 _OFFSETS_AT_ONCE = 1 << 20
@@ -61,9 +63,23 @@ class LanguageEntry(TypedDict):
     """Bytes of the text that became unknown ids."""
 
 
+GROUP_COUNTS = tuple(LanguageEntry.__annotations__)
+"""What is counted by group and by language."""
+
+
+class GroupEntry(LanguageEntry):
+    """Documents of one source, language and score, in corpus.json."""
+
+    source: str
+    language: str
+    score: float | None
+
+
 class _OptionalCounts(TypedDict, total=False):
     languages: dict[str, LanguageEntry]
-    """Corpora that were built before languages were counted lack it."""
+    groups: list[GroupEntry]
+    """In the order of their first documents. Corpora that were built before languages or groups were counted lack
+    them."""
 
 
 class SplitEntry(_OptionalCounts):
@@ -106,8 +122,13 @@ class Manifest(TypedDict):
 
 
 def array_file(split: str, array: str) -> str:
-    """File name of one of ARRAYS."""
+    """File name of one of `array_names`."""
     return f"{split}.{array}.npy"
+
+
+def array_names(counts: SplitEntry) -> tuple[str, ...]:
+    """The arrays of a split: ARRAYS, and GROUPS if it has more than one group of documents."""
+    return (*ARRAYS, GROUPS) if len(counts.get("groups", ())) > 1 else ARRAYS
 
 
 def shard_file(name: str, split: str, index: int, count: int) -> str:
@@ -153,7 +174,7 @@ def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
     """SHA-256, in hex, of the content of a corpus: records, length arrays and tokenizer, in this format.
 
     Word starts are left out, because they follow from the records and the tokenizer. The identity does not depend on
-    the name of the corpus, the paths of its sources, or the settings of the build.
+    the name of the corpus, the paths and names of its sources, or the settings of the build.
 
     Args:
       directory: of the corpus, for the message.
@@ -166,7 +187,8 @@ def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
         files = manifest["files"]
         content = {"format_version": manifest["format_version"], "tokenizer": manifest["tokenizer"]["fingerprint"]}
         for split, counts in manifest["splits"].items():
-            names = [*(shard["file"] for shard in counts["shards"]), *(array_file(split, array) for array in ARRAYS)]
+            names = [one["file"] for one in counts["shards"]]
+            names += [array_file(split, array) for array in array_names(counts)]
             digests = {name: files[name]["sha256"] for name in names}
             del digests[array_file(split, "word_starts")]
             content[split] = list(digests.values())
@@ -195,6 +217,8 @@ class Corpus:
       token_counts: occurrences of each id in the split, int64 [vocab_size].
       word_starts: which tokens of long sentences begin a word, see `WordStarts.bits`.
       num_tokens: tokens in the split.
+      groups: of documents with the same source, language and score; empty in corpora that were built before them.
+      document_groups: index in `groups` of each document, uint16 [num_documents]; empty with fewer than two groups.
       cache: copies of files from a store.
     """
 
@@ -210,6 +234,8 @@ class Corpus:
     token_counts: np.ndarray
     word_starts: np.ndarray
     num_tokens: int
+    groups: list[GroupEntry]
+    document_groups: np.ndarray
     cache: LocalCache
     _records: RecordReader
 
@@ -243,9 +269,10 @@ class Corpus:
         if is_remote(directory):
             for file in files.values():  # copies of an earlier run are kept for this one
                 cache.use_existing(file.sha256)
-        arrays = {
-            array: _map_array(files[array_file(split, array)], cache, *properties)
-            for array, properties in _array_properties(counts, manifest["vocab_size"]).items()
+        properties = _array_properties(counts, manifest["vocab_size"])
+        arrays = {GROUPS: np.zeros(0, np.uint16)} | {
+            array: _map_array(files[array_file(split, array)], cache, *properties[array])
+            for array in array_names(counts)
         }
         if arrays["token_counts"].sum() != counts["tokens"]:
             raise UserError(
@@ -267,6 +294,7 @@ class Corpus:
             vocab_size=manifest["vocab_size"],
             tokenizer_fingerprint=manifest["tokenizer"]["fingerprint"],
             num_tokens=counts["tokens"],
+            groups=counts.get("groups", []),
             cache=cache,
             _records=records,
             **arrays,
@@ -353,13 +381,14 @@ def _open_corpus(directory: str, split: str, cache: LocalCache) -> Corpus:
 
 
 def _array_properties(counts: SplitEntry, vocab_size: int) -> dict[str, tuple[np.dtype, int, int | None]]:
-    """Type, length, and last value if it is known, of each of ARRAYS."""
+    """Type, length, and last value if it is known, of each of `array_names`."""
     return {
         "sentence_lengths": (np.dtype("<u2"), counts["sentences"], None),
         "document_offsets": (np.dtype("<i8"), counts["documents"] + 1, counts["sentences"]),
         "record_offsets": (np.dtype("<i8"), counts["records"] + 1, counts["sentences"]),
         "token_counts": (np.dtype("<i8"), vocab_size, None),
         "word_starts": (np.dtype(np.uint8), counts["word_start_bytes"], None),
+        GROUPS: (np.dtype("<u2"), counts["documents"], None),
     }
 
 

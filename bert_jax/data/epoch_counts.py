@@ -24,9 +24,9 @@ class EpochStatistics:
     all_windows: int
     """number of windows of the epoch"""
     all_tokens: int
-    """number of tokens of the corpus"""
+    """number of tokens of the documents of an epoch, on average"""
     tokens: int
-    """number of tokens of the corpus in the counted windows"""
+    """those of them in the counted windows"""
     covered: int
     """those of `tokens` that are in an example"""
     truncated: int
@@ -50,7 +50,7 @@ class EpochStatistics:
 
 def measure_epoch(plan: EpochPlanner, budget: float = math.inf) -> EpochStatistics:
     """Count the first epoch, or evenly spaced windows of it if the corpus has more than `budget` tokens."""
-    windows, total = plan.windows, plan.corpus.num_tokens
+    windows, total = plan.windows, round(plan.num_tokens)
     planned = windows if total <= budget else max(1, int(windows * budget // total))
     chosen = [windows * (2 * i + 1) // (2 * planned) for i in range(planned)]
     counts = np.zeros(9, np.int64)

@@ -6,6 +6,7 @@ depend on the size of the corpus:
     corpus       = chunks of whole records, CHUNK_TOKENS or slightly more each
     epoch        = the chunks, permuted by a hash of (seed, epoch)
     window       = WINDOW_CHUNKS chunks: their examples, packed into rows
+                   (with weights by source, language or score, those of the documents that are in the epoch)
     window order = the rows, permuted by a hash of (seed, epoch, window) so that each batch has rows of all its parts
 
 No record is read here.
@@ -19,8 +20,9 @@ import numpy as np
 from bert_jax.config import DataConfig
 from bert_jax.data.corpus import Corpus, array_file
 from bert_jax.data.examples import CorpusLayout, make_examples
-from bert_jax.data.hash_random import make_key, permute, permute_evenly
+from bert_jax.data.hash_random import bernoulli_threshold, make_key, permute, permute_evenly
 from bert_jax.data.packing import pack
+from bert_jax.data.sampling import DocumentSampling, document_sampling
 from bert_jax.data.shards import REMEDY
 from bert_jax.data.word_starts import WordStarts, word_start_offsets
 from bert_jax.errors import UserError
@@ -49,7 +51,7 @@ class WindowPlan:
     order: np.ndarray
     """indices of the rows in the order of training, int64 [rows]"""
     chunks: np.ndarray
-    """records [first, last) of each chunk, int64 [n, 2]"""
+    """records [first, last) of each chunk, or of its parts between documents that are left out, int64 [n, 2]"""
     truncated_tokens: int
     """tokens of the window that are in no example"""
     forced_random_pairs: int
@@ -82,7 +84,11 @@ class EpochPlanner:
         corpus.check_offsets()
         lengths, records = np.asarray(corpus.sentence_lengths), np.asarray(corpus.record_offsets)
         self._bounds = chunk_bounds(lengths, records, CHUNK_TOKENS)
-        self.windows = max(1, round((len(self._bounds) - 1) / WINDOW_CHUNKS))
+        self._sampling = sampling = document_sampling(corpus, data, seed)
+        self.num_tokens = corpus.num_tokens if sampling is None else sampling.num_tokens
+        """of the documents of an epoch, on average"""
+        chunks = (len(self._bounds) - 1) * self.num_tokens / corpus.num_tokens
+        self.windows = max(1, round(chunks / WINDOW_CHUNKS))
         groups = records[self._bounds]
         words = WordStarts(np.asarray(corpus.word_starts), groups, word_start_offsets(lengths, groups))
         if words.offsets[-1] != len(words.bits):
@@ -90,7 +96,15 @@ class EpochPlanner:
                 f"corpus {corpus.directory}: {array_file(corpus.split, 'word_starts')} contradicts "
                 f"{array_file(corpus.split, 'sentence_lengths')}; {REMEDY}"
             )
-        self._layout = CorpusLayout(lengths, np.asarray(corpus.document_offsets), records, words)
+        drawn = () if sampling is None else map(bernoulli_threshold, sampling.shares)
+        self._layout = CorpusLayout(
+            sentence_lengths=lengths,
+            document_offsets=np.asarray(corpus.document_offsets),
+            record_offsets=records,
+            words=words,
+            groups=np.zeros(0, np.uint16) if sampling is None else sampling.groups,
+            group_thresholds=np.array([*drawn], np.uint64),
+        )
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
     def window(self, epoch: int, index: int) -> WindowPlan:
@@ -99,9 +113,12 @@ class EpochPlanner:
         first, last = (count * i // self.windows for i in (index, index + 1))
         chosen = permute(np.arange(first, last), count, make_key(self.seed, ORDER_STREAM, epoch))
         records = np.stack([self._bounds[chosen], self._bounds[chosen + 1]], axis=1)
-        sentences = np.asarray(self.corpus.record_offsets)[records]
         copies = self.data.example_copies
-        key = make_key(self.seed, EXAMPLE_STREAM, epoch if copies is None else epoch % copies)
+        example_epoch = epoch if copies is None else epoch % copies
+        if self._sampling is not None:
+            records = self._chosen_records(self._sampling, records, example_epoch)
+        sentences = np.asarray(self.corpus.record_offsets)[records]
+        key = make_key(self.seed, EXAMPLE_STREAM, example_epoch)
         examples, truncated, forced_random = make_examples(
             self._layout, sentences, self.data, self.seq_len, key, self.salt
         )
@@ -111,6 +128,18 @@ class EpochPlanner:
         rows = len(row_starts) - 1
         order = permute_evenly(np.arange(rows), rows, make_key(self.seed, ORDER_STREAM, epoch, index))
         return WindowPlan(examples, row_starts, members, order, records, truncated, forced_random)
+
+    def _chosen_records(self, sampling: DocumentSampling, chunks: np.ndarray, epoch: int) -> np.ndarray:
+        """The records of an epoch's documents among those of `chunks`, as chunks without gaps, int64 [n, 2]."""
+        chunk = np.repeat(np.arange(len(chunks)), np.diff(chunks)[:, 0])
+        records = np.concatenate([np.arange(first, last) for first, last in chunks])
+        layout = self._layout
+        documents = np.searchsorted(layout.document_offsets, layout.record_offsets[records], "right") - 1
+        kept = sampling.is_chosen(documents, epoch)
+        chunk, records = chunk[kept], records[kept]
+        begins = np.diff(chunk, prepend=-1).astype(bool) | (np.diff(records, prepend=-2) != 1)
+        ends = np.append(begins[1:], True)[: len(records)]
+        return np.stack([records[begins], records[ends] + 1], axis=1)
 
 
 @cached_njit

@@ -52,6 +52,10 @@ class CorpusLayout(NamedTuple):
     """first sentence of each record, which holds sentences of one document, int64 [num_records + 1]"""
     words: WordStarts
     """which tokens of long sentences begin a word"""
+    groups: np.ndarray
+    """of each document, as an index of `group_thresholds`, uint16 [num_documents]; empty: all are as likely"""
+    group_thresholds: np.ndarray
+    """`bernoulli_threshold` of the share of the documents of a group that are drawn, uint64 [num_groups]"""
 
 
 def make_examples(
@@ -123,7 +127,7 @@ def _make_pairs(layout, chunks, kind, room, short, key, salt, out):
     """Writes the examples; returns (number of examples, truncated tokens, pairs of one sentence)."""
     state, ends = np.zeros(2, np.uint64), np.empty((room, 3), np.int64)
     count, truncated, forced_random, offset = 0, 0, 0, 0
-    lengths, documents, _, words = layout
+    lengths, documents, words = layout.sentence_lengths, layout.document_offsets, layout.words
     for chunk in range(len(chunks)):
         position, chunk_end = chunks[chunk]
         skip = 0  # tokens of sentence `position` that are in earlier examples
@@ -237,10 +241,13 @@ def _random_record(state, layout, document):
     """A record of another document, that of a random sentence of a random document: (its sentences [first, last), its
     number of tokens).
     """
-    lengths, documents, records, _ = layout
-    other = draw_uniform_int(state, len(documents) - 2)
-    if other >= document:
-        other += 1
+    lengths, documents, records = layout.sentence_lengths, layout.document_offsets, layout.record_offsets
+    while True:
+        other = draw_uniform_int(state, len(documents) - 2)
+        if other >= document:
+            other += 1
+        if not len(layout.groups) or draw_bernoulli(state, layout.group_thresholds[layout.groups[other]]):
+            break
     sentence = documents[other] + draw_uniform_int(state, documents[other + 1] - documents[other])
     record = np.searchsorted(records, sentence, "right") - 1
     first, last = records[record], records[record + 1]
@@ -295,7 +302,7 @@ def _make_single_segments(layout, chunks, crosses, cuts, budget, salt, out):
     """Writes the examples; returns their number."""
     count = 0
     offset = 0  # of the next token, in the window
-    lengths, documents, _, words = layout
+    lengths, documents, words = layout.sentence_lengths, layout.document_offsets, layout.words
     for chunk in range(len(chunks)):
         chunk_start, chunk_end = chunks[chunk]
         first, skip, size, separators = chunk_start, 0, 0, 0  # of the current example

@@ -55,6 +55,15 @@ def draw_bernoulli(state, limit):
 
 
 @cached_njit
+def uniform_of_indices(key, indices):
+    """A number in [0, 1) for each index, float64 [n], with 53 random bits."""
+    out = np.empty(len(indices), np.float64)
+    for i in range(len(indices)):
+        out[i] = (hash64(hash_input(key, np.uint64(indices[i]))) >> np.uint64(11)) * 2.0**-53
+    return out
+
+
+@cached_njit
 def permute_evenly(positions, size, key):
     """Images of `positions` under a keyed permutation of range(size), int64, that spreads neighbours.
 

@@ -12,7 +12,6 @@ from etils import epath
 
 from bert_jax.command.progress import progress_bar
 from bert_jax.data.corpus import (
-    ARRAYS,
     MANIFEST,
     SOURCE_FILES,
     SPLITS,
@@ -20,6 +19,7 @@ from bert_jax.data.corpus import (
     Corpus,
     Manifest,
     array_file,
+    array_names,
     read_manifest,
     stored_files,
 )
@@ -47,7 +47,7 @@ def require_all_files(directory: epath.Path, manifest: Manifest) -> dict[str, St
     """
     files, splits = stored_files(directory, manifest), manifest["splits"]
     needed = [TOKENIZER, SOURCE_FILES, DATASET_INFO, "features.json"]
-    needed += [array_file(split, array) for split in SPLITS for array in ARRAYS]
+    needed += [array_file(split, array) for split in splits for array in array_names(splits[split])]
     needed += [shard["file"] for split in splits.values() for shard in split["shards"]]
     missing = [*(split for split in SPLITS if split not in splits), *(name for name in needed if name not in files)]
     if missing:

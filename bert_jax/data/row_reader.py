@@ -42,7 +42,8 @@ class LoadedWindow:
     def __init__(self, corpus: Corpus, window: WindowPlan, separated: bool):
         """Reads nothing yet; with `separated`, a [SEP] follows each document of an example."""
         self.corpus, self.window = corpus, window
-        self._records = np.concatenate([np.arange(first, last) for first, last in window.chunks])
+        ranges = (np.arange(first, last) for first, last in window.chunks)
+        self._records = np.concatenate([np.zeros(0, np.int64), *ranges])
         lengths, offsets = np.asarray(corpus.sentence_lengths), np.asarray(corpus.record_offsets)
         self._starts = _token_starts(lengths, offsets, self._records)
         self._tokens = np.empty(self._starts[-1], token_dtype(corpus.vocab_size))

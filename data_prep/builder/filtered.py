@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from data_prep.builder import tables
-from data_prep.builder.scratch import unpack_texts
+from data_prep.builder.groups import unpack_groups
 from data_prep.filters.chain import merge_examples
 
-BLOCK_ARRAYS = (*tables.BLOCK_ARRAYS, "part_rules", "part_languages")
+BLOCK_ARRAYS = (*tables.BLOCK_ARRAYS, "part_rules", "part_groups", "groups")
 """Arrays that are read from a prepared block."""
 
 
@@ -50,10 +50,10 @@ class FilterTables:
         removed = removed[self._rule[documents[removed]] == 0]
         self._rule[documents[removed]] = rules[removed]
         np.add.at(self._removed_characters, documents, np.where(rules > 0, arrays["part_characters"], 0))
-        codes, languages = np.unique(unpack_texts(arrays["part_languages"]), return_inverse=True)
-        groups = [self._groups.setdefault((source, str(code)), len(self._groups)) for code in codes]
+        codes = [group.language for group in unpack_groups(arrays["groups"])]
+        groups = [self._groups.setdefault((source, code), len(self._groups)) for code in codes]
         begun = np.flatnonzero(self._tables.starts[slice(*self._tables.part_offsets[index : index + 2])])
-        self._group[documents[begun]] = np.array(groups, np.uint32)[languages[begun]]
+        self._group[documents[begun]] = np.array(groups, np.uint32)[arrays["part_groups"][begun]]
 
     def removed(self) -> np.ndarray:
         """Whether each document is removed, bool [num_documents]."""

@@ -29,7 +29,7 @@ from data_prep.builder.prepare import FIRST_PLACES, PrepareJob, is_refused
 from data_prep.builder.write_shards import Assembler
 from data_prep.duplicates.decontamination import build_evaluation_index
 from data_prep.inspection.datasheet import format_datasheet
-from data_prep.sources.base import Source
+from data_prep.sources.base import Source, field_name
 from data_prep.sources.text_chunks import places_in_file
 
 
@@ -79,7 +79,9 @@ def build(request: BuildRequest, engine: Engine) -> dict:
         **request.options.preparation_settings(bool(evaluation_ngrams)),
     }
     # If a file differs from that of an earlier run, its input is prepared again and all decisions are made again.
-    identities = [(source.spec, source.language, source.encoding) for source in sources]
+    identities = [
+        (source.spec, source.language, source.encoding, source.source_name, source.score) for source in sources
+    ]
     keys = tuple(scratch.fingerprint((*identity, preparation))[:16] for identity in identities)
     existed = is_remote(directory) or directory.exists()  # a store has no directories
     arguments = {"units": preparation, "decisions": {"sources": identities, **_other_arguments(request, inputs)}}
@@ -188,7 +190,8 @@ def _decide(
     blocks, damaged = _prepared_blocks(job, inputs, notes)
     for index, source in enumerate(job.sources):
         try:
-            _check_source(source, [block.metadata for block in blocks if block.source == index], damaged[index])
+            metadata = [block.metadata for block in blocks if block.source == index]
+            _check_source(source, metadata, damaged[index], job.options.score_bounds)
         except UserError:
             for path in scratch.files_of_source(scratch_dir, job.keys[index]):  # they contain no document
                 path.unlink()
@@ -236,26 +239,26 @@ def _correct_places(metadata: dict, in_file: Callable[[str], str]) -> None:
             example[1] = in_file(example[1])
 
 
-def _check_source(source: Source, metadata: list[dict], damaged: list[str]) -> None:
-    """Raises UserError if a source gave no document, or none with a language in the given field."""
+def _check_source(source: Source, metadata: list[dict], damaged: list[str], bounds: tuple[float, ...]) -> None:
+    """Raises UserError if a source gave no document, or none with a language or a score in the given field."""
     skipped = merge_skipped([*metadata, {"skipped": _skipped_files(damaged, 0)}])
     first = next((entry["first"][0] for entry in skipped.values()), None)
     counts = {reason: entry["count"] for reason, entry in skipped.items()}
     parts = sum(block["parts"] for block in metadata)
     source.check_not_empty(parts, counts, first)
-    if not source.language_field:
-        return
-    undetermined = sum(block["undetermined"] for block in metadata)
-    not_codes = list(dict.fromkeys(value for block in metadata for value in block["not_codes"]))[:FIRST_PLACES]
-    values = f"; it has {', '.join(not_codes)}" if not_codes else ""
-    field = f"an ISO 639 code in the field {source.language_field!r}{values}"
-    if parts == undetermined:
-        raise UserError(f"--language {source.language}: no document of source {source.spec} has {field}")
-    if undetermined:
-        print(
-            f"note: {undetermined:,} of {parts:,} texts of source {source.spec} do not have {field}",
-            file=sys.stderr,
-        )
+    for flag, setting, what, reason in (
+        ("--language", source.language, "an ISO 639 code", "undetermined"),
+        ("--score", source.score, "a number" + " of the bounds" * bool(bounds), "unscored"),
+    ):
+        if not field_name(setting):
+            continue
+        without = sum(block[reason]["parts"] for block in metadata)
+        values = list(dict.fromkeys(value for block in metadata for value in block[reason]["values"]))[:FIRST_PLACES]
+        field = f"{what} in the field {field_name(setting)!r}" + f"; it has {', '.join(values)}" * bool(values)
+        if parts == without:
+            raise UserError(f"{flag} {setting}: no document of source {source.spec} has {field}")
+        if without:
+            print(f"note: {without:,} of {parts:,} texts of source {source.spec} do not have {field}", file=sys.stderr)
 
 
 def _skipped_files(damaged: list[str], size: int) -> dict[str, dict]:
@@ -283,7 +286,8 @@ def _report(
     for index, source in enumerate(job.sources):
         notes = [all_notes[of, number] for of, number, _ in inputs if of == index]
         read = report["read"].get(str(index), {"documents": 0, "text_bytes": 0})
-        about = {name: getattr(source, name) for name in ("spec", "license", "language", "encoding")}
+        names = ("spec", "source_name", "license", "language", "score", "encoding")
+        about = {name: getattr(source, name) for name in names}
         about["encodings"] = sum_counts(note["encodings"] for note in notes)
         sources.append({**about, **read, "files": sum(len(note["files"]) for note in notes)})
         if damaged := list(dict.fromkeys(message for note in notes for message in note["damaged"])):

@@ -5,6 +5,7 @@ times.
 """
 
 import dataclasses
+import json
 import pickle
 import zlib
 from collections.abc import Iterator
@@ -13,13 +14,14 @@ import numpy as np
 from etils import epath
 
 from bert_jax.data.corpus import token_dtype
-from bert_jax.errors import UserError, short_repr
+from bert_jax.errors import UserError
 from bert_jax.storage.files import make_directory_if_local
 from bert_jax.storage.listing import file_sizes
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import languages, word_hashes
 from data_prep.build_options import BuildOptions
 from data_prep.builder import scratch
+from data_prep.builder.groups import Group, Labels
 from data_prep.builder.sentences import split_lines, split_paragraphs, split_sentences
 from data_prep.clean import CleaningCounts, clean
 from data_prep.duplicates import minhash, text_keys
@@ -125,7 +127,7 @@ class BlockPreparer:
         name = self.job.evaluation_ngrams
         evaluation_ngrams = scratch.open_array(epath.Path(self.job.scratch) / name) if name else None
         source = self.job.sources[task.source]
-        builder = _BlockBuilder(self.job.options, source.language, evaluation_ngrams, self._tokenizer)
+        builder = _BlockBuilder(self.job.options, source, evaluation_ngrams, self._tokenizer)
         for item in source.documents(task.block):
             if isinstance(item, Skipped):
                 builder.skip(item)
@@ -164,10 +166,10 @@ class _BlockBuilder:
     """Collects the prepared parts of documents in a block."""
 
     def __init__(
-        self, options: BuildOptions, language: str, evaluation_ngrams: np.ndarray | None, tokenizer: Tokenizer
+        self, options: BuildOptions, source: Source, evaluation_ngrams: np.ndarray | None, tokenizer: Tokenizer
     ):
         self._options = options
-        self._language = language
+        self._labels = Labels(source, options.score_bounds)
         self._evaluation_ngrams = evaluation_ngrams
         self._tokenizer = tokenizer
         self._cleaned = CleaningCounts()
@@ -178,8 +180,8 @@ class _BlockBuilder:
         self._masked = dict.fromkeys(options.masks, 0)
         self._parts: list[tuple] = []  # begins, ends, characters, bytes, n-gram hits, paragraphs, rule
         self._origins: list[str] = []
-        self._languages: list[str] = []
-        self._not_codes: list[str] = []
+        self._groups: dict[Group, int] = {}
+        self._group_of_part: list[int] = []
         self._keys: list[np.ndarray] = []
         self._signatures: list[np.ndarray] = []
         self._paragraph_keys: list[np.ndarray] = []
@@ -205,11 +207,11 @@ class _BlockBuilder:
         text = clean(part.text, options.cleaning, self._cleaned)
         if options.drop_repeated_lines:
             text = self._without_repeated_lines(text)
-        language = self._language_of(part, text)
+        group = self._labels(part, text)
         rule = None
         if self._filter is not None:
             try:
-                text, rule = self._filtered(part, text, language)
+                text, rule = self._filtered(part, text, group.language)
             except FilterFunctionError as error:
                 if not options.skip_damaged:
                     raise UserError(f"{part.origin}: {error}; or add --skip-damaged") from error
@@ -225,7 +227,7 @@ class _BlockBuilder:
             sentences = [split_lines(text)] * bool(text)
         else:
             paragraphs = split_paragraphs(text)
-            sentences = split_sentences(paragraphs, languages.splitter_code(language))
+            sentences = split_sentences(paragraphs, languages.splitter_code(group.language))
         data = text.encode()
         self._keys.append(text_keys.text_key(data))
         ngram_hits = 0
@@ -245,7 +247,7 @@ class _BlockBuilder:
         if self._characters >= PART_CHARACTERS:
             self._tokenize()
         self._origins.append(part.origin)
-        self._languages.append(language)
+        self._group_of_part.append(self._groups.setdefault(group, len(self._groups)))
         number = 0 if rule is None else self._rules.setdefault(rule, 1 + len(self._rules))
         self._parts.append((part.begins, part.ends, len(text), len(data), ngram_hits, len(paragraphs), number))
 
@@ -258,17 +260,6 @@ class _BlockBuilder:
         for kind, count in masked.items():
             self._masked[kind] += count
         return text
-
-    def _language_of(self, part: Document, text: str) -> str:
-        """Of a document or, if it is identified, of a part of one."""
-        if self._language == languages.AUTO:
-            return languages.identify(text)
-        if not self._language.startswith("@"):
-            return self._language
-        code = languages.normalize(part.language)
-        if code == languages.UNDETERMINED and part.language and len(self._not_codes) < FIRST_PLACES:
-            self._not_codes.append(short_repr(part.language))
-        return code
 
     def _without_repeated_lines(self, text: str) -> str:
         known_lines, kept = set(), []
@@ -317,7 +308,8 @@ class _BlockBuilder:
             "part_paragraphs": paragraphs,
             "part_keys": np.array(self._keys),
             "part_origins": scratch.pack_texts(self._origins),
-            "part_languages": scratch.pack_texts(self._languages),
+            "part_groups": np.array(self._group_of_part, np.uint32),
+            "groups": scratch.pack_texts(map(json.dumps, self._groups)),
         }
         if self._filter:
             arrays["part_rules"] = rules.astype(np.uint16)
@@ -332,8 +324,8 @@ class _BlockBuilder:
             "skipped": self._skipped,
             "cleaned": dataclasses.asdict(self._cleaned) | {f"{kind}_masks": n for kind, n in self._masked.items()},
             "repeated_lines": self._repeated,
-            "undetermined": self._languages.count(languages.UNDETERMINED),
-            "not_codes": self._not_codes,
+            "undetermined": self._labels.undetermined,
+            "unscored": self._labels.unscored,
         }
         if self._filter:
             metadata["filtered"] = {"rules": [*self._rules], **self._filter.metadata()}

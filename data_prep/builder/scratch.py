@@ -24,7 +24,7 @@ from bert_jax.storage.listing import file_sizes, matching_entries
 from bert_jax.storage.paths import is_remote
 from bert_jax.storage.ranges import ByteRange, read_ranges
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 """Of these files; work of an unfinished build in another version is not used."""
 UNITS = "units"
 """Directory of the prepared blocks, which are in 256 directories inside it."""

@@ -12,14 +12,12 @@ import numpy as np
 from array_record.python import array_record_module
 from etils import epath
 
-from bert_jax.data.corpus import LanguageEntry, token_dtype
+from bert_jax.data.corpus import GROUP_COUNTS, token_dtype
 from bert_jax.data.word_starts import pack_word_starts
 from bert_jax.errors import UserError
 from bert_jax.storage.failures import describe_full_disk
+from data_prep.builder.groups import Group
 from data_prep.builder.records import DocumentRecordSplitter, serialize_example, split_long_lengths
-
-LANGUAGE_COUNTS = tuple(LanguageEntry.__annotations__)
-"""What is counted by language."""
 
 # One record per chunk, so that a record can be read without its neighbours.
 _ARRAY_RECORD_OPTIONS = "group_size:1"
@@ -52,8 +50,8 @@ class DocumentPart(NamedTuple):
     """bytes of its text that became unknown ids"""
     origin: str
     """where the document begins, for messages"""
-    language: str
-    """code; that of the first part counts for the document"""
+    group: Group
+    """that of the first part counts for the document"""
 
 
 class ShardWriter:
@@ -87,7 +85,8 @@ class ShardWriter:
         self._document_sentences = array.array("I")
         self._record_sentences = array.array("I")
         self._token_counts = np.zeros(len(begins_word), np.int64)
-        self._languages: dict[str, dict[str, int]] = {}
+        self._groups: dict[Group, dict[str, int]] = {}
+        self._document_groups: list[Group] = []
         self.record_bytes = 0
         """size of the records so far, uncompressed"""
 
@@ -104,11 +103,11 @@ class ShardWriter:
         """
         part = sentences = tokens = text_bytes = unknown_bytes = 0
         unknown_before = self._token_counts[self._unk_id]
-        origin = language = None
+        origin = group = None
         try:
             for document_part in document:
                 origin = document_part.origin
-                language = document_part.language if language is None else language
+                group = document_part.group if group is None else group
                 lengths = split_long_lengths(document_part.sentence_lengths)
                 sentences += len(lengths)
                 tokens += len(document_part.tokens)
@@ -126,7 +125,8 @@ class ShardWriter:
             raise
         self._document_sentences.append(sentences)
         unknown_tokens = int(self._token_counts[self._unk_id] - unknown_before)
-        counts = self._languages.setdefault(language, dict.fromkeys(LANGUAGE_COUNTS, 0))
+        counts = self._groups.setdefault(group, dict.fromkeys(GROUP_COUNTS, 0))
+        self._document_groups.append(group)
         counts["documents"] += 1
         counts["sentences"] += sentences
         counts["tokens"] += tokens
@@ -146,15 +146,18 @@ class ShardWriter:
         """Copies the shard to `target`.
 
         Returns:
-          its arrays: tokens of each sentence, sentences of each document and of each record, occurrences of
-          each id, word starts of long sentences; and its counts.
+          its arrays: tokens of each sentence, sentences of each document and of each record, the group of each
+          document as an index of `groups` of the counts, occurrences of each id, word starts of long sentences; and its
+          counts.
         """
         with _disk_errors(self._file):
             self._writer.close()
         epath.Path(self._file).copy(target, overwrite=True)
+        indices = {group: index for index, group in enumerate(self._groups)}
         arrays = {
             "sentence_lengths": np.concatenate([np.zeros(0, np.uint16), *self._lengths]),
             "document_sentences": np.array(self._document_sentences, np.uint32),
+            "document_groups": np.array([indices[group] for group in self._document_groups], np.uint32),
             "record_sentences": np.array(self._record_sentences, np.uint32),
             "token_counts": self._token_counts,
             "word_starts": np.concatenate([np.zeros(0, np.uint8), *self._word_starts]),
@@ -166,11 +169,11 @@ class ShardWriter:
             "records": len(self._record_sentences),
             "unknown_tokens": int(self._token_counts[self._unk_id]),
             **{
-                count: sum(counts[count] for counts in self._languages.values())
+                count: sum(counts[count] for counts in self._groups.values())
                 for count in ("text_bytes", "unknown_bytes")
             },
             "record_bytes": self.record_bytes,
             "word_start_bytes": len(arrays["word_starts"]),
-            "languages": self._languages,
+            "groups": [group._asdict() | counts for group, counts in self._groups.items()],
         }
         return arrays, facts

@@ -11,6 +11,7 @@ from etils import epath
 from bert_jax.data.corpus import shard_file
 from bert_jax.storage.paths import is_remote
 from data_prep.builder import scratch
+from data_prep.builder.groups import unpack_groups
 from data_prep.builder.shards import DocumentPart, ShardWriter
 from data_prep.sources.files import file_entry
 
@@ -23,7 +24,8 @@ _BLOCK_ARRAYS = (
     "part_bytes",
     "paragraph_bytes",
     "part_origins",
-    "part_languages",
+    "part_groups",
+    "groups",
 )
 
 
@@ -82,7 +84,7 @@ def _pieces(
     paragraph_ends = np.cumsum(arrays["part_paragraphs"])
     sentence_ends = np.concatenate([[0], np.cumsum(arrays["paragraph_sentences"], dtype=np.int64)])
     token_ends = np.concatenate([[0], np.cumsum(arrays["sentence_lengths"], dtype=np.int64)])
-    origins, languages = (scratch.unpack_texts(arrays[name]) for name in ("part_origins", "part_languages"))
+    origins, groups = scratch.unpack_texts(arrays["part_origins"]), unpack_groups(arrays["groups"])
     for index in np.flatnonzero(is_kept):
         last = int(paragraph_ends[index])
         first = last - int(arrays["part_paragraphs"][index])
@@ -96,4 +98,4 @@ def _pieces(
             kept = np.repeat(~paragraph_repeats[first:last], arrays["paragraph_sentences"][first:last])
             tokens, lengths = tokens[np.repeat(kept, lengths)], lengths[kept]
         sizes = text_bytes, int(unknown_bytes.sum(dtype=np.int64))
-        yield index, DocumentPart(tokens, lengths, *sizes, origins[index], languages[index])
+        yield index, DocumentPart(tokens, lengths, *sizes, origins[index], groups[arrays["part_groups"][index]])

@@ -4,6 +4,7 @@ docs/corpus.md specifies the format.
 """
 
 import gzip
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,6 @@ from bert_jax.errors import UserError
 from bert_jax.storage.files import write_atomic
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.builder import scratch
-from data_prep.builder.shards import LANGUAGE_COUNTS
 from data_prep.sources.files import file_entry
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -66,7 +66,9 @@ def finish_corpus(
         shards = scratch.shard_markers(scratch_dir, split)
         facts = [scratch.read_metadata(path) for path in shards]
         splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
-        splits[split]["languages"] = _sum_languages([shard["languages"] for shard in facts])
+        groups = _sum_groups([shard["groups"] for shard in facts])
+        splits[split]["languages"] = _sum_languages(groups)
+        splits[split]["groups"] = groups
         splits[split]["shards"] = [{"file": shard["file"], "records": shard["records"]} for shard in facts]
         files |= {shard["file"]: {"sha256": shard["sha256"], "bytes": shard["bytes"]} for shard in facts}
         files |= _write_arrays(directory, split, shards, splits[split], tokenizer.vocab_size)
@@ -96,11 +98,37 @@ def finish_corpus(
     return manifest
 
 
-def _sum_languages(shards: list[dict[str, dict[str, int]]]) -> dict[str, dict[str, int]]:
-    """Counts by language of all shards, in the order of the codes."""
-    codes = sorted({code for shard in shards for code in shard})
+def _sum_groups(shards: list[list[dict]]) -> list[dict]:
+    """Groups with their counts, in the order of their first documents.
+
+    Raises:
+      UserError: there are too many.
+    """
+    groups: dict[tuple, dict] = {}
+    for entry in itertools.chain.from_iterable(shards):
+        total = groups.setdefault(_group_key(entry), entry | dict.fromkeys(corpus.GROUP_COUNTS, 0))
+        for count in corpus.GROUP_COUNTS:
+            total[count] += entry[count]
+    if len(groups) > corpus.MAX_GROUPS:
+        raise UserError(
+            f"the documents have {len(groups):,} combinations of source, language and score, and at most "
+            f"{corpus.MAX_GROUPS:,} are possible: build with fewer values of --source-name or --score-bounds"
+        )
+    return [*groups.values()]
+
+
+def _group_key(entry: Mapping) -> tuple:
+    """What distinguishes groups."""
+    return entry["source"], entry["language"], entry["score"]
+
+
+def _sum_languages(groups: list[dict]) -> dict[str, dict[str, int]]:
+    """Counts by language, in the order of the codes."""
+    codes = sorted({group["language"] for group in groups})
     return {
-        code: {count: sum(shard[code][count] for shard in shards if code in shard) for count in LANGUAGE_COUNTS}
+        code: {
+            count: sum(group[count] for group in groups if group["language"] == code) for count in corpus.GROUP_COUNTS
+        }
         for code in codes
     }
 
@@ -129,9 +157,11 @@ def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], c
         "record_offsets": ("<i8", counts["records"] + 1, offsets("record_sentences")),
         "token_counts": ("<i8", vocab_size, iter([token_counts])),
         "word_starts": ("|u1", counts["word_start_bytes"], read("word_starts")),
+        corpus.GROUPS: ("<u2", counts["documents"], _document_groups(shards, counts["groups"])),
     }
     files = {}
-    for array, (dtype, length, chunks) in contents.items():
+    for array in corpus.array_names(counts):
+        dtype, length, chunks = contents[array]
         path = directory / corpus.array_file(split, array)
         with path.open("wb") as file:
             header = {"descr": dtype, "fortran_order": False, "shape": (length,)}
@@ -140,6 +170,14 @@ def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], c
                 file.write(chunk.astype(dtype).tobytes())
         files[path.name] = file_entry(path)
     return files
+
+
+def _document_groups(shards: list[epath.Path], groups: list[dict]) -> Iterator[np.ndarray]:
+    """Of each shard, the index in `groups` of the group of each document."""
+    indices = {_group_key(group): index for index, group in enumerate(groups)}
+    for path in shards:
+        own = np.array([indices[_group_key(group)] for group in scratch.read_metadata(path)["groups"]], np.uint16)
+        yield own[scratch.read_arrays(path, (corpus.GROUPS,))[corpus.GROUPS]]
 
 
 def _write_source_files(path: epath.Path, source_files: Iterable[Mapping]) -> None:

@@ -38,6 +38,8 @@ def parse_sources(
     language: Sequence[str] = (),
     encoding: Sequence[str] = (),
     license_ids: Sequence[str] = (),
+    names: Sequence[str] = (),
+    scores: Sequence[str] = (),
     *,
     held_out: Sequence[str] = (),
     own_validation: bool = False,
@@ -49,12 +51,13 @@ def parse_sources(
     Args:
       specs: of `--source`.
       workers: processes that read.
-      language, encoding, license_ids: one for all, or one for each of `specs` and then of `held_out`; or none.
+      language, encoding, license_ids, names, scores: one for all, or one for each of `specs` and then of `held_out`; or
+        none.
       held_out: of `--validation-source`.
       own_validation: hold out the validation splits of `hub:` sources.
 
     Raises:
-      UserError: the number of languages, encodings or licenses is another one, or a value is unusable.
+      UserError: the number of languages, encodings, licenses, names or scores is another one, or a value is unusable.
     """
     ordered = (*held_out, *specs)
     columns = []
@@ -62,6 +65,8 @@ def parse_sources(
         ("--language", language, languages.DEFAULT),
         ("--encoding", encoding, encodings.UTF_8),
         ("--license", license_ids, None),
+        ("--source-name", names, None),
+        ("--score", scores, None),
     ):
         chosen = tuple(given) or (default,)
         if len(chosen) not in (1, len(ordered)):

@@ -139,6 +139,14 @@ class Build:
     license: Annotated[Specs, tyro.conf.arg(metavar="ID")] = ()
     """License of the text, e.g. cc-by-sa-4.0, for README.md. One for all sources, or one for each, as for --language.
     Default: not stated."""
+    source_name: Annotated[Specs, tyro.conf.arg(metavar="NAME")] = ()
+    """Name of the text for weights of sampling, or @FIELD of each record. One for all sources, or one for each, as for
+    --language. Default: the SPEC."""
+    score: Annotated[Specs, tyro.conf.arg(metavar="@FIELD")] = ()
+    """Number of each document for weights of sampling, such as its quality, or none. One for all sources, or one for
+    each, as for --language. Default: none."""
+    score_bounds: tuple[float, ...] = ()
+    """Bounds between which scores are not distinguished, ascending. Default: all integers."""
     skip_damaged: Switch = False
     """Leave out files that cannot be read, are damaged or binary, and list them. Default: they are an error."""
     validation_fraction: Fraction | None = None
@@ -185,6 +193,8 @@ class Build:
             self.language,
             self.encoding,
             self.license,
+            self.source_name,
+            self.score,
             held_out=self.validation_source,
             own_validation=own_validation,
         )
@@ -264,6 +274,8 @@ class Build:
 
     def _options(self, validation_sources: int) -> BuildOptions:
         filters, words = self.filters, self.filters.decontamination_words
+        if self.score_bounds and not self.score:
+            raise UserError("--score-bounds has no effect by itself; add --score @FIELD")
         if words and not filters.decontaminate:
             raise UserError(
                 "--decontamination-words has no effect by itself; add --decontaminate with evaluation texts"
@@ -284,6 +296,7 @@ class Build:
             drop_duplicate_paragraphs=filters.drop_duplicate_paragraphs,
             near_duplicates=filters.near_duplicates,
             decontamination_words=words or BuildOptions.decontamination_words,
+            score_bounds=self.score_bounds,
             skip_damaged=self.skip_damaged,
             validation_fraction=fraction,
             validation_documents=self.validation_documents,

@@ -9,10 +9,20 @@ import difflib
 import importlib
 import re
 
-from bert_jax.errors import UserError
+from bert_jax.errors import UserError, short_repr
 from data_prep import languages, licenses
 from data_prep.sources import encodings
-from data_prep.sources.base import BLOCK_BYTES, RANGE_BYTES, Document, Input, InputRecord, Skipped, Source, SourceBlock
+from data_prep.sources.base import (
+    BLOCK_BYTES,
+    RANGE_BYTES,
+    Document,
+    Input,
+    InputRecord,
+    Skipped,
+    Source,
+    SourceBlock,
+    field_name,
+)
 
 __all__ = [
     "BLOCK_BYTES",
@@ -50,6 +60,8 @@ _KINDS = {
 """The class of each kind, in a module that is imported when it is needed (TFDS takes a second), and its SPEC."""
 
 KINDS = tuple(_KINDS)
+NO_SCORE = "none"
+"""The setting of a source without scores, beside others that have them."""
 KINDS_HELP = (
     f"What to read: {', '.join(usage for _, usage in _KINDS.values())}; files may be compressed (.gz, .bz2, .zst)."
 )
@@ -62,6 +74,8 @@ def parse(
     language: str = languages.DEFAULT,
     encoding: str = encodings.UTF_8,
     license_id: str | None = None,
+    name: str | None = None,
+    score: str | None = None,
 ) -> Source:
     """The source of a SPEC; docs/corpus.md describes the kinds.
 
@@ -72,9 +86,12 @@ def parse(
       language: see `Source.language`.
       encoding: see `Source.encoding`.
       license_id: see `Source.license`.
+      name: see `Source.source_name`.
+      score: see `Source.score`, or NO_SCORE.
 
     Raises:
-      UserError: the kind is unknown, a part of the SPEC is missing, or the language, encoding or license is not one.
+      UserError: the kind is unknown, a part of the SPEC is missing, or the language, encoding, license, name or score
+        is not one.
     """
     kind, _, argument = spec.partition(":")
     if kind not in KINDS:
@@ -90,9 +107,20 @@ def parse(
         language=languages.check_setting(language),
         encoding=encodings.check_setting(encoding),
         license=None if license_id is None else licenses.check_setting(license_id),
+        source_name=name,
+        score=None if score == NO_SCORE else score,
     )
+    if name is not None and not re.fullmatch("[^\\0-\\x1f]{1,200}", name):
+        raise UserError(f"--source-name {short_repr(name)}: write 1 to 200 characters without control characters")
+    if parsed.score is not None and not field_name(parsed.score):
+        raise UserError(f"--score {score}: write @FIELD, a field of each record with a number, or {NO_SCORE}")
     if parsed.encoding not in (encodings.UTF_8, encodings.AUTO) and not parsed.has_encodings:
         raise UserError(f"--encoding {encoding}: source {spec} has no files of text; give it utf-8")
-    if parsed.language_field and not parsed.has_fields:
-        raise UserError(f"--language {language}: source {spec} has no fields; write a code such as de, or auto")
+    for flag, setting, remedy in (
+        ("--language", language, "a code such as de, or auto"),
+        ("--source-name", name, "a name"),
+        ("--score", parsed.score, NO_SCORE),
+    ):
+        if field_name(setting) and not parsed.has_fields:
+            raise UserError(f"{flag} {setting}: source {spec} has no fields; write {remedy}")
     return parsed

@@ -29,6 +29,11 @@ class DamagedFileError(UserError):
     """A file cannot be read, is truncated, damaged, or not text; `--skip-damaged` leaves it out."""
 
 
+def field_name(setting: str | None) -> str | None:
+    """FIELD of the setting `@FIELD` of a source; None: it has no field."""
+    return setting[1:] if setting and setting.startswith("@") else None
+
+
 @dataclasses.dataclass(frozen=True)
 class Document:
     """A document of a source before cleaning, or a part of a document that is longer than a block."""
@@ -44,8 +49,8 @@ class Document:
     """False: continues the last document of the previous block"""
     ends: bool = True
     """False: continues in the first document of the next block"""
-    language: str | None = None
-    """the value of the field with its language; None: no field, or no text in it"""
+    fields: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """values of `Source.fields` that it has, as text"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +140,10 @@ class Source(abc.ABC):
     """longer records are skipped"""
     language: str = dataclasses.field(default=languages.DEFAULT, kw_only=True)
     """ISO 639 code of its documents, `@FIELD` for a field of each record, or `auto` to identify each document's"""
+    source_name: str | None = dataclasses.field(default=None, kw_only=True)
+    """for weights of sampling, or `@FIELD`; None: the SPEC"""
+    score: str | None = dataclasses.field(default=None, kw_only=True)
+    """`@FIELD` with a number of each document, such as its quality; None: there is none"""
     encoding: str = dataclasses.field(default=encodings.UTF_8, kw_only=True)
     """of its files, or `auto` to identify each file's"""
     license: str | None = dataclasses.field(default=None, kw_only=True)
@@ -142,7 +151,7 @@ class Source(abc.ABC):
     has_encodings: ClassVar[bool] = False
     """whether it reads files of text, which may be in other encodings than UTF-8"""
     has_fields: ClassVar[bool] = False
-    """whether documents are records with fields, so that `language` can be one"""
+    """whether documents are records with fields, so that `language`, `source_name` and `score` can be some"""
     range_bytes: int = dataclasses.field(default=RANGE_BYTES, kw_only=True)
     """bytes on disk of a range of a file that can be split; half of it in a compressed file"""
     skip_damaged: bool = dataclasses.field(default=False, kw_only=True)
@@ -150,9 +159,9 @@ class Source(abc.ABC):
     read by ranges, else in the file"""
 
     @property
-    def language_field(self) -> str | None:
-        """Name of the field with the language of a document."""
-        return self.language[1:] if self.language.startswith("@") else None
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields that are read beside the text, each once."""
+        return tuple(dict.fromkeys(filter(None, map(field_name, (self.language, self.source_name, self.score)))))
 
     @classmethod
     def from_spec(cls, spec: str, argument: str, workers: int) -> "Source":

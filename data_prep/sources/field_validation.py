@@ -1,7 +1,7 @@
 """Checks fields of records: missing fields, and values that are not text."""
 
 import difflib
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from data_prep.sources.base import Document, Skipped
@@ -19,19 +19,19 @@ def missing_field_message(field: str, fields: Collection[str]) -> str:
     return f"no field {field!r}{hint}; there are: {', '.join(names)}"
 
 
-def validate_text_field(value: Any, field: str, origin: str, language: str | None = None) -> Document | Skipped:
-    """The value of a field as a document, if it is text and not empty; `language` is that of another field, if any."""
+def validate_text_field(value: Any, field: str, origin: str, fields: Mapping[str, str]) -> Document | Skipped:
+    """The value of a field as a document with `fields`, if it is text and not empty."""
     if value is None:
         return Skipped("null_field", origin, f"the field {field!r} is null")
     if not isinstance(value, str):
         return Skipped("field_not_text", origin, f"the field {field!r} is {json_type_name(value)}, not text")
     if not value or value.isspace():
         return Skipped("empty_document", origin, f"the field {field!r} is empty")
-    return Document(origin, value, language=language)
+    return Document(origin, value, fields=fields)
 
 
 def document_or_skipped(
-    value: bytes | None, field: str, origin: str, max_bytes: int, language: bytes | None = None
+    value: bytes | None, field: str, origin: str, max_bytes: int, fields: Mapping[str, bytes | None]
 ) -> Document | Skipped:
     """`validate_text_field` of bytes, of which the text must be UTF-8 and at most `max_bytes`."""
     if value is not None and len(value) > max_bytes:
@@ -39,7 +39,8 @@ def document_or_skipped(
         return Skipped("record_too_long", origin, detail, len(value))
     try:
         text = None if value is None else value.decode()
-        return validate_text_field(text, field, origin, None if language is None else language.decode(errors="replace"))
+        others = {name: other.decode(errors="replace") for name, other in fields.items() if other is not None}
+        return validate_text_field(text, field, origin, others)
     except UnicodeDecodeError as error:
         detail = f"the field {field!r} is not UTF-8 at its byte {error.start}"
         return Skipped("undecodable", origin, detail, len(value))
@@ -51,3 +52,8 @@ def json_type_name(value: Any) -> str:
         return "null"
     kinds = {dict: "an object", list: "a list", str: "text", bool: "true or false"}
     return kinds.get(type(value), "a number")
+
+
+def is_text_or_number(value: Any) -> bool:
+    """Whether a JSON value can be a language, name or score."""
+    return isinstance(value, str | int | float) and not isinstance(value, bool)

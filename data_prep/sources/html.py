@@ -6,7 +6,7 @@ keeps as much text (docs/log/corpora.md, 2026-11-29).
 
 import codecs
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from data_prep.sources import encodings, files
 from data_prep.sources.base import Document, Input, Skipped, import_optional
@@ -59,7 +59,7 @@ class HtmlSource(FileSource):
 
 
 def page_documents(
-    data: bytes, origin: str, charset: str | None = None, language: str | None = None
+    data: bytes, origin: str, charset: str | None = None, fields: Mapping[str, str] | None = None
 ) -> Iterator[Document | Skipped]:
     """The document of a page, or what is skipped of it.
 
@@ -67,7 +67,7 @@ def page_documents(
       data: the page.
       origin: of the document, for messages.
       charset: that HTTP names, if any.
-      language: of the document.
+      fields: of the document.
     """
     is_utf_16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
     if data.startswith(b"%PDF-") or (b"\0" in data[:_HEAD_BYTES] and not is_utf_16):
@@ -83,7 +83,7 @@ def page_documents(
         yield Skipped("unreasonable_html", origin, reason, len(data))
         return
     text = _text(page)
-    yield Document(origin, text, language=language) if text else Skipped("empty_document", origin, "has no text")
+    yield Document(origin, text, fields=fields or {}) if text else Skipped("empty_document", origin, "has no text")
 
 
 def paragraphs(text: str) -> str:

@@ -155,7 +155,7 @@ def validation_splits(sources: Sequence[Source]) -> list[Source]:
         if name and split.split in hub_layout.KEYWORDS["train"] and (split.folder, split.config, name) not in given:
             spec = f"hub:{split.folder}:{split.config}:{name}@{source.field}"
             read = _source(spec, dataclasses.replace(split, spec=spec, split=name), splits[name], source.field)
-            same = {name: getattr(source, name) for name in ("language", "encoding", "license")}
+            same = {name: getattr(source, name) for name in ("language", "encoding", "license", "source_name", "score")}
             found.append(dataclasses.replace(read, **same))
     return found
 

@@ -5,11 +5,16 @@ it reaches 750 MB/s, msgspec 890 (typed), Python's json 285.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from data_prep.sources.base import Document, Skipped, import_optional
-from data_prep.sources.field_validation import json_type_name, missing_field_message, validate_text_field
+from data_prep.sources.field_validation import (
+    is_text_or_number,
+    json_type_name,
+    missing_field_message,
+    validate_text_field,
+)
 from data_prep.sources.text_chunks import TextChunk
 from data_prep.sources.text_files import RecordSource, decode
 
@@ -45,8 +50,9 @@ class JsonLinesSource(RecordSource):
                     yield from lost
                     return
                 record = orjson.loads(text)
-            language = _value(record, self.language_field.split(".")) if self.language_field else None
-            found = _document(record, self.field.split("."), origin, language if isinstance(language, str) else None)
+            others = {name: _value(record, name.split(".")) for name in self.fields}
+            others = {name: str(value) for name, value in others.items() if is_text_or_number(value)}
+            found = _document(record, self.field.split("."), origin, others)
             if isinstance(found, Document):
                 yield from lost
             yield found
@@ -54,7 +60,7 @@ class JsonLinesSource(RecordSource):
             yield Skipped("malformed_json", origin, f"{error}; each line must be a JSON object", end - begin)
 
 
-def _document(record: Any, names: list[str], origin: str, language: str | None) -> Document | Skipped:
+def _document(record: Any, names: list[str], origin: str, fields: Mapping[str, str]) -> Document | Skipped:
     for depth, name in enumerate(names):
         if not isinstance(record, dict):
             what = ".".join(names[:depth]) or "the line"
@@ -64,7 +70,7 @@ def _document(record: Any, names: list[str], origin: str, language: str | None) 
         if name not in record:
             return Skipped("missing_field", origin, missing_field_message(name, record))
         record = record[name]
-    return validate_text_field(record, ".".join(names), origin, language)
+    return validate_text_field(record, ".".join(names), origin, fields)
 
 
 def _value(record: Any, names: list[str]) -> Any:

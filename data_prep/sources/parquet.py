@@ -5,7 +5,7 @@ pyarrow reads the column page by page, so that neither other columns nor a whole
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -116,18 +116,17 @@ class ParquetSource(Source):
             yield Skipped("empty_file", path, "has no rows")
         if not data:
             return
-        texts, *languages = _values(data)
-        rows = zip(texts, *languages or [[None] * len(texts)], strict=True)
-        for row, (value, language) in enumerate(rows, begin):
-            yield document_or_skipped(value, self.field, f"{path}:row {row}", self.max_record_bytes, language)
+        for row, (value, *others) in enumerate(zip(*_values(data), strict=True), begin):
+            fields = dict(zip(self.fields, others, strict=True))
+            yield document_or_skipped(value, self.field, f"{path}:row {row}", self.max_record_bytes, fields)
 
     def _names(self, path: str, schema: Any) -> list[list[str]]:
-        """`_field_names` of the text and, if there is one, of its language."""
-        fields = [self.field] + [self.language_field] * bool(self.language_field)
-        return [self._field_names(path, schema, field) for field in fields]
+        """`_field_names` of the text and of the other fields, which may be numbers."""
+        names = [self._field_names(path, schema, self.field, _TEXT_TYPES)]
+        return names + [self._field_names(path, schema, field, _TEXT_TYPES | _NUMBER_TYPES) for field in self.fields]
 
-    def _field_names(self, path: str, schema: Any, field: str) -> list[str]:
-        """The names of a field from the outermost struct inwards; checks that it exists and is text."""
+    def _field_names(self, path: str, schema: Any, field: str, types: Collection[str]) -> list[str]:
+        """The names of a field from the outermost struct inwards; checks that it exists and has one of the types."""
         names = [field] if field in schema.names else field.split(".")
         kind = import_optional("pyarrow", "reading Parquet").struct(list(schema))
         for name in names:
@@ -135,8 +134,10 @@ class ParquetSource(Source):
             if name not in fields:
                 raise UserError(f"source {self.spec}: {path}: {missing_field_message(name, fields)}")
             kind = kind.field(name).type
-        if str(getattr(kind, "value_type", kind)) not in _TEXT_TYPES or hasattr(kind, "value_field"):
-            raise UserError(f"source {self.spec}: {path}: the column {field!r} has type {kind}, not text")
+        if str(getattr(kind, "value_type", kind)) not in types or hasattr(kind, "value_field"):
+            raise UserError(
+                f"source {self.spec}: {path}: the column {field!r} has type {kind}, not {_TYPE_WORDS[types]}"
+            )
         return names
 
     def _sizes(self, group: Any) -> tuple[int, int]:
@@ -161,6 +162,8 @@ class ParquetSource(Source):
                         column = compute.struct_field(column, name)
                     if pyarrow.types.is_dictionary(column.type):
                         column = column.dictionary_decode()
+                    if str(column.type) in _NUMBER_TYPES:
+                        column = column.cast(pyarrow.large_string())
                     values.append(column.cast(pyarrow.large_binary()))
                 yield values
 
@@ -177,6 +180,10 @@ class ParquetSource(Source):
 
 
 _TEXT_TYPES = frozenset({"string", "large_string", "string_view", "binary", "large_binary", "binary_view"})
+_NUMBER_TYPES = frozenset(
+    {"float", "double"} | {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)}
+)
+_TYPE_WORDS = {_TEXT_TYPES: "text", _TEXT_TYPES | _NUMBER_TYPES: "text or a number"}
 
 
 @contextlib.contextmanager

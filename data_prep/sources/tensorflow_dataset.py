@@ -124,13 +124,8 @@ class TfdsSource(Source):
             if not values:
                 yield Skipped("missing_field", origin, f"the example has no {self.field!r}")
             else:
-                language = self._language_of(features)
-                yield document_or_skipped(values[0], self.field, origin, self.max_record_bytes, language)
-
-    def _language_of(self, features: Any) -> bytes | None:
-        if self.language_field is None:
-            return None
-        return next(iter(features[self.language_field.replace(".", "/")].bytes_list.value), None)
+                fields = {name: _as_text(features[name.replace(".", "/")]) for name in self.fields}
+                yield document_or_skipped(values[0], self.field, origin, self.max_record_bytes, fields)
 
     def _rows(self, info: tfds.core.DatasetInfo) -> int:
         """Examples in a block."""
@@ -149,19 +144,21 @@ class TfdsSource(Source):
         except (KeyError, ValueError) as error:
             splits = ", ".join(sorted(info.splits)) or "none"
             raise UserError(f"source {self.spec}: no split {self.split!r}; there are: {splits}") from error
-        for field in [self.field] + [self.language_field] * bool(self.language_field):
-            self._check_field(info.features, field)
+        self._check_field(info.features, self.field, ("O",), "text")
+        for field in self.fields:
+            self._check_field(info.features, field, ("O", "i", "u", "f"), "text or a number")
         return info
 
-    def _check_field(self, feature: Any, field: str) -> None:
+    def _check_field(self, feature: Any, field: str, kinds: tuple[str, ...], words: str) -> None:
+        """Checks that a field exists and has a NumPy type of some kinds."""
         for name in field.split("."):
             names = list(feature) if isinstance(feature, tfds.features.FeaturesDict) else []
             if name not in names:
                 raise UserError(f"source {self.spec}: {missing_field_message(name, names)}")
             feature = feature[name]
-        if feature.shape != () or np.dtype(feature.np_dtype) != object:
+        if feature.shape != () or np.dtype(feature.np_dtype).kind not in kinds:
             kind = " ".join(str(feature).split())
-            raise UserError(f"source {self.spec}: the field {field!r} is {kind}, not text")
+            raise UserError(f"source {self.spec}: the field {field!r} is {kind}, not {words}")
 
 
 def _find(spec: str, name: str) -> epath.Path:
@@ -203,3 +200,9 @@ def _records(directory: str, split: str, start: int, stop: int) -> list[bytes]:
             f"{directory}: example {row} of {split} is damaged or cut off; prepare the dataset again"
         )
     return records
+
+
+def _as_text(feature: Any) -> bytes | None:
+    """The first value of a feature, numbers in decimal digits."""
+    values = (*feature.bytes_list.value, *feature.int64_list.value, *feature.float_list.value)
+    return next((value if isinstance(value, bytes) else str(value).encode() for value in values), None)

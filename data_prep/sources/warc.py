@@ -30,7 +30,7 @@ _CUT_OFF_BYTES = 64
 
 
 class WarcSource(FileSource):
-    """`warc:GLOB`; a chunk is a record. `@FIELD` of `language` is a field of the record's or of HTTP's header."""
+    """`warc:GLOB`; a chunk is a record. `@FIELD` is a field of the record's or of HTTP's header."""
 
     has_encodings = False
     has_fields = True
@@ -86,10 +86,8 @@ class WarcSource(FileSource):
             yield from lost
             if text is not None:
                 text = paragraphs(text)
-                language = self._language(fields)
-                yield (
-                    Document(origin, text, language=language) if text else Skipped("empty_document", origin, "no text")
-                )
+                others = self._others(fields)
+                yield Document(origin, text, fields=others) if text else Skipped("empty_document", origin, "no text")
             return
         body = chunk.data[begin:]
         if kind == "application/http":
@@ -111,11 +109,11 @@ class WarcSource(FileSource):
         except (ValueError, zlib.error) as error:
             yield Skipped("malformed_http", origin, f"cannot be decoded ({error})", len(body))
             return
-        yield from page_documents(page, origin, _charset(fields), self._language(fields))
+        yield from page_documents(page, origin, _charset(fields), self._others(fields))
 
-    def _language(self, fields: dict[str, str]) -> str | None:
-        """The first of a list, as in "eng,fra"."""
-        return fields.get(self.language_field.lower(), "").split(",")[0] if self.language_field else None
+    def _others(self, fields: dict[str, str]) -> dict[str, str]:
+        """Values of `Source.fields`, of a list such as "eng,fra" the first."""
+        return {name: fields[name.lower()].split(",")[0] for name in self.fields if name.lower() in fields}
 
 
 class _Window:

@@ -229,7 +229,9 @@ def shown(example, corpus) -> tuple[list[int], list[int]]:
 def examples_of(corpus, data, seq_len, chunks, key=(7, 1), salt=5):
     lengths, records = corpus.sentence_lengths, corpus.record_offsets
     words = WordStarts(corpus.word_starts, records, word_start_offsets(lengths, records))
-    layout = CorpusLayout(lengths, corpus.document_offsets, records, words)
+    layout = CorpusLayout(
+        lengths, corpus.document_offsets, records, words, np.zeros(0, np.uint16), np.zeros(0, np.uint64)
+    )
     return make_examples(layout, np.array(chunks, np.int64), data, seq_len, make_key(*key), np.uint64(salt))
 
 

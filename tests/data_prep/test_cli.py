@@ -115,6 +115,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         " --drop-repeated-lines --keep-duplicates --drop-duplicate-paragraphs 40 --drop-near-duplicates 0.9"
         " --shingle-words 2 --permutations 64 --decontaminate text:text.txt --decontamination-words 40 --max-shard-mb 3"
         " --validation-fraction 0.2 --scratch elsewhere --name other --skip-damaged --memory-mb 64 --license mit"
+        " --source-name mine --score none"
         " --filter thresholds.json --filter-function keep.py:keep --mask phone --mask email --mask email"
     )
     pathlib.Path("thresholds.json").write_text('{"fineweb": {"short_line": 2, "max_repeated_line_characters": null}}')
@@ -124,6 +125,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
     assert manifest["name"] == "other" and manifest["leak_check"]["sources"] == ["text:text.txt"]
     assert manifest["sources"][0]["encoding"] == "cp1252" and manifest["sources"][0]["license"] == "mit"
     assert manifest["sources"][0]["language"] == "de" and [*manifest["splits"]["train"]["languages"]] == ["de"]
+    assert manifest["sources"][0]["source_name"] == "mine" and manifest["splits"]["train"]["groups"][0]["score"] is None
     assert manifest["settings"] == {
         "cleaning": {"normalization": "nfkc", "control_characters": False, "whitespace": False},
         "drop_repeated_lines": True,
@@ -143,6 +145,7 @@ def test_every_flag_of_build_reaches_the_corpus(workspace):
         "drop_duplicate_paragraphs": 40,
         "near_duplicates": {"shingle_words": 2, "threshold": 0.9, "permutations": 64},
         "leak_words": 40,
+        "score_bounds": [],
         "skip_damaged": True,
         "validation_fraction": 0.2,
         "validation_documents": None,

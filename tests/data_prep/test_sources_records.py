@@ -264,7 +264,7 @@ def test_tfds(tmp_path, monkeypatch):
     assert read("tfds:my_text/cfg:train[40:60]@text", block_bytes=100).texts == TEXTS[40:60]
     assert read("tfds:my_text/cfg:train[:10%]@meta.title").texts == ["T1.0.0"] * 12
     reading = read("tfds:my_text/cfg:train[:2]@text", language="@meta.title")
-    assert [document.language for document in reading.documents] == ["T1.0.0"] * 2
+    assert [document.fields["meta.title"] for document in reading.documents] == ["T1.0.0"] * 2
     for version in ("1.10.0", "1.9.0"):
         write_tfds(tmp_path, version=version)
     assert read("tfds:my_text/cfg:train[:1]@meta.title").texts == ["T1.10.0"]
@@ -290,8 +290,8 @@ def test_tfds_mistakes(tmp_path, monkeypatch):
         with pytest.raises(UserError, match=f"(?s)source tfds:.*{message}") as error:
             parse(f"tfds:{rest}").inputs()
         assert "\n" not in str(error.value)
-    with pytest.raises(UserError, match=r"the field 'id' is .*int64.*not text"):
-        parse("tfds:my_text/cfg:train@text", language="@id").inputs()
+    with pytest.raises(UserError, match=r"the field 'words' is .*not text or a number"):
+        parse("tfds:my_text/cfg:train@text", score="@words").inputs()
 
 
 GOLDEN = (
