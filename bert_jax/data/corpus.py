@@ -1,8 +1,7 @@
 """Prepared corpora on disk: documents and sentences by index. Needs no jax and no TensorFlow.
 
-A corpus is a TFDS dataset directory (ArrayRecord shards, one record for at most 8,192 tokens of one document) with five
-additional arrays per split, so that planning reads no record, and `corpus.json`, which is written last: a directory
-without it is not a corpus. docs/corpus.md specifies the format.
+A corpus is a TFDS dataset directory (ArrayRecord shards, one record for at most 8,192 tokens of one document) with
+arrays of each split, so that planning reads no record, and `corpus.json`, written last. docs/corpus.md specifies it.
 """
 
 import dataclasses
@@ -31,7 +30,7 @@ DATASHEET = "README.md"
 INCOMPLETE = "corpus.incomplete"
 TOKENIZER = "tokenizer.json"
 SOURCE_FILES = "source_files.jsonl.gz"
-"""The files that a corpus was made of, one JSON object in each line; too many for corpus.json (100 M: 15 GB)."""
+"""The files that a corpus was made of, an object in each line; too many for corpus.json (100 M: 15 GB)."""
 SPLITS = ("train", "validation")
 ARRAYS = ("sentence_lengths", "document_offsets", "record_offsets", "token_counts", "word_starts")
 GROUPS = "document_groups"
@@ -52,7 +51,7 @@ class ShardEntry(TypedDict):
 
 
 class LanguageEntry(TypedDict):
-    """A language in corpus.json."""
+    """A language in corpus.json; its counts are those of `SplitEntry`."""
 
     documents: StoredCount
     sentences: StoredCount
@@ -60,7 +59,6 @@ class LanguageEntry(TypedDict):
     unknown_tokens: StoredCount
     text_bytes: StoredCount
     unknown_bytes: StoredCount
-    """Bytes of the text that became unknown ids."""
 
 
 GROUP_COUNTS = tuple(LanguageEntry.__annotations__)
@@ -78,8 +76,7 @@ class GroupEntry(LanguageEntry):
 class _OptionalCounts(TypedDict, total=False):
     languages: dict[str, LanguageEntry]
     groups: list[GroupEntry]
-    """In the order of their first documents. Corpora that were built before languages or groups were counted lack
-    them."""
+    """In the order of their first documents. Corpora that were built before languages or groups lack them."""
 
 
 class SplitEntry(_OptionalCounts):
@@ -92,7 +89,7 @@ class SplitEntry(_OptionalCounts):
     unknown_tokens: StoredCount
     text_bytes: StoredCount
     unknown_bytes: StoredCount
-    """Bytes of the text that became unknown ids."""
+    """Bytes of text that became unknown ids."""
     word_start_bytes: StoredCount
     """Size of `Corpus.word_starts`."""
     shards: list[ShardEntry]
@@ -187,11 +184,12 @@ def identity_of(directory: os.PathLike | str, manifest: dict) -> str:
         files = manifest["files"]
         content = {"format_version": manifest["format_version"], "tokenizer": manifest["tokenizer"]["fingerprint"]}
         for split, counts in manifest["splits"].items():
-            names = [one["file"] for one in counts["shards"]]
-            names += [array_file(split, array) for array in array_names(counts)]
-            digests = {name: files[name]["sha256"] for name in names}
-            del digests[array_file(split, "word_starts")]
-            content[split] = list(digests.values())
+            names = [
+                *(one["file"] for one in counts["shards"]),
+                *(array_file(split, one) for one in array_names(counts)),
+            ]
+            sums = [(name, files[name]["sha256"]) for name in names]
+            content[split] = [digest for name, digest in sums if name != array_file(split, "word_starts")]
     except KeyError as error:
         raise UserError(f"{epath.Path(directory) / MANIFEST}: damaged, it lacks {error}; rebuild the corpus") from error
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -217,8 +215,8 @@ class Corpus:
       token_counts: occurrences of each id in the split, int64 [vocab_size].
       word_starts: which tokens of long sentences begin a word, see `WordStarts.bits`.
       num_tokens: tokens in the split.
-      groups: of documents with the same source, language and score; empty in corpora that were built before them.
-      document_groups: index in `groups` of each document, uint16 [num_documents]; empty with fewer than two groups.
+      groups: of documents with one source, language and score; empty in corpora that were built before them.
+      document_groups: index in `groups` of each document, uint16 [num_documents]; empty with fewer than two.
       cache: copies of files from a store.
     """
 
@@ -269,11 +267,9 @@ class Corpus:
         if is_remote(directory):
             for file in files.values():  # copies of an earlier run are kept for this one
                 cache.use_existing(file.sha256)
-        properties = _array_properties(counts, manifest["vocab_size"])
-        arrays = {GROUPS: np.zeros(0, np.uint16)} | {
-            array: _map_array(files[array_file(split, array)], cache, *properties[array])
-            for array in array_names(counts)
-        }
+        properties, arrays = _array_properties(counts, manifest["vocab_size"]), {GROUPS: np.zeros(0, np.uint16)}
+        for array in array_names(counts):
+            arrays[array] = _map_array(files[array_file(split, array)], cache, *properties[array])
         if arrays["token_counts"].sum() != counts["tokens"]:
             raise UserError(
                 f"{directory / MANIFEST}: counts {counts['tokens']} tokens in {split}, but"
@@ -282,10 +278,8 @@ class Corpus:
         shards = [files[shard["file"]] for shard in counts["shards"]]
         records = RecordReader(shards, token_dtype(manifest["vocab_size"]), cache)
         if len(records) != counts["records"]:
-            raise UserError(
-                f"{directory / MANIFEST}: its {split} shards hold {len(records)} records, but it counts"
-                f" {counts['records']}; build the corpus again"
-            )
+            counted = f"{len(records)} records, but it counts {counts['records']}; build the corpus again"
+            raise UserError(f"{directory / MANIFEST}: its {split} shards hold {counted}")
         return cls(
             directory=directory,
             split=split,

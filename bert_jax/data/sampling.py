@@ -45,8 +45,8 @@ def document_sampling(corpus: Corpus, data: DataConfig, seed: int) -> DocumentSa
     """How the documents of a corpus are sampled; None: every epoch has all of them.
 
     Raises:
-      UserError: the corpus was built before groups were recorded, its groups contradict each other, or too few documents
-        have a positive weight.
+      UserError: the corpus was built before groups were recorded, its groups contradict each other, weights differ too
+        much, or too few documents have a positive one.
     """
     if not data.samples_documents:
         return None
@@ -60,7 +60,7 @@ def document_sampling(corpus: Corpus, data: DataConfig, seed: int) -> DocumentSa
         )
     if data.paired and np.dot(counts, shares > 0) < 2:
         raise UserError(
-            f"corpus {corpus.directory}: one document of split '{corpus.split}' has a positive weight by data.* weights, "
+            f"corpus {corpus.directory}: split '{corpus.split}' has one document with a positive weight "
             f"but {data.format} needs at least 2, because random segments come from another document"
         )
     tokens = float(np.dot([group["tokens"] for group in corpus.groups], shares))
@@ -106,9 +106,9 @@ def group_shares(groups: Collection[GroupEntry], data: DataConfig, name: str) ->
     if (least := min(shares[shares > 0])) < _LEAST_SHARE:
         rarest, most = (groups[index] for index in (shares.tolist().index(least), shares.argmax()))
         raise UserError(
-            f"corpus {name}: by data.* weights, documents of {_described(most)} are {1 / least:.2g} times as frequent as "
-            f"those of {_described(rarest)}, and at most a million times is possible: use a larger language_exponent or "
-            "other weights"
+            f"corpus {name}: by data.* weights, documents of {_described(most)} are {1 / least:.2g} times as frequent "
+            f"as those of {_described(rarest)}, and at most a million times is possible: use a larger "
+            "language_exponent or other weights"
         )
     return shares
 
@@ -130,6 +130,8 @@ def check_weights(corpora: Iterable[Corpus], data: DataConfig) -> None:
     Raises:
       UserError: a name that no corpus has, or weights by score of corpora without scores.
     """
+    if not data.samples_documents:
+        return
     groups = [group for corpus in corpora for group in corpus.groups]
     if not groups:
         return

@@ -74,7 +74,7 @@ def parse(
     language: str = languages.DEFAULT,
     encoding: str = encodings.UTF_8,
     license_id: str | None = None,
-    name: str | None = None,
+    source_name: str | None = None,
     score: str | None = None,
 ) -> Source:
     """The source of a SPEC; docs/corpus.md describes the kinds.
@@ -86,7 +86,7 @@ def parse(
       language: see `Source.language`.
       encoding: see `Source.encoding`.
       license_id: see `Source.license`.
-      name: see `Source.source_name`.
+      source_name: see `Source.source_name`.
       score: see `Source.score`, or NO_SCORE.
 
     Raises:
@@ -107,18 +107,20 @@ def parse(
         language=languages.check_setting(language),
         encoding=encodings.check_setting(encoding),
         license=None if license_id is None else licenses.check_setting(license_id),
-        source_name=name,
+        source_name=source_name,
         score=None if score == NO_SCORE else score,
     )
-    if name is not None and not re.fullmatch("[^\\0-\\x1f]{1,200}", name):
-        raise UserError(f"--source-name {short_repr(name)}: write 1 to 200 characters without control characters")
+    if source_name is not None and not re.fullmatch("[^\\0-\\x1f]{1,200}", source_name):
+        raise UserError(
+            f"--source-name {short_repr(source_name)}: write 1 to 200 characters without control characters"
+        )
     if parsed.score is not None and not field_name(parsed.score):
         raise UserError(f"--score {score}: write @FIELD, a field of each record with a number, or {NO_SCORE}")
     if parsed.encoding not in (encodings.UTF_8, encodings.AUTO) and not parsed.has_encodings:
         raise UserError(f"--encoding {encoding}: source {spec} has no files of text; give it utf-8")
     for flag, setting, remedy in (
         ("--language", language, "a code such as de, or auto"),
-        ("--source-name", name, "a name"),
+        ("--source-name", source_name, "a name"),
         ("--score", parsed.score, NO_SCORE),
     ):
         if field_name(setting) and not parsed.has_fields:

@@ -1,5 +1,7 @@
 """A corpus in memory whose token ids encode their positions."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bert_jax.data.batch import SpecialIds
@@ -18,7 +20,7 @@ class MemoryCorpus(Corpus):
     """Documents given as lists of sentence lengths; records of at most `per_record` sentences of one document."""
 
     def __reduce__(self):
-        return make_corpus, (self.documents, self.per_record, self.name, self.word_tokens)
+        return make_corpus, (self.documents, self.per_record, self.name, self.word_tokens, self.languages)
 
     def records(self, indices):
         """The records that the shards would contain."""
@@ -33,9 +35,16 @@ class MemoryCorpus(Corpus):
 
 
 def make_corpus(
-    documents: list[list[int]], per_record: int = 5, name: str = "memory", word_tokens: int | None = None
+    documents: list[list[int]],
+    per_record: int = 5,
+    name: str = "memory",
+    word_tokens: int | None = None,
+    languages: Sequence[str] = ("en",),
 ) -> MemoryCorpus:
-    """A corpus with these sentence lengths, and a word of `word_tokens` tokens after the other; None: words unknown."""
+    """A corpus with these sentence lengths, and a word of `word_tokens` tokens after the other; None: words unknown.
+
+    The languages take turns; every second document has the source "b" and its index modulo 4 as its score.
+    """
     corpus = object.__new__(MemoryCorpus)
     lengths = np.array([n for document in documents for n in document], np.uint16)
     record_offsets = [0]
@@ -58,9 +67,25 @@ def make_corpus(
         token_offsets=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
         document_offsets=np.cumsum([0, *map(len, documents)]).astype(np.int64),
         record_offsets=np.array(record_offsets, np.int64),
+        languages=languages,
+        **_groups(documents, languages),
         num_tokens=int(lengths.sum(dtype=np.int64)),
     )
     return corpus
+
+
+def _groups(documents: list[list[int]], languages: Sequence[str]) -> dict:
+    groups: dict[tuple, dict] = {}
+    document_groups = []
+    for index, document in enumerate(documents):
+        label = "ab"[index % 2], languages[index % len(languages)], float(index % 4) if index % 2 else None
+        group = groups.setdefault(
+            label, {**dict(zip(("source", "language", "score"), label, strict=True)), "documents": 0, "tokens": 0}
+        )
+        group["documents"] += 1
+        group["tokens"] += sum(document)
+        document_groups.append([*groups].index(label))
+    return {"groups": [*groups.values()], "document_groups": np.array(document_groups, np.uint16)}
 
 
 def random_documents(seed: int, count: int, longest: int = 30, most: int = 12) -> list[list[int]]:
