@@ -17,7 +17,21 @@ _LANGUAGE_SHARE = 0.01
 """Of the tokens; rarer languages are not in the header of a card."""
 
 
-class CorpusDescription(TypedDict):
+class GroupDescription(TypedDict):
+    """Documents of one source, language and score, of the train split."""
+
+    source: str
+    language: str
+    score: float | None
+    tokens: StoredCount
+
+
+class _AddedLater(TypedDict, total=False):
+    groups: list[GroupDescription]
+    """empty for corpora that were built without them; runs that were begun by older versions lack it"""
+
+
+class CorpusDescription(_AddedLater):
     """A corpus; counts are those of its train split, unless they are of removed documents."""
 
     name: str
@@ -74,6 +88,7 @@ def _describe(file: StoredPath, manifest: dict) -> CorpusDescription:
         documents=train["documents"],
         tokens=train["tokens"],
         languages={code: counts["tokens"] for code, counts in train.get("languages", {}).items()},
+        groups=[{key: group[key] for key in GroupDescription.__annotations__} for group in train.get("groups", ())],
         licenses=list(dict.fromkeys(source.get("license") for source in about.get("sources", ()))),
         filters=[*settings.get("filters", ()), *settings.get("filter_functions", ())],
         masks=settings.get("masks", []),

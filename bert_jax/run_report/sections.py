@@ -6,6 +6,7 @@ from typing import Any
 from bert_jax.provenance import MISSING
 from bert_jax.report import Note, ReportBlock, Section, Table
 from bert_jax.run_report import cost, metric_blocks, settings
+from bert_jax.run_report.group_tokens import group_blocks
 from bert_jax.run_report.run_files import RunFiles
 
 TEXTS = (
@@ -37,6 +38,7 @@ def run_sections(runs: Sequence[RunFiles], texts: Sequence[str], price: float | 
         Section("Held-out metrics", tuple(metric_blocks.held_out_curves(runs))),
         Section("Training", tuple(metric_blocks.training_curves(runs))),
         Section("Throughput", tuple(filter(None, [metric_blocks.throughput_table(runs)]))),
+        *([] if several else [Section("Tokens by source and language", group_blocks(runs[0]))]),
         Section("Goodput", tuple(metric_blocks.goodput_blocks(runs))),
         Section("Cost", tuple([] if price is None else cost.cost_blocks(runs, price))),
         Section("Filled masks", tuple(filter(None, [filled_masks(runs, texts)] if texts else []))),

@@ -66,19 +66,13 @@ def finish_corpus(
         shards = scratch.shard_markers(scratch_dir, split)
         facts = [scratch.read_metadata(path) for path in shards]
         splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
-        groups = _sum_groups([shard["groups"] for shard in facts])
-        splits[split]["languages"] = _sum_languages(groups)
-        splits[split]["groups"] = groups
+        splits[split]["groups"] = _sum_groups([shard["groups"] for shard in facts])
+        splits[split]["languages"] = _sum_languages(splits[split]["groups"])
         splits[split]["shards"] = [{"file": shard["file"], "records": shard["records"]} for shard in facts]
         files |= {shard["file"]: {"sha256": shard["sha256"], "bytes": shard["bytes"]} for shard in facts}
         files |= _write_arrays(directory, split, shards, splits[split], tokenizer.vocab_size)
-        infos.append(
-            tfds.core.SplitInfo(
-                name=split,
-                shard_lengths=[shard["records"] for shard in facts],
-                num_bytes=sum(shard["record_bytes"] for shard in facts),
-            )
-        )
+        sizes = [shard["records"] for shard in facts], sum(shard["record_bytes"] for shard in facts)
+        infos.append(tfds.core.SplitInfo(name=split, shard_lengths=sizes[0], num_bytes=sizes[1]))
     saved = [path.name for path in tokenizer.save(directory / corpus.TOKENIZER)]
     _write_tfds_metadata(directory, name, tokenizer.vocab_size, infos)
     _write_source_files(directory / corpus.SOURCE_FILES, source_files)

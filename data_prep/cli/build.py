@@ -230,10 +230,10 @@ class Build:
 
     def _summarize(self, out: epath.Path, manifest: Mapping[str, Any]) -> None:
         """Print what was built, and notes on what may be unwanted."""
-        from data_prep.inspection import corpus_statistics, report
+        from data_prep.inspection import corpus_statistics, group_report, report
 
         print(text.render(report.summary_sections(manifest)))
-        if note := report.sentence_rules_note(manifest["splits"]):
+        if note := group_report.sentence_rules_note(manifest["splits"]):
             print(f"note: {note}", file=sys.stderr)
         train = manifest["splits"]["train"]
         if train["unknown_bytes"] > _MANY_UNKNOWN * train["text_bytes"]:

@@ -27,7 +27,8 @@ class Inspect:
     html: File | None = None
     """Also write an HTML page with plots; an older page is replaced, no other file. Default: none."""
     sampling_exponent: Share = 0.7
-    """With several corpora: weights are shares of tokens to this power (multilingual BERT: 0.7)."""
+    """Weights of several corpora, or of the languages of one, are shares of tokens to this power (multilingual BERT:
+    0.7)."""
 
     def run(self) -> None:
         """Print the description, and write the page."""
@@ -35,7 +36,7 @@ class Inspect:
             check_page_file(self.html, "--html")
         corpora = [measure_corpus(directory) for directory in self.directories]
         mixed = weight_corpora(corpora, self.sampling_exponent) if len(corpora) > 1 else None
-        sections = report.sections(corpora, mixed)
+        sections = report.sections(corpora, mixed, self.sampling_exponent)
         hashes = {corpus["directory"]: corpus["identity"] for corpus in corpora}
         made = provenance.make_provenance(provenance.package_versions(), hashes=hashes)
         if self.html is not None:

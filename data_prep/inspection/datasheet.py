@@ -16,7 +16,7 @@ from bert_jax.provenance import code, describe_code
 from bert_jax.report import Command, Excerpt, Note, Section, markdown
 from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import licenses
-from data_prep.inspection import report
+from data_prep.inspection import group_report, report
 from data_prep.inspection.corpus_statistics import sample_documents, split_counts
 from data_prep.inspection.filter_report import filter_sections
 
@@ -48,7 +48,7 @@ def format_datasheet(directory: epath.Path, tokenizer: Tokenizer, command: str, 
     sections = [
         Section(manifest["name"], (Note(_about(manifest, tokenizer)), report.counts_table(splits)), level=1),
         Section("Sources", (Note(_SOURCES_NOTE), report.sources_table(manifest["sources"]))),
-        *report.language_sections(splits),
+        *group_report.language_sections(splits),
         report.removal_sections(manifest)[0],
         *filter_sections(manifest)[:1],
         Section("Validation split", (Note(_held_out(manifest["settings"])),)),
@@ -59,7 +59,7 @@ def format_datasheet(directory: epath.Path, tokenizer: Tokenizer, command: str, 
 
 
 def _header(manifest: Mapping) -> dict[str, Any]:
-    counts = report.count_languages(manifest["splits"])
+    counts = group_report.count_languages(manifest["splits"])
     languages = frequent_languages({code: count["tokens"] for code, count in counts.items()})
     documents = sum(split["documents"] for split in manifest["splits"].values())
     return {

@@ -1,6 +1,5 @@
 """The report on corpora, as sections, from the values of `statistics`."""
 
-import collections
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,21 +9,20 @@ from bert_jax.data.corpus_description import NOT_STATED
 from bert_jax.data.epoch_counts import LOW_COVERAGE
 from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
 from bert_jax.report.cells import cell, make_table
-from data_prep import languages
 from data_prep.inspection.corpus_statistics import ROW_LENGTHS, split_counts
 from data_prep.inspection.filter_report import filter_sections
+from data_prep.inspection.group_report import group_sections, language_sections
 
 _PIECE_COLUMNS = 4
 _PRESET = "bert_base"
 """In a proposed command."""
-_LISTED_LANGUAGES = 20
 
 
-def sections(corpora: Sequence[Mapping], mixture: Mapping | None) -> list[Section]:
-    """All sections: first the mixture, if there are several corpora."""
+def sections(corpora: Sequence[Mapping], mixture: Mapping | None, exponent: float) -> list[Section]:
+    """All sections: first the mixture, if there are several corpora; `exponent` is for languages within a corpus."""
     every = [_mixture(mixture)] if mixture else []
     for corpus in corpora:
-        every += _corpus(corpus)
+        every += _corpus(corpus, exponent)
     return every
 
 
@@ -33,20 +31,6 @@ def summary_sections(manifest: Mapping) -> list[Section]:
     splits = {split: split_counts(manifest["splits"][split]) for split in SPLITS}
     counts = Section(manifest["name"], (counts_table(splits),), level=1)
     return [counts, *language_sections(splits), *removal_sections(manifest), *filter_sections(manifest)[:1]]
-
-
-def sentence_rules_note(splits: Mapping[str, Mapping]) -> str | None:
-    """A note on the languages of the splits without rules for sentences, if there are any."""
-    counts = count_languages(splits)
-    without = sorted((-count["documents"], code) for code, count in counts.items() if not languages.has_rules(code))
-    if not without:
-        return None
-    listed = ", ".join(f"{code} ({-count:,})" for count, code in without[:_LISTED_LANGUAGES])
-    more = f" and {len(without) - _LISTED_LANGUAGES} more" if len(without) > _LISTED_LANGUAGES else ""
-    return (
-        f"{-sum(count for count, _ in without):,} documents are in languages without rules for sentences"
-        f" ({listed}{more}): those of a related language, or of English, were used"
-    )
 
 
 def few_documents_warning(splits: Mapping[str, Mapping]) -> str | None:
@@ -106,7 +90,7 @@ def coverage_warning(measured_rows: Sequence[Mapping]) -> str | None:
     )
 
 
-def _corpus(corpus: Mapping) -> list[Section]:
+def _corpus(corpus: Mapping, exponent: float) -> list[Section]:
     specs = [source["spec"] for source in corpus["sources"]]
     about = Note(
         f"{corpus['directory']}: {cell(corpus['disk_bytes'], 'bytes')} on disk,"
@@ -115,7 +99,8 @@ def _corpus(corpus: Mapping) -> list[Section]:
     )
     return [
         Section(corpus["name"], (about, counts_table(corpus["splits"])), level=1),
-        *language_sections(corpus["splits"]),
+        *language_sections(corpus["splits"], exponent),
+        *group_sections(corpus["splits"]["train"].get("groups", [])),
         *removal_sections(corpus),
         *filter_sections(corpus),
         _lengths(corpus["splits"], short_documents_warning(corpus["splits"]["train"], corpus["rows"], specs)),
@@ -171,40 +156,6 @@ def counts_table(splits: Mapping[str, Mapping]) -> Table:
     }
     table = make_table([splits[split] for split in SPLITS], forms)
     return Table(("", *SPLITS), tuple(zip(table.header, *table.rows, strict=True)))
-
-
-def count_languages(splits: Mapping[str, Mapping]) -> dict[str, collections.Counter[str]]:
-    """Counts of all splits together, by language; empty for corpora that were built without them."""
-    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    for split in splits.values():
-        for code, count in split.get("languages", {}).items():
-            counts[code].update(count)
-    return counts
-
-
-def language_sections(splits: Mapping[str, Mapping]) -> list[Section]:
-    """Counts by language, if there are several."""
-    counts = count_languages(splits)
-    if len(counts) < 2:
-        return []
-    total = max(1, sum(count["tokens"] for count in counts.values()))
-    columns = {
-        "language": "{code}",
-        "documents": "{documents:,}",
-        "sentences": "{sentences:,}",
-        "tokens": "{tokens:,}",
-        "share": lambda row: f"{row['tokens'] / total:.2%}",
-        "text": "{text_bytes:bytes}",
-        "bytes per token": lambda row: f"{row['text_bytes'] / max(1, row['tokens']):.2f}",
-        "unknown": lambda row: f"{row['unknown_bytes'] / max(1, row['text_bytes']):.4%}",
-        "rules": lambda row: "its own" if languages.has_rules(row["code"]) else "others'",
-    }
-    rows = sorted(({"code": code, **count} for code, count in counts.items()), key=lambda r: (-r["tokens"], r["code"]))
-    about = (
-        "Both splits. und: not determined. Rules: of sentence splitting; languages without their own have those of a"
-        " related language, or of English. Unknown: share of the bytes of text."
-    )
-    return [Section("Languages", (Note(about), make_table(rows, columns)))]
 
 
 def removal_sections(corpus: Mapping) -> list[Section]:

@@ -136,9 +136,6 @@ OUT_OF_RANGE = [
     ("data", "example_copies mask_copies", 0, "or None"),
     ("data", "short_example_rate", 1.5, "in [0, 1]"),
     ("data", "mixture_exponent language_exponent", -0.1, "in [0, 1]"),
-    ("data", "language_weights source_weights", (("de", 1), ("de", 2)), "twice: de, de"),
-    ("data", "language_weights source_weights", (("de", -1.0),), "in [0, "),
-    ("data", "score_weights", ((float("nan"), 1.0),), "in [-1e30, 1e30]"),
     ("data", "prefetch", 0, "in [1, "),
     ("data", "examples_per_row", 0, "in [1, 64]"),
     ("data", "reader_processes", -1, "in [0, "),
@@ -188,6 +185,9 @@ def test_values_out_of_range_are_refused(section, names, value, allowed):
 
 # What contradicts itself, the words of the message that name it, and those that say what to do.
 CONTRADICTIONS = [
+    (lambda: DataConfig(language_weights=(("de", 1), ("de", 2))), "data.language_weights has a value twice", "de, de"),
+    (lambda: DataConfig(source_weights=(("a", -1.0),)), "data.source_weights.0.1 is -1", "in [0, 1e30]"),
+    (lambda: DataConfig(score_weights=((math.nan, 1.0),)), "data.score_weights.0.0 is nan", "in [-1e30, 1e30]"),
     (
         lambda: CheckpointConfig(every=20, keep_every=50),
         "keep_every 50 is not a multiple of checkpoint.every 20",

@@ -26,6 +26,7 @@ def test_what_corpus_json_says(sample, tmp_path):
         "documents": train["documents"],
         "tokens": train["tokens"],
         "languages": {"en": train["tokens"]},
+        "groups": [{"source": "a test", "language": "en", "score": None, "tokens": train["tokens"]}],
         "licenses": [],
         "filters": [],
         "masks": [],

@@ -163,7 +163,7 @@ def test_processes_and_positions_see_the_same_rows(corpus):
     [
         (
             {"language_weights": (("fi", 1.0),)},
-            "data.language_weights: no document has the language 'fi', did you mean",
+            "data.language_weights: no document has the language 'fi', there are: de, en, is",
         ),
         ({"source_weights": (("web", 1.0),)}, "data.source_weights: no document has the source 'web', there are: a, b"),
         ({"language_weights": (("en", 0.0), ("de", 0.0), ("is", 0.0))}, "no document has a positive weight"),
@@ -173,7 +173,7 @@ def test_processes_and_positions_see_the_same_rows(corpus):
 )
 def test_weights_that_mean_nothing(corpus, data, message):
     with pytest.raises(UserError, match=message):
-        stream([corpus], **data).rows_at(Cursor())
+        stream([corpus], **data).corpora[0].epoch_planner(32)
 
 
 def test_corpora_without_groups_or_with_damaged_ones(corpus):
