@@ -1,5 +1,6 @@
 """The commands of the pages that train and evaluate."""
 
+import itertools
 import json
 
 import pytest
@@ -54,7 +55,13 @@ def test_commands_on_several_languages(folder, monkeypatch):
     for code, documents in texts.items():
         (folder / "languages" / f"{code}.txt").write_text("\n\n".join(documents))
     records = [{"text": text, "lang": code} for code, documents in texts.items() for text in documents]
+    for index, record in enumerate(records):
+        record |= {"site": ("forum", "news")[index % 2], "quality": (0.3, 0.6, 0.95)[index % 3]}
     (folder / "collection.jsonl").write_text("\n".join(map(json.dumps, records)))
     run_page("docs/multilingual.md", folder, monkeypatch)
     splits = json.loads((folder / "corpora/by_field/corpus.json").read_text())["splits"].values()
     assert {code for split in splits for code in split["languages"]} == set(texts)
+    groups = json.loads((folder / "corpora/weighted/corpus.json").read_text())["splits"]["train"]["groups"]
+    assert {(group["source"], group["score"]) for group in groups} == {
+        *itertools.product(("forum", "news"), (None, 0.5, 0.9))
+    }

@@ -18,6 +18,7 @@ from bert_jax.config import FinetuneConfig, Phase, TaskHead, presets
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.report import Note, Section, Table, html, text
 from bert_jax.run_report import cost, metric_blocks, run_files, sections, settings
+from bert_jax.run_report.group_tokens import group_blocks
 from bert_jax.run_report.run_files import read_runs
 from bert_jax.training.run_directory import goodput
 
@@ -108,6 +109,23 @@ def test_values_of_a_run(run):
     assert shown["mlm_loss"][0] == f"{held_out[-1]['mlm_loss']:.5g}"
     assert shown["mlm_loss"][2] == f"{held_out[-1]['unigram_loss']:.5g} (unigram)"
     assert shown["learning_rate"][0] == settings.MISSING
+
+
+def test_tokens_by_source_and_language(run):
+    """Half of the epochs have German: two thirds of the tokens that are read are English, of as many of both."""
+    (identity,) = run.file["corpora"]
+    (description,) = run.file["corpus_descriptions"].values()
+    assert group_blocks(run) == ()
+    groups = [{"source": "web", "language": code, "score": None, "tokens": 5000} for code in ("en", "de")]
+    run = change(run, data={"language_weights": (("de", 0.5),)})
+    run.file["corpus_descriptions"] = {identity: description | {"groups": groups}}
+    seen = run.last(metric_blocks.TRAINING)["tokens_seen"]
+    shown = {row[1]: row for row in group_blocks(run)[1].rows}
+    assert shown["en"] == ("web", "en", "5,000", f"{seen * 2 / 3:,.0f}", "66.67%", f"{seen * 2 / 3 / 5000:.2f}")
+    assert shown["de"][-2:] == ("33.33%", f"{seen / 3 / 5000:.2f}")
+    twice = run.config.phases * 2
+    weights = [dataclasses.replace(twice[0], corpus_weights=(("other", 1.0), (description["name"], 0.0))), twice[1]]
+    assert [row[3] for row in group_blocks(change(run, phases=tuple(weights)))[1].rows] == ["0", "0"]
 
 
 def test_environment_is_recorded_once_per_attempt(tiny_run, tmp_path, run):
