@@ -322,6 +322,10 @@ class Corpus:
             if offsets[0] != 0 or any((block[1:] <= block[:-1]).any() for block in blocks):
                 raise UserError(f"corpus {self.directory}: {array_file(self.split, array)} does not ascend; {REMEDY}")
 
+    def open_shard(self, shard: StoredFile) -> None:
+        """Opens a shard of this split for `records`, or checks that one of another can be opened; see `open_shard`."""
+        self._records.open(shard)
+
     def read_sentences(self, start: int, stop: int) -> np.ndarray:
         """Tokens of the sentences [start, stop), concatenated, int32 [sum of their lengths].
 

@@ -12,6 +12,7 @@ depend on the size of the corpus:
 No record is read here.
 """
 
+import copy
 import hashlib
 from dataclasses import dataclass
 
@@ -107,6 +108,12 @@ class EpochPlanner:
         )
         self.salt = np.uint64(int(hashlib.sha256(corpus.identity.encode()).hexdigest()[:16], 16))
 
+    def with_seq_len(self, seq_len: int) -> "EpochPlanner":
+        """The plan for rows of another length; reads nothing."""
+        planner = copy.copy(self)
+        planner.seq_len = seq_len
+        return planner
+
     def window(self, epoch: int, index: int) -> WindowPlan:
         """Plans one window; the time does not depend on the size of the corpus."""
         count = len(self._bounds) - 1
@@ -145,12 +152,14 @@ class EpochPlanner:
 @cached_njit
 def chunk_bounds(lengths, record_offsets, min_tokens):
     """First record of each chunk, and the end of the last, int64 [n + 1]."""
-    bounds = np.zeros(len(record_offsets), np.int64)
+    bounds = np.zeros(1024, np.int64)
     count, tokens = 0, 0
     for record in range(len(record_offsets) - 1):
         for sentence in range(record_offsets[record], record_offsets[record + 1]):
             tokens += lengths[sentence]
         if tokens >= min_tokens or record == len(record_offsets) - 2:
             count, tokens = count + 1, 0
+            if count == len(bounds):
+                bounds = np.concatenate((bounds, bounds))
             bounds[count] = record + 1
     return bounds[: count + 1].copy()

@@ -5,6 +5,7 @@ import os
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -122,6 +123,7 @@ def check_corpus_files(
     verify: Literal["checksums", "counts"],
     process_index: int = 0,
     process_count: int = 1,
+    keep_open: bool = False,
 ) -> None:
     """Checks that the files of some corpora, of all their splits, agree with corpus.json.
 
@@ -134,12 +136,14 @@ def check_corpus_files(
         compare the number of records of each shard. With "checksums", files of a store are copied to this host as far
         as the cache has room.
       process_index, process_count: of this process.
+      keep_open: shards of the given splits stay open, for this process to read; to read the index of 200,000 records
+        takes 11 ms, to keep it 1.7 MB.
 
     Raises:
       UserError: the first file of this process that is missing or differs, with the difference and a remedy.
     """
     files = [
-        (file, one.cache)
+        (file, one)
         for one in corpora
         for file in require_all_files(one.directory, read_manifest(one.directory)).values()
     ]
@@ -147,8 +151,19 @@ def check_corpus_files(
     own_files = [*(pair for pair in files if pair[0].records is None), *shards]
     check_file_sizes([file for file, _ in own_files])
     if verify == "checksums":
-        check_checksums(*zip(*own_files, strict=True), "checksums (--data.verify counts skips them)", PROGRESS_BYTES)
+        caches = [one.cache for _, one in own_files]
+        check_checksums(
+            [file for file, _ in own_files], caches, "checksums (--data.verify counts skips them)", PROGRESS_BYTES
+        )
     remote = any(is_remote(file.path) for file, _ in shards)
     with ThreadPoolExecutor(COPY_THREADS if remote else 1) as pool:
-        for reader in pool.map(lambda pair: open_shard(*pair), shards):
-            reader.close()
+        for _ in pool.map(partial(_open, keep_open=keep_open), shards):
+            pass
+
+
+def _open(pair: tuple[StoredFile, Corpus], keep_open: bool) -> None:
+    shard, corpus = pair
+    if keep_open:
+        corpus.open_shard(shard)
+    else:
+        open_shard(shard, corpus.cache).close()

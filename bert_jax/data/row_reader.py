@@ -147,7 +147,12 @@ class CorpusRows:
           UserError: see `EpochPlanner`.
         """
         if seq_len not in self._plans:
-            self._plans[seq_len] = EpochPlanner(self.corpus, self.data, seq_len, self.seed)
+            of_other_length = next(iter(self._plans.values()), None)
+            self._plans[seq_len] = (
+                of_other_length.with_seq_len(seq_len)
+                if of_other_length
+                else EpochPlanner(self.corpus, self.data, seq_len, self.seed)
+            )
         return self._plans[seq_len]
 
     def window(self, seq_len: int, position: CorpusPosition) -> LoadedWindow:

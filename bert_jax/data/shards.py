@@ -31,6 +31,7 @@ from etils import epath
 from bert_jax.data.record import Record, parse_record
 from bert_jax.errors import UserError, install_command
 from bert_jax.storage.cache import LocalCache
+from bert_jax.storage.files import allow_open_files
 from bert_jax.storage.paths import is_remote
 from bert_jax.storage.ranges import ByteRange, read_ranges
 from bert_jax.storage.varints import decode_varint
@@ -274,6 +275,8 @@ def _open_checked(shard: StoredFile, local: str | None) -> ShardReader:
             reader.close()  # raises the error of a damaged file
     except (RuntimeError, ValueError, LookupError, TypeError) as error:
         reason = str(error).splitlines()[0][:120]
+        if "Too many open files" in reason:
+            raise UserError(f"{path}: too many files are open; raise the limit of the machine (`ulimit -n`)") from error
         raise UserError(f"{path}: damaged, it cannot be read as ArrayRecord ({reason}); {REMEDY}") from error
     if num_records != shard.records:
         raise UserError(f"{path}: holds {num_records} records where corpus.json lists {shard.records}; {REMEDY}")
@@ -292,13 +295,14 @@ class RecordReader:
     """Reads the records of one split by index, over all its shards.
 
     A shard in a store is read in parts, all parts of one call at the same time. A shard of which as many bytes were
-    read as it has is copied to this host by a thread, if the cache has room: so at most twice the bytes of the better
-    choice are read, whichever that is.
+    read as it has is copied to this host by a thread, if the cache has room: at most twice the bytes of the better way.
     """
 
     def __init__(self, shards: Sequence[StoredFile], dtype: np.dtype, cache: LocalCache):
         """Opens no file yet; `dtype` is the type of token ids."""
+        allow_open_files(len(shards))  # each reader has one
         self._shards, self._dtype, self._cache = tuple(shards), dtype, cache
+        self._index = {shard.path: index for index, shard in enumerate(shards)}
         self._starts = list(itertools.accumulate((shard.records for shard in shards), initial=0))
         self._readers: dict[tuple[int, int], ShardReader] = {}
         self._lock = threading.Lock()
@@ -306,6 +310,15 @@ class RecordReader:
 
     def __len__(self) -> int:
         return self._starts[-1]
+
+    def open(self, shard: StoredFile) -> None:
+        """Opens a shard, which stays open for `read`; one of another split is closed again. Raises as `open_shard`."""
+        reader = open_shard(shard, self._cache)
+        if shard.path in self._index:
+            with self._lock:
+                self._readers.setdefault((os.getpid(), self._index[shard.path]), reader)
+        else:
+            reader.close()
 
     def read(self, indices: Sequence[int]) -> list[Record]:
         """Records by index, in the given order.

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import os
+import resource
 import tempfile
 import time
 import uuid
@@ -18,6 +19,15 @@ COPY_THREADS = 8
 """Files copied at the same time."""
 UPLOAD_INTERVAL_SECONDS = 30.0
 """Minimum interval between two uploads of a growing object."""
+
+
+def allow_open_files(count: int) -> None:
+    """Raise this process' limit of open files, often 1,024, by a number, as far as the hard limit permits."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = soft + count if hard == resource.RLIM_INFINITY else min(soft + count, hard)
+        with contextlib.suppress(ValueError, OSError):  # macOS has a lower limit than it reports
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def make_directory_if_local(path: StoredPath) -> None:

@@ -137,7 +137,9 @@ def pretrain(
     accumulations = choose_accumulations(programs, jax.process_count(), micro_batch)
     metrics.check_wandb(config.log.wandb)
     corpora = [rows.corpus for rows in task.train.corpora]
-    raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, jax.process_index(), jax.process_count()))
+    process = jax.process_index(), jax.process_count()
+    keep_open = not config.data.reader_processes
+    raise_on_all(lambda: check_corpus_files(corpora, config.data.verify, *process, keep_open=keep_open))
     tokenizer_text = (corpora[0].directory / TOKENIZER).read_text(encoding="utf-8")
     paths = [str(part.directory) for part in parts]
     return run_job(

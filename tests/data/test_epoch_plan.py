@@ -155,6 +155,29 @@ def test_chunks_are_whole_records_of_like_length(small):
     assert len(mixed) > 8 and sum(share > 0 for share in of_long) > len(mixed) * 0.8
 
 
+def test_chunks_of_more_than_a_thousand():
+    """Against the definition; their number is not known before."""
+    lengths = np.random.default_rng(3).integers(1, 90, 40_000).astype(np.uint16)
+    records = np.arange(0, 40_001, 4)
+    bounds, expected, tokens = plan_module.chunk_bounds(lengths, records, 300), [0], 0
+    for record in range(10_000):
+        tokens += int(lengths[records[record] : records[record + 1]].sum())
+        if tokens >= 300 or record == 9_999:
+            expected.append(record + 1)
+            tokens = 0
+    assert bounds.tolist() == expected and len(bounds) > 2 * 1024
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_plan_for_another_length_is_that_of_a_new_planner(small, form):
+    corpus, data = make_corpus(random_documents(4, 60)), DataConfig(format=form)
+    first = EpochPlanner(corpus, data, 32, 0)
+    second, new = first.with_seq_len(64).window(1, 1), EpochPlanner(corpus, data, 64, 0).window(1, 1)
+    for field in ("examples", "row_starts", "members", "order", "chunks"):
+        np.testing.assert_array_equal(getattr(second, field), getattr(new, field))
+    assert len(first.window(1, 1)) > len(second)
+
+
 @pytest.fixture(scope="module")
 def like_text():
     """Two million tokens in sentences and documents as long as those of text: 20 tokens, 30 sentences, both skewed."""

@@ -2,13 +2,14 @@
 
 import itertools
 import json
+import resource
 import shutil
 from pathlib import Path
 
 import pytest
 from array_record.python import array_record_module
 
-from bert_jax.data import integrity
+from bert_jax.data import integrity, shards
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.errors import UserError
@@ -54,6 +55,36 @@ def test_sound(corpora):
     for verify, processes in itertools.product(("checksums", "counts"), (1, 3)):
         for process in range(processes):
             check_corpus_files(corpora, verify, process, processes)
+
+
+def test_shards_stay_open_for_the_process_that_reads_them(corpora, monkeypatch):
+    opened, open_shard = [], shards.open_shard
+    for module in (shards, integrity):
+        monkeypatch.setattr(module, "open_shard", lambda *pair: opened.append(pair[0].path) or open_shard(*pair))
+    check_corpus_files(corpora, "counts", keep_open=True)
+    every = {path for one in corpora for path in one.directory.glob("*.array_record*")}
+    assert len(opened) == len(every) > 2 and set(opened) == every
+    kept = corpora[0].records(range(3))
+    assert len(opened) == len(every)
+    check_corpus_files(corpora, "counts")
+    other = Corpus.open(corpora[0].directory).records(range(3))
+    assert len(opened) > 2 * len(every)
+    assert [record.tokens.tolist() for record in kept] == [record.tokens.tolist() for record in other]
+
+
+def test_more_shards_than_open_files(corpora):
+    """The limit is raised; if that is not permitted, the message does not call the shard damaged."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    directory = corpora[0].directory
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (200, hard))
+        one = Corpus.open(directory)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 200
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        with pytest.raises(UserError, match="too many files are open; raise the limit"):
+            one.records([0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_one_flipped_bit_in_any_file(corpora):
