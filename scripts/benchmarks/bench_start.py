@@ -5,8 +5,8 @@
 
 `write` makes a corpus with 1 to 15 sentences per document (8 on average) of 20 tokens on average, 1 % of them with 61
 to 200: one shard and its arrays, repeated. All shards are links to one file; 100 million documents need 3.3 GB.
-`start` does what a run does before its first step, without jax: opens both splits, plans the phases, compares files with
-corpus.json (`--data.verify counts`), reads the first batch. `--cold` removes the files from the page cache first.
+`start` does what a run does before its first step, without jax: opens both splits, plans the phases, compares files
+with corpus.json (`--data.verify counts`), reads the first batch. `--cold` removes them from the page cache first.
 Memory is the maximum of samples every 5 ms: `anonymous` belongs to the process; pages of `mapped` files are shared by
 all processes, and given back when memory is needed.
 """
