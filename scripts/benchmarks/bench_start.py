@@ -7,7 +7,7 @@
 to 200: one shard and its arrays, repeated. All shards are links to one file; 100 million documents need 3.3 GB.
 `start` does what a run does before its first step, without jax: opens both splits, plans the phases, compares files
 with corpus.json (`--data.verify counts`), reads the first batch. `--cold` removes them from the page cache first.
-Memory is the maximum of samples every 5 ms: `anonymous` belongs to the process; pages of `mapped` files are shared by
+Memory is the maximum of samples every 20 ms: `anonymous` belongs to the process; pages of `mapped` files are shared by
 all processes, and given back when memory is needed.
 """
 
@@ -142,9 +142,10 @@ class Memory(contextlib.AbstractContextManager):
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._done.wait(0.005):
-            for field in self.peaks:
-                self.peaks[field] = max(self.peaks[field], harness.memory_megabytes(field=field))
+        while not self._done.wait(0.02):
+            lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
+            current = {words[0].rstrip(":"): words[1] for words in lines if len(words) == 3}
+            self.peaks = {field: max(peak, int(current[field]) // 1024) for field, peak in self.peaks.items()}
 
 
 @contextlib.contextmanager
