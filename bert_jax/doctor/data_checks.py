@@ -10,6 +10,7 @@ from bert_jax.data.corpus import Corpus
 from bert_jax.data.epoch_counts import LOW_COVERAGE, EpochStatistics
 from bert_jax.data.integrity import check_corpus_files
 from bert_jax.data.mixture import CYCLE_ROWS, common_tokenizer
+from bert_jax.data.sampling import check_weights, group_shares
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.doctor.epochs import PhaseEpochs, estimate_epochs
 
@@ -17,10 +18,11 @@ MANY_EPOCHS = 40
 """Devlin et al. 2019, appendix A.2: 1,000,000 steps are about 40 epochs of their 3.3 billion words."""
 MOSTLY_NEGATIVE = 0.6
 LOW_FILL = 0.9
+_LISTED_LANGUAGES = 8
 
 
 def mixture(context: CheckContext) -> Iterator[Finding]:
-    """Sizes of the corpora and their shares of the rows."""
+    """Sizes of the corpora, their shares of the rows, and the languages of an epoch of each that has weights."""
     shares = {one.name: context.shares[one.identity] for one in context.corpora}
     sizes = [f"{one.name} ({one.num_tokens:,} tokens) {shares[one.name]:.1%} of the rows" for one in context.corpora]
     tokens = {one.name: one.num_tokens for one in context.corpora}
@@ -29,7 +31,24 @@ def mixture(context: CheckContext) -> Iterator[Finding]:
         if phase.corpus_weights:
             values[f"phases.{i}"] = in_phase = dict(zip(shares, (order.counts / CYCLE_ROWS).tolist(), strict=True))
             sizes.append(f"in phase {i} " + ", ".join(f"{name} {share:.1%}" for name, share in in_phase.items()))
+    if context.config.data.samples_documents:
+        check_weights(context.corpora, context.config.data)
+        for one in context.corpora:
+            languages = _tokens_by_language(one, context.config.data)
+            values[f"epoch_tokens/{one.name}"] = languages
+            total = sum(languages.values())
+            most = sorted(languages.items(), key=lambda item: -item[1])[:_LISTED_LANGUAGES]
+            shares = ", ".join(f"{language} {tokens / total:.1%}" for language, tokens in most)
+            sizes.append(f"an epoch of {one.name} has {total:,.0f} tokens by its weights ({shares})")
     yield finding("mixture", "; ".join(sizes), values)
+
+
+def _tokens_by_language(corpus: Corpus, data: DataConfig) -> dict[str, float]:
+    """Tokens of an epoch, on average."""
+    tokens: dict[str, float] = {}
+    for group, share in zip(corpus.groups, group_shares(corpus.groups, data, str(corpus.directory)), strict=True):
+        tokens[group["language"]] = tokens.get(group["language"], 0.0) + float(share) * group["tokens"]
+    return tokens
 
 
 def files(context: CheckContext) -> Iterator[Finding]:
@@ -87,7 +106,7 @@ def _rows(counts: EpochStatistics, seq_len: int, batch_share: float) -> Finding:
 
 def _coverage(counts: EpochStatistics, number: int) -> Finding:
     covered, truncated = counts.covered / counts.tokens, counts.truncated / counts.tokens
-    text = f"an epoch covers {covered:.2%} of the corpus's tokens and truncates {truncated:.2%}"
+    text = f"an epoch covers {covered:.2%} of its tokens and truncates {truncated:.2%}"
     values = {"covered": covered, "truncated": truncated}
     remedy = (
         f"many sentences fill more than half of a row: set --phases.{number}.seq-len to longer rows, or --data.format"

@@ -265,6 +265,17 @@ def test_a_mixture(tiny_corpus, second_corpus, tiny_config):
     assert not [finding for finding in findings if finding.level == "error"]
     (mixture,) = (finding for finding in findings if finding.name == "mixture")
     assert mixture.values["shares"] == {"corpus": 0.75, "second": 0.25}
+    weighted = config_lib.replace(tiny_config, data={"language_weights": (("en", 0.5),)})
+    (mixture,) = (
+        one for one in check_run(weighted, parts, DoctorOptions(), ONE_DEVICE, [{"host": "h"}]) if one.name == "mixture"
+    )
+    tokens = Corpus.open(tiny_corpus).num_tokens
+    assert f"an epoch of corpus has {tokens:,} tokens by its weights (en 100.0%)" in mixture.text
+    unknown = config_lib.replace(tiny_config, data={"language_weights": (("de", 0.5),)})
+    (wrong,) = (
+        one for one in check_run(unknown, parts, DoctorOptions(), ONE_DEVICE, [{"host": "h"}]) if one.name == "mixture"
+    )
+    assert wrong.level == "error" and "no document has the language 'de'" in wrong.text
 
 
 @pytest.mark.parametrize(
