@@ -1,9 +1,9 @@
 """Reads the documents of a range of a large file, without the text before it.
 
 A range of bytes on disk begins at a multiple of a fixed size. Its text is that of the units that begin in it: bytes of
-a plain file, blocks of bzip2, frames of zstd. Its documents are those after the first separator that begins in its
-text, up to the end of the first separator that begins in the text of a later range. So each document is in one range,
-however long it is, and the documents are those of the file read as a whole.
+a plain file, blocks of bzip2, frames of zstd, members of gzip. Its documents are those after the first separator that
+begins in its text, up to the end of the first separator that begins in the text of a later range. So each document is
+in one range, however long it is, and the documents are those of the file read as a whole.
 """
 
 import re
@@ -12,8 +12,11 @@ from typing import BinaryIO
 
 from etils import epath
 
-from data_prep.sources import bzip2_blocks, encodings, files, zstd_frames
+from data_prep.sources import bzip2_blocks, encodings, files
 from data_prep.sources.base import DamagedFileError
+from data_prep.sources.frame_ranges import read_frames
+from data_prep.sources.gzip_members import GZIP
+from data_prep.sources.zstd_frames import ZSTD
 
 _RAW_BYTES = 1 << 20
 
@@ -156,7 +159,9 @@ def _pieces(path: str, read_at: Callable[[int, int], bytes], start: int, stop: i
         case ".bz2":
             return bzip2_blocks.decompress_range(path, read_at, start, stop)
         case ".zst":
-            return zstd_frames.read_frames(path, read_at, start, stop)
+            return read_frames(path, ZSTD, read_at, start, stop)
+        case ".gz":
+            return read_frames(path, GZIP, read_at, start, stop)
     return _plain(read_at, start, stop)
 
 

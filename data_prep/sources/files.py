@@ -1,4 +1,4 @@
-"""Finds files by a glob, divides them into inputs, and reads them: decompresses, hashes, checks that they are text."""
+"""Finds files by a glob and reads them: decompresses, hashes, checks that they are text."""
 
 import bz2
 import contextlib
@@ -8,7 +8,7 @@ import os
 import pathlib
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -71,53 +71,6 @@ def check_unchanged(part: Input) -> None:
                 f"{path}: was changed or removed while it was read; start the same command again when nothing writes"
                 " to it"
             )
-
-
-def divide_files(
-    files: Mapping[str, FileVersion], group_bytes: int, range_bytes: int | None, encoding: str = encodings.UTF_8
-) -> list[Input]:
-    """Divides files into inputs: groups of small files, files, ranges of large ones.
-
-    The borders of ranges depend on the size of the file alone, so text that is added to a file changes only its last
-    range.
-
-    Args:
-      files: of `find_files`.
-      group_bytes: consecutive files are one input up to this size together.
-      range_bytes: size of a range, half of it in compressed files; None: files cannot be split.
-      encoding: of the files, or `auto`; files in one whose line ends cannot be found in bytes are not split.
-    """
-    inputs: list[Input] = []
-    for path, (size, version) in files.items():
-        kind = compression(path)
-        ranges = 1
-        if range_bytes and kind != ".gz":
-            length = range_bytes // 2 if kind else range_bytes
-            ranges = -(-size // length)
-            if ranges > 1 and not encodings.keeps_ascii(_encoding_of(path, encoding)):
-                ranges = 1
-        if ranges > 1:
-            inputs.append(Input((path,), 0, (version,), hash_only=True))
-            for start in range(0, size, length):
-                stop = min(size, start + length)
-                inputs.append(Input((path,), stop - start, (version,), start, stop))
-        elif inputs and not inputs[-1].stop and inputs[-1].size + size <= group_bytes:
-            last = inputs[-1]
-            inputs[-1] = Input((*last.paths, path), last.size + size, (*last.versions, version))
-        else:
-            inputs.append(Input((path,), size, (version,)))
-    return inputs
-
-
-def _encoding_of(path: str, encoding: str) -> str:
-    """The encoding of a file that can be read; `auto` is resolved."""
-    if encoding != encodings.AUTO:
-        return encoding
-    try:
-        with DecompressingReader(path, encoding=encoding) as file:
-            return file.encoding
-    except DamagedFileError:
-        return encodings.UTF_8  # the reader of its text reports it
 
 
 class TextReader:

@@ -9,6 +9,7 @@ from typing import ClassVar
 from bert_jax.storage.listing import file_version
 from data_prep.sources import encodings, files
 from data_prep.sources.base import DamagedFileError, Document, FileSet, Input, InputRecord, Skipped, Source, SourceBlock
+from data_prep.sources.file_inputs import divide_files
 from data_prep.sources.file_ranges import BlankLineSeparator, RangeReader, Separator
 from data_prep.sources.text_chunks import (
     BlankLineRule,
@@ -41,7 +42,7 @@ class FileSource(Source):
     def inputs(self) -> list[Input]:
         """The files and ranges of large ones; small consecutive files are one input."""
         found = files.find_files(self.spec, self.pattern)
-        return files.divide_files(found, self.block_bytes, self.range_bytes if self.separator else None, self.encoding)
+        return divide_files(found, self.block_bytes, self.range_bytes if self.separator else None, self.encoding)
 
     def read_blocks(self, part: Input, record: InputRecord) -> Iterator[SourceBlock]:
         """Chunks of files; those of small files are one block."""

@@ -1,14 +1,18 @@
-"""Blocks of bzip2 and frames of zstd are read from any byte of a file on; damage at every kind of place is found."""
+"""Blocks of bzip2, frames of zstd and members of gzip are read from any byte on; damage at any place is found."""
 
 import bz2
+import gzip
 import itertools
 
 import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
-from data_prep.sources import bzip2_blocks, zstd_frames
-from tests.data_prep.test_file_ranges import DOCUMENTS, in_parts, padded_stream, zstd_compress
+from data_prep.sources import bzip2_blocks, frame_ranges
+from data_prep.sources.frame_ranges import read_frames
+from data_prep.sources.gzip_members import GZIP, has_short_members
+from data_prep.sources.zstd_frames import ZSTD
+from tests.data_prep.test_file_ranges import DOCUMENTS, bgzf_block, in_parts, padded_stream, zstd_compress
 from tests.data_prep.test_sources_reading import read
 
 
@@ -89,14 +93,14 @@ def test_damage_in_bzip2_is_found_with_and_without_ranges(tmp_path, damage):
             read(f"text:{path}", range_bytes=range_bytes)
 
 
-def frames_of(data, *bounds):
-    """The text of each range, by the frames of zstd that begin in it."""
+def frames_of(data, *bounds, form=ZSTD):
+    """The text of each range, by the frames that begin in it."""
 
     def read_at(offset, size):
         return data[offset : offset + size]
 
     return [
-        b"".join(text for text, belongs in zstd_frames.read_frames("a.zst", read_at, *part) if belongs)
+        b"".join(text for text, belongs in read_frames("a", form, read_at, *part) if belongs)
         for part in itertools.pairwise([0, *bounds, len(data)])
     ]
 
@@ -104,13 +108,13 @@ def frames_of(data, *bounds):
 def test_borders_anywhere_in_zstd(monkeypatch):
     """Also if a frame contains the magic number, and between frames that are skipped."""
     noise = np.random.default_rng(0).bytes(3000)
-    contents = [noise[:2000] + zstd_frames._MAGIC + noise[2000:] + zstd_frames._MAGIC * 3, b"one" * 900, noise, b"end"]
-    skippable = b"\x50\x2a\x4d\x18" + (7).to_bytes(4, "little") + zstd_frames._MAGIC + b"abc"
+    contents = [noise[:2000] + ZSTD.magic + noise[2000:] + ZSTD.magic * 3, b"one" * 900, noise, b"end"]
+    skippable = b"\x50\x2a\x4d\x18" + (7).to_bytes(4, "little") + ZSTD.magic + b"abc"
     data = b"".join(skippable + zstd_compress(content) for content in contents) + b"\0" * 5
-    assert data.count(zstd_frames._MAGIC) == 12
+    assert data.count(ZSTD.magic) == 12
     for border in range(1, len(data), 2):
         assert b"".join(frames_of(data, border)) == b"".join(contents), border
-    monkeypatch.setattr(zstd_frames, "_RAW_BYTES", 64)
+    monkeypatch.setattr(frame_ranges, "_RAW_BYTES", 64)
     for border in range(1, len(data), 7):
         assert b"".join(frames_of(data, border)) == b"".join(contents), border
 
@@ -142,3 +146,85 @@ def test_damage_in_zstd_is_found_with_and_without_ranges(tmp_path, damage):
     for parts in (1, 2, 3, 5, 9):
         with pytest.raises(UserError, match=f"a.zst: {reason}"):
             read(f"text:{path}", range_bytes=2 * path.stat().st_size // parts)
+
+
+def test_borders_anywhere_in_gzip(monkeypatch):
+    """Also if a member contains the magic number, has long fields in its header, or no content."""
+    noise = np.random.default_rng(0).bytes(3000)
+    contents = [noise[:2000] + GZIP.magic + noise[2000:] + (GZIP.magic + b"\0\0") * 3, b"one" * 900, b"", noise, b"end"]
+    plain = [gzip.compress(content, 0 if b"\x1f" in content else 9) for content in contents]
+    named = plain[1][:3] + b"\x1d" + plain[1][4:10] + b"\xff\0" + GZIP.magic * 85 + b"name\0\x1f\x8b\x08\0"
+    data = b"".join([plain[0], named + plain[1][10:], *plain[2:], bgzf_block(contents[1])]) + b"\0" * 5
+    whole = gzip.decompress(data[: data.index(named)] + plain[1] + b"".join([*plain[2:], plain[1]]))
+    assert data.count(GZIP.magic) == 6 + 4 + 86
+    for border in range(1, len(data), 2):
+        assert b"".join(frames_of(data, border, form=GZIP)) == whole, border
+    monkeypatch.setattr(frame_ranges, "_RAW_BYTES", 64)
+    for border in range(1, len(data), 7):
+        assert b"".join(frames_of(data, border, form=GZIP)) == whole, border
+
+
+def test_a_member_inside_of_a_member(tmp_path):
+    """Where no reader of a range can know which one it sees: right, or an error, and never other text."""
+    inner = [gzip.compress(b"inner %d" % index) for index in range(3)]
+    outer = gzip.compress(b"first " + b" text ".join(inner), 0)
+    for data, last in ((outer + gzip.compress(b"next"), b"next"), (gzip.compress(b"") + outer, b"")):
+        whole = b"first " + b" text ".join(inner) + last
+        places = [data.index(one) for one in inner]
+        found = "|".join(map(str, places))
+        begin, right = data.index(outer), 0
+        for border in range(1, len(data)):
+            if begin < border <= places[-1]:
+                with pytest.raises(UserError, match=f"a: cannot be read by several workers.* at byte ({found}),"):
+                    frames_of(data, border, form=GZIP)
+            else:
+                assert b"".join(frames_of(data, border, form=GZIP)) == whole
+                right += 1
+        assert right > 20
+    (tmp_path / "a.gz").write_bytes(outer + gzip.compress(b"next") + b"\0" * (1 << 21))
+    assert has_short_members(f"{tmp_path}/a.gz")
+
+
+GZIP_DAMAGE = [
+    *("a flipped bit", "a lost magic number", "a wrong header", "missing bytes", "a wrong checksum"),
+    *("cut in a member", "cut in a header", "cut in a checksum", "other data at the end", "other data in between"),
+]
+
+
+def damaged_gzip():
+    members = [gzip.compress("\n\n".join(DOCUMENTS[begin : begin + 300]).encode()) for begin in range(0, 1500, 300)]
+    before, third, after = b"".join(members[:2]), members[2], b"".join(members[3:])
+    return {
+        "a flipped bit": before + third[:400] + bytes([third[400] ^ 4]) + third[401:] + after,
+        "a lost magic number": before + bytes([7]) + third[1:] + after,
+        "a wrong header": before + third[:3] + b"\xe0" + third[4:] + after,
+        "missing bytes": before + third[:100] + third[300:] + after,
+        "a wrong checksum": before + third[:-8] + b"1234" + third[-4:] + after,
+        "cut in a member": before + third[:-200],
+        "cut in a header": before + third[:9],
+        "cut in a checksum": before + third[:-3],
+        "other data at the end": before + third + after + b"garbage",
+        "other data in between": before + third + b"garbage" + after,
+    }
+
+
+@pytest.mark.parametrize("damage", GZIP_DAMAGE)
+def test_damage_in_gzip_is_found_with_and_without_ranges(tmp_path, damage):
+    path = tmp_path / "a.gz"
+    path.write_bytes(damaged_gzip()[damage])
+    reason = "truncated" if "cut" in damage else "damaged"
+    size = path.stat().st_size
+    for range_bytes in (1 << 30, size, size // 2, size // 5):
+        with pytest.raises(UserError, match=f"a.gz: {reason}"):
+            read(f"text:{path}", range_bytes=range_bytes)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x1f", b"\x1f\x8b\x08garbage", gzip.compress(b"one"), b"plain text"])
+def test_files_that_are_not_split(tmp_path, content):
+    path = tmp_path / "a.gz"
+    for data in (content, content + b"\0" * (3 << 20)):
+        path.write_bytes(data)
+        assert not has_short_members(str(path))
+    path.write_bytes(gzip.compress(np.random.default_rng(0).bytes(2 << 20)) * 2)
+    assert not has_short_members(str(path))
+    assert not has_short_members(str(tmp_path / "missing.gz"))

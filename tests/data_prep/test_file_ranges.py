@@ -1,6 +1,7 @@
 """Large files are read by ranges: the documents, their places and the damage found do not depend on it."""
 
 import bz2
+import gzip
 import hashlib
 import itertools
 import json
@@ -32,6 +33,13 @@ def padded_stream(data):
     return bz2.compress(data) + b"\0" * 9 + bz2.compress(b"")
 
 
+def bgzf_block(data):
+    """A member with its size in the header, as bgzip writes (SAM specification, section 4.1)."""
+    member = gzip.compress(data, mtime=0)
+    extra = b"\6\0BC\2\0" + (len(member) + 7).to_bytes(2, "little")
+    return member[:3] + b"\4" + member[4:10] + extra + member[10:]
+
+
 FORMS = {
     "": lambda data: data,
     ".bz2": lambda data: bz2.compress(data, 1),
@@ -39,6 +47,9 @@ FORMS = {
     ".padded.bz2": lambda data: in_parts(padded_stream, data, 9000),
     ".zst": lambda data: in_parts(zstd_compress, data, 7000),
     ".one_frame.zst": zstd_compress,
+    ".members.gz": lambda data: in_parts(gzip.compress, data, 7000),
+    ".bgzf.gz": lambda data: in_parts(bgzf_block, data, 7000) + bgzf_block(b""),
+    ".one_member.gz": gzip.compress,
 }
 PAGE = "<page><title>A{}</title><ns>0</ns><revision><text>[[Bilderey:x|hidden]]{}</text></revision></page>\n"
 HEAD = '<mediawiki><namespace key="6">Bilderey</namespace>\n'
@@ -77,7 +88,7 @@ def test_ranges_make_no_difference(tmp_path, kind, form):
         assert reading.file_entries == whole.file_entries
         assert reading.file_entries[0]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
         used = sum(number > 0 for number in reading.documents_by_input)
-        assert used == 1 if form == ".one_frame.zst" else used > 2, reading.documents_by_input
+        assert used == 1 if ".one_" in form else used > 2, reading.documents_by_input
 
 
 @settings(max_examples=400, deadline=None)

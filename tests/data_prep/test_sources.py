@@ -15,6 +15,7 @@ from data_prep import sources
 from data_prep.builder.sentences import split_lines
 from data_prep.clean import clean
 from data_prep.sources import InputRecord, files, parse
+from data_prep.sources.file_inputs import divide_files
 from tests.data_prep.test_sources_reading import read
 
 
@@ -73,7 +74,7 @@ def test_small_files_share_an_input_and_big_ones_do_not(tmp_path):
     for name, size in [("a", 30), ("b", 60), ("c", 20), ("d", 500), ("e", 90), ("f", 10)]:
         (tmp_path / name).write_text(name * size)
     source = parse(f"text-files:{tmp_path}/*")
-    inputs = files.divide_files(files.find_files(source.spec, source.pattern), 100, None)
+    inputs = divide_files(files.find_files(source.spec, source.pattern), 100, None)
     names = [[path[-1] for path in part.paths] for part in inputs]
     assert names == [["a", "b"], ["c"], ["d"], ["e", "f"]]
     assert [part.size for part in inputs] == [90, 20, 500, 100]
