@@ -21,7 +21,9 @@ from data_prep.sources import encodings
 from data_prep.sources.base import DamagedFileError, FileSet, Input, import_optional
 
 _RAW_BYTES = 1 << 20
-"""Bytes of compressed data that are read at a time."""
+"""Bytes of a file, or of decompressed data, at a time."""
+_COMPRESSED_BYTES = 1 << 17
+"""Of compressed data: each member of gzip copies what follows it."""
 _HEAD_BYTES = 8192
 """Bytes that are searched for a NUL byte, to detect binary files."""
 
@@ -326,7 +328,7 @@ def decompress(
       DamagedFileError: the data is damaged or truncated.
     """
     new, damage = _DECOMPRESSORS[kind]()
-    data = read(_RAW_BYTES)
+    data = read(_COMPRESSED_BYTES)
     total = len(data)
     while True:
         decompressor = new()
@@ -340,12 +342,12 @@ def decompress(
                 yield result
             if decompressor.eof:
                 break
-            data = read(_RAW_BYTES) if decompressor.needs_input else b""
+            data = read(_COMPRESSED_BYTES) if decompressor.needs_input else b""
             total += len(data)
             if decompressor.needs_input and not data and not result:
                 raise truncated(path, kind)
         data = decompressor.unused_data.lstrip(b"\0")  # some tools pad with zeros
-        while not data and (more := read(_RAW_BYTES)):
+        while not data and (more := read(_COMPRESSED_BYTES)):
             total += len(more)
             data = more.lstrip(b"\0")
         if not data:

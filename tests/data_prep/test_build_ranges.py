@@ -23,6 +23,7 @@ from tests.data_prep.test_file_ranges import FORMS
 
 ROOT = pathlib.Path(__file__).parents[2]
 SPECS = ["text:a.txt", "text:a.txt.bz2", "jsonl:a.jsonl.zst@text", "parquet:a.parquet@text", "text-files:book*"]
+SPECS += ["lines:a.txt.gz"]
 CODE = """
 def keep(text, language):
     if len(text) > 1000:
@@ -54,6 +55,7 @@ def large_files(tmp_path, monkeypatch):
     documents = [make_documents(seed, 900 if seed in (1, 2) else 200) for seed in range(4)]
     pathlib.Path("a.txt").write_bytes("\n\n".join(documents[0]).encode() + b"\n\ncaf\xe9\n\nEnd.")
     pathlib.Path("a.txt.bz2").write_bytes(FORMS[".multistream.bz2"]("\n\n".join(documents[1]).encode()))
+    pathlib.Path("a.txt.gz").write_bytes(FORMS[".bgzf.gz"]("\n\n".join(make_documents(8, 500)).encode()))
     lines = [json.dumps({"text": text}) for text in documents[2]] + ["{broken"]
     pathlib.Path("a.jsonl.zst").write_bytes(FORMS[".zst"]("\n".join(lines).encode()))
     parquet.write_table(pyarrow.table({"text": documents[3]}), "a.parquet", row_group_size=20)
@@ -64,7 +66,7 @@ def large_files(tmp_path, monkeypatch):
 
 
 def test_no_byte_depends_on_ranges_workers_and_scratch(large_files):
-    assert [len(parse(spec, **RANGES).inputs()) > 3 for spec in SPECS] == [True, True, True, False, False]
+    assert [len(parse(spec, **RANGES).inputs()) > 3 for spec in SPECS] == [True, True, True, False, False, True]
     run("c", SPECS, OPTIONS, LocalEngine(2), **RANGES, scratch="elsewhere")
     assert files("c") == large_files and list(pathlib.Path("elsewhere").iterdir()) == []
     manifest = json.loads(large_files["corpus.json"])
