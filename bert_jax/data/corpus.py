@@ -271,10 +271,8 @@ class Corpus:
         for array in array_names(counts):
             arrays[array] = _map_array(files[array_file(split, array)], cache, *properties[array])
         if arrays["token_counts"].sum() != counts["tokens"]:
-            raise UserError(
-                f"{directory / MANIFEST}: counts {counts['tokens']} tokens in {split}, but"
-                f" {array_file(split, 'token_counts')} holds {arrays['token_counts'].sum()}; {REMEDY}"
-            )
+            counted = f"{counts['tokens']} tokens in {split}, but {array_file(split, 'token_counts')} holds"
+            raise UserError(f"{directory / MANIFEST}: counts {counted} {arrays['token_counts'].sum()}; {REMEDY}")
         shards = [files[shard["file"]] for shard in counts["shards"]]
         records = RecordReader(shards, token_dtype(manifest["vocab_size"]), cache)
         if len(records) != counts["records"]:
@@ -362,10 +360,8 @@ class Corpus:
         except DamagedRecordError as damage:
             sentence = self.record_offsets[damage.index]
             document = int(np.searchsorted(self.document_offsets, sentence, "right")) - 1
-            raise UserError(
-                f"{self._records.path(damage.index)}: damaged at record {damage.index}, document {document} of split "
-                f"'{self.split}' ({damage.reason}); {REMEDY}"
-            ) from damage
+            what = f"record {damage.index}, document {document} of split '{self.split}' ({damage.reason})"
+            raise UserError(f"{self._records.path(damage.index)}: damaged at {what}; {REMEDY}") from damage
         return records
 
     def _check(self, index: int, record: Record) -> None:
