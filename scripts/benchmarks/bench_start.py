@@ -44,6 +44,7 @@ SPECIAL_IDS = SpecialIds(0, 101, 102)
 
 def write_shard(path: epath.Path, documents: int) -> dict[str, np.ndarray]:
     """Writes a shard; returns its arrays, see `ShardWriter.finish`."""
+    from data_prep.builder.groups import Group
     from data_prep.builder.shards import DocumentPart, ShardWriter
 
     rng = np.random.default_rng(0)
@@ -57,7 +58,9 @@ def write_shard(path: epath.Path, documents: int) -> dict[str, np.ndarray]:
         at = 0
         for count in sentences.tolist():
             own = lengths[at : at + count]
-            writer.add_document([DocumentPart(tokens[ends[at] : ends[at + count]], own, 0, 0, "", "en")])
+            writer.add_document(
+                [DocumentPart(tokens[ends[at] : ends[at + count]], own, 0, 0, "", Group("texts", "en", None))]
+            )
             at += count
         arrays, _ = writer.finish(path)
     return arrays
