@@ -10,12 +10,14 @@ from typing import Any
 
 import jax
 
+from bert_jax import field_validation
 from bert_jax.config import Config
 from bert_jax.data.cursor import Cursor
 from bert_jax.distributed.agreement import barrier, compute_and_broadcast, is_first
 from bert_jax.distributed.device_errors import describing_device_errors
 from bert_jax.distributed.stop_request import stop_request
 from bert_jax.errors import UserError
+from bert_jax.field_validation import CountOrZero
 from bert_jax.objectives import masked_lm
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training import recovery
@@ -46,7 +48,7 @@ class Progress:
 
     cursor: Cursor
     """Position of the next step in the stream."""
-    phase: int
+    phase: CountOrZero
     """Phase of the last step: the parameters have its depth."""
     tokens_seen: int
     """Tokens without padding in all steps so far."""
@@ -257,22 +259,30 @@ def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainSt
     def abstract(metadata: dict[str, Any]) -> TrainState:
         return run.programs.abstract_state(metadata["phase"])
 
-    def follows_all_rollbacks(metadata: dict[str, Any]) -> bool:
-        rollbacks = [entry for entry in metadata["ledger"] if entry["event"] == recovery.EVENT]
-        return rollbacks == run.ledger.entries_of(recovery.EVENT)
+    def is_of_this_run(metadata: dict[str, Any]) -> bool:
+        """Whether a local copy has the run's first decisions, after which there was no rollback."""
+        try:
+            phase = _read_progress(metadata).phase
+            count = len(field_validation.from_json(list[dict[str, Any]], metadata.get("ledger"), "ledger"))
+        except UserError:
+            return False
+        before, later = run.ledger.entries[:count], run.ledger.entries[count:]
+        no_rollback = all(entry["event"] != recovery.EVENT for entry in later)
+        return phase < len(config.phases) and before == metadata["ledger"] and no_rollback
 
     restored = None
     if run.local_copies is not None:
         newest = max(checkpoints.steps(), default=0)
-        restored = run.local_copies.restore_newest(newest, abstract, follows_all_rollbacks)
+        restored = run.local_copies.restore_newest(newest, abstract, is_of_this_run)
     restored = restored or checkpoints.restore_newest(abstract)
     if restored is not None:
         state, saved = restored
-        return state, _continued(run, saved, Cursor.from_dict(saved["cursor"]), saved["metric_lines"])
+        return state, _continued(run, saved, _read_progress(saved))
     if isinstance(run.initial, Fork):
         saved = run.initial.metadata
         state = checkpoints.restore(run.initial.checkpoint, run.programs.abstract_state(saved["phase"]))
-        progress = _continued(run, saved, run.initial.cursor, metric_lines=0)
+        progress = dataclasses.replace(_read_progress(saved), cursor=run.initial.cursor, metric_lines=0)
+        progress = _continued(run, saved, progress)
         _save(run, checkpoints, state, progress)  # a restart does not need the source again
         return state, progress
     progress = Progress(recovery.with_skipped_rows(Cursor(), run.ledger), 0, 0, 0, 0, {})
@@ -285,17 +295,25 @@ def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainSt
     return state, progress
 
 
-def _continued(run: RunContext, saved: dict[str, Any], cursor: Cursor, metric_lines: int) -> Progress:
+def _read_progress(metadata: dict[str, Any]) -> Progress:
+    """The progress in the metadata of a checkpoint, or of a local copy.
+
+    Raises:
+      UserError: the metadata has another form.
+    """
+    values = {one.name: metadata[one.name] for one in dataclasses.fields(Progress) if one.name in metadata}
+    return field_validation.from_json(Progress, values, "the progress of a checkpoint")
+
+
+def _continued(run: RunContext, saved: dict[str, Any], progress: Progress) -> Progress:
     """The progress to continue with from a checkpoint's metadata, whose ledger becomes that of the run."""
     run.ledger.restore(saved["ledger"])
-    cursor = recovery.with_skipped_rows(cursor, run.ledger)
+    cursor = recovery.with_skipped_rows(progress.cursor, run.ledger)
     # The next phase, if the run was extended.
     cursor = cursor.in_phase(run.programs.task.config.locate_step(cursor.step)[0])
     if is_first():
         print(f"continuing from step {cursor.step}", file=sys.stderr)
-    return Progress(
-        cursor, saved["phase"], saved["tokens_seen"], saved["skipped_steps"], metric_lines, saved["evaluation"]
-    )
+    return dataclasses.replace(progress, cursor=cursor, ended="")
 
 
 def _evaluate(

@@ -19,7 +19,7 @@ from bert_jax.config import CheckpointConfig, RecoveryConfig
 from bert_jax.errors import UserError
 from bert_jax.training.run_directory import local_copies
 from bert_jax.training.run_directory.local_copies import NAME, LocalCopies
-from bert_jax.training.run_directory.process_state import read_file
+from bert_jax.training.run_directory.process_state import file_parts, read_file
 from tests.runs import Killed, assert_same_run, committed, spoil
 
 
@@ -102,6 +102,7 @@ def test_damage_is_noticed(copies, tmp_path, monkeypatch, capsys):
         b"\0" * 7 + b"\x02[]",
         b"\0" * 7 + b"\x02{}",
         b"\0" * 5 + b"\1\0\0" + b"[" * 2**16,
+        b"\0" * 7 + b"\x1b" + b'{"fingerprint": "a config"}' + b"\0" * 9,
     ):  # with a right checksum
         file.write_bytes(struct.pack("!I", google_crc32c.value(body)) + body)
         assert restore(copies) is None
@@ -119,7 +120,7 @@ def test_damage_is_noticed(copies, tmp_path, monkeypatch, capsys):
 def test_older_copies_that_cannot_be_deleted_do_not_end_the_run(copies, tmp_path, monkeypatch):
     copies.save(2, state_of(2), {})
     copies.wait()
-    older = copies._own / "00000001-".ljust(41, "0")
+    older = copies._own / ("00000001-".ljust(41, "0") + "-9")
     older.mkdir()
     copies.save(4, state_of(4), {})
     copies.wait()
@@ -216,6 +217,16 @@ def test_a_killed_run_continues_from_its_local_copy(config, undisturbed, train, 
         train(copied, run, after_step=kill)
     assert committed(run) == [4]
     shutil.copytree(tmp_path / "local", tmp_path / "kept")
+    (copy,) = files(tmp_path / "local")
+    metadata, arrays = read_file(copy)
+    later = {"event": "time"}
+    for step, forged in enumerate(
+        ({"phase": 99}, {"phase": -1}, {"cursor": None}, {"ledger": "abc"}, {"ledger": [later]}), 7
+    ):
+        parts = file_parts(metadata | forged, np.frombuffer(arrays, np.uint8))
+        copy.with_name(f"{step:08d}{copy.name[8:]}").write_bytes(b"".join(parts))
+    no_progress = file_parts({"fingerprint": metadata["fingerprint"]}, np.frombuffer(arrays, np.uint8))
+    copy.with_name(f"00000012{copy.name[8:]}").write_bytes(b"".join(no_progress))
     train(copied, run)
     assert "continuing from step 6" in capsys.readouterr().err
     assert_same_run(run, undisturbed, config)

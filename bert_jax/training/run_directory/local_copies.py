@@ -6,8 +6,8 @@ of the next host (distributed/peer_files.py), so that the copies of a lost host 
 copy when every process has written its copy; only then older ones are deleted.
 
 ``LOCAL_DIRECTORY/RUN/process_I/STEP-LAYOUT`` is a file of process_state.py. LAYOUT is a hash of which parts of which
-arrays it has: processes that are on other hosts after a restart find their parts wherever they are, and on another mesh
-they find none, and the run continues from its newest checkpoint.
+arrays it has, and their bytes: processes that are on other hosts after a restart find their parts wherever they are,
+and on another mesh they find none, and the run continues from its newest checkpoint.
 """
 
 import concurrent.futures
@@ -32,6 +32,7 @@ from bert_jax.distributed.supervised import announce_checkpoint
 from bert_jax.errors import UserError
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
+from bert_jax.training.run_directory.checkpoint import FORMAT_VERSION
 from bert_jax.training.run_directory.process_state import (
     Layout,
     copy_to_buffer,
@@ -43,8 +44,8 @@ from bert_jax.training.run_directory.process_state import (
 
 RUN_ID = "run_id"
 """File of a work directory: names the folder of its local copies. A run that begins again gets another one."""
-NAME = re.compile(r"([0-9]{8,10})-([0-9a-f]{32})")
-"""Step and layout."""
+NAME = re.compile(r"([0-9]{8,10})-[0-9a-f]{32}-([0-9]{1,15})")
+"""Step, and layout with its size in bytes."""
 
 
 class LocalCopies:
@@ -191,7 +192,7 @@ class LocalCopies:
             files = [file for file in self._files() if int(file.name.partition("-")[0]) == step]
             sharing = [process for process, disk in enumerate(self._disks) if disk == self._disks[jax.process_index()]]
             mine = files[sharing.index(jax.process_index()) :: len(sharing)]  # each verifies some of its disk
-            intact = {file.name: metadata for file in mine if (metadata := _verified(file)) is not None}
+            intact = {file.name: content[0] for file in mine if (content := _read_intact(file)) is not None}
             gathered = all_gather("copies of a step", [sorted(intact), next(iter(intact.values()), None)])
             metadata = next((metadata for _, metadata in gathered if metadata is not None), None)
             if metadata is None or metadata.get("fingerprint") != self._fingerprint or not is_valid(metadata):
@@ -203,9 +204,14 @@ class LocalCopies:
             if not holders.keys() >= set(needed):
                 continue
             self._fetch(needed, [names for names, _ in gathered], holders)
-            found = next(file for file in self._files() if file.name == needed[jax.process_index()])
-            return restore_state(found, shapes, layout), metadata
+            _, arrays = self._find(needed[jax.process_index()])
+            return restore_state(arrays, shapes, layout), metadata
         return None
+
+    def _find(self, name: str) -> tuple[Path, memoryview]:
+        """An intact copy with this name on this disk, and its arrays."""
+        found = ((file, _read_intact(file)) for file in self._files() if file.name == name)
+        return next((file, content[1]) for file, content in found if content is not None)
 
     def _fetch(self, needed: Sequence[str], held: Sequence[Sequence[str]], holders: dict[str, int]) -> None:
         """Send the copies that other disks lack; returns when every process has its copy.
@@ -224,8 +230,7 @@ class LocalCopies:
             }
             if name not in on_disk and holders[name] == jax.process_index():
                 assert self._peers is not None
-                file = next(file for file in self._files() if file.name == name)
-                self._peers.send(process, name, [file.read_bytes()])
+                self._peers.send(process, name, [self._find(name)[0].read_bytes()])
         barrier("all have their copies")
 
 
@@ -237,7 +242,7 @@ def open_local_copies(config: Config, workdir: StoredPath) -> Iterator[LocalCopi
     if settings.local_directory is None:
         yield None
         return
-    fingerprint = config_lib.fingerprint(config)
+    fingerprint = f"{FORMAT_VERSION} {config_lib.fingerprint(config)}"  # the state and metadata of a checkpoint
     with LocalCopies(settings.local_directory, settings.local_every, workdir, fingerprint) as copies:
         yield copies
         copies.clear()
@@ -280,10 +285,11 @@ def _receiver(disks: Sequence[str], layouts: Sequence[str], process: int) -> int
     return others[disks[:process].count(disks[process]) % len(others)]
 
 
-def _verified(file: Path) -> dict[str, Any] | None:
-    """The metadata of a copy; None if it is damaged, with a warning on stderr."""
+def _read_intact(file: Path) -> tuple[dict[str, Any], memoryview] | None:
+    """The metadata and arrays of a copy; None if it is damaged, with a warning on stderr."""
     with contextlib.suppress(OSError, MemoryError):  # a damaged file system can give a file any size
-        if (content := read_file(file)) is not None:
-            return content[0]
+        content = read_file(file)
+        if content is not None and content[1].nbytes == int(NAME.fullmatch(file.name)[2]):
+            return content
     print(f"warning: local copy {file} is damaged; trying another one", file=sys.stderr)
     return None

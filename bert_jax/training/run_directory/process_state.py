@@ -24,7 +24,7 @@ class Layout(NamedTuple):
     """What a process's copy of a state has, in its order."""
 
     key: str
-    """Hash of the rest."""
+    """Hash of the rest, and `size`: ``HASH-SIZE``."""
     parts: list[tuple[int, Index, tuple[int, ...], np.dtype, int]]
     """Of each part of an array: leaf of the state, index, shape, type and first byte."""
     size: int
@@ -45,7 +45,7 @@ def layout_of(state: Any) -> Layout:
             parts.append((number, index, shape, dtype, size))
             size += int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
             digest.update(f"{jax.tree_util.keystr(path)} {leaf.shape} {dtype} {index}\n".encode())
-    return Layout(digest.hexdigest()[:32], parts, size)
+    return Layout(f"{digest.hexdigest()[:32]}-{size}", parts, size)
 
 
 def _indices(leaf: Any) -> dict[jax.Device, Index]:
@@ -103,11 +103,9 @@ def read_file(file: Path) -> tuple[dict[str, Any], memoryview] | None:
     return (metadata, content[begin + length :]) if isinstance(metadata, dict) else None
 
 
-def restore_state(file: Path, shapes: Any, layout: Layout) -> Any:
-    """The state with these shapes and shardings from the copy of this process."""
-    content = read_file(file)
-    assert content is not None, f"{file} has changed"
-    buffer = np.frombuffer(content[1], np.uint8)
+def restore_state(content: memoryview, shapes: Any, layout: Layout) -> Any:
+    """The state with these shapes and shardings from the arrays in the copy of this process."""
+    buffer = np.frombuffer(content, np.uint8)
     parts = {(number, index): _view(buffer, shape, dtype, begin) for number, index, shape, dtype, begin in layout.parts}
     leaves, tree = jax.tree.flatten(shapes)
     arrays = []
