@@ -27,6 +27,8 @@ class ByteRange(NamedTuple):
     path: StoredPath
     start: int
     end: int
+    at_most: bool = False
+    """the object may end before `end`"""
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
@@ -51,7 +53,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[bytes]:
             wanted = ranges[index].end - ranges[index].start
             if isinstance(outcome, Exception):
                 error = outcome
-            elif len(outcome) != wanted:
+            elif len(outcome) != wanted and not (ranges[index].at_most and 0 < len(outcome) < wanted):
                 error = EOFError(f"{len(outcome)} of {wanted} bytes were received")
             else:
                 results[index] = outcome
@@ -74,7 +76,7 @@ def _request(ranges: Sequence[ByteRange]) -> list[bytes | Exception]:
     """One request per range: its content, or the exception that it ended with."""
     filesystem, _ = file_system_and_name(ranges[0].path)
     options = {"batch_size": CONCURRENT_REQUESTS} if filesystem.async_impl else {}
-    paths, starts, ends = ([os.fspath(one.path) for one in ranges], *zip(*(one[1:] for one in ranges), strict=True))
+    paths, starts, ends = ([os.fspath(one.path) for one in ranges], *zip(*(one[1:3] for one in ranges), strict=True))
     try:
         return filesystem.cat_ranges(paths, list(starts), list(ends), on_error="return", **options)
     except Exception as error:  # of any library, e.g. while it connects

@@ -68,9 +68,10 @@ def decide(
     tables = DocumentTables(local, metadata, options)
     filters = filtered.FilterTables(tables, local, metadata) if options.has_filters else None
     read, sources = collections.defaultdict(collections.Counter), []
+    names = filtered.BLOCK_ARRAYS if filters else BLOCK_ARRAYS
+    all_arrays = scratch.iterate_arrays([directory / block.name for block in blocks], names)
     with progress_bar("deciding", len(blocks), "block") as bar:
-        for index, block in enumerate(blocks):
-            arrays = scratch.read_arrays(directory / block.name, filtered.BLOCK_ARRAYS if filters else BLOCK_ARRAYS)
+        for index, (block, arrays) in enumerate(zip(blocks, all_arrays, strict=True)):
             before = tables.num_documents
             documents = tables.add_block(index, arrays)
             if filters:

@@ -4,7 +4,7 @@ A range is described by a file in the scratch directory, so that any worker can 
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from etils import epath
@@ -84,12 +84,12 @@ class _DocumentRows:
         starts, active, blocks = self.ranges.read_entry(index)
         documents = np.cumsum(starts) - 1
         rows, begin = None, 0
-        for block, first, end in blocks:
-            values = _read_arrays(self.ranges, block, name)[0][first:end]
+        for (_, first, end), (of_block,) in zip(blocks, _arrays(self.ranges, blocks, name), strict=True):
+            values = of_block[first:end]
             if rows is None:
                 rows = np.empty((documents[-1] + 1, *values.shape[1:]), values.dtype)
-            of_block = slice(begin, begin + len(values))
-            combine_parts(rows, documents[of_block], starts[of_block], values, combine)
+            parts = slice(begin, begin + len(values))
+            combine_parts(rows, documents[parts], starts[parts], values, combine)
             begin += len(values)
         return active[starts], rows
 
@@ -128,10 +128,8 @@ class ParagraphKeys:
         """(paragraphs to consider, keys) of a range."""
         _, active, blocks = self.ranges.read_entry(index)
         considered, keys, begin = [np.zeros(0, bool)], [np.zeros((0, 2), np.uint64)], 0
-        for block, first, end in blocks:
-            counts, sizes, of_block = _read_arrays(
-                self.ranges, block, "part_paragraphs", "paragraph_bytes", "paragraph_keys"
-            )
+        arrays = _arrays(self.ranges, blocks, "part_paragraphs", "paragraph_bytes", "paragraph_keys")
+        for (_, first, end), (counts, sizes, of_block) in zip(blocks, arrays, strict=True):
             parts = active[begin : begin + end - first]
             considered.append(np.repeat(parts, counts) & (sizes >= self.min_bytes))
             keys.append(of_block)
@@ -139,6 +137,7 @@ class ParagraphKeys:
         return np.concatenate(considered), np.concatenate(keys)
 
 
-def _read_arrays(ranges: RowRangeIndex, block: str, *names: str) -> list[np.ndarray]:
-    arrays = scratch.read_arrays(epath.Path(ranges.directory) / block, names)
-    return [arrays[name] for name in names]
+def _arrays(ranges: RowRangeIndex, blocks: list[tuple[str, int, int]], *names: str) -> Iterator[list[np.ndarray]]:
+    directory = epath.Path(ranges.directory)
+    for arrays in scratch.iterate_arrays([directory / block for block, _, _ in blocks], names):
+        yield [arrays[name] for name in names]

@@ -6,11 +6,12 @@ So a build with other arguments reuses the blocks of an earlier one that would b
 Every file is written atomically (`files.write_atomic`), so a build that was killed can continue from these files.
 """
 
+import bisect
 import functools
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.listing import file_sizes, matching_entries
 from bert_jax.storage.paths import is_remote
-from bert_jax.storage.ranges import ByteRange, read_ranges
+from bert_jax.storage.ranges import CONCURRENT_REQUESTS, ByteRange, read_ranges
 
 FORMAT_VERSION = 5
 """Of these files; work of an unfinished build in another version is not used."""
@@ -30,6 +31,11 @@ UNITS = "units"
 """Directory of the prepared blocks, which are in 256 directories inside it."""
 BLOCKS_TOGETHER = 1024
 """Consecutive blocks of an input in one directory, so that one listing shows which of them are there."""
+
+_HEAD_BYTES = 1 << 14
+"""Of a file in a store, requested first: most headers are shorter."""
+_MERGED_GAP = 1 << 16
+"""Bytes between two arrays that are requested together: they take less time than another request."""
 
 
 def block_file_name(key: str, part: int, block: int) -> str:
@@ -171,15 +177,84 @@ def read_metadata(path: epath.Path) -> dict:
         raise _damaged(path) from error
 
 
-def read_arrays(path: epath.Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+def read_arrays(path: epath.Path, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
     """Arrays of a file of `write_arrays`: all, or those of `names` that it contains."""
+    if not is_remote(path):
+        try:
+            with safetensors.safe_open(path, "np") as file:
+                available = file.keys()
+                return {name: file.get_tensor(name) for name in available if names is None or name in names}
+        except safetensors.SafetensorError as error:
+            raise _damaged(path) from error
+    return _load(path, path.read_bytes()) if names is None else next(iterate_arrays([path], names))
+
+
+def iterate_arrays(paths: Sequence[epath.Path], names: Collection[str]) -> Iterator[dict[str, np.ndarray]]:
+    """The arrays of `names` of each file; of files in a store, only these are requested, of several files together."""
+    if not paths or not is_remote(paths[0]):
+        yield from (read_arrays(path, names) for path in paths)
+        return
+    for first in range(0, len(paths), CONCURRENT_REQUESTS):
+        group = paths[first : first + CONCURRENT_REQUESTS]
+        heads = read_ranges([ByteRange(path, 0, _HEAD_BYTES, at_most=True) for path in group])
+        sizes = [8 + int.from_bytes(head[:8], "little") for head in heads]
+        long = [index for index, size in enumerate(sizes) if size > len(heads[index])]
+        rests = read_ranges([ByteRange(group[index], len(heads[index]), sizes[index]) for index in long])
+        for index, rest in zip(long, rests, strict=True):
+            heads[index] += rest
+        headers = [_header(path, head[8:size]) for path, head, size in zip(group, heads, sizes, strict=True)]
+        spans = [_spans(header, names, size) for header, size in zip(headers, sizes, strict=True)]
+        contents = iter(
+            read_ranges([ByteRange(path, *span) for path, own in zip(group, spans, strict=True) for span in own])
+        )
+        for path, header, size, own in zip(group, headers, sizes, spans, strict=True):
+            yield _load(path, _selected(header, names, size, [(span[0], next(contents)) for span in own]))
+
+
+def _header(path: epath.Path, content: bytes) -> dict[str, dict]:
+    """The arrays in a header of safetensors: {"dtype", "shape", "data_offsets" after the header}."""
     try:
-        if is_remote(path):
-            arrays = safetensors.numpy.load(path.read_bytes())
-            return {name: array for name, array in arrays.items() if names is None or name in names}
-        with safetensors.safe_open(path, "np") as file:
-            available = file.keys()
-            return {name: file.get_tensor(name) for name in available if names is None or name in names}
+        header = json.loads(content)
+        del header["__metadata__"]
+        return header
+    except (ValueError, KeyError) as error:
+        raise _damaged(path) from error
+
+
+def _spans(header: Mapping[str, dict], names: Collection[str], offset: int) -> list[tuple[int, int]]:
+    """Where the arrays of `names` are in a file whose data begins at `offset`; neighbours share a span."""
+    places = sorted(header[name]["data_offsets"] for name in header if name in names)
+    spans: list[tuple[int, int]] = []
+    for begin, end in places:
+        if begin == end:
+            continue
+        if spans and begin + offset - spans[-1][1] <= _MERGED_GAP:
+            spans[-1] = spans[-1][0], end + offset
+        else:
+            spans.append((begin + offset, end + offset))
+    return spans
+
+
+def _selected(
+    header: Mapping[str, dict], names: Collection[str], offset: int, contents: Sequence[tuple[int, bytes]]
+) -> bytes:
+    """A file of safetensors with the arrays of `names` only, from the content of their spans and its first bytes."""
+    starts = [start for start, _ in contents]
+    entries, data, at = {}, [], 0
+    for name in sorted(header.keys() & set(names), key=lambda name: header[name]["data_offsets"]):
+        begin, end = header[name]["data_offsets"]
+        if begin < end:
+            start, content = contents[bisect.bisect_right(starts, begin + offset) - 1]
+            data.append(content[begin + offset - start : end + offset - start])
+        entries[name] = header[name] | {"data_offsets": [at, at + end - begin]}
+        at += end - begin
+    raw = json.dumps(entries).encode()
+    return b"".join([len(raw).to_bytes(8, "little"), raw, *data])
+
+
+def _load(path: epath.Path, content: bytes) -> dict[str, np.ndarray]:
+    try:
+        return safetensors.numpy.load(content)
     except safetensors.SafetensorError as error:
         raise _damaged(path) from error
 

@@ -88,6 +88,49 @@ def test_prepared_blocks_are_listed(tmp_path):
             scratch.read_metadata(place / names[0])
 
 
+@pytest.mark.parametrize("head_bytes", [1 << 14, 300])
+def test_arrays_in_a_store_are_requested_without_the_others(tmp_path, monkeypatch, head_bytes):
+    """Signatures without tokens; for files smaller and larger than the first request, and headers longer than it."""
+    monkeypatch.setattr(scratch, "_HEAD_BYTES", head_bytes)
+    rng, store, requests = np.random.default_rng(0), memory_store() / "scratch", []
+    read_ranges = scratch.read_ranges
+
+    def counted(ranges):
+        contents = read_ranges(ranges)
+        requests.append([*map(len, contents)])
+        return contents
+
+    monkeypatch.setattr(scratch, "read_ranges", counted)
+    paths = []
+    for index, documents in enumerate([0, 3, 2000, 1, 700]):
+        arrays = {
+            "part_signatures": rng.integers(0, 1 << 32, (documents, 128), np.uint32),
+            "part_keys": rng.integers(0, 1 << 60, (documents, 4), np.uint64),
+            "part_begins": np.ones(documents, np.uint8),
+            "tokens": rng.integers(0, 1 << 15, 400 * documents).astype(np.uint16),
+        }
+        paths.append((tmp_path / f"{index}.safetensors", store / f"{index}.safetensors"))
+        for path in map(epath.Path, paths[-1]):
+            scratch.write_arrays(path, arrays, {"first": "x" * 20_000 * (index == 3)})
+    local, remote = ([epath.Path(pair[i]) for pair in paths] for i in (0, 1))
+    for names in (["part_signatures"], ["part_keys", "part_begins", "none"], ["tokens", "part_begins"], []):
+        requests.clear()
+        expected, found = ([*scratch.iterate_arrays(of, names)] for of in (local, remote))
+        assert len(requests) == 3
+        assert [*map(sorted, found)] == [*map(sorted, expected)] == [sorted({*names} - {"none"})] * 5
+        for one, other in zip(found, expected, strict=True):
+            for name in one:
+                assert one[name].dtype == other[name].dtype
+                np.testing.assert_array_equal(one[name], other[name])
+        if names == ["part_signatures"]:
+            assert sum(requests[2]) == 4 * 128 * (3 + 2000 + 1 + 700)
+            assert sum(map(sum, requests[:2])) < 5 * (1 << 14) + 25_000
+    assert scratch.read_arrays(remote[4], ["part_keys"])["part_keys"].shape == (700, 4)
+    (remote[2]).write_bytes(local[2].read_bytes()[:8] + b"{" * 3000)
+    with pytest.raises(UserError, match=r"2\.safetensors: damaged"):
+        scratch.read_arrays(remote[2], ["tokens"])
+
+
 def test_the_bytes_of_a_disk_after_an_interruption(prepared):
     bucket, _ = prepared
     run("c", SPECS, block_bytes=500)
