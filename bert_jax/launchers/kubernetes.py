@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import jinja2
 import tyro
 
-from bert_jax.errors import UserError, require
+from bert_jax.errors import UserError, require, short_repr
 from bert_jax.field_validation import Count, CountOrZero, Form, Interval
 
 PORT = 8476
@@ -18,8 +18,6 @@ NEEDED = {"gpu": ("hosts", "gpus"), "tpu": ("accelerator", "topology")}
 """Fields that one platform needs and the other does not have."""
 THREE_DIMENSIONAL = ("tpu-v4-podslice", "tpu-v5p-slice", "tpu7x")
 """Accelerators whose slices have topologies of three dimensions; the others have two."""
-SYSTEM_DIRECTORIES = ((), ("dev",), ("proc",), ("sys",))
-"""First parts of paths that hold no cache."""
 CHIPS_PER_HOST = 4
 """In slices of all these accelerators, if the topology has at least 4 chips."""
 RESERVED = ("BERT_JAX_HOST", "BERT_JAX_CACHE", "XDG_CACHE_HOME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES")
@@ -36,29 +34,42 @@ Name = Annotated[
         "[a-z](?:[-a-z0-9]{0,38}[a-z0-9])?",
     ),
 ]
-Slices = Annotated[int, Interval("[1, 1000]")]
-Claim = Annotated[str, Form("CLAIM:PATH, as in corpora:/data", "[^:]+:/[^:]*[^:/][^:]*")]
-HostPath = Annotated[
+Slices = Annotated[int, Interval("[1, 999]")]
+# What Kubernetes accepts (apimachinery/pkg/util/validation, apis/core/validation); surrogates are not UTF-8.
+LABEL = "[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
+DOMAIN = rf"(?=[^/=:]{{1,253}}(?:[/=:]|\Z)){LABEL}(?:\.{LABEL})*"
+KEY = rf"(?:{DOMAIN}/)?[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
+TEXT = r"[^\x00\ud800-\udfff]*"
+PATH = r"(?:/(?!\.\.?(?:[/:]|\Z))[^/:\x00-\x1f\x7f\ud800-\udfff]+)+"
+MOUNT = rf"(?!/(?:dev|sys)/?\Z|/proc(?:/|\Z)){PATH}/?"
+Namespace = Annotated[str, Form("made of lower-case letters, digits and hyphens", LABEL)]
+Account = Annotated[str, Form("made of lower-case letters, digits, hyphens and dots", DOMAIN)]
+Image = Annotated[str, Form("the name of an image, as in registry/bert_jax:1", "[!-~]{1,1000}")]
+Claim = Annotated[str, Form("CLAIM:PATH, as in corpora:/data", f"{DOMAIN}:{MOUNT}")]
+HostPath = Annotated[str, Form("NODE_PATH:PATH, as in /home/kubernetes/bin/gib:/usr/local/gib", f"{PATH}/?:{MOUNT}")]
+Cache = Annotated[
     str,
-    Form("NODE_PATH:PATH, as in /home/kubernetes/bin/gib:/usr/local/gib", "/[^:]*:/[^:]*[^:/][^:]*"),
+    Form("an absolute path on a disk, as in /mnt/disks/ssd0/cache", rf"(?!/(?:dev|proc|sys)(?:/|\Z)){PATH}/?"),
 ]
+Topology = Annotated[str, Form("chips, as in 4x4 or 2x2x4", "[1-9][0-9]{0,3}(?:x[1-9][0-9]{0,3}){1,2}")]
 Variable = Annotated[
     str,
     Form(
         f"NAME=VALUE, as in NCCL_DEBUG=INFO, and not one of {', '.join(RESERVED)}",
-        rf"(?!(?:{'|'.join(RESERVED)})=)[A-Za-z_][A-Za-z_0-9]*=(?s:.*)",
+        rf"(?!(?:{'|'.join(RESERVED)})=)[A-Za-z_][A-Za-z_0-9]*={TEXT}",
     ),
 ]
-Annotation = Annotated[str, Form("KEY=VALUE", r"[^=\s]+=(?s:.*)")]
-Script = Annotated[str, Form("an absolute path, as in /usr/local/gib/scripts/set_nccl_env.sh", "/.*[^/]")]
+Annotation = Annotated[str, Form("KEY=VALUE", f"{KEY}={TEXT}")]
+Script = Annotated[str, Form("an absolute path, as in /usr/local/gib/scripts/set_nccl_env.sh", PATH)]
 Card = Annotated[
     str,
     Form(
         "RESOURCE=COUNT, as in rdma/rdma_shared_device_a=1 (GPUs are --gpus)",
-        r"(?!nvidia\.com/gpu=)[^=/]+/[^=/]+=[1-9][0-9]{0,3}",
+        rf"(?!nvidia\.com/gpu=|google\.com/tpu=)(?=[^=]+/){KEY}=[1-9][0-9]{{0,3}}",
     ),
 ]
-Label = Annotated[str, Form("KEY=VALUE", "[^=]+=[^=]*")]
+Label = Annotated[str, Form("KEY=VALUE", f"{KEY}=(?:[A-Za-z0-9](?:[-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?)?")]
+Taint = Annotated[str, Form("the key of a taint", KEY)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +85,7 @@ class Kubernetes:
     """gpu needs --hosts and --gpus; tpu needs --accelerator and --topology, a slice of GKE."""
     name: Name
     """Name of the JobSet."""
-    image: str
+    image: Image
     """Image built with the Dockerfile and --build-arg PLATFORM=cuda or tpu."""
     cpus: Count
     """CPUs of a pod, as request and limit."""
@@ -86,7 +97,7 @@ class Kubernetes:
     """GPUs per host."""
     accelerator: Accelerator | None = None
     """Accelerator of the slice (cloud.google.com/gke-tpu-accelerator)."""
-    topology: str | None = None
+    topology: Topology | None = None
     """Topology of a slice, in chips: 4x4, or 2x2x4. It determines the number of hosts."""
     chips_per_host: Count | None = None
     """Chips per host of a slice. Default: 4; a slice of one host can have 8."""
@@ -102,20 +113,20 @@ class Kubernetes:
     """Script in the pods that sets environment variables; bash sources it before `bert-jax` starts."""
     annotation: Annotated[tuple[Annotation, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")] = ()
     """Annotation of the pods, as in networking.gke.io/default-interface=eth0."""
-    cache: str | None = None
+    cache: Cache | None = None
     """Directory that keeps copies of corpora and compiled programs for the next start: in the mount of a claim, or else
     on the disk of each node, where it is created if it does not exist."""
     host_network: bool = False
     """Use the network of the nodes, which can be faster than that of the pods."""
     rdma: Annotated[tuple[Card, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="RESOURCE=COUNT")] = ()
     """RDMA cards of a pod, by the resource of the cluster's device plugin, as in rdma/rdma_shared_device_a=1."""
-    namespace: str | None = None
+    namespace: Namespace | None = None
     """Namespace of the JobSet. Default: kubectl's."""
-    service_account: str | None = None
+    service_account: Account | None = None
     """Service account of the pods, for access to buckets."""
     node_selector: Annotated[tuple[Label, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY=VALUE")] = ()
     """Label that nodes must have."""
-    toleration: Annotated[tuple[str, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY")] = ()
+    toleration: Annotated[tuple[Taint, ...], tyro.conf.UseAppendAction, tyro.conf.arg(metavar="KEY")] = ()
     """Taint that the pods tolerate."""
     shared_memory: Size = "16Gi"
     """Size of /dev/shm in a pod."""
@@ -132,11 +143,6 @@ class Kubernetes:
         require(self.platform == "tpu" or self.chips_per_host is None, "--chips-per-host: gpu has no such flag")
         require(self.platform == "gpu" or not self.rdma, "--rdma: tpu has no such flag")
         require(self.platform == "tpu" or self.slices == 1, "--slices: gpu has no such flag")
-        require(
-            self.cache is None
-            or (is_mounted(self.cache, ["/"]) and PurePosixPath(self.cache).parts[1:2] not in SYSTEM_DIRECTORIES),
-            f"--cache {self.cache}: give an absolute path on a disk, as in /mnt/disks/ssd0/cache",
-        )
 
         # Kubernetes takes the JobSet, and then refuses its Jobs, which kubectl apply does not show.
         paths = [
@@ -145,7 +151,7 @@ class Kubernetes:
             *[self.cache] * self.node_cache,
         ]
         twice = sorted({path for path in paths if paths.count(path) > 1})
-        require(not twice, f"--claim, --host-path: {', '.join(twice)} would be mounted twice in a pod")
+        require(not twice, f"--claim, --host-path: {', '.join(map(short_repr, twice))} would be mounted twice in a pod")
 
     @property
     def claims(self) -> list[tuple[str, str]]:
@@ -165,7 +171,7 @@ class Kubernetes:
         """
         dimensions = 3 if self.accelerator in THREE_DIMENSIONAL else 2
         require(
-            re.fullmatch(r"[1-9][0-9]{0,3}(x[1-9][0-9]{0,3})" + f"{{{dimensions - 1}}}", self.topology) is not None,
+            self.topology.count("x") == dimensions - 1,
             f"--topology {self.topology}: {self.accelerator} has {dimensions} dimensions, as in "
             + "x".join("4" * dimensions),
         )
@@ -207,20 +213,22 @@ def check_pretrain_args(words: list[str], directories: list[str]) -> None:
     )
     require(
         not words[0].endswith(".py") or is_mounted(words[0], directories),
-        f"config {words[0]}: the pods do not have it: give its path in the mount of a --claim, or add it to configs "
-        "before the image is built, and give its name without .py",
+        f"config {short_repr(words[0])}: the pods do not have it: give its path in the mount of a --claim, or "
+        "add it to configs before the image is built, and give its name without .py",
     )
+    for word in words:
+        require(re.fullmatch(TEXT, word) is not None, f"argument {short_repr(word)}: it is not UTF-8")
     given = set()
     for word, following in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
         if flag.startswith("--cluster.") and flag != "--cluster.timeout":
-            raise UserError(f"{flag} is set for each pod: leave it out")
+            raise UserError(f"{short_repr(flag)} is set for each pod: leave it out")
         if flag not in ("--corpus", "--workdir"):
             continue
         path = value if equals else following
         require(
             re.match(r"[a-z0-9]+://.", path) is not None or is_mounted(path, directories),
-            f"{flag} {path}: not all pods see it: mount a --claim that contains it, or use a bucket (gs://...)",
+            f"{flag} {short_repr(path)}: not all pods see it: mount a --claim that contains it, or use a bucket (gs://...)",
         )
         given.add(flag)
     for flag in ("--corpus", "--workdir"):
