@@ -68,10 +68,9 @@ def decide(
     tables = DocumentTables(local, metadata, options)
     filters = filtered.FilterTables(tables, local, metadata) if options.has_filters else None
     read, sources = collections.defaultdict(collections.Counter), []
-    names = filtered.BLOCK_ARRAYS if filters else BLOCK_ARRAYS
-    all_arrays = scratch.iterate_arrays([directory / block.name for block in blocks], names)
+    paths, names = [directory / block.name for block in blocks], filtered.BLOCK_ARRAYS if filters else BLOCK_ARRAYS
     with progress_bar("deciding", len(blocks), "block") as bar:
-        for index, (block, arrays) in enumerate(zip(blocks, all_arrays, strict=True)):
+        for index, (block, arrays) in enumerate(zip(blocks, scratch.iterate_arrays(paths, names), strict=True)):
             before = tables.num_documents
             documents = tables.add_block(index, arrays)
             if filters:
