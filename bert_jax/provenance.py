@@ -85,19 +85,20 @@ def make_provenance(
 
 
 @functools.cache
-def code() -> Code:
-    """The code of this process."""
+def code(*packages: Path) -> Code:
+    """The code of this process: of bert_jax, and of the directories of other packages."""
     root = Path(__file__).parent
-    return Code(version=__version__, commit=_commit(root.parent), sha256=code_sha256(root))
+    return Code(version=__version__, commit=_commit(root.parent), sha256=code_sha256(root, *packages))
 
 
-def code_sha256(root: Path) -> str:
-    """First 16 hex digits of the SHA-256 of the names and contents of a package's source files, without presets."""
+def code_sha256(*packages: Path) -> str:
+    """First 16 hex digits of the SHA-256 of the names and contents of packages' source files, without presets."""
     digest = hashlib.sha256()
-    for path in sorted(root.rglob("*.py")):
-        name = path.relative_to(root)
-        if name.parts[0] != PRESETS:
-            digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    for root in packages:
+        for path in sorted(root.rglob("*.py")):
+            name = path.relative_to(root)
+            if name.parts[0] != PRESETS:
+                digest.update(f"{name.as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
 
 

@@ -8,7 +8,14 @@ import numpy as np
 from etils import epath
 
 from bert_jax.command.progress import progress_bar
-from bert_jax.data.corpus import (
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.integrity import (
+    DATASET_INFO,
+    check_checksums,
+    check_file_sizes,
+    require_all_files,
+)
+from bert_jax.data.manifest import (
     DATASHEET,
     GROUPS,
     MANIFEST,
@@ -16,16 +23,9 @@ from bert_jax.data.corpus import (
     REBUILD,
     SPLITS,
     TOKENIZER,
-    Corpus,
     array_file,
     read_manifest,
     token_dtype,
-)
-from bert_jax.data.integrity import (
-    DATASET_INFO,
-    check_checksums,
-    check_file_sizes,
-    require_all_files,
 )
 from bert_jax.data.record import Record, parse_record
 from bert_jax.data.shards import StoredFile, open_shard

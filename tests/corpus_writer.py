@@ -5,7 +5,7 @@ import collections
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpus import SPLITS, shard_file, token_dtype
+from bert_jax.data.manifest import SPLITS, shard_file, token_dtype
 from bert_jax.tokenizers.tokenizer import SPECIAL_TOKENS, Tokenizer, wordpiece
 from data_prep.builder import resume, scratch, writer
 from data_prep.builder.groups import Group

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Iterable, Mapping
 from typing import TypedDict
 
-from bert_jax.data.corpus import MANIFEST, REBUILD, StoredCount, identity_of, read_manifest
+from bert_jax.data.manifest import MANIFEST, REBUILD, StoredCount, identity_of, read_manifest
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json
 from bert_jax.storage.paths import StoredPath, to_path

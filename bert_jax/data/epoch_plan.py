@@ -19,9 +19,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.config import DataConfig
-from bert_jax.data.corpus import Corpus, array_file
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.examples import CorpusLayout, make_examples
 from bert_jax.data.hash_random import bernoulli_threshold, make_key, permute, permute_evenly
+from bert_jax.data.manifest import array_file
 from bert_jax.data.packing import pack
 from bert_jax.data.sampling import DocumentSampling, document_sampling
 from bert_jax.data.shards import REMEDY

@@ -12,12 +12,12 @@ from typing import Literal
 from etils import epath
 
 from bert_jax.command.progress import progress_bar
-from bert_jax.data.corpus import (
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.manifest import (
     MANIFEST,
     SOURCE_FILES,
     SPLITS,
     TOKENIZER,
-    Corpus,
     Manifest,
     array_file,
     array_names,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.config import Config, Phase
-from bert_jax.data.corpus import TOKENIZER, Corpus, read_manifest, stored_files
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.manifest import TOKENIZER, read_manifest, stored_files
 from bert_jax.errors import UserError, require
 from bert_jax.storage.cache import LocalCache
 from bert_jax.storage.paths import StoredPath, check_reachable, is_remote, to_path

@@ -8,9 +8,10 @@ import numpy as np
 
 from bert_jax.config import DataConfig
 from bert_jax.data.batch import RowArrays, Rows, SpecialIds
-from bert_jax.data.corpus import Corpus, token_dtype
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition
 from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
+from bert_jax.data.manifest import token_dtype
 from bert_jax.data.record import Record
 from bert_jax.errors import UserError
 from bert_jax.numba_cache import cached_njit

@@ -10,8 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 import numpy as np
 
 from bert_jax.config import DataConfig
-from bert_jax.data.corpus import GROUPS, REBUILD, Corpus, GroupEntry, array_file
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.hash_random import make_key, uniform_of_indices
+from bert_jax.data.manifest import GROUPS, REBUILD, GroupEntry, array_file
 from bert_jax.data.shards import REMEDY
 from bert_jax.errors import UserError, did_you_mean
 

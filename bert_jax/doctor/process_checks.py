@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
-from bert_jax.data.corpus import identity_of, read_manifest
+from bert_jax.data.manifest import identity_of, read_manifest
 from bert_jax.distributed.process_report import COMPARED_SECTIONS, report_differences
 from bert_jax.doctor.check_context import CheckContext, Finding, finding
 from bert_jax.errors import UserError

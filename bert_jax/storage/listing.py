@@ -79,7 +79,8 @@ def find_files(pattern: str) -> dict[str, FileVersion]:
 
     Raises:
       ValueError: not a glob.
-      UserError: the scheme is unsupported, a package is missing, or the store denies listing.
+      UserError: the scheme is unsupported, a package is missing, the store denies listing, or a link that the glob
+        matches leads nowhere (hidden ones, as editors make them, are left out).
     """
     if is_remote(pattern):
         return _find_in_store(pattern)
@@ -105,7 +106,11 @@ def _glob_disk(pattern: pathlib.Path) -> list[pathlib.Path]:
         raise ValueError("'**' can only be a whole part of a path")
     if parts[-1] == "**":
         parts.append("*")
-    return [path for path in root.glob("/".join(parts)) if path.is_file()]
+    found = [path for path in root.glob("/".join(parts)) if path.is_file() or path.is_symlink()]
+    for path in found:
+        if path.is_symlink() and not path.exists() and not path.name.startswith("."):
+            raise UserError(f"{path}: a symbolic link to a file that is not there: restore the file, or remove it")
+    return [path for path in found if path.is_file()]
 
 
 def _find_in_store(pattern: str) -> dict[str, FileVersion]:

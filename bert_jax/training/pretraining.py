@@ -14,8 +14,9 @@ from bert_jax.config.sections import FUSED_ATTENTION, PAIR_FORMATS
 from bert_jax.config.training import MIN_SEQ_LEN
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import HeldOutRows, TrainingStream
-from bert_jax.data.corpus import TOKENIZER, Corpus
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.integrity import check_corpus_files
+from bert_jax.data.manifest import TOKENIZER
 from bert_jax.data.mixture import CorpusWeight, common_tokenizer, open_corpora, resolve_shares
 from bert_jax.distributed.agreement import raise_on_all
 from bert_jax.distributed.device_errors import describing_device_errors

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from etils import epath
 
-from bert_jax.data.corpus import read_manifest, token_dtype
+from bert_jax.data.manifest import read_manifest, token_dtype
 from bert_jax.errors import UserError
 from bert_jax.storage.listing import file_sizes
 from bert_jax.storage.paths import is_remote

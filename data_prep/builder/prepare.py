@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpus import token_dtype
+from bert_jax.data.manifest import token_dtype
 from bert_jax.errors import UserError
 from bert_jax.storage.files import make_directory_if_local
 from bert_jax.storage.listing import file_sizes

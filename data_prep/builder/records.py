@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from bert_jax.data.corpus import MAX_RECORD_TOKENS
+from bert_jax.data.manifest import MAX_RECORD_TOKENS
 from bert_jax.storage.varints import encode_varint
 
 

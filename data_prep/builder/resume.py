@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from etils import epath
 
-from bert_jax.data.corpus import INCOMPLETE, MANIFEST
+from bert_jax.data.manifest import INCOMPLETE, MANIFEST
 from bert_jax.errors import UserError
 from bert_jax.storage.files import make_directory_if_local
 from bert_jax.storage.listing import matching_entries

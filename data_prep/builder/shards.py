@@ -12,7 +12,7 @@ import numpy as np
 from array_record.python import array_record_module
 from etils import epath
 
-from bert_jax.data.corpus import GROUP_COUNTS, token_dtype
+from bert_jax.data.manifest import GROUP_COUNTS, token_dtype
 from bert_jax.data.word_starts import pack_word_starts
 from bert_jax.errors import UserError
 from bert_jax.storage.failures import describe_full_disk

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from etils import epath
 
-from bert_jax.data.corpus import shard_file
+from bert_jax.data.manifest import shard_file
 from bert_jax.storage.paths import is_remote
 from data_prep.builder import scratch
 from data_prep.builder.groups import unpack_groups

@@ -14,7 +14,21 @@ import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 
-from bert_jax.data import corpus
+from bert_jax.data.manifest import (
+    DATASHEET,
+    FORMAT_VERSION,
+    GROUP_COUNTS,
+    GROUPS,
+    INCOMPLETE,
+    MANIFEST,
+    MAX_GROUPS,
+    SOURCE_FILES,
+    SPLITS,
+    TOKENIZER,
+    array_file,
+    array_names,
+    token_dtype,
+)
 from bert_jax.errors import UserError
 from bert_jax.storage.files import write_atomic
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -62,7 +76,7 @@ def finish_corpus(
     """
     check_not_finished(directory)
     splits, files, infos = {}, {}, []
-    for split in corpus.SPLITS:
+    for split in SPLITS:
         shards = scratch.shard_markers(scratch_dir, split)
         facts = [scratch.read_metadata(path) for path in shards]
         splits[split] = {count: sum(shard[count] for shard in facts) for count in _COUNTS}
@@ -73,22 +87,22 @@ def finish_corpus(
         files |= _write_arrays(directory, split, shards, splits[split], tokenizer.vocab_size)
         sizes = [shard["records"] for shard in facts], sum(shard["record_bytes"] for shard in facts)
         infos.append(tfds.core.SplitInfo(name=split, shard_lengths=sizes[0], num_bytes=sizes[1]))
-    saved = [path.name for path in tokenizer.save(directory / corpus.TOKENIZER)]
+    saved = [path.name for path in tokenizer.save(directory / TOKENIZER)]
     _write_tfds_metadata(directory, name, tokenizer.vocab_size, infos)
-    _write_source_files(directory / corpus.SOURCE_FILES, source_files)
-    for file in (*saved, corpus.SOURCE_FILES, "dataset_info.json", "features.json"):
+    _write_source_files(directory / SOURCE_FILES, source_files)
+    for file in (*saved, SOURCE_FILES, "dataset_info.json", "features.json"):
         files[file] = file_entry(directory / file)
     manifest = {
-        "format_version": corpus.FORMAT_VERSION,
+        "format_version": FORMAT_VERSION,
         "name": name,
-        "tokenizer": {"file": corpus.TOKENIZER, "fingerprint": tokenizer.fingerprint},
+        "tokenizer": {"file": TOKENIZER, "fingerprint": tokenizer.fingerprint},
         "vocab_size": tokenizer.vocab_size,
         "splits": splits,
         **report,
         "files": dict(sorted(files.items())),
     }
-    write_atomic(directory / corpus.DATASHEET, format_datasheet(manifest).encode())
-    scratch.write_json(directory / corpus.MANIFEST, manifest)
+    write_atomic(directory / DATASHEET, format_datasheet(manifest).encode())
+    scratch.write_json(directory / MANIFEST, manifest)
     return manifest
 
 
@@ -100,13 +114,13 @@ def _sum_groups(shards: list[list[dict]]) -> list[dict]:
     """
     groups: dict[tuple, dict] = {}
     for entry in itertools.chain.from_iterable(shards):
-        total = groups.setdefault(_group_key(entry), entry | dict.fromkeys(corpus.GROUP_COUNTS, 0))
-        for count in corpus.GROUP_COUNTS:
+        total = groups.setdefault(_group_key(entry), entry | dict.fromkeys(GROUP_COUNTS, 0))
+        for count in GROUP_COUNTS:
             total[count] += entry[count]
-    if len(groups) > corpus.MAX_GROUPS:
+    if len(groups) > MAX_GROUPS:
         raise UserError(
             f"the documents have {len(groups):,} combinations of source, language and score, and at most "
-            f"{corpus.MAX_GROUPS:,} are possible: build with fewer values of --source-name or --score-bounds"
+            f"{MAX_GROUPS:,} are possible: build with fewer values of --source-name or --score-bounds"
         )
     return [*groups.values()]
 
@@ -120,9 +134,7 @@ def _sum_languages(groups: list[dict]) -> dict[str, dict[str, int]]:
     """Counts by language, in the order of the codes."""
     codes = sorted({group["language"] for group in groups})
     return {
-        code: {
-            count: sum(group[count] for group in groups if group["language"] == code) for count in corpus.GROUP_COUNTS
-        }
+        code: {count: sum(group[count] for group in groups if group["language"] == code) for count in GROUP_COUNTS}
         for code in codes
     }
 
@@ -151,12 +163,12 @@ def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], c
         "record_offsets": ("<i8", counts["records"] + 1, offsets("record_sentences")),
         "token_counts": ("<i8", vocab_size, iter([token_counts])),
         "word_starts": ("|u1", counts["word_start_bytes"], read("word_starts")),
-        corpus.GROUPS: ("<u2", counts["documents"], _document_groups(shards, counts["groups"])),
+        GROUPS: ("<u2", counts["documents"], _document_groups(shards, counts["groups"])),
     }
     files = {}
-    for array in corpus.array_names(counts):
+    for array in array_names(counts):
         dtype, length, chunks = contents[array]
-        path = directory / corpus.array_file(split, array)
+        path = directory / array_file(split, array)
         with path.open("wb") as file:
             header = {"descr": dtype, "fortran_order": False, "shape": (length,)}
             np.lib.format.write_array_header_1_0(file, header)
@@ -171,7 +183,7 @@ def _document_groups(shards: list[epath.Path], groups: list[dict]) -> Iterator[n
     indices = {_group_key(group): index for index, group in enumerate(groups)}
     for path in shards:
         own = np.array([indices[_group_key(group)] for group in scratch.read_metadata(path)["groups"]], np.uint16)
-        yield own[scratch.read_arrays(path, (corpus.GROUPS,))[corpus.GROUPS]]
+        yield own[scratch.read_arrays(path, (GROUPS,))[GROUPS]]
 
 
 def _write_source_files(path: epath.Path, source_files: Iterable[Mapping]) -> None:
@@ -189,7 +201,7 @@ def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, info
         {
             "document": np.int64,
             "part": np.int32,
-            "tokens": raw(corpus.token_dtype(vocab_size).type),
+            "tokens": raw(token_dtype(vocab_size).type),
             "sentence_ends": raw(np.uint16),
         }
     )
@@ -205,8 +217,8 @@ def _write_tfds_metadata(directory: epath.Path, name: str, vocab_size: int, info
 
 def check_not_finished(directory: epath.Path) -> None:
     """Raises UserError if the directory contains a corpus, after removing a scratch directory that is left in it."""
-    if (directory / corpus.MANIFEST).exists():
-        (directory / corpus.INCOMPLETE).rmtree(missing_ok=True)  # its build was killed while it removed this
+    if (directory / MANIFEST).exists():
+        (directory / INCOMPLETE).rmtree(missing_ok=True)  # its build was killed while it removed this
         raise UserError(f"{directory}: already holds a corpus; choose another --out or remove it first")
 
 

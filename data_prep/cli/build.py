@@ -14,7 +14,8 @@ from etils import epath
 
 from bert_jax.command import flags
 from bert_jax.command.flags import DirectoryArg
-from bert_jax.data.corpus import MANIFEST, TOKENIZER, Corpus
+from bert_jax.data.corpus import Corpus
+from bert_jax.data.manifest import MANIFEST, TOKENIZER
 from bert_jax.errors import UserError, install_command
 from bert_jax.field_validation import Count, Interval, check
 from bert_jax.report import text

@@ -13,9 +13,10 @@ from etils import epath
 
 from bert_jax.command.progress import progress_bar
 from bert_jax.config import DataConfig
-from bert_jax.data.corpus import MANIFEST, REBUILD, SPLITS, TOKENIZER, Corpus, StoredCount, read_manifest
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.epoch_counts import measure_epoch
 from bert_jax.data.epoch_plan import EpochPlanner
+from bert_jax.data.manifest import MANIFEST, REBUILD, SPLITS, TOKENIZER, StoredCount, read_manifest
 from bert_jax.data.mixture import smoothed_shares
 from bert_jax.errors import UserError
 from bert_jax.field_validation import from_json

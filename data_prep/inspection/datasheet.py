@@ -5,13 +5,16 @@ https://huggingface.co/docs/hub/datasets-cards. The page has no date, and no nam
 """
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import yaml
 from etils import epath
 
-from bert_jax.data.corpus import SPLITS, TOKENIZER, Corpus
+import data_prep
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.corpus_description import frequent_languages
+from bert_jax.data.manifest import SPLITS, TOKENIZER
 from bert_jax.provenance import code, describe_code
 from bert_jax.report import Command, Excerpt, Note, Section, markdown
 from bert_jax.tokenizers.tokenizer import Tokenizer
@@ -102,5 +105,5 @@ def _held_out(settings: Mapping) -> str:
 
 
 def _build(command: str) -> list[Note | Command]:
-    by = Note(f"Built by {describe_code(code())}" + (", with" if command else "."))
+    by = Note(f"Built by {describe_code(code(Path(data_prep.__file__).parent))}" + (", with" if command else "."))
     return [by, Command(command)] if command else [by]

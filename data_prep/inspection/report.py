@@ -4,9 +4,9 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
-from bert_jax.data.corpus import SPLITS
 from bert_jax.data.corpus_description import NOT_STATED
 from bert_jax.data.epoch_counts import LOW_COVERAGE
+from bert_jax.data.manifest import SPLITS
 from bert_jax.report import Bars, Bin, Command, Excerpt, Histogram, Note, Section, Table
 from bert_jax.report.cells import cell, make_table
 from data_prep.inspection.corpus_statistics import ROW_LENGTHS, split_counts
@@ -63,10 +63,11 @@ def short_documents_warning(train: Mapping, measured_rows: Sequence[Mapping], sp
             "and parts of one text can be in both splits; if blank lines divide paragraphs, not documents, use"
             " text-files:GLOB (a file is a document); else "
         )
+    random = f"{measured_rows[0]['random_pairs']:.0%}"
+    pairs = "" if random == "50%" else f"{random} of next-sentence pairs are random instead of 50%, "
     return (
         f"the {number:,} documents of train have {lengths['mean']:.0f} tokens on average (median"
-        f" {lengths['quantiles']['0.5']:,}), less than a row of {row}: {measured_rows[0]['random_pairs']:.0%} of"
-        f" next-sentence pairs are random instead of 50%, {advice}train with"
+        f" {lengths['quantiles']['0.5']:,}), less than a row of {row}: {pairs}{advice}train with"
         " --objective.pair none --data.format full_sentences"
     )
 

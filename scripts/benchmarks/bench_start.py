@@ -28,12 +28,12 @@ from etils import epath
 from bert_jax.bench import harness
 from bert_jax.bench.harness import listed, positive
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
-from bert_jax.data import corpus
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import HeldOutRows, TrainingStream
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
 from bert_jax.data.integrity import DATASET_INFO, check_corpus_files
+from bert_jax.data.manifest import FORMAT_VERSION, MANIFEST, SOURCE_FILES, SPLITS, TOKENIZER, array_file, shard_file
 
 NAME = "many"
 VOCAB = 30_522
@@ -98,10 +98,10 @@ def write(options: argparse.Namespace) -> dict[str, Any]:
             "word_starts": (arrays["word_starts"], shards),
         }
         for array, content in contents.items():
-            path = directory / corpus.array_file(split, array)
+            path = directory / array_file(split, array)
             write_array(path, *content)
             files[path.name] = file_entry(path)
-        names = [corpus.shard_file(NAME, split, index, shards) for index in range(shards)]
+        names = [shard_file(NAME, split, index, shards) for index in range(shards)]
         for name in names:
             (Path(options.directory) / name).hardlink_to(Path(options.directory) / "shard")
         files |= dict.fromkeys(names, shard)
@@ -118,12 +118,12 @@ def write(options: argparse.Namespace) -> dict[str, Any]:
             "shards": [{"file": name, "records": records} for name in names],
         }
     (directory / "shard").unlink()
-    for name in (corpus.TOKENIZER, corpus.SOURCE_FILES, DATASET_INFO, "features.json"):
+    for name in (TOKENIZER, SOURCE_FILES, DATASET_INFO, "features.json"):
         (directory / name).write_text("{}")
         files[name] = file_entry(directory / name)
-    manifest = {"format_version": corpus.FORMAT_VERSION, "name": NAME, "vocab_size": VOCAB}
+    manifest = {"format_version": FORMAT_VERSION, "name": NAME, "vocab_size": VOCAB}
     manifest |= {"tokenizer": {"fingerprint": "none"}, "splits": splits, "files": files}
-    (directory / corpus.MANIFEST).write_text(json.dumps(manifest))
+    (directory / MANIFEST).write_text(json.dumps(manifest))
     counts = {name: splits["train"][name] for name in ("documents", "sentences", "tokens")}
     return {"written": [counts | {"shards": len(splits["train"]["shards"])}]}
 
@@ -183,7 +183,7 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
         before = time.process_time()
         with Memory() as memory, clocked(row, "all"):
             with clocked(row, "open"):
-                train, held_out = (Corpus.open(options.directory, split) for split in corpus.SPLITS)
+                train, held_out = (Corpus.open(options.directory, split) for split in SPLITS)
             with clocked(row, "plan"):
                 stream = TrainingStream([train], [1.0], config, SPECIAL_IDS, *process)
                 validation = HeldOutRows([held_out], data, SPECIAL_IDS, *process)

@@ -30,8 +30,9 @@ from bert_jax.bench.harness import listed, one_of, positive
 from bert_jax.config import Config, DataConfig, ObjectiveConfig, Phase
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import TrainingStream
-from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition, Cursor
+from bert_jax.data.manifest import MAX_RECORD_TOKENS
 from bert_jax.data.record import Record
 
 FORMATS = ("segment_pair", "sentence_order", "full_sentences", "doc_sentences", "sentence_pair")

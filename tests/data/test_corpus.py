@@ -23,8 +23,9 @@ from hypothesis import strategies as st
 from bert_jax.config import Config, Phase
 from bert_jax.data.batch import SpecialIds
 from bert_jax.data.batches import TrainingStream
-from bert_jax.data.corpus import MAX_RECORD_TOKENS, Corpus, token_dtype
+from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import Cursor
+from bert_jax.data.manifest import MAX_RECORD_TOKENS, token_dtype
 from bert_jax.data.word_starts import LONG_SENTENCE_TOKENS
 from bert_jax.errors import UserError
 from bert_jax.tokenizers.tokenizer import wordpiece

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.corpus_description import describe_corpora, frequent_languages
+from bert_jax.data.manifest import identity_of, read_manifest
 from tests.corpus_writer import write_sample
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from etils import epath
 
-from bert_jax.data.corpus import INCOMPLETE
+from bert_jax.data.manifest import INCOMPLETE
 from bert_jax.errors import UserError
 from bert_jax.storage import lock
 from bert_jax.storage.files import make_directory_if_local

@@ -32,7 +32,7 @@ def built(tmp_path_factory):
     directory = tmp_path_factory.mktemp("datasheet")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)
-        patch.setattr(datasheet, "code", lambda: {"version": "1.2.3", "commit": "", "sha256": "0" * 16})
+        patch.setattr(datasheet, "code", lambda _: {"version": "1.2.3", "commit": "", "sha256": "0" * 16})
         records = [
             {"text": f"Dark river {i} sings. Write to {i}@mail.org, <b>light</b>|stone.\n\n\x07Slow.", "lang": lang}
             for i, lang in zip(range(40), ["is", "de", "de", "zh_hant"] * 10, strict=True)

@@ -8,7 +8,7 @@ import tensorflow_datasets as tfds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bert_jax.data.corpus import MAX_RECORD_TOKENS
+from bert_jax.data.manifest import MAX_RECORD_TOKENS
 from bert_jax.data.record import parse_record
 from data_prep.builder.records import DocumentRecordSplitter, serialize_example, split_long_lengths
 

@@ -259,3 +259,13 @@ def test_specs():
     for kind, (path, usage) in sources._KINDS.items():
         assert importlib.import_module(f"data_prep.sources.{path.partition('.')[0]}") and usage.startswith(kind)
         assert f"| `{usage.partition(' ')[0]}` |" in page
+
+
+def test_a_link_to_a_file_that_is_not_there(tmp_path):
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / ".#a.txt").symlink_to(tmp_path / "me@host.1")  # as Emacs locks a file
+    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
+    assert read(f"text-files:{tmp_path}/*.txt").texts == ["one", "one"]
+    (tmp_path / "c.txt").symlink_to(tmp_path / "gone")
+    with pytest.raises(UserError, match=r"c\.txt: a symbolic link to a file that is not there"):
+        read(f"text-files:{tmp_path}/*.txt")

@@ -10,7 +10,7 @@ import pytest
 
 from bert_jax import config as config_lib
 from bert_jax.config import Config, Phase
-from bert_jax.data.corpus import FORMAT_VERSION, identity_of
+from bert_jax.data.manifest import FORMAT_VERSION, identity_of
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
 from bert_jax.storage.lock import DirectoryLock

@@ -8,9 +8,9 @@ from typing import Any, TypedDict
 from bert_jax import config as config_lib
 from bert_jax import field_validation
 from bert_jax.config import Config
-from bert_jax.data.corpus import identity_of, read_manifest
 from bert_jax.data.corpus_description import CorpusDescription, describe_corpora
 from bert_jax.data.epoch_plan import STREAM_VERSION
+from bert_jax.data.manifest import identity_of, read_manifest
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
 from bert_jax.errors import UserError
 from bert_jax.storage.files import make_directory_if_local, write_atomic
