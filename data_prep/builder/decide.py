@@ -92,7 +92,7 @@ def decide(
         "cleaned": sum_counts(entry["cleaned"] for entry in metadata),
         "skipped": merge_skipped(metadata),
         "read": {
-            str(i): {**counts, "kept": _count_kept(decisions, tables, source_of == i)} for i, counts in read.items()
+            str(i): counts | {"kept": _count_kept(decisions, tables, source_of == i)} for i, counts in read.items()
         },
     }
     report |= {"filters": filters.report()} if filters else {}
