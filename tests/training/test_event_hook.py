@@ -101,8 +101,12 @@ def test_a_command_that_hangs_is_killed_with_its_children(said, tmp_path, capfd,
     wait_until(lambda: not is_alive(int((tmp_path / "child").read_text())))
 
 
-def test_ctrl_c_while_the_end_waits(said, tmp_path):
-    """It is not for the command, which is in a session of its own; the wait ends, and the command with it."""
+@pytest.mark.parametrize("line", ["", "saved"])
+def test_ctrl_c_while_the_end_waits(said, tmp_path, line):
+    """It is not for the command, which is in a session of its own; the wait ends, and the command with it.
+
+    After another Ctrl-C, the line about the save stays.
+    """
     hook = EventHook(HANG, tmp_path)
 
     def interrupt() -> None:
@@ -112,8 +116,10 @@ def test_ctrl_c_while_the_end_waits(said, tmp_path):
         _thread.interrupt_main()
 
     sessions: list[bool] = []
-    with pytest.raises(KeyboardInterrupt), hook:
+    with pytest.raises(KeyboardInterrupt, match=f"^{line}$"), hook:
         hook.report("end", 1)
         _thread.start_new_thread(interrupt, ())
+        if line:
+            raise KeyboardInterrupt(line)
     assert sessions == [True]
     wait_until(lambda: not is_alive(int((tmp_path / "child").read_text())))

@@ -21,7 +21,7 @@ from bert_jax.errors import printable
 from bert_jax.storage.paths import StoredPath
 
 HOOK_SECONDS = 10.0
-"""Time of one command; then it is killed with its session."""
+"""Time of one command; then it is killed with its process group."""
 MAX_MESSAGE = 2000
 """Characters of a message."""
 OF_ANY_PROCESS = ("stall",)
@@ -64,7 +64,10 @@ class EventHook:
         self._events.put(None)
         try:
             self._thread.join()
-        finally:  # Ctrl-C ends the wait
+        except KeyboardInterrupt:  # it ends the wait
+            if error is None:
+                raise
+        finally:
             self._kill()
 
     def report(self, event: str, step: int | None, message: str = "", exit_code: int | None = None) -> None:
