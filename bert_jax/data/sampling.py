@@ -18,6 +18,8 @@ from bert_jax.errors import UserError, did_you_mean
 
 SAMPLING_STREAM = 0x5A3
 _FIELDS = ("source", "language")
+_DOCUMENTS_AT_ONCE = 1 << 20
+"""So that no large array is converted to 64 bits."""
 _LEAST_SHARE = 1e-6
 """With smaller ones, the search for a document of the largest weight would take long."""
 
@@ -54,8 +56,12 @@ def document_sampling(corpus: Corpus, data: DataConfig, seed: int) -> DocumentSa
     shares = group_shares(corpus.groups, data, str(corpus.directory))
     if (shares == 1).all():
         return None
-    counts = np.bincount(corpus.document_groups, minlength=len(shares)).tolist()
-    if counts != [group["documents"] for group in corpus.groups]:
+    counts = np.zeros(len(shares), np.int64)
+    for start in range(0, corpus.num_documents, _DOCUMENTS_AT_ONCE):
+        block = corpus.document_groups[start : start + _DOCUMENTS_AT_ONCE]
+        if block.max() < len(shares):  # else the counts differ
+            counts += np.bincount(block, minlength=len(shares))
+    if counts.tolist() != [group["documents"] for group in corpus.groups]:
         raise UserError(
             f"corpus {corpus.directory}: {array_file(corpus.split, GROUPS)} contradicts corpus.json; {REMEDY}"
         )
