@@ -1,6 +1,7 @@
 """Finds rows that repeat the key of an earlier row: exact duplicates of documents and paragraphs.
 
-Keys are grouped by a range of their hashes; a hash table has the distinct keys of a group (`grouped_steps`).
+Keys are grouped by a range of their hashes; a hash table has the distinct keys of a group (`grouped_steps`). Of each key a
+range of rows sends the first one only: a key that millions share, such as that of an error page, makes no large group.
 """
 
 import dataclasses
@@ -43,8 +44,15 @@ class _SendKeys:
 
     def __call__(self, key: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
         active, keys = self.reader.read(key)
-        hashes = hash_keys(keys)
-        yield from split_by_hash(hashes, active, self.groups, int(self.reader.starts[key]), keys)
+        rows = np.flatnonzero(active)
+        repeats, _ = _insert(keys[rows], np.zeros((int(_ROOM * len(rows)) + 1, 2), np.uint64), 0)
+        repeated = rows[repeats]
+        if len(repeated):
+            known = np.zeros((0, 2), np.uint64), repeated.astype(np.uint32), self.reader.starts[key : key + 1]
+            yield key % self.groups, known
+        active = active.copy()
+        active[repeated] = False
+        yield from split_by_hash(hash_keys(keys), active, self.groups, int(self.reader.starts[key]), keys)
 
 
 def split_by_hash(
@@ -98,6 +106,9 @@ def sort_by_group(hashes, active, groups):
 def _mark_repeats(key: int, chunks: Iterable[Chunk]) -> Iterator[tuple[int, Chunk]]:
     table, entries = np.zeros((_FIRST_SLOTS, 2), np.uint64), 0
     for keys, rows, (first,) in chunks:
+        if not len(keys):  # repeats that are known
+            yield 0, (rows + first,)
+            continue
         while len(table) < _ROOM * (entries + len(keys)):
             table = _grow(table)
         repeats, entries = _insert(keys, table, entries)

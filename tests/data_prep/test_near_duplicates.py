@@ -1,5 +1,6 @@
 """Repeated keys and near-duplicates, against their definitions in quadratic time, for any memory and any ranges."""
 
+import collections
 import functools
 
 import numpy as np
@@ -44,6 +45,22 @@ def test_tables_of_keys_grow():
     assert 10_000 < len(np.unique(keys)) < 30_000
     found = find_repeats(reader_of(keys, active, 1000), run_in_memory, MEMORY[0])
     assert np.array_equal(found, slow_repeats(keys, active))
+
+
+def test_a_key_that_most_rows_share_makes_no_large_group():
+    """A range sends it once, and which of its rows repeat it to groups that take turns."""
+    keys, active = np.ones((50_000, 2), np.uint64), np.arange(50_000) % 7 != 0
+    keys[::10] = np.arange(10_000).reshape(-1, 2)
+    sizes = collections.Counter()
+
+    def run(steps):
+        for key in steps.passes[0]:
+            sizes.update({group: sum(one.nbytes for one in chunk) for group, chunk in steps.steps[0](key, iter(()))})
+        yield from run_in_memory(steps)
+
+    found = find_repeats(reader_of(keys, active, 1000), run, MEMORY[1])
+    assert np.array_equal(found, slow_repeats(keys, active)) and found.sum() > 30_000
+    assert len(sizes) > 200 and max(sizes.values()) < 6_000 < 16 * found.sum() // 50
 
 
 @pytest.mark.parametrize(
