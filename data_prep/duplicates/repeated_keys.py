@@ -1,7 +1,7 @@
 """Finds rows that repeat the key of an earlier row: exact duplicates of documents and paragraphs.
 
-Keys are grouped by a range of their hashes; a hash table has the distinct keys of a group (`grouped_steps`). Of each key a
-range of rows sends the first one only: a key that millions share, such as that of an error page, makes no large group.
+Keys are grouped by a range of their hashes; a hash table has the distinct keys of a group (`grouped_steps`). A range of
+rows sends each key once: so a key that millions share, such as that of an error page, makes no large group.
 """
 
 import dataclasses
