@@ -37,6 +37,9 @@ CHUNK_TOKENS = 16_384
 batch."""
 WINDOW_CHUNKS = 256
 """About 4 M tokens: 8,192 rows of 512 to shuffle and to pack."""
+MOST_CHUNKS_FACTOR = 32
+"""If an epoch has few of the documents, a window has at most so many times as many chunks, and fewer rows: the time to
+plan one remains bounded."""
 EXAMPLE_STREAM, ORDER_STREAM, PACKING_STREAM, ID_STREAM = 0xE4A, 0x04D, 0xFAC, 0x1D
 
 
@@ -89,8 +92,9 @@ class EpochPlanner:
         self._sampling = sampling = document_sampling(corpus, data, seed)
         self.num_tokens = corpus.num_tokens if sampling is None else sampling.num_tokens
         """of the documents of an epoch, on average"""
-        chunks = (len(self._bounds) - 1) * self.num_tokens / corpus.num_tokens
-        self.windows = max(1, round(chunks / WINDOW_CHUNKS))
+        chunks = len(self._bounds) - 1
+        wanted = round(chunks * self.num_tokens / corpus.num_tokens / WINDOW_CHUNKS)
+        self.windows = max(1, wanted, chunks // (WINDOW_CHUNKS * MOST_CHUNKS_FACTOR))
         groups = records[self._bounds]
         words = WordStarts(np.asarray(corpus.word_starts), groups, word_start_offsets(lengths, groups))
         if words.offsets[-1] != len(words.bits):

@@ -85,6 +85,15 @@ def test_documents_are_in_the_epochs_that_their_weights_say(corpus, form, monkey
     assert first.tolist() != document_sampling(corpus, data, 4).is_chosen(np.arange(DOCUMENTS), 0).tolist()
 
 
+def test_a_window_has_a_bounded_number_of_chunks(corpus, monkeypatch):
+    """So that the time to plan it is bounded, however few documents of it are in an epoch."""
+    monkeypatch.setattr(plan_module, "CHUNK_TOKENS", 60)
+    monkeypatch.setattr(plan_module, "WINDOW_CHUNKS", 1)
+    monkeypatch.setattr(plan_module, "MOST_CHUNKS_FACTOR", 20)
+    plan = EpochPlanner(corpus, DataConfig(language_weights=(("en", 1e-3), ("de", 1e-3))), 32, 0)
+    assert plan.num_tokens < corpus.num_tokens / 9 and plan.windows == (len(plan._bounds) - 1) // 20
+
+
 def test_shares_that_are_no_fractions():
     """In any n epochs in a row, floor(n p) or ceil(n p) times."""
     shares, documents = np.array([0.3, 0.77, 1.0]), np.arange(60)
