@@ -30,12 +30,18 @@ class _StorageProbe(TypedDict):
     error: str
 
 
+class _LocalProbe(TypedDict):
+    error: str
+    free: NonNegative
+
+
 _Sections = TypedDict("_Sections", dict.fromkeys(COMPARED_SECTIONS, dict[str, Any]), total=False)
 
 
 class _DoctorSections(TypedDict, total=False):
     devices: _Devices | None
     storage_probe: _StorageProbe
+    local_probe: _LocalProbe
 
 
 class _Report(_Sections, _DoctorSections):

@@ -67,7 +67,7 @@ def run_doctor(
 
     def check(reports: Sequence[Report]) -> int:
         for i, other in enumerate(reports):
-            if not {"devices", "storage_probe"} <= other.keys() or (other["devices"] is None) != planned:
+            if not {"devices", "storage_probe", "local_probe"} <= other.keys() or (other["devices"] is None) != planned:
                 raise UserError(f"process {i} ({other['host']}) runs another command: start doctor in all of them")
         wanted = options.topology, options.hosts, options.devices
         devices = machine_checks.resolve_devices(*wanted, [report["devices"] for report in reports])
@@ -81,6 +81,7 @@ def run_doctor(
         report = make_report(to_dict(config) | {"corpus": weighed} | options._asdict()) | {
             "corpora": process_checks.read_corpus_identities([str(part.directory) for part in parts]),
             "storage_probe": probe,
+            "local_probe": storage_checks.probe_local_directory(config.checkpoint.local_directory),
             "devices": None if planned else machine_checks.local_device_report(info),
         }
         if info is None:

@@ -1,10 +1,12 @@
-"""Checks of the work directory: it is writable, shared, belongs to this run, and has space for its checkpoints."""
+"""Checks of the work directory: it is writable, shared, belongs to this run, and has space for its checkpoints; and of
+the directory of local copies."""
 
 import contextlib
 import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -28,6 +30,7 @@ from bert_jax.training.run_directory.checkpoint import (
     committed_checkpoint_paths,
 )
 from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints
+from bert_jax.training.sharding import abstract_mesh
 
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """Parameter and two moments, float32."""
@@ -66,6 +69,16 @@ def probe_file(workdir: StoredPath | None) -> Iterator[dict[str, str]]:
     finally:
         if not error:
             file.unlink()
+
+
+def probe_local_directory(directory: str | None) -> dict[str, Any]:
+    """`error`, why `checkpoint.local_directory` of this process cannot be written, or an empty string; `free`, the
+    bytes on its disk."""
+    if directory is None:
+        return {"error": "", "free": 0}
+    with probe_file(Path(directory)) as probe:
+        free = 0 if probe["error"] else shutil.disk_usage(_nearest_existing(Path(directory))).free
+    return {"error": probe["error"], "free": free}
 
 
 def _write_and_read(directory: StoredPath, file: StoredPath) -> str:
@@ -175,5 +188,30 @@ def disk(context: CheckContext) -> Iterator[Finding]:
     yield finding("disk", text, values, remedy, level)
 
 
-CHECKS = {"workdir": workdir, "start": start, "disk": disk}
+def local_copies(context: CheckContext) -> Iterator[Finding]:
+    """Every process can write `checkpoint.local_directory`, and has space there for two copies."""
+    config, machine = context.config, context.machine
+    if config.checkpoint.local_directory is None:
+        yield finding("local-copies", "none, because there is no checkpoint.local_directory", {"size": None})
+        return
+    shape = abstract_mesh(config.mesh, machine.devices, machine.slices).shape
+    parts = shape["fsdp"] * shape["tensor"]
+    state = CHECKPOINT_BYTES_PER_PARAMETER * count_parameters(model_spec(config, -1), Sizes()).total
+    size = int(2 * state * min(1.0, machine.devices / machine.hosts / parts))
+    if parts == machine.devices and machine.hosts > 1:
+        size *= 2  # and copies of another host, because no other one has its parts
+    failed, values = False, {"size": size}
+    for i, report in enumerate(context.reports):
+        error, free = report["local_probe"]["error"], report["local_probe"]["free"]
+        if error or free < size:
+            failed = True
+            text = error or f"{size / GIB:,.2f} GiB needed, {free / GIB:,.2f} GiB are free"
+            remedy = "choose another --checkpoint.local-directory, or free space there"
+            yield finding("local-copies", f"process {i} ({report['host']}): {text}", values, remedy, "error")
+    if not failed:
+        text = f"{size / GIB:,.2f} GiB for copies, which {config.checkpoint.local_directory} of each process has"
+        yield finding("local-copies", text, values)
+
+
+CHECKS = {"workdir": workdir, "start": start, "disk": disk, "local-copies": local_copies}
 """Checks by the name of the finding that reports their error."""

@@ -51,7 +51,8 @@ def phase(config: Config, **changes) -> Config:
 
 def report_of(paths: list[Path], probe: str = "", **changes) -> dict:
     identities = {str(path): Corpus.open(path).identity for path in paths}
-    return REPORT | {"corpora": identities, "storage_probe": {"file": probe, "error": ""}} | changes
+    probes = {"storage_probe": {"file": probe, "error": ""}, "local_probe": {"error": "", "free": 0}}
+    return REPORT | {"corpora": identities} | probes | changes
 
 
 @pytest.fixture
@@ -147,6 +148,12 @@ def probe(context: CheckContext, **changes) -> CheckContext:
     return of(context, reports=(report | {"storage_probe": report["storage_probe"] | changes},))
 
 
+def local(context: CheckContext, **changes) -> CheckContext:
+    report = context.reports[0]
+    report = report | {"local_probe": report["local_probe"] | changes}
+    return of(with_config(context, checkpoint={"local_directory": "/copies"}), reports=(report,))
+
+
 # Name of the finding, change that triggers it, level, and words of the text (with the remedy).
 FIRES = [
     ("files", without_a_file, "error", ["features.json", "missing"]),
@@ -157,6 +164,8 @@ FIRES = [
         "warning",
         ["less than one", "smaller batch"],
     ),
+    ("local-copies", lambda a: local(a, error="cannot write"), "error", ["process 0 (here): cannot write"]),
+    ("local-copies", local, "error", ["GiB needed, 0.00 GiB are free"]),
     ("held-out", lambda a: machine(a, hosts=13), "warning", ["13 hosts", "--evaluation.rows"]),
     ("rate", lambda a: schedule(a, learning_rate=0.1), "warning", ["x 0.0012", "Devlin", "lower --phases.0.l"]),
     ("settings", lambda a: schedule(a, warmup_steps=20), "warning", ["never reached", "lower --phases.0.warmup-steps"]),
@@ -292,6 +301,20 @@ def test_disk(context, monkeypatch):
     for unchecked, reason in ((None, "give --workdir"), (epath.Path("gs://bucket/run"), "bucket cannot be checked")):
         (finding,) = findings_of(of(context, workdir=unchecked), "disk")
         assert finding.level == "ok" and reason in finding.text and finding.values["free"] is None
+
+
+@pytest.mark.parametrize(
+    ("hosts", "mesh", "states"),
+    [(1, {}, 2), (4, {}, 2), (4, {"fsdp": 4}, 2), (4, {"fsdp": 8}, 1), (4, {"fsdp": 16}, 1)],
+)
+def test_space_for_local_copies(context, hosts, mesh, states):
+    """16 devices. Two copies; and, if no other host has the same parts, two of another host."""
+    (disk,) = findings_of(context, "disk")
+    size = states * disk.values["checkpoint"]
+    planned = with_config(machine(context, devices=16, hosts=hosts), mesh=mesh)
+    for free, level in ((size - 1, "error"), (size, "ok")):
+        (found,) = findings_of(local(planned, free=free), "local-copies")
+        assert found.level == level
 
 
 def test_a_run_continues_and_another_run_is_refused(context, tiny_config, tiny_run, tmp_path):

@@ -101,6 +101,13 @@ def test_a_probe_file_is_removed_and_creates_no_directory(tmp_path):
         assert "Not a directory" in probe["error"]
 
 
+def test_the_directory_of_local_copies_is_probed(tmp_path):
+    probe = storage_checks.probe_local_directory(str(tmp_path / "a"))
+    assert probe["error"] == "" and probe["free"] > 0 and list(tmp_path.iterdir()) == []
+    assert "cannot write to /proc" in storage_checks.probe_local_directory("/proc/a")["error"]
+    assert storage_checks.probe_local_directory(None) == {"error": "", "free": 0}
+
+
 def test_a_bucket_that_cannot_be_reached():
     """And one that can, in memory."""
     with storage_checks.probe_file(memory_store().parent / "nowhere" / "run") as probe:
