@@ -207,7 +207,7 @@ def _attempt(run: RunContext, checkpoints: Checkpoints, goodput: GoodputRecorder
         so_far = cursor.step, progress.tokens_seen, progress.skipped_steps, progress.metric_lines
         report = stack.enter_context(Reporter(task, run.workdir, mesh, *so_far, goodput, run.profile, run.prometheus))
         batches = stack.enter_context(contextlib.closing(task.batches(cursor)))
-        replicas = stack.enter_context(ReplicaCheck(programs, lambda: state))
+        replicas = stack.enter_context(ReplicaCheck(programs, lambda: (cursor.step, state)))
         saving, previous_step = SaveSchedule(config.checkpoint, cursor.step, checkpoints.best_score()), None
         goodput.ready(cursor.step)
         run.on_event("start", cursor.step, f"training begins at step {cursor.step} of {config.total_steps}")

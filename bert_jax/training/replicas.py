@@ -24,7 +24,7 @@ from bert_jax.array_types import Array, UInt32
 from bert_jax.distributed.agreement import all_gather
 from bert_jax.distributed.device_errors import compile_program
 from bert_jax.model.dropout import hash32
-from bert_jax.training.divergence import DivergenceError, RollbackError
+from bert_jax.training.divergence import DivergedError, DivergenceError, RollbackError
 from bert_jax.training.programs import Programs
 from bert_jax.training.sharding import AXES, compute_on_each_device, replica_axes, replicated
 from bert_jax.training.state import TrainState
@@ -146,12 +146,12 @@ class ReplicaCheck:
     ReplicaError instead: the rows are not to blame.
     """
 
-    def __init__(self, programs: Programs, newest_state: Callable[[], TrainState]):
+    def __init__(self, programs: Programs, newest_state: Callable[[], tuple[int, TrainState]]):
         """Compiles nothing yet.
 
         Args:
           programs: of the run.
-          newest_state: called after a divergence.
+          newest_state: called after a divergence; the step whose metrics were read, and the state.
         """
         self._programs, self._newest_state = programs, newest_state
         every = programs.task.config.recovery.replica_check_every
@@ -211,5 +211,5 @@ class ReplicaCheck:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, DivergenceError):
-            self.check(error.last, self._newest_state())
+        if isinstance(error, DivergenceError | DivergedError):
+            self.check(*self._newest_state())

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from bert_jax.training.replicas import find_corrupted
+from bert_jax.training.divergence import DivergedError, DivergenceError
+from bert_jax.training.replicas import ReplicaCheck, find_corrupted
 from tests.multi_device.conftest import run_worker
 
 DATA, ALL = ("data",), ("data", "fsdp")
@@ -38,6 +39,19 @@ def test_who_is_named(shape, changed, axes, named, by_majority):
 @pytest.fixture(scope="module")
 def found():
     return run_worker("replicas_worker")
+
+
+@pytest.mark.parametrize(
+    ("error", "compared"),
+    [(DivergenceError(1, 3, "spike"), True), (DivergedError("too many skipped steps"), True), (ValueError(), False)],
+)
+def test_the_newest_state_is_compared_before_a_divergence_counts(monkeypatch, error, compared):
+    check, calls = ReplicaCheck.__new__(ReplicaCheck), []
+    check._newest_state = lambda: (3, "state")
+    monkeypatch.setattr(ReplicaCheck, "check", lambda self, *state: calls.append(state))
+    with pytest.raises(type(error)), check:
+        raise error
+    assert calls == [(3, "state")] * compared
 
 
 @pytest.mark.slow
