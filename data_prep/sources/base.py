@@ -85,6 +85,8 @@ class Input:
     hash_only: bool = False
     """the file is hashed; other inputs have its text. SHA-256 cannot be computed by ranges, at 0.5 GB/s or more it is
     short beside the preparation of the text, and as an input of its own it delays no range."""
+    sizes: tuple[int, ...] = ()
+    """bytes on disk of each path of an input of several files"""
 
     @property
     def origin(self) -> str:

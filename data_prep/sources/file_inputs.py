@@ -38,9 +38,11 @@ def divide_files(
                 inputs.append(Input((path,), stop - start, (version,), start, stop))
         elif inputs and not inputs[-1].stop and inputs[-1].size + size <= group_bytes:
             last = inputs[-1]
-            inputs[-1] = Input((*last.paths, path), last.size + size, (*last.versions, version))
+            inputs[-1] = Input(
+                (*last.paths, path), last.size + size, (*last.versions, version), sizes=(*last.sizes, size)
+            )
         else:
-            inputs.append(Input((path,), size, (version,)))
+            inputs.append(Input((path,), size, (version,), sizes=(size,)))
     return inputs
 
 

@@ -4,11 +4,13 @@ import bz2
 import contextlib
 import functools
 import hashlib
+import io
 import os
 import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, BinaryIO
 
 from etils import epath
@@ -17,6 +19,7 @@ from bert_jax.errors import UserError
 from bert_jax.storage import listing
 from bert_jax.storage.listing import FileVersion, file_version
 from bert_jax.storage.paths import is_remote, to_path
+from bert_jax.storage.ranges import CONCURRENT_REQUESTS, ByteRange, read_ranges
 from data_prep.sources import encodings
 from data_prep.sources.base import DamagedFileError, FileSet, Input, import_optional
 
@@ -63,16 +66,39 @@ def check_unchanged(part: Input) -> None:
     Raises:
       UserError: a file has changed since, or is gone.
     """
-    for path, version in zip(part.paths, part.versions, strict=False):
+
+    def is_same(path: str, version: str) -> bool:
         try:
-            is_same = file_version(path).version == version
+            return file_version(path).version == version
         except FileNotFoundError:
-            is_same = False
-        if not is_same:
+            return False
+
+    pairs = [*zip(part.paths, part.versions, strict=False)]
+    threads = CONCURRENT_REQUESTS if pairs and is_remote(part.paths[0]) else 1
+    with ThreadPoolExecutor(threads) as pool:
+        same = [*pool.map(is_same, *zip(*pairs, strict=True))] if pairs else []
+    for (path, _), unchanged in zip(pairs, same, strict=True):
+        if not unchanged:
             raise UserError(
                 f"{path}: was changed or removed while it was read; start the same command again when nothing writes"
                 " to it"
             )
+
+
+def request_together(part: Input) -> dict[str, bytes]:
+    """The files of an input of several files in a store, requested at the same time, by path; else nothing.
+
+    Nothing either if one of them is gone or denied: who reads it alone reports it.
+    """
+    if len(part.sizes) < 2 or not is_remote(part.paths[0]):
+        return {}
+    sizes = dict(zip(part.paths, part.sizes, strict=True))
+    # With a byte more, in case that a file has grown, which `check_unchanged` reports; an empty one has no range.
+    ranges = {path: ByteRange(to_path(path), 0, size + 1, at_most=True) for path, size in sizes.items() if size}
+    try:
+        return dict.fromkeys(sizes, b"") | dict(zip(ranges, read_ranges([*ranges.values()]), strict=True))
+    except OSError:
+        return {}
 
 
 class TextReader:
@@ -135,13 +161,20 @@ class DecompressingReader(TextReader):
     .gz, .bz2 and .zst files are decompressed, with any number of members, streams or frames per file.
     """
 
-    def __init__(self, path: str, on_damage: OnDamage = _raise, encoding: str | None = encodings.UTF_8):
+    def __init__(
+        self,
+        path: str,
+        on_damage: OnDamage = _raise,
+        encoding: str | None = encodings.UTF_8,
+        content: bytes | None = None,
+    ):
         """Opens a file.
 
         Args:
           path: of the file.
           on_damage: called with damage.
           encoding: of the text; `auto`: it is identified, and becomes the attribute `encoding`; None: it is not text.
+          content: of the file on disk, if it was read.
 
         Raises:
           DamagedFileError: it cannot be opened, is damaged at its start, or is not text.
@@ -149,7 +182,7 @@ class DecompressingReader(TextReader):
         super().__init__(path, on_damage, encoding=encoding)
         self._digest = hashlib.sha256()
         with readable(path):
-            self._file: BinaryIO = epath.Path(path).open("rb")
+            self._file: BinaryIO = epath.Path(path).open("rb") if content is None else io.BytesIO(content)
         try:
             kind = compression(path)
             if kind:

@@ -41,8 +41,10 @@ class HtmlSource(FileSource):
 
     has_encodings = False
 
-    def _open(self, path: str, part: Input, on_damage: files.OnDamage) -> files.DecompressingReader:
-        return files.DecompressingReader(path, on_damage, None)
+    def _open(
+        self, path: str, part: Input, on_damage: files.OnDamage, content: bytes | None
+    ) -> files.DecompressingReader:
+        return files.DecompressingReader(path, on_damage, None, content)
 
     def _chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
         data = file.read(self.max_record_bytes + 1)

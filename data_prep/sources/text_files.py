@@ -60,10 +60,11 @@ class FileSource(Source):
             return
         chunks: list[TextChunk | Skipped] = []
         gathered = read_before = reported = 0
+        contents = files.request_together(part)
         for path in part.paths:
             file = None
             try:
-                with self._open(path, part, on_damage) as file:
+                with self._open(path, part, on_damage, contents.get(path)) as file:
                     for chunk in self._used_chunks(file):
                         size = len(chunk.data) if isinstance(chunk, TextChunk) else 0
                         if chunks and gathered + size > self.block_bytes:
@@ -86,10 +87,12 @@ class FileSource(Source):
                 record.damaged_bytes += max(0, size - (file.used_bytes if file else 0))
         yield SourceBlock(chunks[0].origin if chunks else part.origin, tuple(chunks), part.size - reported)
 
-    def _open(self, path: str, part: Input, on_damage: files.OnDamage) -> files.DecompressingReader | RangeReader:
+    def _open(
+        self, path: str, part: Input, on_damage: files.OnDamage, content: bytes | None
+    ) -> files.DecompressingReader | RangeReader:
         if part.stop:
             return RangeReader(path, part.start, part.stop, self.separator, on_damage, self.encoding)
-        return files.DecompressingReader(path, on_damage, self.encoding)
+        return files.DecompressingReader(path, on_damage, self.encoding, content)
 
     def _used_chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
         """Chunks, without the one that reports an empty file if text of the file is elsewhere or was not read."""

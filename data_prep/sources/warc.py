@@ -35,8 +35,10 @@ class WarcSource(FileSource):
     has_encodings = False
     has_fields = True
 
-    def _open(self, path: str, part: Input, on_damage: files.OnDamage) -> files.DecompressingReader:
-        return files.DecompressingReader(path, on_damage, None)
+    def _open(
+        self, path: str, part: Input, on_damage: files.OnDamage, content: bytes | None
+    ) -> files.DecompressingReader:
+        return files.DecompressingReader(path, on_damage, None, content)
 
     def _chunks(self, file: files.TextReader) -> Iterator[TextChunk | Skipped]:
         window = _Window(file)

@@ -1,6 +1,7 @@
 """Builds in object stores: one at a time, few requests, the bytes of a disk whether or not they are killed."""
 
 import collections
+import gzip
 import pathlib
 import re
 import subprocess
@@ -21,7 +22,10 @@ from bert_jax.storage.lock import LOCK_FILE, DirectoryLock
 from data_prep.builder import resume, scratch, writer
 from data_prep.builder.engines.local import LocalEngine
 from data_prep.cli import main as cli
+from data_prep.sources import InputRecord
+from data_prep.sources import files as source_files
 from tests.building import interrupted, make_tokenizer, parse, run
+from tests.data_prep.test_sources_reading import read
 from tests.stores import MemoryStore, memory_store, tree, use_s3
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -213,6 +217,35 @@ def test_no_source_in_a_store(pattern):
     (bucket / "texts/0.txt").write_text("A stone.")
     with pytest.raises(UserError, match=f"source text:az://bucket/{re.escape(pattern)}: no file matches"):
         parse(f"text:{bucket}/{pattern}").inputs()
+
+
+def test_small_files_in_a_store_are_requested_together(tmp_path, monkeypatch):
+    """With empty and compressed ones; what changes meanwhile is reported as for files that are read one by one."""
+    contents = {f"{index:03d}.txt": b"Text %d." % index for index in range(200)}
+    contents |= {"050.txt": b"", "300.txt.gz": gzip.compress(b"Packed."), "400.txt": b"caf\xe9 " * 90}
+    store, requests, read_ranges = memory_store(), [], source_files.read_ranges
+    monkeypatch.setattr(source_files, "read_ranges", lambda ranges: requests.append(ranges) or read_ranges(ranges))
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+        (store / name).write_bytes(content)
+    local, found = (read(f"text-files:{place}/*.txt*") for place in (tmp_path, store))
+    assert len(requests) == 1 and len(requests[0]) == len(contents) - 1
+    assert [one.text for one in found.documents] == [one.text for one in local.documents]
+    assert len(found.documents) == 200 and [one.reason for one in found.skipped] == [
+        one.reason for one in local.skipped
+    ]
+    sums = ([file["sha256"] for file in reading.file_entries] for reading in (local, found))
+    assert next(sums) == next(sums)
+    source = parse(f"text-files:{store}/*.txt*")
+    (part,) = source.inputs()
+    (store / "007.txt").write_bytes(b"A longer text.")
+    (blocks,) = source.read_blocks(part, InputRecord())
+    assert len(blocks.payload) == len(contents)
+    with pytest.raises(UserError, match=r"007\.txt: was changed or removed"):
+        source_files.check_unchanged(part)
+    (store / "007.txt").unlink()
+    with pytest.raises(UserError, match=r"007\.txt: cannot be read"):
+        [*source.read_blocks(part, InputRecord())]
 
 
 def test_a_block_that_is_gone_is_prepared_again(prepared):
