@@ -1,6 +1,7 @@
 """Builds in object stores: one at a time, few requests, the bytes of a disk whether or not they are killed."""
 
 import collections
+import dataclasses
 import gzip
 import pathlib
 import re
@@ -236,7 +237,7 @@ def test_small_files_in_a_store_are_requested_together(tmp_path, monkeypatch):
     ]
     sums = ([file["sha256"] for file in reading.file_entries] for reading in (local, found))
     assert next(sums) == next(sums)
-    source = parse(f"text-files:{store}/*.txt*")
+    source = parse(f"text-files:{store}/*.txt*", 1 << 20)
     (part,) = source.inputs()
     (store / "007.txt").write_bytes(b"A longer text.")
     (blocks,) = source.read_blocks(part, InputRecord())
@@ -244,6 +245,12 @@ def test_small_files_in_a_store_are_requested_together(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"007\.txt: was changed or removed"):
         source_files.check_unchanged(part)
     (store / "007.txt").unlink()
+    with monkeypatch.context() as patch:  # nothing else is read
+        patch.setattr(source_files, "read_ranges", lambda ranges: [b"Plain."] * len(ranges))
+        (blocks,) = source.read_blocks(
+            dataclasses.replace(part, paths=part.paths[:50], sizes=part.sizes[:50]), InputRecord()
+        )
+        assert [chunk.data for chunk in blocks.payload] == [b"Plain."] * 50
     with pytest.raises(UserError, match=r"007\.txt: cannot be read"):
         [*source.read_blocks(part, InputRecord())]
 
