@@ -5,6 +5,17 @@ import sys
 import tqdm
 
 
+class _ProgressBar(tqdm.tqdm):
+    def refresh(self, nolock: bool = False, lock_args: tuple | None = None) -> bool | None:
+        """Draw the bar. tqdm 4.70 keeps its lock if writing fails, as to a pipe that nobody reads: other threads would
+        wait for ever."""
+        del lock_args
+        if nolock:
+            return super().refresh(nolock=True)
+        with self.get_lock():
+            return super().refresh(nolock=True)
+
+
 def progress_bar(description: str, total: float | None, unit: str, *, done: int = 0, shown: bool = True) -> tqdm.tqdm:
     """Return a progress bar on stderr; call ``update(n)`` on it and close it, or use it in a ``with``.
 
@@ -21,7 +32,7 @@ def progress_bar(description: str, total: float | None, unit: str, *, done: int 
     layout = (
         "{desc}: {percentage:3.0f}% |{bar:20}| {n_fmt}/{total_fmt} [{elapsed}, ETA {remaining}, {rate_fmt}{postfix}]"
     )
-    return tqdm.tqdm(
+    return _ProgressBar(
         desc=description,
         disable=not shown,
         total=total,

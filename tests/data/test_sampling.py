@@ -91,7 +91,7 @@ def test_a_window_has_a_bounded_number_of_chunks(corpus, monkeypatch):
     monkeypatch.setattr(plan_module, "WINDOW_CHUNKS", 1)
     monkeypatch.setattr(plan_module, "MOST_CHUNKS_FACTOR", 5)
     plan = EpochPlanner(corpus, DataConfig(language_weights=(("en", 1e-3), ("de", 1e-3))), 32, 0)
-    assert plan.num_tokens < corpus.num_tokens / 9 and plan.windows == (len(plan._bounds) - 1) // 5
+    assert plan.num_tokens < corpus.num_tokens / 8 and plan.windows == (len(plan._bounds) - 1) // 5
 
 
 def test_shares_that_are_no_fractions():
