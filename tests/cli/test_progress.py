@@ -32,8 +32,8 @@ def test_a_pipe_that_nobody_reads_stops_no_other_thread(monkeypatch):
         thread = threading.Thread(target=draw)
         thread.start()
         thread.join()
+        bar.disable = True  # closing it would need the lock
         assert failed
         for lock in bar.get_lock().locks:
             assert lock.acquire(False), "the thread has left it locked"
             lock.release()
-        bar.disable = True
