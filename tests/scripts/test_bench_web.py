@@ -27,7 +27,7 @@ WORDS = {
 def paragraphs(code: str, count: int) -> list[str]:
     """Words in random order, each paragraph with a number of its own and characters of HTML."""
     rng, words = np.random.default_rng(0), WORDS[code].split()
-    return [f"{' '.join(rng.choice(words, 30))} <{index} & {index}>." for index in range(count)]
+    return [f"{' '.join(rng.choice(words, 30))} <i{index}> &amp; {index}." for index in range(count)]
 
 
 @pytest.fixture
