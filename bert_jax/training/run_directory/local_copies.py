@@ -44,8 +44,8 @@ from bert_jax.training.run_directory.process_state import (
 
 RUN_ID = "run_id"
 """File of a work directory: names the folder of its local copies. A run that begins again gets another one."""
-NAME = re.compile(r"([0-9]{8,10})-[0-9a-f]{32}-([0-9]{1,15})")
-"""Step, and layout with its size in bytes."""
+NAME = re.compile(r"([0-9]{8,10})-([0-9a-f]{32}-([0-9]{1,15}))")
+"""Step, layout, and the size of the layout in bytes."""
 
 
 class LocalCopies:
@@ -289,7 +289,7 @@ def _read_intact(file: Path) -> tuple[dict[str, Any], memoryview] | None:
     """The metadata and arrays of a copy; None if it is damaged, with a warning on stderr."""
     with contextlib.suppress(OSError, MemoryError):  # a damaged file system can give a file any size
         content = read_file(file)
-        if content is not None and content[1].nbytes == int(NAME.fullmatch(file.name)[2]):
+        if content is not None and content[1].nbytes == int(NAME.fullmatch(file.name)[3]):
             return content
     print(f"warning: local copy {file} is damaged; trying another one", file=sys.stderr)
     return None
