@@ -231,11 +231,12 @@ class Build:
 
     def _summarize(self, out: epath.Path, manifest: Mapping[str, Any]) -> None:
         """Print what was built, and notes on what may be unwanted."""
-        from data_prep.inspection import corpus_statistics, group_report, report
+        from data_prep.inspection import corpus_statistics, filter_report, group_report, report
 
         print(text.render(report.summary_sections(manifest)))
-        if note := group_report.sentence_rules_note(manifest["splits"]):
-            print(f"note: {note}", file=sys.stderr)
+        for note in (group_report.sentence_rules_note(manifest["splits"]), filter_report.lost_languages_note(manifest)):
+            if note:
+                print(f"note: {note}", file=sys.stderr)
         train = manifest["splits"]["train"]
         if train["unknown_bytes"] > _MANY_UNKNOWN * train["text_bytes"]:
             share = train["unknown_bytes"] / train["text_bytes"]

@@ -1,5 +1,6 @@
 """The sections about filters: what each rule removed, of which sources and languages, and examples."""
 
+import collections
 from collections.abc import Mapping
 
 from bert_jax.errors import printable
@@ -7,6 +8,7 @@ from bert_jax.report import Excerpt, Note, Section
 from bert_jax.report.cells import make_table
 
 _LISTED_GROUPS = 40
+_FEW_DOCUMENTS, _NEARLY_ALL = 20, 0.9
 
 
 def filter_sections(corpus: Mapping) -> list[Section]:
@@ -31,6 +33,24 @@ def filter_sections(corpus: Mapping) -> list[Section]:
         Section("Filters", tuple(block for block in blocks if block)),
         *([Section("Examples of what filters removed", examples)] if examples else []),
     ]
+
+
+def lost_languages_note(corpus: Mapping) -> str | None:
+    """A note on languages of which the rules of quality removed nearly all documents; None: there is none."""
+    documents, removed = collections.Counter(), collections.defaultdict(collections.Counter)
+    for group in corpus.get("filters", {"groups": []})["groups"]:
+        documents[group["language"]] += group["documents"]
+        for rule, counts in group["removed"].items():
+            if not rule.startswith("language."):
+                removed[group["language"]][rule] += counts["documents"]
+    lost = [
+        f"{code} ({sum(rules.values()):,} of {documents[code]:,}, most by {rules.most_common(1)[0][0]})"
+        for code, rules in sorted(removed.items())
+        if documents[code] >= _FEW_DOCUMENTS and sum(rules.values()) >= _NEARLY_ALL * documents[code]
+    ]
+    return (
+        f"filters removed nearly all documents in {', '.join(lost)}: their thresholds are for English" if lost else None
+    )
 
 
 def _mixed_note(filters: Mapping) -> Note:

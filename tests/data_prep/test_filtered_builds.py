@@ -193,3 +193,18 @@ def test_mistakes(text, flags, message, capsys):
     assert build("c", "--source", "text:text.txt", *flags.split()) == 2
     error = capsys.readouterr().err.splitlines()
     assert message in error[-1] and not pathlib.Path("c").exists()
+
+
+def test_a_language_that_filters_remove_is_said(text, capsys):
+    """Chinese has no spaces, so each document is a few words."""
+    lines = [
+        json.dumps({"text": f"人人生而自由，在尊严和权利上一律平等。{index}", "lang": "zh"}) for index in range(30)
+    ]
+    lines += [json.dumps({"text": f"{'the river and that ' * 15} {index}", "lang": "en"}) for index in range(30)]
+    pathlib.Path("two.jsonl").write_text("\n".join(lines))
+    flags = "--source jsonl:two.jsonl@text --language @lang --filter gopher_quality --workers 1"
+    assert build("c", *flags.split()) == 0
+    message = (
+        "removed nearly all documents in zh (30 of 30, most by gopher_quality.min_words): their thresholds are for"
+    )
+    assert message in capsys.readouterr().err
