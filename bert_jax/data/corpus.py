@@ -15,6 +15,7 @@ from etils import epath
 from bert_jax.data.manifest import (
     GROUPS,
     MANIFEST,
+    REBUILD,
     GroupEntry,
     SplitEntry,
     array_file,
@@ -112,6 +113,10 @@ class Corpus:
         if arrays["token_counts"].sum() != counts["tokens"]:
             counted = f"{counts['tokens']} tokens in {split}, but {array_file(split, 'token_counts')} holds"
             raise UserError(f"{directory / MANIFEST}: counts {counted} {arrays['token_counts'].sum()}; {REMEDY}")
+        groups = counts.get("groups", [])
+        tokens = [group["tokens"] for group in groups]
+        if groups and (sum(tokens) != counts["tokens"] or 0 in tokens):
+            raise UserError(f"{directory / MANIFEST}: splits.{split}.groups contradicts its other counts; {REBUILD}")
         shards = [files[shard["file"]] for shard in counts["shards"]]
         records = RecordReader(shards, token_dtype(manifest["vocab_size"]), cache)
         if len(records) != counts["records"]:
@@ -125,7 +130,7 @@ class Corpus:
             vocab_size=manifest["vocab_size"],
             tokenizer_fingerprint=manifest["tokenizer"]["fingerprint"],
             num_tokens=counts["tokens"],
-            groups=counts.get("groups", []),
+            groups=groups,
             cache=cache,
             _records=records,
             **arrays,

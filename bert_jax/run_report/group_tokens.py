@@ -10,9 +10,9 @@ from bert_jax.run_report.run_files import RunFiles
 
 _LISTED = 40
 _ABOUT = (
-    "Tokens that the run has read, with random segments: those of the run, divided by the shares of the corpora in the "
-    "rows, and within a corpus by the tokens and weights of its documents (docs/multilingual.md). Epochs: tokens read "
-    "per token."
+    "Tokens that the run has read, on average: those of the run, divided by the shares of the corpora in the rows, and "
+    "within a corpus by the tokens and weights of its documents. Random segments of sentence pairs have more of short "
+    "documents (docs/multilingual.md). Epochs: tokens read per token."
 )
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import unicodedata
 from typing import NamedTuple
 
 import numpy as np
@@ -47,8 +48,7 @@ class Labels:
         """
         name = self._source.source_name or self._source.spec
         if self._name_field is not None:
-            name = " ".join(part.fields.get(self._name_field, "").replace("\0", " ").split()) or _NO_NAME
-            name = name[:_NAME_CHARACTERS]
+            name = _name(part.fields.get(self._name_field, ""))
             self._count(self._names, name, "--source-name", self._name_field)
         score = None
         if self._score_field is not None:
@@ -88,6 +88,12 @@ class Labels:
             raise UserError(
                 f"{flag} @{field}: more than {MAX_VALUES:,} values in one block of source {self._source.spec}: {remedy}"
             )
+
+
+def _name(value: str) -> str:
+    """A name that people can type and terminals print: characters without a glyph are spaces, runs of spaces one."""
+    shown = "".join(one if one.isprintable() else " " for one in unicodedata.normalize("NFC", value))
+    return " ".join(shown.split())[:_NAME_CHARACTERS] or _NO_NAME
 
 
 def _add(counts: dict, is_without: bool, value: str) -> None:

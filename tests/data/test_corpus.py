@@ -259,6 +259,10 @@ def change_header(old, new):
         (lambda d: (d / "corpus.json").write_text("{"), "corpus.json is not JSON"),
         (set_in("name", DROP), "field 'name' is missing: build the corpus again"),
         (set_in("splits", "train", "tokens", 10**13), "counts 10{13} tokens in train, but train.token_counts.npy"),
+        *(
+            (set_in("splits", "train", "groups", 0, "tokens", tokens), r"splits\.train\.groups contradicts its other")
+            for tokens in (0, 10**13)
+        ),
         (set_in("splits", "train", "shards", 0, "records", 10**30), r"shards\.0\.records is 10+: it must be a whole"),
         (set_in("format_version", 99), "format version 99, .*: update bert_jax"),
         (set_in("format_version", 1), "format version 1, .*: build the corpus again"),

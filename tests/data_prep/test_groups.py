@@ -1,5 +1,6 @@
 """The source, language and score of each document: from flags and fields to corpus.json and the array of groups."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -11,6 +12,8 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep.build_options import BuildOptions
 from data_prep.builder import groups
 from data_prep.cli.main import main
+from data_prep.sources import parse
+from data_prep.sources.base import Document
 from data_prep.sources.files import file_entry
 from data_prep.verify import verify_corpus
 from tests.building import make_documents, make_tokenizer, normal, run
@@ -92,6 +95,18 @@ def test_names_of_sources_and_no_score(records, capsys):
     assert not pathlib.Path("one/train.document_groups.npy").exists()
     (group,) = Corpus.open("one").groups
     assert (group["source"], group["language"], group["score"]) == ("text:text.txt", "en", None)
+
+
+def test_names_can_be_typed_and_printed():
+    source = dataclasses.replace(parse("jsonl:*.jsonl@text"), source_name="@site")
+    labels = groups.Labels(source, ())
+    for value, name in (
+        ("\x1b[1m a\0b\u202e\tc ", "[1m a b c"),
+        ("e\u0301" * 300, "é" * 200),
+        ("\u200b", "unnamed"),
+        ("名前", "名前"),
+    ):
+        assert labels(Document("a:1", "text", fields={"site": value}), "text").source == name
 
 
 def test_parquet_has_scores_of_all_types(records):

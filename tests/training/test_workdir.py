@@ -85,6 +85,33 @@ def test_another_config_is_refused(tmp_path, change, words):
     assert contents(tmp_path) == before
 
 
+def test_other_weights_of_documents_are_refused(tmp_path, monkeypatch):
+    """Names and scores of documents are not in the identity of a corpus."""
+
+    def describe(*names):
+        groups = [{"source": name, "language": "en", "score": None, "tokens": 9} for name in names]
+        counts = {
+            "documents": 2,
+            "tokens": 18,
+            "languages": {},
+            "licenses": [],
+            "filters": [],
+            "masks": [],
+            "removed": {},
+        }
+        described = {"ab12": {"name": "books", "groups": groups, **counts}}
+        monkeypatch.setattr(workdir, "describe_corpora", lambda paths: described)
+
+    config = config_lib.replace(CONFIG, data={"source_weights": (("a", 0.5),)})
+    describe("a", "b")
+    acquire_as_a_run(tmp_path, config, MIXTURE, PATHS, "t")
+    describe("a", "other")
+    acquire_as_a_run(tmp_path, config, MIXTURE, PATHS, "t")
+    describe("b", "a")
+    with pytest.raises(UserError, match="corpus books: its documents have other sources, languages or scores"):
+        acquire_as_a_run(tmp_path, config, MIXTURE, PATHS, "t")
+
+
 def test_other_phases_replace_those_that_were_there(tmp_path):
     acquire_as_a_run(tmp_path, CONFIG, MIXTURE, PATHS, "t")
     (tmp_path / "ledger.jsonl").write_text("kept\n")

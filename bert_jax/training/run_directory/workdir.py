@@ -12,6 +12,7 @@ from bert_jax.data.corpus_description import CorpusDescription, describe_corpora
 from bert_jax.data.epoch_plan import STREAM_VERSION
 from bert_jax.data.manifest import identity_of, read_manifest
 from bert_jax.data.mixture import CYCLE_ROWS, rows_per_cycle
+from bert_jax.data.sampling import group_shares
 from bert_jax.errors import UserError
 from bert_jax.storage.files import make_directory_if_local, write_atomic
 from bert_jax.storage.json_files import read_json_object
@@ -152,7 +153,21 @@ def _check_same_run(workdir: StoredPath, config: Config, identity: dict[str, Any
             f"work directory {workdir} holds a different run ({'; '.join(changed[:4])}): choose another --workdir, or "
             "the settings and the version of bert_jax that it was started with"
         )
+    if config.data.samples_documents:
+        _check_same_shares(saved, config, describe_corpora(paths))
     return saved["config"]
+
+
+def _check_same_shares(saved: ConfigFile, config: Config, now: Mapping[str, CorpusDescription]) -> None:
+    """Compares weights of documents: the identity of a corpus does not depend on the names and scores they follow."""
+    for identity, described in now.items():
+        known = saved.get("corpus_descriptions", {}).get(identity, {}), described
+        shares = [group_shares(one["groups"], config.data, one["name"]).tolist() for one in known if one.get("groups")]
+        if shares[:-1] != shares[1:]:
+            raise UserError(
+                f"corpus {described['name']}: its documents have other sources, languages or scores than when the run "
+                "was started, so data.* weights sample others: use the corpus it was started with, or another --workdir"
+            )
 
 
 def describe_config_diff(before: Any, now: Any) -> list[str]:
