@@ -106,10 +106,15 @@ def _glob_disk(pattern: pathlib.Path) -> list[pathlib.Path]:
         raise ValueError("'**' can only be a whole part of a path")
     if parts[-1] == "**":
         parts.append("*")
-    found = [path for path in root.glob("/".join(parts)) if path.is_file() or path.is_symlink()]
-    for path in found:
-        if path.is_symlink() and not path.exists() and not path.name.startswith("."):
-            raise UserError(f"{path}: a symbolic link to a file that is not there: restore the file, or remove it")
+    found = [root]
+    for part in parts:
+        if _WILDCARD.search(part):
+            found = [*dict.fromkeys(child for path in found if path.is_dir() for child in path.glob(part))]
+        else:
+            found = [path / part for path in found]
+        for path in found if part != "**" else ():
+            if path.is_symlink() and not path.exists() and not path.name.startswith("."):
+                raise UserError(f"{path}: a symbolic link to nothing: restore the file or folder, or remove the link")
     return [path for path in found if path.is_file()]
 
 

@@ -261,11 +261,19 @@ def test_specs():
         assert f"| `{usage.partition(' ')[0]}` |" in page
 
 
-def test_a_link_to_a_file_that_is_not_there(tmp_path):
-    (tmp_path / "a.txt").write_text("one")
+def test_links_that_lead_nowhere(tmp_path):
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("one")
     (tmp_path / ".#a.txt").symlink_to(tmp_path / "me@host.1")  # as Emacs locks a file
-    (tmp_path / "b.txt").symlink_to(tmp_path / "a.txt")
-    assert read(f"text-files:{tmp_path}/*.txt").texts == ["one", "one"]
-    (tmp_path / "c.txt").symlink_to(tmp_path / "gone")
-    with pytest.raises(UserError, match=r"c\.txt: a symbolic link to a file that is not there"):
-        read(f"text-files:{tmp_path}/*.txt")
+    (tmp_path / "b.txt").symlink_to(tmp_path / "texts" / "a.txt")
+    (tmp_path / "more").symlink_to(tmp_path / "texts")
+    patterns = {"*.txt": 1, "*/*.txt": 2, "*/a.txt": 2, "**/*.txt": 2, "**/**/a.txt": 1, "*/../b.txt": 2}
+    for pattern, count in patterns.items():
+        assert read(f"text-files:{tmp_path}/{pattern}").texts == ["one"] * count, pattern
+    links = {"c.txt": ["*.txt", "[a-d].txt", "**"], "d": ["*/a.txt", "*/*.txt"], "texts/e.txt": ["**/*.txt", "texts*/e.txt"]}
+    for name, matching in links.items():
+        (tmp_path / name).symlink_to(tmp_path / "gone")
+        for pattern in matching:
+            with pytest.raises(UserError, match=f"{name}: a symbolic link to nothing"):
+                read(f"text-files:{tmp_path}/{pattern}")
+        (tmp_path / name).unlink()
