@@ -34,6 +34,8 @@ BLOCKS_TOGETHER = 1024
 
 _HEAD_BYTES = 1 << 14
 """Of a file in a store, requested first: most headers are shorter."""
+_MOST_HEADER_BYTES = 100_000_000
+"""As safetensors permits; more is damage."""
 _MERGED_GAP = 1 << 16
 """Bytes between two arrays that are requested together: they take less time than another request."""
 
@@ -199,6 +201,9 @@ def iterate_arrays(paths: Sequence[epath.Path], names: Collection[str]) -> Itera
         heads = read_ranges([ByteRange(path, 0, _HEAD_BYTES, at_most=True) for path in group])
         sizes = [8 + int.from_bytes(head[:8], "little") for head in heads]
         long = [index for index, size in enumerate(sizes) if size > len(heads[index])]
+        for index in long:
+            if sizes[index] > _MOST_HEADER_BYTES:
+                raise _damaged(group[index])
         rests = read_ranges([ByteRange(group[index], len(heads[index]), sizes[index]) for index in long])
         for index, rest in zip(long, rests, strict=True):
             heads[index] += rest
@@ -216,8 +221,12 @@ def _header(path: epath.Path, content: bytes) -> dict[str, dict]:
     try:
         header = json.loads(content)
         del header["__metadata__"]
+        for entry in header.values():
+            begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end:
+                raise ValueError(f"an array from byte {begin} to byte {end}")
         return header
-    except (ValueError, KeyError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise _damaged(path) from error
 
 

@@ -88,7 +88,7 @@ def check_unchanged(part: Input) -> None:
 def request_together(part: Input) -> dict[str, bytes]:
     """The files of an input of several files in a store, requested at the same time, by path; else nothing.
 
-    Nothing either if one of them is gone or denied: who reads it alone reports it.
+    Nothing either if one of them is gone or denied, and no file that was not received completely: these are read alone.
     """
     if len(part.sizes) < 2 or not is_remote(part.paths[0]):
         return {}
@@ -96,9 +96,10 @@ def request_together(part: Input) -> dict[str, bytes]:
     # With a byte more, in case that a file has grown, which `check_unchanged` reports; an empty one has no range.
     ranges = {path: ByteRange(to_path(path), 0, size + 1, at_most=True) for path, size in sizes.items() if size}
     try:
-        return dict.fromkeys(sizes, b"") | dict(zip(ranges, read_ranges([*ranges.values()]), strict=True))
+        contents = dict.fromkeys(sizes, b"") | dict(zip(ranges, read_ranges([*ranges.values()]), strict=True))
     except OSError:
         return {}
+    return {path: content for path, content in contents.items() if len(content) >= sizes[path]}
 
 
 class TextReader:

@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import gzip
+import json
 import pathlib
 import re
 import subprocess
@@ -131,9 +132,16 @@ def test_arrays_in_a_store_are_requested_without_the_others(tmp_path, monkeypatc
             assert sum(requests[2]) == 4 * 128 * (3 + 2000 + 1 + 700)
             assert sum(map(sum, requests[:2])) < 5 * (1 << 14) + 25_000
     assert scratch.read_arrays(remote[4], ["part_keys"])["part_keys"].shape == (700, 4)
-    (remote[2]).write_bytes(local[2].read_bytes()[:8] + b"{" * 3000)
-    with pytest.raises(UserError, match=r"2\.safetensors: damaged"):
-        scratch.read_arrays(remote[2], ["tokens"])
+    begin = local[2].read_bytes()[:8]
+    headers = (
+        json.dumps({"__metadata__": {}, "tokens": entry}).encode() for entry in ([], {}, {"data_offsets": [2, 1]})
+    )
+    damaged = [begin + b"{" * 3000, (1 << 62).to_bytes(8, "little") + b"{}"]
+    damaged += [len(text).to_bytes(8, "little") + text for text in (b"[1]", b"[" * 10**5, *headers)]
+    for content in damaged:
+        remote[2].write_bytes(content)
+        with pytest.raises(UserError, match=r"2\.safetensors: damaged"):
+            scratch.read_arrays(remote[2], ["tokens"])
 
 
 def test_the_bytes_of_a_disk_after_an_interruption(prepared):
@@ -245,12 +253,15 @@ def test_small_files_in_a_store_are_requested_together(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"007\.txt: was changed or removed"):
         source_files.check_unchanged(part)
     (store / "007.txt").unlink()
-    with monkeypatch.context() as patch:  # nothing else is read
-        patch.setattr(source_files, "read_ranges", lambda ranges: [b"Plain."] * len(ranges))
-        (blocks,) = source.read_blocks(
-            dataclasses.replace(part, paths=part.paths[:50], sizes=part.sizes[:50]), InputRecord()
-        )
-        assert [chunk.data for chunk in blocks.payload] == [b"Plain."] * 50
+    some = dataclasses.replace(part, paths=part.paths[:7], sizes=part.sizes[:7])
+    for received, used in (
+        (b"Other text.", [b"Other text."] * 7),
+        (b"Text", [b"Text %d." % index for index in range(7)]),
+    ):
+        with monkeypatch.context() as patch:  # of whole files, nothing else is read
+            patch.setattr(source_files, "read_ranges", lambda ranges, content=received: [content] * len(ranges))
+            (blocks,) = source.read_blocks(some, InputRecord())
+        assert [chunk.data for chunk in blocks.payload] == used
     with pytest.raises(UserError, match=r"007\.txt: cannot be read"):
         [*source.read_blocks(part, InputRecord())]
 

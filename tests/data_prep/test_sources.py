@@ -270,7 +270,11 @@ def test_links_that_lead_nowhere(tmp_path):
     patterns = {"*.txt": 1, "*/*.txt": 2, "*/a.txt": 2, "**/*.txt": 2, "**/**/a.txt": 1, "*/../b.txt": 2}
     for pattern, count in patterns.items():
         assert read(f"text-files:{tmp_path}/{pattern}").texts == ["one"] * count, pattern
-    links = {"c.txt": ["*.txt", "[a-d].txt", "**"], "d": ["*/a.txt", "*/*.txt"], "texts/e.txt": ["**/*.txt", "texts*/e.txt"]}
+    links = {
+        "c.txt": ["*.txt", "[a-d].txt", "**"],
+        "d": ["*/a.txt", "*/*.txt"],
+        "texts/e.txt": ["**/*.txt", "texts*/e.txt"],
+    }
     for name, matching in links.items():
         (tmp_path / name).symlink_to(tmp_path / "gone")
         for pattern in matching:
