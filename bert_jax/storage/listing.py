@@ -111,7 +111,7 @@ def _glob_disk(pattern: pathlib.Path) -> list[pathlib.Path]:
         if _WILDCARD.search(part):
             found = [*dict.fromkeys(child for path in found if path.is_dir() for child in path.glob(part))]
         else:
-            found = [path / part for path in found]
+            found = [path / part for path in found if os.access(path, os.X_OK)]
         for path in found if part != "**" else ():
             if path.is_symlink() and not path.exists() and not path.name.startswith("."):
                 raise UserError(f"{path}: a symbolic link to nothing: restore the file or folder, or remove the link")
