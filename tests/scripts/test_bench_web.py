@@ -61,6 +61,14 @@ def test_every_page_is_read_as_it_was_made(bench_web, tmp_path, monkeypatch):
     assert not any(around in text for text in found.values() for around in make.AROUND[:2])
 
 
+def test_kept(bench_web):
+    make = bench_web.web_pages
+    rows = [(0, "article", 0), (1, "copy", 0), (2, "article", 2), (3, "stub", 3), (4, "copy", 2)]
+    pages = [make.Page(number, kind, "en", ("text",), original) for number, kind, original in rows]
+    counts = {kind: n for kind, n in bench_web.kept(pages, {0: 2, 2: 1}).items() if n}
+    assert counts == {"article": 2, "copy": 1}
+
+
 @pytest.mark.slow
 def test_counts(bench_web, tmp_path, capsys):
     for package in ("pycld2", "apache_beam"):
