@@ -20,6 +20,8 @@ SAMPLING_STREAM = 0x5A3
 _FIELDS = ("source", "language")
 _DOCUMENTS_AT_ONCE = 1 << 20
 """So that no large array is converted to 64 bits."""
+_LEAST_DRAWN = 1e-4
+"""Of all documents: a random segment is searched as many times as this is smaller, 0.2 microseconds each."""
 _LEAST_SHARE = 1e-6
 """With smaller ones, the search for a document of the largest weight would take long."""
 
@@ -49,7 +51,7 @@ def document_sampling(corpus: Corpus, data: DataConfig, seed: int) -> DocumentSa
 
     Raises:
       UserError: the corpus was built before groups were recorded, its groups contradict each other, weights differ too
-        much, or too few documents have a positive one.
+        much, or too few documents have a positive one or are in an epoch.
     """
     if not data.samples_documents:
         return None
@@ -64,6 +66,13 @@ def document_sampling(corpus: Corpus, data: DataConfig, seed: int) -> DocumentSa
     if counts.tolist() != [group["documents"] for group in corpus.groups]:
         raise UserError(
             f"corpus {corpus.directory}: {array_file(corpus.split, GROUPS)} contradicts corpus.json; {REMEDY}"
+        )
+    if data.paired and np.dot(counts, shares) < _LEAST_DRAWN * counts.sum():
+        raise UserError(
+            f"corpus {corpus.directory}: an epoch has {np.dot(counts, shares):,.0f} of {counts.sum():,} documents by "
+            f"data.* weights, and {data.format} searches random segments among all, which takes too long below one in "
+            "10,000: build a corpus of the documents that are wanted, or set --data.format doc_sentences and "
+            "--objective.pair none"
         )
     if data.paired and np.dot(counts, shares > 0) < 2:
         raise UserError(

@@ -62,7 +62,10 @@ def language_sections(splits: Mapping[str, Mapping], exponent: float | None = No
         " related language, or of English. Unknown: share of the bytes of text."
     )
     if exponent is not None:
-        about += f" Share at {exponent:g}: in training with --data.language-exponent {exponent:g}."
+        about += (
+            f" Share at {exponent:g}: of the tokens of an epoch with --data.language-exponent {exponent:g}; random"
+            " segments of sentence pairs are drawn by document."
+        )
     return [Section("Languages", (Note(about), make_table(rows, columns)))]
 
 

@@ -198,6 +198,9 @@ def test_corpora_without_groups_or_with_damaged_ones(corpus):
     unscored.groups[1]["score"] = None
     with pytest.raises(UserError, match=r"build the corpus with --score @FIELD"):
         stream([unscored], score_weights=((0.0, 1.0),))
+    rare = make_corpus([[9]] * 20_001, languages=["en"] * 20_000 + ["de"])
+    with pytest.raises(UserError, match=r"an epoch has 1 of 20,001 documents by data\.\* weights, and segment_pair"):
+        stream([rare], language_weights=(("en", 0.0),)).corpora[0].epoch_planner(32)
     lonely = make_corpus([[9], [9]], languages=["en", "de"])
     with pytest.raises(UserError, match="has one document with a positive weight"):
         stream([lonely], language_weights=(("de", 0.0),)).corpora[0].epoch_planner(32)
