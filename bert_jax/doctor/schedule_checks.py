@@ -115,6 +115,11 @@ def questionable_settings(config: Config, epochs: Mapping[str, Sequence[PhaseEpo
             f"{config.total_steps:,} steps are fewer than the {span:,.0f} over which the second moment averages, "
             "sufficient only for a trial: raise --phases.N.steps, or lower --optimizer.beta2"
         )
+    if config.data.samples_documents and config.data.example_copies:
+        warnings["data.example_copies and weights"] = (
+            f"the {config.data.example_copies} epochs of data.example_copies repeat, so most documents with a smaller "
+            f"share of the largest weight than 1 / {config.data.example_copies} are in none: leave it out, or raise it"
+        )
     return warnings | _copies(config, epochs) | _intervals(config)
 
 

@@ -196,6 +196,12 @@ FIRES = [
     ("settings", lambda a: data(a, mask_copies=9), "warning", ["9 has no effect on corpus (", "fewer copies"]),
     ("settings", lambda a: data(a, example_copies=1), "warning", ["full_sentences makes the same examples"]),
     ("settings", lambda a: pairs(a, mask_copies=1), "warning", ["draws new examples", "set --data.example-copies 1"]),
+    (
+        "settings",
+        lambda a: pairs(a, example_copies=2, language_exponent=0.3),
+        "warning",
+        ["the 2 epochs of data.example_copies repeat", "than 1 / 2 are in none"],
+    ),
     ("settings", lambda a: pairs(a, example_copies=9), "warning", ["data.example_copies 9 has no effect on corpus ("]),
     ("model", lambda a: model(machine(a, kind="cpu"), compute_dtype="bfloat16"), "warning", ["compute-dtype float32"]),
     (
