@@ -37,9 +37,9 @@ CHUNK_TOKENS = 16_384
 batch."""
 WINDOW_CHUNKS = 256
 """About 4 M tokens: 8,192 rows of 512 to shuffle and to pack."""
-MOST_CHUNKS_FACTOR = 32
-"""If an epoch has few of the documents, a window has at most so many times as many chunks, and fewer rows: the time to
-plan one remains bounded."""
+MAX_WINDOW_CHUNKS = 32 * WINDOW_CHUNKS
+"""If an epoch has few of the documents, a window has at most so many chunks, and fewer rows: the time to plan it is
+bounded."""
 EXAMPLE_STREAM, ORDER_STREAM, PACKING_STREAM, ID_STREAM = 0xE4A, 0x04D, 0xFAC, 0x1D
 
 
@@ -94,7 +94,7 @@ class EpochPlanner:
         """of the documents of an epoch, on average"""
         chunks = len(self._bounds) - 1
         wanted = round(chunks * self.num_tokens / corpus.num_tokens / WINDOW_CHUNKS)
-        self.windows = max(1, wanted, chunks // (WINDOW_CHUNKS * MOST_CHUNKS_FACTOR))
+        self.windows = max(1, wanted, chunks // MAX_WINDOW_CHUNKS)
         groups = records[self._bounds]
         words = WordStarts(np.asarray(corpus.word_starts), groups, word_start_offsets(lengths, groups))
         if words.offsets[-1] != len(words.bits):
@@ -144,7 +144,7 @@ class EpochPlanner:
     def _chosen_records(self, sampling: DocumentSampling, chunks: np.ndarray, epoch: int) -> np.ndarray:
         """The records of an epoch's documents among those of `chunks`, as chunks without gaps, int64 [n, 2]."""
         chunk = np.repeat(np.arange(len(chunks)), np.diff(chunks)[:, 0])
-        records = np.concatenate([np.arange(first, last) for first, last in chunks])
+        records = expand_ranges(chunks)
         layout = self._layout
         documents = np.searchsorted(layout.document_offsets, layout.record_offsets[records], "right") - 1
         kept = sampling.is_chosen(documents, epoch)
@@ -152,6 +152,11 @@ class EpochPlanner:
         begins = np.diff(chunk, prepend=-1).astype(bool) | (np.diff(records, prepend=-2) != 1)
         ends = np.append(begins[1:], True)[: len(records)]
         return np.stack([records[begins], records[ends] + 1], axis=1)
+
+
+def expand_ranges(ranges: np.ndarray) -> np.ndarray:
+    """All integers of ranges [first, last), int64 [n, 2], one range after the other."""
+    return np.concatenate([np.zeros(0, np.int64), *(np.arange(first, last) for first, last in ranges)])
 
 
 @cached_njit

@@ -10,7 +10,7 @@ from bert_jax.config import DataConfig
 from bert_jax.data.batch import RowArrays, Rows, SpecialIds
 from bert_jax.data.corpus import Corpus
 from bert_jax.data.cursor import CorpusPosition
-from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan
+from bert_jax.data.epoch_plan import EpochPlanner, WindowPlan, expand_ranges
 from bert_jax.data.manifest import token_dtype
 from bert_jax.data.record import Record
 from bert_jax.errors import UserError
@@ -43,8 +43,7 @@ class LoadedWindow:
     def __init__(self, corpus: Corpus, window: WindowPlan, separated: bool):
         """Reads nothing yet; with `separated`, a [SEP] follows each document of an example."""
         self.corpus, self.window = corpus, window
-        ranges = (np.arange(first, last) for first, last in window.chunks)
-        self._records = np.concatenate([np.zeros(0, np.int64), *ranges])
+        self._records = expand_ranges(window.chunks)
         lengths, offsets = np.asarray(corpus.sentence_lengths), np.asarray(corpus.record_offsets)
         self._starts = _token_starts(lengths, offsets, self._records)
         self._tokens = np.empty(self._starts[-1], token_dtype(corpus.vocab_size))

@@ -27,7 +27,7 @@ class Group(NamedTuple):
     score: float | None
 
 
-class Labels:
+class GroupFinder:
     """Finds the groups of the documents of one block."""
 
     def __init__(self, source: Source, score_bounds: tuple[float, ...]):

@@ -21,7 +21,7 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from data_prep import languages, word_hashes
 from data_prep.build_options import BuildOptions
 from data_prep.builder import scratch
-from data_prep.builder.groups import Group, Labels
+from data_prep.builder.groups import Group, GroupFinder
 from data_prep.builder.sentences import split_lines, split_paragraphs, split_sentences
 from data_prep.clean import CleaningCounts, clean
 from data_prep.duplicates import minhash, text_keys
@@ -169,7 +169,7 @@ class _BlockBuilder:
         self, options: BuildOptions, source: Source, evaluation_ngrams: np.ndarray | None, tokenizer: Tokenizer
     ):
         self._options = options
-        self._labels = Labels(source, options.score_bounds)
+        self._find_group = GroupFinder(source, options.score_bounds)
         self._evaluation_ngrams = evaluation_ngrams
         self._tokenizer = tokenizer
         self._cleaned = CleaningCounts()
@@ -207,7 +207,7 @@ class _BlockBuilder:
         text = clean(part.text, options.cleaning, self._cleaned)
         if options.drop_repeated_lines:
             text = self._without_repeated_lines(text)
-        group = self._labels(part, text)
+        group = self._find_group(part, text)
         rule = None
         if self._filter is not None:
             try:
@@ -324,8 +324,8 @@ class _BlockBuilder:
             "skipped": self._skipped,
             "cleaned": dataclasses.asdict(self._cleaned) | {f"{kind}_masks": n for kind, n in self._masked.items()},
             "repeated_lines": self._repeated,
-            "undetermined": self._labels.undetermined,
-            "unscored": self._labels.unscored,
+            "undetermined": self._find_group.undetermined,
+            "unscored": self._find_group.unscored,
         }
         if self._filter:
             metadata["filtered"] = {"rules": [*self._rules], **self._filter.metadata()}

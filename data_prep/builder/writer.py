@@ -132,11 +132,11 @@ def _group_key(entry: Mapping) -> tuple:
 
 def _sum_languages(groups: list[dict]) -> dict[str, dict[str, int]]:
     """Counts by language, in the order of the codes."""
-    codes = sorted({group["language"] for group in groups})
-    return {
-        code: {count: sum(group[count] for group in groups if group["language"] == code) for count in GROUP_COUNTS}
-        for code in codes
-    }
+    languages = {code: dict.fromkeys(GROUP_COUNTS, 0) for code in sorted({group["language"] for group in groups})}
+    for group in groups:
+        for count in GROUP_COUNTS:
+            languages[group["language"]][count] += group[count]
+    return languages
 
 
 def _write_arrays(directory: epath.Path, split: str, shards: list[epath.Path], counts: dict, vocab_size: int) -> dict:

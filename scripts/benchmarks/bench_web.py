@@ -3,7 +3,7 @@
     python scripts/benchmarks/bench_web.py --texts DIR --others DIR [--pages 2000] --json web.json
 
 DIR has a file CODE.txt for each language (ISO 639), a paragraph in each line; pages of `--others` are in languages that
-no one asks for. The archive is made of them (`web_pages.py`). Stages are flags of `bert-data build`, each with those
+are not wanted. The archive is made of them (`web_pages.py`). Stages are flags of `bert-data build`, each with those
 before: `extract` keeps everything, `language` keeps the languages of the texts, `quality` has thresholds for languages
 without spaces, `duplicates` removes equal and similar documents, `mask` replaces personal data. `english thresholds` is
 `quality` with the published thresholds instead. CPU seconds are those of the command and its children.

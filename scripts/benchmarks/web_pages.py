@@ -1,7 +1,7 @@
 """A web archive of which everything is known: pages in the patterns of real sites, around given paragraphs.
 
 Pages are articles, exact and slightly changed copies, pages that a corpus should lose (stubs, repeated lines, tables of
-numbers, two languages, a language that was not asked for), and records that are no pages. A number of six digits in the
+numbers, two languages, a language that is not wanted), and records that are no pages. A number of six digits in the
 text of a page identifies it.
 """
 

@@ -89,7 +89,7 @@ def test_a_window_has_a_bounded_number_of_chunks(corpus, monkeypatch):
     """So that the time to plan it is bounded, however few documents of it are in an epoch."""
     monkeypatch.setattr(plan_module, "CHUNK_TOKENS", 60)
     monkeypatch.setattr(plan_module, "WINDOW_CHUNKS", 1)
-    monkeypatch.setattr(plan_module, "MOST_CHUNKS_FACTOR", 5)
+    monkeypatch.setattr(plan_module, "MAX_WINDOW_CHUNKS", 5)
     plan = EpochPlanner(corpus, DataConfig(language_weights=(("en", 1e-3), ("de", 1e-3))), 32, 0)
     assert plan.num_tokens < corpus.num_tokens / 8 and plan.windows == (len(plan._bounds) - 1) // 5
 
@@ -128,7 +128,7 @@ def test_weights_of_one_leave_the_stream_as_it_is(corpus):
     ],
 )
 def test_tokens_of_an_epoch(data, expected):
-    """The shares of languages, sources or scores are those that were asked for."""
+    """The shares of languages, sources or scores are those that the weights give."""
     corpus = make_corpus([[10]] * 2000, languages=["en"] * 8 + ["de", "is"])
     shares = group_shares(corpus.groups, DataConfig(**data), "c")
     assert shares.max() == 1

@@ -99,7 +99,7 @@ def test_names_of_sources_and_no_score(records, capsys):
 
 def test_names_can_be_typed_and_printed():
     source = dataclasses.replace(parse("jsonl:*.jsonl@text"), source_name="@site")
-    labels = groups.Labels(source, ())
+    labels = groups.GroupFinder(source, ())
     for value, name in (
         ("\x1b[1m a\0b\u202e\tc ", "[1m a b c"),
         ("e\u0301" * 300, "é" * 200),
