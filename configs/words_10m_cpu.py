@@ -32,6 +32,7 @@ def config() -> Config:
             families.bert(num_layers=3, hidden_size=192, max_positions=128),
             hidden_dropout=0.0,
             attention_dropout=0.0,
+            attention="deferred",  # the implementation for CPUs
             initializer_range=0.07,  # about 1 / sqrt(192)
         ),
         objective=ObjectiveConfig(pair="none", mask_rate=0.3),
