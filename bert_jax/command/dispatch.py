@@ -42,14 +42,16 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
 
     Returns:
       an exit code. 0: done. 2: a user's mistake. 75: a peer, a device or an object store is lost; the same command
-      continues the run. 130: Ctrl-C. 141: the reader of stdout has closed it, as in ``bert-jax schedule | head``.
+      continues the run. 130: Ctrl-C. 141: the reader of stdout has closed it, as in ``bert-jax schedule | head``. If
+      the reader of stderr has, the command goes on, and its messages are lost.
 
     Raises:
       Exception: a bug.
     """
     line, code = "", 2
     output = _Output(sys.stdout or io.StringIO())
-    with contextlib.redirect_stdout(output):
+    errors = _Output(sys.stderr or io.StringIO(), stops=False)
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
         try:
             code = command() or 0
         except BaseException as error:
@@ -66,7 +68,7 @@ def run_guarded(command: Callable[[], int | None], interrupted: str = "stopped")
     if line:
         line = printable(line)
         half = MAX_LINE_LENGTH // 2
-        print(line if len(line) <= MAX_LINE_LENGTH else f"{line[:half]} ... {line[-half:]}", file=sys.stderr)
+        print(line if len(line) <= MAX_LINE_LENGTH else f"{line[:half]} ... {line[-half:]}", file=errors)
     return code
 
 
@@ -182,10 +184,15 @@ def _refuse_empty_words(words: Sequence[str]) -> None:
 
 
 class _Output:
-    """stdout that stores the error with which writing failed, and escapes characters that cannot be encoded."""
+    """stdout or stderr that stores the error with which writing failed, and escapes characters that cannot be encoded.
 
-    def __init__(self, stream: Any):
-        self._stream = stream
+    Args:
+      stream: to write to.
+      stops: raise the error; otherwise, if nobody reads a pipe any more, what is written from then on is lost.
+    """
+
+    def __init__(self, stream: Any, stops: bool = True):
+        self._stream, self._stops = stream, stops
         self.error: OSError | None = None
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
@@ -204,6 +211,8 @@ class _Output:
             return operation()
         except OSError as error:
             self.error = error
-            # The interpreter flushes stdout once more when it exits.
+            # The interpreter flushes the stream once more when it exits.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-            raise
+            if self._stops or not isinstance(error, BrokenPipeError):
+                raise
+            return operation()

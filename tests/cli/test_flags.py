@@ -283,6 +283,18 @@ def test_output_that_cannot_be_written(program, flag, monkeypatch, capsys):
         assert capsys.readouterr().err == line
 
 
+def test_messages_that_nobody_reads(tmp_path, monkeypatch, capsys):
+    """If the reader of stderr is gone (`2>&1 | tee log` whose tee died), the command goes on with its exit code."""
+    (tmp_path / "loud.py").write_text("print('hello')\nfrom configs.bert_tiny import config\n")
+    for words, code in ((["schedule", str(tmp_path / "loud.py"), "--json"], 0), (["schedule", "no_preset"], 2)):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w", buffering=1) as stream, monkeypatch.context() as patch:
+            patch.setattr(sys, "stderr", stream)
+            assert cli.main(words) == code
+        assert (json.loads(capsys.readouterr().out)["name"] == "bert_tiny") if code == 0 else True
+
+
 def test_ctrl_c_is_one_line(monkeypatch, capsys):
     def interrupt(_):
         raise KeyboardInterrupt
