@@ -265,9 +265,10 @@ def compare(before: TextScore, after: TextScore) -> dict[str, Change]:
 
 
 def _baseline(name: str, metrics: Mapping[str, float]) -> float | None:
-    """A metric of the best constant: token frequencies; for `rtd_accuracy`, that no token is replaced, or each one."""
-    if name == "rtd_accuracy":
-        return max(metrics["rtd_replaced"], 1 - metrics["rtd_replaced"])
+    """A metric of the best constant: token frequencies; for a discriminator, the share of replaced tokens before."""
+    if name in ("rtd_loss", "rtd_accuracy"):
+        shares = np.array((metrics["rtd_replaced"], 1 - metrics["rtd_replaced"]))
+        return float(special.entr(shares).sum() if name == "rtd_loss" else shares.max())
     return metrics.get(BASELINES[name][0]) if name in BASELINES else None
 
 

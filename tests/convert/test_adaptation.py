@@ -136,8 +136,11 @@ def test_a_causal_model_is_compared_by_its_own_losses():
 
 
 def test_detection_is_compared_with_the_best_constant():
-    sides = [TextScore("x", 8, {"rtd_accuracy": x, "rtd_replaced": 0.16}, []) for x in (0.6, 0.7)]
-    assert adaptation.compare(*sides)["rtd_accuracy"]["baseline"] == 0.84
+    """That constant is the share of replaced tokens: its cross-entropy is -0.16 ln 0.16 - 0.84 ln 0.84."""
+    metrics = {"rtd_loss": 0.4, "rtd_accuracy": 0.6, "rtd_replaced": 0.16}
+    changes = adaptation.compare(*[TextScore("x", 8, metrics, [])] * 2)
+    assert changes["rtd_accuracy"]["baseline"] == 0.84
+    assert changes["rtd_loss"]["baseline"] == pytest.approx(0.439670, abs=1e-6)
 
 
 def test_a_model_without_the_head_is_refused(tiny_export, second_corpus, tiny_corpus, tmp_path, capsys):
