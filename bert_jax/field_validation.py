@@ -204,5 +204,8 @@ def _printable(key: str) -> str:
 def _mismatch(value: Any, kind: Any, path: str) -> UserError:
     expected = describe(kind)
     is_rounded = type(value) is float and not expected.startswith("a whole number")  # there, 3.0 is not 3
-    shown = f"{value:.6g}" if is_rounded else reprlib.repr(value)
+    if isinstance(value, int) and value.bit_length() > 10_000:  # Python refuses to print it
+        shown = "a number of more than 3,000 digits"
+    else:
+        shown = f"{value:.6g}" if is_rounded else reprlib.repr(value)
     return UserError(f"{path or 'the whole'} is {shown}: it must be {expected}")

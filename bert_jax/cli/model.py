@@ -12,7 +12,7 @@ from bert_jax.command.flags import DirectoryArg
 from bert_jax.config.sections import Format
 from bert_jax.data import mixture as mixture_lib
 from bert_jax.distributed import cluster_detection, supervised, supervisor
-from bert_jax.errors import printable
+from bert_jax.errors import printable, require
 from bert_jax.storage.paths import check_reachable, to_path
 
 if TYPE_CHECKING:
@@ -198,6 +198,7 @@ class Merge:
         from bert_jax.report.text import render
 
         jax_setup.disable_absent_backends()
+        require(self.seq_len is None or bool(self.corpus), "--seq-len is that of scored rows: add --corpus DIR")
         conversion.check_destination(self.out, "--out ")
         mixture = [mixture_lib.CorpusWeight(to_path(text), 1.0) for text in self.corpus]
         scores = {}

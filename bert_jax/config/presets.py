@@ -86,7 +86,9 @@ def _one_line_errors(path: Path) -> Iterator[None]:
     """Turn an exception into one line with the file, the line number and the error."""
     try:
         yield
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
         if isinstance(error, SyntaxError) and error.filename == str(path):
             lines = [error.lineno]

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -182,7 +183,8 @@ def resolve_shares(mixture: Sequence[CorpusWeight], tokens: Sequence[int], expon
             f"--corpus {bare.directory} has no weight, but another corpus has one: give all of them a weight "
             f"(--corpus {bare.directory}=1), or none"
         )
-    return smoothed_shares([weight / max(weights) for weight in weights], 1.0).tolist()
+    # A weight that is nothing beside the largest is not 0, so `MixtureOrder` refuses it.
+    return smoothed_shares([max(weight / max(weights), sys.float_info.min) for weight in weights], 1.0).tolist()
 
 
 def smoothed_shares(sizes: Sequence[float] | np.ndarray, exponent: float) -> np.ndarray:

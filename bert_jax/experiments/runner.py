@@ -94,15 +94,17 @@ def open_study(
         require(study.is_of_models and not scored, f"study {study.name}: {what}: add --corpus DIR")
     fingerprint = tokenizer.fingerprint if tokenizer else ""
     models = open_models(study, fingerprint) if study.is_of_models else {}
+    data_identities = finetuned.data_identities(study, task_data)
+    # Before `to_dict`, whose values have to be plain.
+    cells = make_model_cells(study, models) if tokenizer is None or models else make_cells(study, tokenizer.vocab_size)
     identity: StudyFile = {
         "format_version": FORMAT_VERSION,
         "study": study.to_dict(),
         "corpora": shares,
         "tokenizer": fingerprint,
         "models": {path: model.sha256 for path, model in models.items()},
-        "task_data": finetuned.data_identities(study, task_data),
+        "task_data": data_identities,
     }
-    cells = make_model_cells(study, models) if tokenizer is None or models else make_cells(study, tokenizer.vocab_size)
     check_identity(workdir, identity)
     finetuned.check_data(cells, task_data)
     return OpenStudy(study, parts, workdir, cells, identity, task_data)

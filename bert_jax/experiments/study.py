@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import os
 import re
 from dataclasses import dataclass, field
@@ -29,6 +30,10 @@ those of the last checkpoint."""
 METRICS = ("mlm_loss", "mlm_accuracy", *CURVE_METRICS, *(f"{pair}_accuracy" for pair in PAIR_FORMATS))
 """Metrics of pretraining: of the MLM head on `Study.rows`, and of each pair objective on rows of its first format
 (`PAIR_FORMATS`) with the same length and number."""
+MAX_CELLS = 1000
+"""Of a study; each is compared with all others when they are made."""
+MAX_CELL_NAME = 240
+"""Characters of the name of a cell, which is that of a directory."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -98,6 +103,13 @@ class Study:
         for factor, levels in self.factors.items():
             require(len(levels) >= 2, f"study.factors.{factor}: a factor needs at least two levels")
         require(bool(self.factors), "study.factors: a study needs at least one factor")
+        counts = [len(levels) for levels in self.factors.values()]
+        cells = math.prod(counts) if self.design == "grid" else 1 + sum(counts) - len(counts)
+        require(
+            cells <= MAX_CELLS,
+            f"study.factors: {cells:,} combinations of levels, and a study has at most {MAX_CELLS:,}: leave levels "
+            "out, or set design one_at_a_time",
+        )
         for factor, level in self.baseline.items():
             _require_known(factor, self.factors, "study.baseline", "factor")
             _require_known(level, self.factors[factor], f"study.baseline.{factor}", "level")
@@ -166,8 +178,15 @@ class Study:
         """Check what the levels of a cell change.
 
         Raises:
-          UserError: an unknown field, one that a level of another factor changes, or one that has no effect.
+          UserError: an unknown field, one that a level of another factor changes, one that has no effect, or a name of
+            the cell that is too long.
         """
+        name = self.cell_name(levels)
+        require(
+            len(name) <= MAX_CELL_NAME,
+            f"study {self.name}: the name of the cell {name[:60]}... has {len(name)} characters, and a directory at "
+            f"most {MAX_CELL_NAME}: give factors and levels shorter names",
+        )
         factor_of: dict[str, str] = {}
         for factor, level in levels.items():
             where = f"study {self.name}, {factor} {level}"
@@ -224,7 +243,7 @@ class Study:
 
 def _require_known(name: Any, known: Any, where: str, kind: str) -> None:
     hint = did_you_mean(str(name), known)
-    require(name in known, f"{where}: there is no {kind} '{name}': {hint} use {', '.join(known)}")
+    require(name in known, f"{where}: there is no {kind} '{name}': {hint and f'{hint} '}use {', '.join(known)}")
 
 
 def _changed_fields(base: Config, name: str, changes: Any, where: str) -> list[str]:

@@ -104,6 +104,7 @@ BAD = [
             ("corpus other", "", "both named 'corpus' ... --name"),
             ("corpus=2 named", "", "has no weight ... give all of them a weight"),
             ("corpus=1 named=99999", "", "rounded to 0 of 10,000 ... give it more"),
+            ("corpus=5e-324 named=1e308", "", "rounded to 0 of 10,000 ... give it more"),
             ("corpus foreign", "", "different tokenizers ... --tokenizer"),
         )
     ],
@@ -132,6 +133,7 @@ BAD = [
     (f"fill-mask export '[MASK] {'stone ' * 99}'", "position table 64 ... shorten"),
     ("fill-mask nowhere 'a [MASK]'", "nowhere does not exist"),
     ("convert notes new", "notes is not a run or a model"),
+    ("merge run export --out new --seq-len 32", "--seq-len is that of scored rows: add --corpus DIR"),
     ("convert run notes", "notes exists already"),
 ]
 

@@ -77,6 +77,7 @@ def test_models_that_do_not_go_together(checkpoints, tiny_corpus, tmp_path):
     with pytest.raises(UserError, match="at least two models, 1 given"), ExitStack() as stack:
         merge_models(checkpoints[:1], None, stack)
     with open_model(checkpoints[0]) as source:
+        assert str(source) == str(checkpoints[0])  # not the run: messages name two checkpoints of one
         wider = dataclasses.replace(source.model.config, hidden_dropout=0.3, norm_epsilon=1e-6)
         headless = dataclasses.replace(source.model.heads, mlm=False)
         changes = {"different models: norm_epsilon": {"config": wider}, "different heads": {"heads": headless}}

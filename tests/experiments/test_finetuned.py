@@ -123,6 +123,7 @@ def test_results_of_fine_tuning():
         ),
         ({"tasks": {}, "margins": {"mlm_loss": 1.0}}, "there", "norm layer: tasks: the study has no tasks"),
         ({"tasks": {}}, "there", "there is no metric 'sst2'"),
+        ({"factors": {"a": {"x": {}, "y": {"seed": object()}}}}, "there", "a=y: seed is <object "),
         ({}, None, "fine-tunes on sst2: add --task-data DIR"),
         ({}, "elsewhere", "--task-data: there is no directory"),
         ({}, "ragged", "sst2/train.tsv:2 has 1 columns"),

@@ -32,6 +32,9 @@ def rate(mask_rate: float) -> dict:
     return {"objective": {"mask_rate": mask_rate}}
 
 
+LONG = {"b" * 64: {}}
+
+
 def grid(a: dict, b: dict) -> dict:
     """Two factors of a grid, with one level each besides the baseline's."""
     return {"factors": {"a": {"x": {}, "y": a}, "b": {"x": {}, "y": b}}, "design": "grid"}
@@ -129,6 +132,16 @@ def test_equal_parameters():
             "or share the runs",
         ),
         ({"margins": {}}, "name at least one of mlm_loss"),
+        ({"margins": {"mlm_loss": 10**5000}}, "study.margins.mlm_loss is a number of more than 3,000 digits: it must"),
+        (
+            {"factors": {f"f{i}": {"b": {}, "c": {}} for i in range(10)}, "design": "grid"},
+            "study.factors: 1,024 combinations of levels, and a study has at most 1,000",
+        ),
+        (
+            {"factors": {"x" * 64: LONG | {"c" * 64: rate(0.2)}, "y" * 64: LONG | {"c" * 64: {"seed": 9}}}}
+            | {"design": "grid"},
+            "the name of the cell x.* has 259 characters, and a directory at most 240",
+        ),
         ({"equal": "time"}, "study.equal is 'time'"),
         ({"seeds": 0}, "study.seeds is 0"),
         ({"seeds": 1001}, r"study.seeds is 1001: it must be a whole number in \[1, 1000\]"),
@@ -144,7 +157,7 @@ def test_equal_parameters():
         ({"factors": {"a": {"b": {}, "c": {"phases": [3]}}}}, "a=c: phases.0 is 3: it must be an object"),
         ({"factors": {"a": {"b": {}, "c": {"name": "zz"}}}}, "a c: there is no field 'name'"),
         ({"factors": {"a": {"b": {}, "c": {"seed": {}}}}}, "a c: seed is {}: it has no fields, give a value"),
-        ({"factors": {"a": {"b": {}, "c": {"model": {3: 1}}}}}, "a c, model: there is no field '3'"),
+        ({"factors": {"a": {"b": {}, "c": {"model": {3: 1}}}}}, "a c, model: there is no field '3': use vocab_size,"),
         ({"factors": {"a": {"b": {}, "c": {"tasks": 3}}}, "tasks": {"sst2": {}}}, "tasks is 3: it must be a dict"),
         (grid(rate(0.2), rate(0.4)), r"a and b both change objective.mask_rate \(a=y, b=y\)"),
         (grid(rate(0.2), {"objective": ObjectiveConfig(mask_rate=0.3)}), "a and b both change objective.mask_rate"),

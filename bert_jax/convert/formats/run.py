@@ -94,7 +94,7 @@ def read(directory: StoredPath, options: ReadOptions, scratch: Path) -> SourceMo
     descriptions = run.get("corpus_descriptions", {})
     return SourceModel(
         "run",
-        str(directory),
+        str(source),
         translated,
         directory / workdir.TOKENIZER,
         optimizer_state=moments,
