@@ -91,6 +91,7 @@ class Adapt(Pretrain):
         pretraining.check_run(config, parts, self.workdir)  # before minutes of scoring
         scorer = adaptation.Scorer(config, texts)
         initial = scorer.read_initial()
+        adaptation.check_initial(self.workdir, self.model, initial)
         before = scorer.score_initial(initial)
         progress = pretraining.pretrain(
             config,

@@ -43,6 +43,8 @@ from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Params, Task
 
 RESULTS = "results.json"
+INITIAL = "initial parameters"
+"""Of the hashes of a provenance: those of the run."""
 WARMUP_SHARE = 0.06
 """Of the steps, by default (Gururangan et al. 2020, appendix B)."""
 METRICS = tuple(f"{of}_{kind}" for of in (*TOKEN_OBJECTIVES, "rtd") for kind in ("loss", "accuracy"))
@@ -310,11 +312,28 @@ def results(
     }
 
 
+def check_initial(directory: StoredPath, source: object, initial: InitialParams) -> None:
+    """Check that results.json of an earlier call, if it is there and intact, is of the same initial parameters.
+
+    Raises:
+      UserError: `source` has others now, so its scores would not be those before the run's first step.
+    """
+    try:
+        saved = read_results(directory)["provenance"]["hashes"]
+    except UserError:
+        return
+    require(
+        saved.get(INITIAL) == params_sha256(initial.params),
+        f"{source} has other parameters than those that the run in {directory} began with: restore it, or choose "
+        f"another --workdir (to score the run against it anyway, remove {directory / RESULTS})",
+    )
+
+
 def write_results(directory: StoredPath, values: dict[str, Any], initial: InitialParams) -> None:
     """Write results.json with the provenance of the run from its initial parameters; the first process does."""
     if is_first():
         run = read_run(directory)
-        hashes = {"initial parameters": params_sha256(initial.params)}
+        hashes = {INITIAL: params_sha256(initial.params)}
         hashes |= {f"corpus {number}": corpus for number, corpus in enumerate(run["corpora"], 1)}
         made = make_provenance(
             describe_environment(),

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 
+import jax
 import numpy as np
 import pytest
 from scipy import stats
@@ -54,7 +55,7 @@ def adapted(tiny_export, second_corpus, tiny_corpus, tmp_path_factory):
     return workdir
 
 
-def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, capsys):
+def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, capsys, monkeypatch):
     """Both sides are what `bert-jax evaluate` gives; a finished run prints its table again, or its results."""
     found = read_results(adapted)
     assert [(text["role"], text["corpus"]) for text in found["texts"]] == [("domain", "second"), ("general", "corpus")]
@@ -87,6 +88,11 @@ def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, caps
         assert cells[:3] == [f"{one[name]:.4f}" for name in ("baseline", "before", "after")]
     assert cli.main([*again, "--json"]) == 0
     assert {**json.loads(capsys.readouterr().out), "provenance": 0} == {**found, "provenance": 0}
+    # A run whose source has changed since keeps its results.
+    changed = initial._replace(params=jax.tree.map(lambda leaf: leaf + 1, initial.params))
+    monkeypatch.setattr(adaptation.Scorer, "read_initial", lambda _: changed)
+    assert cli.main(again) == 2 and "has other parameters than those that the run in" in capsys.readouterr().err
+    assert read_results(adapted) == found
 
 
 @pytest.mark.slow
