@@ -196,7 +196,7 @@ def read_record(run: CellRun) -> RunRecord | None:
     """The record of a run; None if it has neither succeeded nor failed yet.
 
     Raises:
-      UserError: the file is damaged, or has neither an error nor all metrics.
+      UserError: the file is damaged, has neither an error nor all metrics, or a loss that is not finite.
     """
     if not run.record_path.exists():
         return None
@@ -206,6 +206,8 @@ def read_record(run: CellRun) -> RunRecord | None:
     compared = () if record["error"] else run.cell.metrics
     if not {*compared}.isdisjoint(CURVE_METRICS) and len(record["curve"]) < 2:
         raise UserError(f"{run.record_path}: the curve has fewer than two checkpoints, and there is no error: {advice}")
+    if lost := [point["step"] for point in record["curve"] if not math.isfinite(point["mlm_loss"])]:
+        raise UserError(f"{run.record_path}: the loss of the checkpoint of step {lost[0]} is not finite: {advice}")
     for name in (one for one in compared if one not in CURVE_METRICS):
         diverged = name in tasks and not finite_scores(tasks[name])
         if not diverged and not math.isfinite(metrics.get(name, math.nan)):

@@ -202,7 +202,9 @@ def _attempt(opened: OpenStudy, run: CellRun, before: RunRecord | None, make_pro
             tasks[task] = scores
             if (finite := finite_scores(scores)) and task in opened.study.margins:
                 metrics[task] = sum(finite) / len(finite)
-        if lost := sorted(name for name, value in metrics.items() if not math.isfinite(value)):
+        lost = sorted(name for name, value in metrics.items() if not math.isfinite(value))
+        lost += [f"mlm_loss of step {point['step']}" for point in curve if not math.isfinite(point["mlm_loss"])]
+        if lost:
             metrics, curve, tasks, error = {}, [], {}, f"not finite: {', '.join(lost)}"
     except (InUseError, PeerError):
         raise

@@ -207,9 +207,10 @@ def test_a_retry_succeeds(finished, start, tmp_path):
 
 
 def test_a_metric_that_is_not_finite_is_a_failure(start, study, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "measure", lambda *_: ({"mlm_loss": float("nan"), "nsp_accuracy": 0.5}, []))
+    lost = {"step": 3, "tokens": 9, "mlm_loss": float("inf")}
+    monkeypatch.setattr(runner, "measure", lambda *_: ({"mlm_loss": float("nan"), "nsp_accuracy": 0.5}, [lost]))
     _, results = start(tmp_path / "study", study=dataclasses.replace(study, seeds=1), retries=0)
-    assert [run["error"] for run in results["runs"]] == ["not finite: mlm_loss"] * 2
+    assert [run["error"] for run in results["runs"]] == ["not finite: mlm_loss, mlm_loss of step 3"] * 2
     assert results["comparisons"][0]["difference"] is None
 
 
@@ -272,6 +273,9 @@ def test_a_record_without_a_score_is_damaged(metrics, study, tiny_corpus, tmp_pa
         cell_records.read_record(run)
     cell_records.write_record(run, values | {"metrics": {"mlm_loss": 1.0, "nsp_accuracy": 0.5}, "curve": [point]})
     with pytest.raises(UserError, match=r"seed0.json: the curve has fewer than two checkpoints.* remove it"):
+        cell_records.read_record(run)
+    cell_records.write_record(run, values | {"curve": [point, point | {"mlm_loss": float("inf")}]})
+    with pytest.raises(UserError, match=r"seed0.json: the loss of the checkpoint of step 1 is not finite: remove it"):
         cell_records.read_record(run)
     cell_records.write_record(run, values | {"error": "it failed"})
     assert cell_records.read_record(run)["error"]
