@@ -35,7 +35,10 @@ def require(condition: bool, message: str) -> None:
 
 def short_repr(value: object) -> str:
     """Return `repr(value)`, truncated to 60 characters."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of more than 4,300 digits, or something with one
+        text = f"{type(value).__name__} that cannot be printed"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

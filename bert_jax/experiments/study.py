@@ -107,8 +107,7 @@ class Study:
         cells = math.prod(counts) if self.design == "grid" else 1 + sum(counts) - len(counts)
         require(
             cells <= MAX_CELLS,
-            f"study.factors: {cells:,} combinations of levels, and a study has at most {MAX_CELLS:,}: leave levels "
-            "out, or set design one_at_a_time",
+            f"study.factors: {cells:,} combinations of levels, and a study has at most {MAX_CELLS:,}: leave some out",
         )
         for factor, level in self.baseline.items():
             _require_known(factor, self.factors, "study.baseline", "factor")

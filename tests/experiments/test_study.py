@@ -132,6 +132,7 @@ def test_equal_parameters():
             "or share the runs",
         ),
         ({"margins": {}}, "name at least one of mlm_loss"),
+        ({"factors": {"a": {"b": {}, "c": {"phases": {"steps": 10**5000}}}}}, "a c: phases: steps is a number of more"),
         ({"margins": {"mlm_loss": 10**5000}}, "study.margins.mlm_loss is a number of more than 3,000 digits: it must"),
         (
             {"factors": {f"f{i}": {"b": {}, "c": {}} for i in range(10)}, "design": "grid"},
