@@ -188,7 +188,7 @@ class _Output:
 
     Args:
       stream: to write to.
-      stops: raise the error; otherwise, if nobody reads a pipe any more, what is written from then on is lost.
+      stops: whether a pipe that nobody reads any more is an error, too; if not, what is written to it is lost.
     """
 
     def __init__(self, stream: Any, stops: bool = True):

@@ -7,7 +7,7 @@ import tqdm
 
 class _ProgressBar(tqdm.tqdm):
     def refresh(self, nolock: bool = False, lock_args: tuple | None = None) -> bool | None:
-        """Draw the bar. tqdm 4.70 keeps its lock if writing fails, as to a pipe that nobody reads: other threads would
+        """Draw the bar. tqdm 4.70 keeps its lock if writing fails, as to a file on a full disk: other threads would
         wait for ever."""
         del lock_args
         if nolock:

@@ -44,7 +44,7 @@ from bert_jax.training.task import Params, Task
 
 RESULTS = "results.json"
 INITIAL = "initial parameters"
-"""Of the hashes of a provenance: those of the run."""
+"""Name of the hash of the initial parameters in a provenance."""
 WARMUP_SHARE = 0.06
 """Of the steps, by default (Gururangan et al. 2020, appendix B)."""
 METRICS = tuple(f"{of}_{kind}" for of in (*TOKEN_OBJECTIVES, "rtd") for kind in ("loss", "accuracy"))
@@ -267,7 +267,7 @@ def compare(before: TextScore, after: TextScore) -> dict[str, Change]:
 
 
 def _baseline(name: str, metrics: Mapping[str, float]) -> float | None:
-    """A metric of the best constant: token frequencies; for a discriminator, the share of replaced tokens before."""
+    """A metric of the best constant: token frequencies; for a discriminator, the share of replaced tokens."""
     if name in ("rtd_loss", "rtd_accuracy"):
         shares = np.array((metrics["rtd_replaced"], 1 - metrics["rtd_replaced"]))
         return float(special.entr(shares).sum() if name == "rtd_loss" else shares.max())

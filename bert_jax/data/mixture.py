@@ -183,7 +183,7 @@ def resolve_shares(mixture: Sequence[CorpusWeight], tokens: Sequence[int], expon
             f"--corpus {bare.directory} has no weight, but another corpus has one: give all of them a weight "
             f"(--corpus {bare.directory}=1), or none"
         )
-    # A weight that is nothing beside the largest is not 0, so `MixtureOrder` refuses it.
+    # However small a weight is beside the largest, its share is not 0, so that `MixtureOrder` refuses it.
     return smoothed_shares([max(weight / max(weights), sys.float_info.min) for weight in weights], 1.0).tolist()
 
 
