@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from bert_jax.errors import DeviceOrConnectionError, UserError
+from bert_jax.errors import DeviceOrConnectionError, UserError, causes
 
 COMPILING = "while a program was compiled"
 """Note on errors of the compiler, which a restart would repeat."""
@@ -31,6 +31,9 @@ def describing_device_errors(
 ) -> Iterator[None]:
     """Replace errors of the runtime, except bugs and those of the compiler.
 
+    Orbax raises TimeoutError for any error of the runtime at its barriers, also when a peer has ended; they are
+    replaced, too.
+
     Args:
       memory_advice: what helps if a device is out of memory.
 
@@ -40,9 +43,10 @@ def describing_device_errors(
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
-        reason = " ".join(str(error).split())[:MAX_REASON]
-        if COMPILING in getattr(error, "__notes__", ()) or reason.startswith(BUGS):
+    except (jax.errors.JaxRuntimeError, TimeoutError) as error:
+        cause = next((one for one in causes(error) if isinstance(one, jax.errors.JaxRuntimeError)), None)
+        reason = " ".join(str(cause).split())[:MAX_REASON]
+        if cause is None or COMPILING in getattr(cause, "__notes__", ()) or reason.startswith(BUGS):
             raise
         if "RESOURCE_EXHAUSTED" in reason:
             raise UserError(f"a device is out of memory ({reason}): {memory_advice}") from error

@@ -197,7 +197,8 @@ class Monitor:
         own, failure = self.info.process_index, self.first_failure
         if failure is None or not failure.may_be_repeated:
             return None
-        vote = self.restarts_left > 0 and own not in self.done and code not in (1, 2) and not self.signals
+        # Code 1 is no reason against it: another process's end can raise any exception here.
+        vote = self.restarts_left > 0 and own not in self.done and code != 2 and not self.signals
         self.restarts_left -= 1
         if own:
             self.peers.send(vote=vote)

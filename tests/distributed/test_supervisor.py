@@ -151,8 +151,11 @@ def test_a_consequential_failure_is_not_named(first, then, code, words):
     assert {found for found, _ in results.values()} == {code}
 
 
-@pytest.mark.parametrize(("signals", "again"), [([], True), ([signal.SIGTERM], False)])
-def test_a_signal_prevents_a_restart(signals, again, monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("code", "signals", "again"),
+    [(75, [], True), (1, [], True), (2, [], False), (75, [signal.SIGTERM], False)],
+)
+def test_votes_for_a_restart(code, signals, again, monkeypatch, capsys):
     """Process 1 of 2, whose child ended after another was killed; process 0 announces what was decided."""
     peers, sent = Peers({}), []
     monkeypatch.setattr(peers, "send", lambda **message: sent.append(message))
@@ -160,7 +163,7 @@ def test_a_signal_prevents_a_restart(signals, again, monkeypatch, capsys):
     monitor = Monitor(peers, info, ["host0", "host1"], signals)
     monitor.first_failure = ProcessFailure(0, -signal.SIGKILL)
     peers.events.put(PeerEvent(0, {"restart": {"port": 7 if again else None}}))
-    assert monitor.agree_on_restart(75) == (7 if again else None)
+    assert monitor.agree_on_restart(code) == (7 if again else None)
     peers.close()
     assert sent == [{"vote": again}] and ("starts again" in capsys.readouterr().err) == again
 

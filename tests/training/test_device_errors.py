@@ -74,6 +74,14 @@ def test_errors_of_the_compiler_are_bugs(monkeypatch):
         device_errors.compile_program(jax.jit(lambda x: x + 1).trace(1))
 
 
+def test_errors_at_barriers_of_orbax():
+    """They are TimeoutError with the runtime's error as their cause, also when a peer has ended."""
+    with pytest.raises(DeviceOrConnectionError, match="UNAVAILABLE: closed"), device_errors.describing_device_errors():
+        raise TimeoutError("Timeout waiting at barrier") from RuntimeFailure("UNAVAILABLE: closed")
+    with pytest.raises(TimeoutError, match="a disk"), device_errors.describing_device_errors():
+        raise TimeoutError("a disk")
+
+
 @pytest.mark.slow
 def test_a_run_that_makes_no_checkpoint_is_not_started_for_ever(config, train, tmp_path):
     """After 2 starts in vain here. A checkpoint, and the end of the run, begin a new count."""
