@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 from bert_jax.errors import UserError
 from bert_jax.experiments.budget import Cell
@@ -119,6 +119,8 @@ class RowsFile(TypedDict):
 class StudyValues(TypedDict):
     """`Study.to_dict`; these are the values that reports read."""
 
+    factors: dict[str, dict[str, dict[str, Any]]]
+    """Changes by factor and level."""
     rows: RowsFile
     seeds: int
 
@@ -156,18 +158,21 @@ def finite_scores(task: TaskScores) -> list[float]:
 
 
 def write_identity(workdir: StoredPath, identity: StudyFile) -> None:
-    """Write the identity of a study, or check that a directory has it.
+    """Write the identity of a study, or check that a directory has it, or has it without some of its levels.
 
     Raises:
       UserError: see `check_identity`.
     """
-    if not check_identity(workdir, identity):
+    if check_identity(workdir, identity) != identity:
         make_directory_if_local(workdir)
         write_atomic(workdir / STUDY, json.dumps(identity, indent=1).encode())
 
 
-def check_identity(workdir: StoredPath, identity: StudyFile) -> bool:
-    """Whether a directory holds this study; False: it does not exist or is empty. Nothing is written.
+def check_identity(workdir: StoredPath, identity: StudyFile) -> StudyFile | None:
+    """The identity that a directory holds: this one, except that levels may be missing. Nothing is written.
+
+    Returns:
+      None: the directory does not exist or is empty.
 
     Raises:
       UserError: it holds another study, one that has changed since it began, or files of another kind.
@@ -176,15 +181,20 @@ def check_identity(workdir: StoredPath, identity: StudyFile) -> bool:
     if not (workdir / STUDY).exists():
         if workdir.exists() and (not workdir.is_dir() or any(not _is_partial(one) for one in workdir.iterdir())):
             raise UserError(f"work directory {workdir} holds files, but no study: choose another --workdir")
-        return False
+        return None
     advice = "it is damaged, or of another version of bert_jax: restore a copy of it, or choose another --workdir"
     saved = read_json_as(workdir / STUDY, StudyFile, advice, FORMAT_VERSION)
-    if changed := describe_config_diff(saved, identity):
+    study = identity["study"]
+    factors = {
+        factor: {name: level for name, level in levels.items() if name in saved["study"]["factors"].get(factor, {})}
+        for factor, levels in study["factors"].items()
+    }
+    if changed := describe_config_diff(saved, identity | {"study": study | {"factors": factors}}):
         raise UserError(
             f"work directory {workdir} holds a study that began with other settings ({'; '.join(changed[:3])}): choose "
-            "another --workdir, or the study and the corpora that it began with"
+            "another --workdir, or the study and the corpora that it began with; only levels can be added"
         )
-    return True
+    return saved
 
 
 def _is_partial(path: PurePath) -> bool:

@@ -328,6 +328,22 @@ def test_the_report_of_damaged_files_is_one_line(file, change, message, finished
         assert f"{tmp_path / file}" in line and message in line and not found.out
 
 
+def test_a_level_is_added(finished, start, study, tmp_path):
+    """Its runs are done, and no other one; the results have all."""
+    workdir = tmp_path / "study"
+    shutil.copytree(finished, workdir)
+    masks = study.factors["masks"] | {"rare": {"objective": {"mask_rate": 0.1}}}
+    more = dataclasses.replace(study, factors={"masks": masks})
+    before = {path: path.read_bytes() for path in workdir.glob("cells/*/*.json")}
+    assert start(workdir, part=(0, 100), study=more) == (0, None)
+    assert (workdir / "results.json").read_bytes() == (finished / "results.json").read_bytes(), "not all runs are done"
+    code, results = start(workdir, study=more)
+    assert code == 0 and {row["level"] for row in results["comparisons"]} == {"static", "rare"}
+    assert before.items() <= {path: path.read_bytes() for path in workdir.glob("cells/*/*.json")}.items()
+    with pytest.raises(UserError, match=r"\(study.factors.masks.rare.objective.mask_rate 0.1 -> None\)"):
+        start(workdir)
+
+
 def test_one_line_for_every_mistake(finished, study, tiny_corpus, other_corpus, second_corpus, tmp_path):
     changed = dataclasses.replace(study, margins={"mlm_loss": 0.5})
     (tmp_path / "file").write_text("")
