@@ -109,7 +109,7 @@ def to_sections(values: dict[str, Any]) -> list[Section]:
     tasks = ", ".join(values["tasks"])
     tuned = f" FLOPs and planned times are without fine-tuning on {tasks}." if tasks and pretrained else ""
     note = Note(
-        f"{values['runs']} runs: {len(values['cells'])} cells with {values['seeds']} seeds, {budget}. "
+        f"{values['runs']} runs of {len(values['cells'])} cells (seeds of each: {values['seeds']}), {budget}. "
         f"Part {values['part']} has {values['left']} runs left; time: {time}.{tuned}"
     )
     return [Section(f"study {values['study']}", (make_table(values["cells"], columns), note), level=1)]

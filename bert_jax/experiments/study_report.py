@@ -81,7 +81,7 @@ def _overview(results: Results, study: StudyValues) -> list[Note | Command]:
         *provenance.warnings(results["provenance"]),
         Command(shlex.join(words)),
         Note(
-            f"{len(results['cells'])} cells with {study['seeds']} seeds each; {budget}. {scored if held_out else ''}"
+            f"{len(results['cells'])} cells (seeds of each: {study['seeds']}); {budget}. {scored if held_out else ''}"
             f"{len(failed)} of {len(results['runs'])} runs failed{_failed_finetuning(results['runs'])}. Every run with "
             "a score is part of the means and tests, failed or not; runs without one are counted."
         ),
