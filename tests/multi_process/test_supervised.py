@@ -109,7 +109,7 @@ def test_a_process_that_stops_is_noticed_and_replaced(tmp_path, corpora, undistu
         os.kill(job.child(1), signal.SIGSTOP)
         time.sleep(0.5)
         os.kill(job.child(1), signal.SIGCONT)
-        time.sleep(0.1)
+        job.wait_for(lines(job.workdir)[-1]["step"] + 2)  # the shares of a line are compared after the next one
     os.kill(job.child(1), signal.SIGSTOP)
     (code, _, err), (other_code, _, _) = job.end()
     assert (code, other_code) == (0, 0), err[-3000:]
