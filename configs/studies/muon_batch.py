@@ -9,8 +9,9 @@ Recipe: bert_mini with one phase of 5,000 steps of 256 rows of 128 tokens (164 m
 Cost: 54 runs, 2.4e+17 FLOPs. Not run here.
 Rates: at 256 rows, 5e-4 for AdamW and Muon, and 5/(2^3.5 * 1e3) for LAMB (You et al.); at 2,048 rows they are
 multiplied by the square root of 8. Each is swept by factors of 1/3, 1 and 3. Compare the best rate of one optimizer
-with the best rate of another at the same batch; a best rate at the end of its sweep asks for a wider one, as
-levels that are added: with bert_mini and 2.6 million tokens (`muon_rates_mini`), Muon's best is 9e-3 and AdamW's 1e-3.
+with the best rate of another at the same batch; a best rate at the end of its sweep asks for a wider one:
+add the next rate as a level. With bert_mini and 2.6 million tokens (`muon_rates_mini`), the best rate of Muon is 9e-3
+and that of AdamW 1e-3.
 Other settings: 6 % warmup, a linear decay to 0, weight decay 0.01, masks of 15 %, no dropout, no pair objective.
 """
 

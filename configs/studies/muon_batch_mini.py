@@ -7,7 +7,7 @@ Command: bert-jax ablate muon_batch_mini --corpus DIR --workdir DIR
 Size: 20.97 million tokens in a run, rows of 32 tokens: 640 causal and 1,920 masked steps of 256 rows, or 80 and 240 of
 2,048 rows; one seed.
 Margin: 0.02 nats, stated before any run.
-Cost: 9 runs, 189 million tokens; 1.6 hours a run on one core.
+Cost: 9 runs, 189 million tokens; an estimate of 1.6 hours a run on one core.
 Rates: the best of `muon_rates_mini` at 256 rows. At 2,048 rows that rate and, as in You et al., the square root of 8
 times it; the better one counts.
 Causal first: a masked model of this size stays at the unigram loss for millions of tokens (`schedules_mini`).

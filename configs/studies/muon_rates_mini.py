@@ -1,7 +1,7 @@
 """Learning rates of AdamW, LAMB and Muon for `muon_batch_mini`: bert_mini at 256 rows, two CPU cores.
 
 Papers: those of `muon_batch`.
-Question: which of three rates of each optimizer has the lowest held-out MLM loss after an eighth of the tokens of
+Question: which learning rate of each optimizer has the lowest held-out MLM loss after an eighth of the tokens of
 `muon_batch_mini`?
 Published: nothing for masked language models that is known to us.
 Command: bert-jax ablate muon_rates_mini --corpus DIR --workdir DIR
