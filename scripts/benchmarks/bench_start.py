@@ -145,10 +145,12 @@ class Memory(contextlib.AbstractContextManager):
         self._thread.join()
 
     def _sample(self) -> None:
-        while not self._done.wait(0.02):
+        while True:
             lines = (line.split() for line in Path("/proc/self/status").read_text().splitlines())
             current = {words[0].rstrip(":"): words[1] for words in lines if len(words) == 3}
             self.peaks = {field: max(peak, int(current[field]) // 1024) for field, peak in self.peaks.items()}
+            if self._done.wait(0.02):
+                return
 
 
 @contextlib.contextmanager
