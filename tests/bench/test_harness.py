@@ -25,9 +25,9 @@ def test_sides_take_turns_and_ratios_are_by_round():
 
 def test_clocks_tell_waiting_from_work():
     _, waiting = harness.timed(lambda: harness.time.sleep(0.2), steps=2)
-    assert waiting["seconds"] == pytest.approx(0.1, rel=0.5) and waiting["cpu"] < 0.05
+    assert waiting["seconds"] >= 0.1 and waiting["cpu"] < waiting["seconds"] / 2
     working = harness.timer(lambda: [hash(str(i)) for i in range(300_000)])()
-    assert 0.02 < working["main"] <= working["cpu"] + 0.01
+    assert 0 < working["main"] <= working["cpu"] + 0.01
 
 
 def test_a_report_is_printed_and_written_with_its_circumstances(tmp_path, capsys):

@@ -60,7 +60,7 @@ def test_threads_end_with_their_iterator(make):
     untouched = make(0).batches(Cursor())
     del half_read, finished, untouched
     gc.collect()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while set(threading.enumerate()) - before and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not set(threading.enumerate()) - before

@@ -195,7 +195,7 @@ def test_parts_without_files_in_memory(bucket, tiny_corpus, tmp_path, monkeypatc
 def test_a_shard_that_was_read_in_parts_often_is_copied(bucket, tiny_corpus, tmp_path):
     corpus, local = Corpus.open(bucket / "corpus"), Corpus.open(tiny_corpus)
     shard, everything = shard_of(corpus), range(len(local.record_offsets) - 1)
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while isinstance(corpus._records._reader(0), ShardParts) and time.monotonic() < end:
         records = corpus.records(everything)
         time.sleep(0.01)
@@ -233,7 +233,7 @@ def test_without_room_a_shard_is_never_copied(bucket, tmp_path):
     manifest = json.loads((bucket / "corpus" / "corpus.json").read_text())
     arrays = sum(entry["bytes"] for name, entry in manifest["files"].items() if name.endswith(".npy"))
     corpus = Corpus.open(bucket / "corpus", cache=LocalCache(str(tmp_path / "cache"), (arrays + 1000) / 1e9))
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while corpus._records._copying is None and time.monotonic() < end:
         corpus.records(range(len(corpus.record_offsets) - 1))
     corpus._records._copying.join()
