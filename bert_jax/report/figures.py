@@ -129,7 +129,7 @@ def _draw_curves(axes: "Axes", block: Curves) -> None:
     if block.log_y and _all_positive(y for one in block.series for y in (*one.y, *(one.low or ()))):
         axes.set_yscale("log", subs=())
     if all(float(x).is_integer() for one in block.series for x in one.x):
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     for axis in (axes.xaxis, axes.yaxis):
         if axis.get_scale() == "log":
             low, high = axis.get_view_interval()

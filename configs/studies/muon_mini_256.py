@@ -6,7 +6,7 @@ Published: nothing for masked language models that is known to us.
 Command: bert-jax ablate muon_mini_256 --corpus DIR --workdir DIR
 Size: 20.19 million tokens in a run: 616 causal and 1,848 masked steps of 256 rows of 32 tokens; one seed.
 Margin: 0.02 nats, stated before any run.
-Cost: 3 runs, 61 million tokens; an estimate of 1.4 hours a run on one core.
+Cost: 3 runs, 61 million tokens; 1.5 hours of a core for AdamW or LAMB, 1.6 for Muon.
 Rates: the best of `muon_rates_mini`, which had 8,192 pieces; this study has 4,096, because the logits of the causal
 steps are then half as many.
 Causal first: a masked model of this size stays at the unigram loss for millions of tokens (`schedules_mini`).
