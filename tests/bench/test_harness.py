@@ -2,8 +2,6 @@
 
 import json
 
-import pytest
-
 from bert_jax.bench import harness
 
 
