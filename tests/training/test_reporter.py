@@ -88,7 +88,7 @@ def test_the_bar_and_the_held_out_lines(attempt, capfd):
     """Without a terminal too; the figure of the bar is not the sum with the pair loss."""
     attempt(0, 3)
     shown = capfd.readouterr().err
-    assert "mlm_loss 4.750" in shown and "5.5" not in shown
+    assert "mlm_loss 4.750" in shown and "5.500" not in shown  # a rate of the bar has two decimals
     assert f"step 3, held out: {format_metrics(HELD_OUT)}\n" in shown
     assert "mlm_accuracy 0.2500 (unigram 0.1250), pair_accuracy 0.8750 (majority 0.7500)" in shown
     assert {line["pair_majority_accuracy"] for line in attempt.lines()} == {0.75}
