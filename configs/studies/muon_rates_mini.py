@@ -1,8 +1,8 @@
-"""Learning rates of AdamW, LAMB and Muon for `muon_batch_mini`: bert_mini at 256 rows, two CPU cores.
+"""Learning rates of AdamW, LAMB and Muon for `muon_mini_256`: bert_mini at 256 rows, two CPU cores.
 
 Papers: those of `muon_batch`.
 Question: which learning rate of each optimizer has the lowest held-out MLM loss after an eighth of the tokens of
-`muon_batch_mini`?
+`muon_mini_256`?
 Published: nothing for masked language models that is known to us.
 Command: bert-jax ablate muon_rates_mini --corpus DIR --workdir DIR
 Size: 160 causal and 160 masked steps of 256 rows of 32 tokens, 2.6 million tokens in a run, one seed.
@@ -14,7 +14,7 @@ taken. If it is at an end, the next one at that end is run, too, until it is not
 and 27 times the middle for Muon.
 Causal first: a masked model of this size stays at the unigram loss for millions of tokens (`schedules_mini`), where
 rates cannot be told apart.
-Other settings: those of `muon_batch_mini`.
+Other settings: those of `muon_mini_256`, with 8,192 pieces.
 """
 
 from bert_jax import config as config_lib
