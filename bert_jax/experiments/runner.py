@@ -126,7 +126,11 @@ def run_study(
 
     Returns:
       exit code: 0, or 75 if a run was stopped by SIGTERM and saved; and the results, if all runs are done.
+
+    Raises:
+      UserError: a run that is missing cannot begin; nothing is written.
     """
+    _check_missing(opened, part, retries)
     write_identity(opened.workdir, opened.identity)
     if others := describe_other_code(code_by_run(opened.runs)):
         print(f"note: {opened.workdir} has runs of other code, which are kept: {others}", file=sys.stderr)
@@ -143,6 +147,17 @@ def run_study(
     results = write_results(opened.study, opened.cells, opened.workdir, opened.identity)
     write_page(opened.workdir / REPORT, "--workdir", study_report.sections(opened.workdir))
     return 0, results
+
+
+def _check_missing(opened: OpenStudy, part: tuple[int, int], retries: int) -> None:
+    """Raise UserError if the first missing run of a cell cannot begin: it must not show after the hours of others."""
+    missing = [run for run in runs_of_part(opened.runs, part) if not is_done(read_record(run), retries)]
+    for run in {run.cell.name: run for run in reversed(missing) if not run.cell.models}.values():
+        config = run.cell.run_config(run.index)
+        try:
+            pretraining.check_run(config, list(opened.parts), run.directory, init_from.check_source)
+        except UserError as error:
+            raise UserError(f"study {opened.study.name}, {run.cell.name}: {error}") from error
 
 
 def _do_runs(

@@ -79,15 +79,28 @@ def open_task(config: Config, parts: list[CorpusWeight]) -> Pretraining:
     return Pretraining(config, vocabulary, train, held_out)
 
 
-def check_run(config: Config, parts: list[CorpusWeight], directory: StoredPath) -> None:
+def check_run(
+    config: Config,
+    parts: list[CorpusWeight],
+    directory: StoredPath,
+    check_source: Callable[[Config, Tokenizer], None] | None = None,
+) -> None:
     """Check, without writing, that the corpora and the work directory fit a run; `pretrain` checks it again.
 
+    Args:
+      config, parts, directory: as of `pretrain`.
+      check_source: checks `start.source` (`convert.init_from.check_source`) of a run without a checkpoint; None: forks
+        and other sources are not checked.
+
     Raises:
-      UserError: see `open_task` and `workdir.matching_config`.
+      UserError: see `open_task` and `workdir.matching_config`; and those of `open_fork` and `check_source`.
     """
     config = choose_implementation(config, device_kind(make_mesh(config.mesh)))
     task = open_task(config, parts)
+    assert task.train is not None
     workdir.matching_config(directory, config, _shares(task), [str(part.directory) for part in parts])
+    if check_source is not None:
+        _initial_params(config, directory, [rows.corpus for rows in task.train.corpora], check_source)
 
 
 def _shares(task: Pretraining) -> dict[str, float]:
@@ -161,7 +174,7 @@ def _initial_params(
     config: Config,
     directory: StoredPath,
     corpora: list[Corpus],
-    load_initial_params: Callable[[Config, Tokenizer], InitialParams] | None,
+    load_initial_params: Callable[[Config, Tokenizer], InitialParams | None] | None,
 ) -> InitialParams | Fork | None:
     """What a config with `start.source` begins with, unless the run has a checkpoint."""
     if config.start.source is None or has_checkpoint(directory):

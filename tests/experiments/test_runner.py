@@ -214,6 +214,24 @@ def test_a_metric_that_is_not_finite_is_a_failure(start, study, tmp_path, monkey
     assert results["comparisons"][0]["difference"] is None
 
 
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"start": {"source": "nowhere"}}, "study small, masks=wrong: nowhere"),
+        ({"start": {"source": "nowhere@4"}}, "study small, masks=wrong: nowhere holds no run of bert_jax"),
+        ({"mesh": {"fsdp": 7}}, "study small, masks=wrong: mesh"),
+    ],
+)
+def test_a_level_that_cannot_begin_is_found_before_the_first_run(change, line, start, study, finished, tmp_path):
+    """Also when it is added to a finished study, whose runs are kept."""
+    wrong = dataclasses.replace(study, factors={"masks": study.factors["masks"] | {"wrong": change}})
+    shutil.copytree(finished, tmp_path / "study")
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    with pytest.raises(UserError, match=line):
+        start(tmp_path / "study", study=wrong)
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+
+
 def test_a_full_disk_is_not_a_failed_run(start, tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
