@@ -38,9 +38,9 @@ def test_commands_on_a_domain(folder, monkeypatch, capsys):
     (folder / "words.txt").write_text("riverstone\nwinds\n##wind\n")
     run_page("docs/continued_pretraining.md", folder, monkeypatch)
     assert capsys.readouterr().out.count("held out ") == 2
-    results = [json.loads((folder / "runs" / run / "results.json").read_text()) for run in ("domain", "words")]
+    results = [json.loads((folder / "runs" / run / "results.json").read_text()) for run in ("domain", "domain_words")]
     assert [found["embeddings"] for found in results] == ["keep", "transfer"]
-    config = json.loads((folder / "runs/words/config.json").read_text())["config"]
+    config = json.loads((folder / "runs/domain_words/config.json").read_text())["config"]
     assert config["model"]["vocab_size"] == Tokenizer.load(folder / "with_words/tokenizer.json").vocab_size
 
 
