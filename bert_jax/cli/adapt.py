@@ -93,6 +93,11 @@ class Adapt(Pretrain):
         initial = scorer.read_initial()
         adaptation.check_initial(self.workdir, self.model, initial)
         before = scorer.score_initial(initial)
+
+        def announce() -> None:
+            adaptation.write_initial(self.workdir, initial)
+            self.print_summary(config, parts)
+
         progress = pretraining.pretrain(
             config,
             parts,
@@ -101,7 +106,7 @@ class Adapt(Pretrain):
             micro_batch=self.micro_batch,
             restart=self.restart,
             on_event=on_event,
-            announce=lambda: self.print_summary(config, parts),
+            announce=announce,
             load_initial_params=lambda config, tokenizer: initial,
         )
         if progress.ended:

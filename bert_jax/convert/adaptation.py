@@ -30,19 +30,20 @@ from bert_jax.storage.files import write_atomic
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.training.eval_metrics import BASELINES, mean_difference
+from bert_jax.training.job import has_checkpoint, intact_checkpoint, params_and_phase
 from bert_jax.training.loop import Progress
 from bert_jax.training.param_paths import params_sha256
-from bert_jax.training.pretraining import EvaluationResult, evaluate, evaluate_model
+from bert_jax.training.pretraining import evaluate_model
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.environment import describe_environment
 from bert_jax.training.run_directory.goodput import trained_by
 from bert_jax.training.run_directory.workdir import read_run
 from bert_jax.training.sharding import put_equal
-from bert_jax.training.shared_programs import MakePrograms, SharedPrograms
+from bert_jax.training.shared_programs import SharedPrograms
 from bert_jax.training.state import InitialParams
 from bert_jax.training.task import Params, Task
 
-RESULTS = "results.json"
+RESULTS, INITIAL_FILE = "results.json", "initial_parameters.json"
 INITIAL = "initial parameters"
 """Name of the hash of the initial parameters in a provenance."""
 WARMUP_SHARE = 0.06
@@ -54,6 +55,12 @@ MIN_GROUPS = 10
 """Fewer batches of rows have no interval."""
 Sums = dict[str, tuple[float, float]]
 """By metric: total and weight."""
+
+
+class _Initial(TypedDict):
+    """The content of initial_parameters.json."""
+
+    sha256: str
 
 
 class _Results(TypedDict):
@@ -82,6 +89,8 @@ class TextScore(NamedTuple):
     metrics: dict[str, float]
     groups: list[Sums]
     """Of each batch of rows."""
+    group_rows: int
+    """Rows of a batch."""
 
 
 class Change(TypedDict):
@@ -179,20 +188,18 @@ class _RecordingPrograms(SharedPrograms):
     def __init__(self, task: Task, mesh: Mesh, made: dict[Any, Any]):
         super().__init__(task, mesh, made)
         self.groups: list[Sums] = []
+        self.group_rows = 0
 
     def evaluate(self, params: Params, phase: int) -> dict[str, float]:
         """As of `Programs`."""
-        score, rows = self.scorer(params, phase)
+        score, self.group_rows = self.scorer(params, phase)
 
         def record(batch: dict[str, np.ndarray]) -> tuple[Any, Any]:
             prepared, sums = score(batch)
             self.groups.append({name: (float(sums[name][0]), float(sums[name][1])) for name in METRICS if name in sums})
             return prepared, sums
 
-        return self.task.in_phase(phase).evaluate(record, rows)
-
-
-Evaluate = Callable[[list[CorpusWeight], MakePrograms], EvaluationResult]
+        return self.task.in_phase(phase).evaluate(record, self.group_rows)
 
 
 class Scorer:
@@ -218,22 +225,22 @@ class Scorer:
 
     def score_initial(self, initial: InitialParams) -> list[TextScore]:
         """The scores of a run's initial parameters."""
-        config, source = self._config, to_path(str(self._config.start.source))
+        source = to_path(str(self._config.start.source))
 
         def load(programs: Programs) -> tuple[Params, int]:
             shardings = jax.tree.map(lambda leaf: leaf.sharding, programs.abstract_state(0).params)
             return put_equal(initial.params, shardings, str(source)), 0
 
-        def run(parts: list[CorpusWeight], make_programs: MakePrograms) -> EvaluationResult:
-            return evaluate_model(config, self._tokenizer, load, source, parts, make_programs=make_programs)
-
-        return self._score(run)
+        return self._score(load, source)
 
     def score_run(self, directory: StoredPath) -> list[TextScore]:
-        """The scores of a run's newest checkpoint."""
-        return self._score(lambda parts, make_programs: evaluate(directory, parts, make_programs=make_programs))
+        """The scores of a run's newest checkpoint, on the same rows: also if the run began with other settings of
+        evaluation, which config.json keeps.
+        """
+        checkpoint = intact_checkpoint(directory)
+        return self._score(lambda programs: params_and_phase(programs, checkpoint), directory)
 
-    def _score(self, run: Evaluate) -> list[TextScore]:
+    def _score(self, load: Callable[[Programs], tuple[Params, int]], name: StoredPath) -> list[TextScore]:
         scores = []
         for _, part in self._texts.by_role():
             made: list[_RecordingPrograms] = []
@@ -242,10 +249,11 @@ class Scorer:
                 made.append(_RecordingPrograms(task, mesh, self._made))
                 return made[0]
 
-            result = run([part], make)
+            result = evaluate_model(self._config, self._tokenizer, load, name, [part], make_programs=make)
             validation = made[0].task.validation
             rows = validation.count(validation.corpora[0], result.seq_len, result.rows)
-            scores.append(TextScore(validation.corpora[0].corpus.name, rows, result.metrics, made[0].groups))
+            found = result.metrics, made[0].groups, made[0].group_rows
+            scores.append(TextScore(validation.corpora[0].corpus.name, rows, *found))
         return scores
 
 
@@ -304,7 +312,7 @@ def results(
         "tokens_seen": progress.tokens_seen,
         "replay": replay,
         "seq_len": config.phases[-1].seq_len,
-        "group_rows": config.evaluation.batch_size,
+        "group_rows": before[0].group_rows,
         "texts": [
             {"role": role, "corpus": one.name, "rows": one.rows, "metrics": compare(one, other)}
             for (role, _), one, other in zip(texts.by_role(), before, after, strict=True)
@@ -313,20 +321,25 @@ def results(
 
 
 def check_initial(directory: StoredPath, source: object, initial: InitialParams) -> None:
-    """Check that results.json of an earlier call, if it is there and intact, is of the same initial parameters.
+    """Check that a run that has begun, if its file is there, began with these initial parameters.
 
     Raises:
       UserError: `source` has others now, so its scores would not be those before the run's first step.
     """
-    try:
-        saved = read_results(directory)["provenance"]["hashes"]
-    except UserError:
+    path = directory / INITIAL_FILE
+    if not has_checkpoint(directory) or not path.exists():
         return
+    saved = read_json_as(path, _Initial, "remove it")
     require(
-        saved.get(INITIAL) == params_sha256(initial.params),
+        saved["sha256"] == params_sha256(initial.params),
         f"{source} has other parameters than those that the run in {directory} began with: restore it, or choose "
-        f"another --workdir (to score the run against it anyway, remove {directory / RESULTS})",
+        f"another --workdir (to score the run against it anyway, remove {path})",
     )
+
+
+def write_initial(directory: StoredPath, initial: InitialParams) -> None:
+    """Write what `check_initial` reads; the first process does, before the first step."""
+    write_atomic(directory / INITIAL_FILE, json.dumps(_Initial(sha256=params_sha256(initial.params))).encode())
 
 
 def write_results(directory: StoredPath, values: dict[str, Any], initial: InitialParams) -> None:

@@ -14,7 +14,7 @@ from bert_jax.convert.vocabulary_transfer import source_pieces, transfer_rows
 from bert_jax.errors import UserError, require
 from bert_jax.model.generator import GENERATOR, SHARED, generator_heads, join_trained_params
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from bert_jax.training.param_paths import map_with_paths, name_leaves
+from bert_jax.training.param_paths import LAYERS, map_with_paths, name_leaves
 from bert_jax.training.pretraining_task import model_spec
 from bert_jax.training.state import InitialParams, Moments, repeat_stack
 
@@ -48,6 +48,7 @@ def load_initial_params(config: Config, tokenizer: Tokenizer) -> InitialParams:
         initialized = model_spec(config, 0).init(jax.random.key(config.seed))
         source_params = _with_generator(source_model, config)
         _check_tables(source_params, initialized, config)
+        _check_generator_depth(source_params, initialized, config)
         pieces = _pieces(source_model, config, tokenizer)
         params, fresh = _fit(source_params, initialized, config, pieces)
         unused = sorted(name_leaves(source_params).keys() - name_leaves(params).keys())
@@ -216,6 +217,23 @@ def _check_tables(source_params: Params, initialized: Params, config: Config) ->
         f"start.source {config.start.source} has no {wanted} embeddings of a generator, which "
         f"objective.generator_embeddings asks for: set objective.generator_embeddings {has}",
     )
+
+
+def _check_generator_depth(source_params: Params, initialized: Params, config: Config) -> None:
+    """Raise UserError if a generator would get another depth, unless it follows that of its discriminator."""
+    (model, generator), (wanted_model, wanted) = (
+        [_depth(params, f"{of}{LAYERS}") for of in ("", f"{GENERATOR}/")] for params in (source_params, initialized)
+    )
+    require(
+        generator in (None, wanted) or (generator, wanted) == (model, wanted_model),
+        f"start.source {config.start.source} has a generator of {generator} layers, this run's has {wanted}: set "
+        f"objective.generator_layers {generator}",
+    )
+
+
+def _depth(params: Params, layers: str) -> int | None:
+    """Layers below a path; None: there are none."""
+    return next((len(leaf) for path, leaf in name_leaves(params).items() if path.startswith(layers)), None)
 
 
 def _check_vocabulary(source_model: SourceModel, config: Config, tokenizer: Tokenizer) -> None:

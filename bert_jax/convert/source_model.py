@@ -18,6 +18,8 @@ from bert_jax.tokenizers.tokenizer import Tokenizer
 from bert_jax.training.param_paths import map_with_paths
 from bert_jax.training.state import Moments
 
+RunCorpora = tuple[tuple[float, CorpusDescription], ...]
+
 
 @dataclass(frozen=True)
 class SourceModel:
@@ -40,7 +42,7 @@ class SourceModel:
     notes: tuple[str, ...] = ()
     """Sentences for the model card."""
 
-    corpora: tuple[tuple[float, CorpusDescription], ...] = ()
+    corpora: RunCorpora = ()
     """What a run was trained on, as far as it recorded it: the share of the rows, and the corpus."""
 
     dtype: str = "float32"

@@ -103,14 +103,13 @@ def make_cells(study: Study, vocab_size: int) -> list[Cell]:
             and study.rows.seq_len <= config.model.max_positions,
             f"{where}: rows.seq_len {study.rows.seq_len} is longer than the position table: lower it",
         )
-        require(
-            {*study.margins}.isdisjoint(CURVE_METRICS)
-            or (config.checkpoint.keep >= 2 and config.checkpoint.every < config.total_steps),
-            f"{where}: a run keeps one checkpoint, and margins has a metric of curves ({', '.join(CURVE_METRICS)}): "
-            "raise checkpoint.keep, and lower checkpoint.every below the number of steps",
-        )
         if cells:
             config = with_equal_budget(config, cells[0].cost, study, where)
+        require(
+            {*_metrics(study, config)}.isdisjoint(CURVE_METRICS) or _has_curve(config),
+            f"{where}: a run keeps one checkpoint of masked steps, and margins has a metric of curves "
+            f"({', '.join(CURVE_METRICS)}): raise checkpoint.keep, and lower checkpoint.every below the number of them",
+        )
         tasks = study.finetune_options(levels)
         for one in cells:
             equal = dataclasses.replace(config, name=one.config.name, seed=one.config.seed) == one.config
@@ -125,6 +124,14 @@ def make_cells(study: Study, vocab_size: int) -> list[Cell]:
         cells.append(Cell(name, levels, config, cost_of(config), tasks, pretrained, _metrics(study, config), seeds))
     check_margins(study, cells)
     return cells
+
+
+def _has_curve(config: Config) -> bool:
+    """Whether a run keeps two checkpoints after its causal phases."""
+    causal = [index for index in range(len(config.phases)) if config.model_of(index).direction == "causal"]
+    begin = sum(phase.steps for phase in config.phases[: max(causal, default=-1) + 1])
+    previous = (config.total_steps - 1) // config.checkpoint.every * config.checkpoint.every
+    return config.checkpoint.keep >= 2 and previous > begin
 
 
 def _metrics(study: Study, config: Config) -> tuple[str, ...]:

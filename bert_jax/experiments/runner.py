@@ -262,7 +262,10 @@ def measure(opened: OpenStudy, run: CellRun, make_programs: MakePrograms) -> tup
             step = int(checkpoint.name)
             if step % config.checkpoint.every and step != config.total_steps:
                 continue  # of a stop
-            measured = _evaluate(opened, checkpoint, opened.study.rows.format, make_programs)
+            found = _evaluate(opened, checkpoint, opened.study.rows.format, make_programs)
+            if "mlm_loss" not in found:
+                continue  # of a causal phase
+            measured = found
             curve.append({"step": step, "tokens": positions_before(config, step), "mlm_loss": measured["mlm_loss"]})
     if pair in compared:
         values = _evaluate(opened, run.directory, PAIR_FORMATS[pair][0], make_programs)

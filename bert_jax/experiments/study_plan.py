@@ -42,7 +42,7 @@ def plan_study(opened: OpenStudy, part: tuple[int, int], retries: int) -> dict[s
     else:
         seconds = {cell.name: _planned_seconds(cell.config) for cell in opened.cells}
         source = "planned: the roofline of bert-jax plan, without evaluation and checkpoints"
-    per_run = [seconds[run.cell.name] for run in left]
+    per_run = list({run.directory: seconds[run.cell.name] for run in left}.values())  # cells can share runs
     known = [one for one in per_run if one is not None]
     return {
         "study": opened.study.name,
@@ -52,8 +52,8 @@ def plan_study(opened: OpenStudy, part: tuple[int, int], retries: int) -> dict[s
         "part": f"{part[0] + 1}/{part[1]}",
         "runs": len(records),
         "left": len(left),
-        "seconds_left": sum(known) if len(known) == len(left) else None,
-        "time_source": source if len(known) == len(left) else "unknown before the first run has finished",
+        "seconds_left": sum(known) if len(known) == len(per_run) else None,
+        "time_source": source if len(known) == len(per_run) else "unknown before the first run has finished",
         "tasks": list(opened.study.tasks),
         "cells": [_cell_values(cell, records, seconds[cell.name], retries) for cell in opened.cells],
     }

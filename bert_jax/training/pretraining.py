@@ -289,7 +289,8 @@ def _evaluation_config(config: Config, form: str | None, seq_len: int | None, ro
     if model.attention in FUSED_ATTENTION:
         model = dataclasses.replace(model, attention="xla", attention_dropout=0.0)
     # Nothing is trained, and what only a training task has, such as a teacher, is not there.
-    without = {"frozen": (), "mask_rate": None, "end_mask_rate": None}
+    without = {"frozen": (), "mask_rate": None, "end_mask_rate": None, "corpus_weights": ()}
+    data = dataclasses.replace(data, language_exponent=1.0, language_weights=(), source_weights=(), score_weights=())
     phases = [dataclasses.replace(phase, **without) for phase in (*config.phases[:-1], last)]
     pair = config.objective.pair if data.format in PAIR_FORMATS.get(config.objective.pair, ()) else "none"
     return dataclasses.replace(

@@ -96,7 +96,7 @@ def test_before_and_after(adapted, tiny_export, second_corpus, tiny_corpus, caps
 
 
 @pytest.mark.slow
-def test_a_killed_run_continues(adapted, tiny_export, second_corpus, tiny_corpus, tmp_path, monkeypatch):
+def test_a_killed_run_continues(adapted, tiny_export, second_corpus, tiny_corpus, tmp_path, monkeypatch, capsys):
     words = command(tiny_export, second_corpus, tiny_corpus, tmp_path / "run")
     steps, add_step = [], Reporter.add_step
 
@@ -111,8 +111,19 @@ def test_a_killed_run_continues(adapted, tiny_export, second_corpus, tiny_corpus
         with pytest.raises(Killed):
             cli.main(words)
     assert not (tmp_path / "run" / "results.json").exists()
+    read = adaptation.Scorer.read_initial
+
+    def read_changed(scorer):
+        initial = read(scorer)
+        return initial._replace(params=jax.tree.map(lambda leaf: leaf + 1, initial.params))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(adaptation.Scorer, "read_initial", read_changed)
+        assert cli.main(words) == 2 and "has other parameters than those that the run in" in capsys.readouterr().err
     assert cli.main(words) == 0
     assert read_results(tmp_path / "run") == read_results(adapted)
+    fewer = ["8" if word == "12" else word for word in words]  # rows of another evaluation, before and after
+    assert cli.main(fewer) == 0 and {text["rows"] for text in read_results(tmp_path / "run")["texts"]} == {8}
 
 
 def test_the_schedule_follows_from_the_text(tiny_export, second_corpus, tiny_corpus):
@@ -136,7 +147,7 @@ def test_the_schedule_follows_from_the_text(tiny_export, second_corpus, tiny_cor
 
 
 def test_a_causal_model_is_compared_by_its_own_losses():
-    before, after = (TextScore("x", 8, {"causal_loss": x, "unigram_loss": 4.0}, []) for x in (3.5, 3.0))
+    before, after = (TextScore("x", 8, {"causal_loss": x, "unigram_loss": 4.0}, [], 8) for x in (3.5, 3.0))
     change = adaptation.Change(baseline=4.0, before=3.5, after=3.0, change=-0.5, interval=None)
     assert adaptation.compare(before, after) == {"causal_loss": change}
 
@@ -144,7 +155,7 @@ def test_a_causal_model_is_compared_by_its_own_losses():
 def test_detection_is_compared_with_the_best_constant():
     """That constant is the share of replaced tokens: its cross-entropy is -0.16 ln 0.16 - 0.84 ln 0.84."""
     metrics = {"rtd_loss": 0.4, "rtd_accuracy": 0.6, "rtd_replaced": 0.16}
-    changes = adaptation.compare(*[TextScore("x", 8, metrics, [])] * 2)
+    changes = adaptation.compare(*[TextScore("x", 8, metrics, [], 8)] * 2)
     assert changes["rtd_accuracy"]["baseline"] == 0.84
     assert changes["rtd_loss"]["baseline"] == pytest.approx(0.439670, abs=1e-6)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 from contextlib import ExitStack
 
 import numpy as np
@@ -38,6 +39,16 @@ def test_the_mean(checkpoints, weights, shares):
     assert f"00000004 ({shares[0]:.3g})" in merged.notes[-1]
 
 
+def test_corpora_of_a_merged_model(checkpoints):
+    web, books = ({"name": name} for name in ("web", "books"))
+    joint = merge._joint_corpora([((1.0, web),), ((0.5, web), (0.5, books))], (0.25, 0.75))
+    assert joint == ((0.625, web), (0.375, books))
+    assert merge._joint_corpora([((1.0, web),), ()], (0.5, 0.5)) == ()
+    with ExitStack() as stack:
+        merged = merge_models(checkpoints, None, stack)
+        assert [share for share, _ in merged.corpora] == [1.0]
+
+
 def test_the_command(checkpoints, tiny_corpus, tmp_path, capsys):
     out = tmp_path / "merged"
     words = ["merge", *map(str, checkpoints), "--out", str(out), "--corpus", str(tiny_corpus), "--seq-len", "32"]
@@ -50,6 +61,16 @@ def test_the_command(checkpoints, tiny_corpus, tmp_path, capsys):
     assert f"{found['mlm_loss']:.4f}" in rows[str(out)]
     assert "weighted mean of those of" in (out / "README.md").read_text()
     assert cli.main(words) == 2 and "exists already" in capsys.readouterr().err
+
+
+def test_the_card_begins_as_that_of_the_first_model(tiny_export, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cards = {"README.md": "other", "first/README.md": "mit"}  # of no model, and of the first
+    shutil.copytree(tiny_export, tmp_path / "first")
+    for name, license in cards.items():
+        (tmp_path / name).write_text(f"---\nlicense: {license}\n---\n")
+    assert cli.main(["merge", "first", str(tiny_export), "--out", "merged"]) == 0
+    assert "license: mit" in (tmp_path / "merged/README.md").read_text()
 
 
 def test_an_exported_model_has_the_metrics_of_its_run(tiny_run, tiny_export, tiny_corpus, capsys):

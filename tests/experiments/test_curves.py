@@ -88,6 +88,18 @@ def test_a_curve_needs_two_checkpoints():
         make_cells(study, 98)
 
 
+def test_a_curve_needs_two_checkpoints_of_the_steps_of_its_level():
+    """Of an equal budget, and of masked steps."""
+    base, often = (dataclasses.replace(BASE, checkpoint=CheckpointConfig(every=n, keep=10)) for n in (50, 7))
+    first = dataclasses.replace(BASE.phases[0], direction="causal")
+    causal = {"phases": (first, BASE.phases[1]), "objective": {"pair": "none"}}
+    for level in ({"phases": {"batch_size": 16}}, causal):
+        study = make_study(base=base, factors={"x": {"a": {}, "b": level}}, margins={AREA: 0.1}, tolerance=0.05)
+        with pytest.raises(UserError, match=r"s, x=b: a run keeps one checkpoint of masked steps"):
+            make_cells(study, 98)
+        assert len(make_cells(dataclasses.replace(study, base=often), 98)) == 2
+
+
 def test_positions_of_rows_before_a_step():
     assert [positions_before(BASE, step) for step in (0, 1, 90, 91, 100)] == [
         *(0, 128, 90 * 128, 90 * 128 + 128),

@@ -12,7 +12,7 @@ pytest.importorskip("scipy")
 from bert_jax import statistics
 from bert_jax.data.mixture import CorpusWeight
 from bert_jax.errors import UserError
-from bert_jax.experiments import budget, results, runner, study_report
+from bert_jax.experiments import budget, results, runner, study_plan, study_report
 from bert_jax.experiments.study import HeldOutRows, Study
 from bert_jax.report.text import render
 from tests.experiments.test_results import record
@@ -41,6 +41,13 @@ def study(tiny_config) -> Study:
 
 def open_study(study, corpus, workdir, task_data):
     return runner.open_study(study, [CorpusWeight(corpus)], workdir, task_data)
+
+
+def test_the_plan_counts_shared_runs_once(study, tiny_corpus, task_data, tmp_path, monkeypatch):
+    monkeypatch.setattr(study_plan, "_planned_seconds", lambda _: 60.0)
+    opened = open_study(study, tiny_corpus, tmp_path / "study", task_data)
+    values = study_plan.plan_study(opened, (0, 1), 1)
+    assert (values["left"], values["seconds_left"]) == (4, 120.0)
 
 
 @pytest.mark.slow

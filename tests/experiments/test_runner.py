@@ -18,6 +18,7 @@ from bert_jax.experiments.study import HeldOutRows, Study
 from bert_jax.provenance import code
 from bert_jax.report.text import render
 from bert_jax.tokenizers.tokenizer import Tokenizer
+from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.workdir import read_config
 from tests.runs import Killed
 
@@ -240,6 +241,18 @@ def test_a_full_disk_is_not_a_failed_run(start, tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space left"):
         start(tmp_path / "study")
     assert not list(tmp_path.glob("study/cells/*/*.json"))
+
+
+def test_causal_checkpoints_have_no_point_of_a_curve(finished, study, tiny_corpus, monkeypatch):
+    opened = runner.open_study(study, [CorpusWeight(tiny_corpus)], finished)
+
+    def evaluate(opened, source, form, make_programs):
+        kind = "causal" if source.name == "00000002" else "mlm"
+        return {f"{kind}_loss": 3.0, "pair_accuracy": 0.5}
+
+    monkeypatch.setattr(runner, "_evaluate", evaluate)
+    metrics, curve = runner.measure(opened, opened.runs[0], Programs)
+    assert metrics["mlm_loss"] == 3.0 and [point["step"] for point in curve] == [4, 6]
 
 
 def test_sigterm_while_a_run_is_measured_stops_before_the_next_one(start, study, tmp_path, monkeypatch, capsys):

@@ -103,6 +103,15 @@ def test_a_run_starts_from_both_models_or_from_the_discriminator(trained, config
     shared = config_lib.replace(config, start=start, objective={"generator_embeddings": "shared"})
     with pytest.raises(UserError, match=r"set objective\.generator_embeddings disentangled"):
         load_initial_params(shared, tokenizer)
+    layers = config.model.num_layers
+    deeper = config_lib.replace(config, start=start, objective={"generator_layers": layers + 2})
+    message = f"a generator of {layers} layers, this run's has {layers + 2}: set objective.generator_layers {layers}"
+    with pytest.raises(UserError, match=message):
+        load_initial_params(deeper, tokenizer)
+    deep = config_lib.replace(config, start=start, model={"num_layers": 2 * layers})  # the generator follows
+    assert (
+        len(load_initial_params(deep, tokenizer).params["generator"]["encoder"]["layers"]["qkv"]["bias"]) == 2 * layers
+    )
     masked = config_lib.replace(config, start=start, objective={"token": "mlm"})
     found = arrays(load_initial_params(masked, tokenizer).params)
     path = "encoder/embeddings/word"

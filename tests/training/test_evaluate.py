@@ -1,5 +1,6 @@
 """`bert-jax evaluate`: any run on the devices that are here, on rows of one stated kind."""
 
+import dataclasses
 import json
 import re
 import shutil
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from bert_jax import config as config_lib
 from bert_jax.cli import main as cli
 from bert_jax.config import Config, ModelConfig, Phase
 from bert_jax.data.mixture import CorpusWeight
@@ -128,6 +130,16 @@ def test_a_run_with_kernels_is_scored_anywhere(attention):
     assert config.model.attention_dropout > 0
     model = pretraining._evaluation_config(config, None, None, None).model
     assert (model.attention, model.attention_dropout) == ("xla", 0.0)
+
+
+def test_a_run_with_weights_is_scored_on_other_corpora(tiny_config, tiny_corpus):
+    """Weights of corpora and of documents are those of training rows."""
+    parts, groups = [CorpusWeight(tiny_corpus)], {"source_weights": (("papers", 3.0),)}
+    phase = dataclasses.replace(tiny_config.phases[0], corpus_weights=(("elsewhere", 1.0),))
+    for config in (dataclasses.replace(tiny_config, phases=(phase,)), config_lib.replace(tiny_config, data=groups)):
+        with pytest.raises(UserError):
+            pretraining.open_task(config, parts)
+        pretraining.open_task(pretraining._evaluation_config(config, None, None, None), parts)
 
 
 def test_standard_error_of_a_difference():

@@ -251,6 +251,19 @@ def test_sums_per_tensor(shape, tensor_axes):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_moments_of_a_generator_are_its_own(name):
+    """Although its paths end as those of the discriminator, which is frozen."""
+    task = {"task": {"output": {"kernel": jnp.ones((3, 4)), "bias": jnp.ones(4)}}}
+    params = task | {"generator": task}
+    optimizer = Optimizer(OptimizerConfig(name=name), params, ("^task/.*",))
+    state = optimizer.init(params)
+    new, new_state, _ = optimizer.update(params, state, params, jnp.float32(0.1), jnp.asarray(True))
+    for tree, before in ((new, params), (new_state.mu, state.mu)):
+        for path, leaf in name_leaves(tree).items():
+            assert bool((leaf == name_leaves(before)[path]).all()) == path.startswith("task/"), path
+
+
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "stable_adamw"])
 def test_a_first_step_that_is_skipped(name):
     """The count stays 0, for which the bias corrections would divide by 0."""

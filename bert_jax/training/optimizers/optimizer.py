@@ -48,8 +48,7 @@ class Optimizer:
         self._config, self._description, self._rules = config, description, rules
         self._transform = description.transform(config, rules)
         self._adapted = jax.tree.map(is_adapted, rules)  # whether a parameter has a trust ratio
-        # Ends of paths in the state that belong to frozen parameters.
-        self._frozen = tuple(f"/{name}" for name, rule in name_leaves(rules).items() if rule.frozen)
+        self._frozen = {name for name, rule in name_leaves(rules).items() if rule.frozen}
         self._groups = group_names(params) if layers else []
 
     def init(self, params: Any) -> Any:
@@ -113,7 +112,7 @@ class Optimizer:
         """The new state, but the old one for frozen parameters."""
 
         def keep(path: tuple[Any, ...], new: Array, old: Array) -> Array:
-            return old if path_name(path).endswith(self._frozen) else new
+            return old if path_name(path[1:]) in self._frozen else new  # after the field of the state
 
         return jax.tree_util.tree_map_with_path(keep, new_state, state)
 
