@@ -48,7 +48,7 @@ def t_estimate(level: Scores, baseline: Scores, *, paired: bool, confidence: flo
     if clusters < 2:
         raise ValueError("a difference needs at least two seeds on each side")
     difference = float(x.mean() - y.mean())
-    if (paired and np.ptp(x - y) == 0) or (not paired and np.ptp(x) == np.ptp(y) == 0):
+    if _is_constant(x - y, x, y) if paired else _is_constant(x, x) and _is_constant(y, y):
         # No spread, as of runs that all collapsed: scipy returns NaN, and the limit, 0, would claim too much.
         p_value = permutation_p_value(level, baseline, paired=paired) if difference else 1.0
         return Estimate(difference, difference, difference, p_value, clusters)
@@ -57,12 +57,17 @@ def t_estimate(level: Scores, baseline: Scores, *, paired: bool, confidence: flo
     return Estimate(difference, float(interval.low), float(interval.high), float(result.pvalue), clusters)
 
 
+def _is_constant(values: np.ndarray, *scores: np.ndarray) -> bool:
+    """Whether values do not differ but by the rounding of the scores that they were computed from."""
+    return bool(np.ptp(values) <= 1e-12 * max(np.abs(one).max() for one in scores))
+
+
 def bca_interval(
     differences: Scores, *, seed: int, resamples: int = 9_999, confidence: float = 0.95
 ) -> tuple[float, float]:
     """Bias-corrected and accelerated bootstrap interval of the mean of paired differences (Efron 1987)."""
     values = np.asarray(differences, np.float64)
-    if np.ptp(values) == 0:
+    if _is_constant(values, values):
         return float(values[0]), float(values[0])
     result = stats.bootstrap(
         (values,),
@@ -175,7 +180,7 @@ def crossed_variances(table: np.ndarray) -> CrossedVariances:
 def equivalence_p_value(level: Scores, baseline: Scores, margin: float, *, paired: bool) -> float:
     """P-value of a difference of at least `margin` in either direction: two one-sided t-tests (Schuirmann 1987)."""
     x, y = np.asarray(level, np.float64), np.asarray(baseline, np.float64)
-    if (np.ptp(x - y) if paired else np.ptp(x) + np.ptp(y)) == 0:
+    if _is_constant(x - y, x, y) if paired else _is_constant(x, x) and _is_constant(y, y):
         return float(abs(x.mean() - y.mean()) >= margin)
 
     def p_value(shift: float, alternative: str) -> float:

@@ -29,6 +29,11 @@ def test_t_estimate_is_students():
     assert statistics.t_estimate([2.0] * 3, [1.0] * 3, paired=True)[:4] == (1.0, 1.0, 1.0, 0.25)
     assert statistics.t_estimate([2.0] * 3, [1.0] * 3, paired=False).p_value == pytest.approx(0.1)
     assert statistics.t_estimate([2.0, 2.0], [2.0, 2.0], paired=False).p_value == 1.0
+    # Nor is rounding a spread: the differences are 0.01 up to an ulp.
+    rounded = [0.94, 0.86, 0.86], [0.93, 0.85, 0.85]
+    assert np.ptp(np.subtract(*rounded)) > 0 and stats.ttest_rel(*rounded).pvalue < 1e-20
+    assert statistics.t_estimate(*rounded, paired=True).p_value == 0.25
+    assert statistics.equivalence_p_value(*rounded, 0.02, paired=True) == 0.0
     with pytest.raises(ValueError, match="two seeds"):
         statistics.t_estimate([1.0], [1.0], paired=True)
 

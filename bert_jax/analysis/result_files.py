@@ -21,7 +21,7 @@ from bert_jax.analysis.suite import ITEMS, UNCERTAINTY, Suite, SuiteInputs, Suit
 from bert_jax.errors import UserError, require
 from bert_jax.inference.loaded_model import LoadedModel
 from bert_jax.provenance import Provenance, code, describe_code, make_provenance
-from bert_jax.storage.files import write_atomic
+from bert_jax.storage.files import walk_files, write_atomic
 from bert_jax.storage.json_files import read_json_as
 from bert_jax.storage.paths import StoredPath
 from bert_jax.training.param_paths import params_sha256
@@ -78,13 +78,12 @@ def model_sha256(model: LoadedModel) -> str:
 
 
 def data_sha256(data: StoredPath, folders: tuple[str, ...]) -> str:
-    """Hex SHA-256 of the files of some folders: their names and contents; a missing folder counts as empty."""
+    """Hex SHA-256 of the files in and below some folders: names and contents; a missing folder counts as empty."""
     digest = hashlib.sha256()
     for folder in folders:
-        directory = data / folder
-        for path in sorted(directory.iterdir(), key=str) if directory.is_dir() else []:
-            if path.is_file():
-                digest.update(f"{folder}/{path.name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+        files = walk_files(data / folder) if (data / folder).is_dir() else []
+        for name, path in sorted((path.relative_to(data).as_posix(), path) for path in files):
+            digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 
 

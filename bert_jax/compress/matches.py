@@ -37,7 +37,7 @@ class Match:
     what: What
     """Hidden states of all tokens, hidden states of [CLS], or attention scores, which `kl` compares after softmax."""
     loss: Loss
-    """Function of `compress.losses`."""
+    """Function of `compress.distillation_losses`."""
     weight: Positive = 1.0
     """Factor in the total loss."""
     project: str | None = None

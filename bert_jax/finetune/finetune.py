@@ -120,6 +120,8 @@ def finetune(
         encoder = encoder._replace(model=model)
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
     splits = None if share is None else read_splits(task, data_directory, options)
+    for seed in range(options.seed, options.seed + options.seeds if splits else 0):
+        hold_out(splits, share, seed)  # its errors, before the first run
 
     def make_run(seed: int) -> FinetuneRun:
         nested = None if share is None else encode_splits(task, hold_out(splits, share, seed), options, encoder)[0]
@@ -231,7 +233,7 @@ def _directories(workdir: StoredPath, seeds: range) -> dict[int, StoredPath]:
     known = numbered if held is None else numbered | {held}
     if not known and len(seeds) == 1 and f"seed{seeds[0]}" not in names:
         return {seeds[0]: workdir}
-    if held is None:
+    if not known:
         _check_directory_of_seeds(workdir, names)
     return {seed: workdir if seed == held else workdir / f"seed{seed}" for seed in sorted(known.union(seeds))}
 

@@ -208,6 +208,8 @@ def read_multilabel(directory: StoredPath, options: FileOptions) -> SentenceTask
     for split, values in tables.rows.items():
         rows = _to_rows(split, values, columns._replace(label=None))
         sets = [_label_set(where, one.get(options.label_column), options.label_separator) for where, one in values]
+        if split.startswith("test") and all(one in (None, [], ["-1"]) for one in sets):
+            sets = [None] * len(sets)
         if split.startswith("test") and any(one is None for one in sets):
             require(
                 all(one is None for one in sets),

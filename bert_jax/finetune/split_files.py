@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from bert_jax.errors import UserError, install_command, require
 from bert_jax.finetune.tables import Columns, check_columns, read_values
 from bert_jax.storage.paths import StoredPath
@@ -248,4 +250,8 @@ def _tfds_errors(directory: StoredPath) -> Iterator[None]:
 
 
 def _decoded(value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.integer):
+        value = value.tolist()
+    if isinstance(value, list):
+        return [_decoded(one) for one in value]
     return value.decode() if isinstance(value, bytes) else value

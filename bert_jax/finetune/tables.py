@@ -1,8 +1,10 @@
 """Tables of examples: TSV, CSV and JSON-lines files to texts and labels."""
 
 import csv
+import decimal
 import io
 import math
+import numbers
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -178,7 +180,8 @@ def to_row(where: str, values: Mapping[str, Any], columns: Columns) -> TableRow:
 def _label_text(where: str, label: Any, columns: Columns) -> str | None:
     if columns.label_optional and (label is None or label == ""):
         return None
-    is_label = isinstance(label, str | int) or (np.isscalar(label) and bool(np.isfinite(label)))
+    is_number = isinstance(label, numbers.Real | decimal.Decimal | np.bool_)
+    is_label = isinstance(label, str | int) or (is_number and math.isfinite(label))
     require(is_label, f"{where}: the label is not a string or finite number")
     return str(label).strip()
 

@@ -190,7 +190,7 @@ def check_one_label(task: str, data: TaskData, what: str) -> None:
     """Raise UserError for a task whose examples do not have one text, or pair, with one label for it or its tokens."""
     require(
         data.kind in ("classification", "tagging", "span"),
-        f"--task {task}: {what} needs tasks with one text and one label per example or token: choose another task",
+        f"task {task}: {what} needs tasks with one text and one label per example or token: choose another task",
     )
 
 

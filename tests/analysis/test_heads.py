@@ -128,6 +128,7 @@ def test_measures():
     )
     shares, curve = np.array([0, 0.25, 0.5, 0.75, 1]), np.array([2, 2.1, 2.3, 2.0, 9])
     assert [head_measures.removable_share(shares, curve, rise) for rise in (0.0, 0.1, 0.2, 9)] == [0, 0.25, 0.75, 1]
+    assert np.isnan(head_measures.removable_share(shares, np.full((2, 5), np.nan), 0.1)).all()
     both = head_measures.removable_share(shares, np.stack([curve, np.full(5, 2.0)]), 0.1)
     assert both.tolist() == [0.25, 1]
     assert head_measures.top_share(np.ones(20)) == pytest.approx(0.1)

@@ -343,6 +343,8 @@ def test_seeds_are_added_to_those_of_the_directory(sst2_run, tmp_path, there, se
         values["config"]["seed"] = int(name.removeprefix("seed") or 3)
         (tmp_path / name / "config.json").write_text(json.dumps(values))
     (tmp_path / "seeds").mkdir()  # no run
+    if there:
+        (tmp_path / "report.html").write_text("")  # a file of the user beside runs
     first, last = seeds[0], seeds[-1]
     found = finetune._directories(tmp_path, range(first, last + 1))
     assert list(found.items()) == [(seed, tmp_path / name) for seed, name in expected.items()]

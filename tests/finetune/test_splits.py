@@ -1,5 +1,6 @@
 """Files of splits: their names and layouts, endings of a multiple choice, labels of test splits."""
 
+import decimal
 import json
 import sys
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax.errors import UserError
+from bert_jax.finetune import split_files
 from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.sentence_data import (
     SentenceData,
@@ -19,7 +21,7 @@ from bert_jax.finetune.sentence_data import (
 from bert_jax.finetune.split_files import ENDINGS, find_splits, hash_files
 from bert_jax.finetune.squad import Question
 from bert_jax.finetune.squad_data import SquadData, read_squad_splits
-from bert_jax.finetune.tables import Example
+from bert_jax.finetune.tables import Columns, Example, to_row
 from bert_jax.finetune.tagging import TaggedSentence
 from bert_jax.finetune.tagging_data import TaggingData, read_tagging
 from bert_jax.finetune.task_data import correct_examples
@@ -321,11 +323,14 @@ def test_several_labels(tmp_path, words):
         feature = {"_type": "List", "feature": NAMED | {"names": ["place", "thing"]}}
         parquet(tmp_path / f"numbers/{split}.parquet", {"text": texts, "label": numbers}, {"label": feature})
     lines(tmp_path / "lists/test.jsonl", [{"text": "river"}])
+    (tmp_path / "table/test.tsv").write_text("text\tlabel\nriver\t\n")  # no labels, as of other tasks
+    parquet(tmp_path / "numbers/test.parquet", {"text": ["river"], "label": [[-1]]}, {"label": feature})
     task = read_multilabel(tmp_path / "lists", OPTIONS)
     assert task.labels == ("place", "thing")
     assert [example.label for example in task.splits["dev"]] == [(1, 1), (0, 0), (0, 1)]
-    assert read_multilabel(tmp_path / "table", FinetuneOptions(label_separator=";")).splits["dev"] == task.splits["dev"]
-    assert read_multilabel(tmp_path / "numbers", OPTIONS).splits["dev"] == task.splits["dev"]
+    separated = FinetuneOptions(label_separator=";")
+    for found in (read_multilabel(tmp_path / "table", separated), read_multilabel(tmp_path / "numbers", OPTIONS)):
+        assert found.splits["dev"] == task.splits["dev"] and found.splits["test"][0].label is None
 
     data = SentenceData(task, words, 16, 2)
     assert data.splits["test"].examples.labels.tolist() == [[-1, -1]] and not data.splits["test"].has_labels
@@ -439,6 +444,20 @@ def test_a_part_of_train_is_held_out(seed, tmp_path):
         assert len(held) == len(whole["train"]) // 4 and len(parts["train"]) == 3 * len(held)
         assert sorted(map(repr, [*held, *parts["train"]])) == sorted(map(repr, whole["train"]))
         assert parts["dev"] == whole["dev"] and held != other["selection"]
+
+
+@pytest.mark.parametrize(("label", "text"), [(decimal.Decimal("4.5"), "4.5"), (np.float32(0.5), "0.5"), (2, "2")])
+def test_numbers_of_other_types_are_labels(label, text):
+    columns = Columns(("text",), "label", "")
+    assert to_row("here", {"text": "a", "label": label}, columns).label == text
+    for other in (b"a", decimal.Decimal("NaN"), [1], float("inf")):
+        with pytest.raises(UserError, match="here: the label is not a string or finite number"):
+            to_row("here", {"text": "a", "label": other}, columns)
+
+
+def test_values_of_tfds():
+    values = [np.array([b"a", b"b"], object), np.array([1, 0]), np.int64(3), b"x", np.float32(0.1)]
+    assert [split_files._decoded(one) for one in values] == [["a", "b"], [1, 0], 3, "x", np.float32(0.1)]
 
 
 def test_a_class_that_is_only_held_out():

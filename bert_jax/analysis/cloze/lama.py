@@ -13,6 +13,7 @@ from bert_jax.analysis.bootstrap import bootstrap_mean
 from bert_jax.analysis.cloze.cloze_scores import mean, ranks_and_ties, share_with_interval
 from bert_jax.analysis.cloze.lama_files import Fact, common_vocabulary, draw_facts, read_relations
 from bert_jax.analysis.cloze.predictions import (
+    MASK,
     encode_masked,
     lone_mask_log_probabilities,
     mask_log_probabilities,
@@ -64,6 +65,8 @@ def select(facts: Sequence[Fact], candidates: np.ndarray, model: LoadedModel) ->
             skipped["too_long"] += 1
         elif token is None:
             skipped["not_one_token"] += 1
+        elif fact.text.startswith(MASK) and token_of_word(fact.object, model.tokenizer, begins_text=True) != token:
+            skipped["other_token_at_the_beginning"] += 1  # of a byte-level vocabulary; candidates follow a space
         elif index == len(candidates) or candidates[index] != token:
             skipped["not_in_vocabulary"] += 1
         else:

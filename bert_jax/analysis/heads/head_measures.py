@@ -23,7 +23,7 @@ def removable_share(
     """
     first = losses[..., :1]
     is_allowed = np.logical_and.accumulate(losses <= first + rise * np.abs(first), axis=-1)
-    return np.asarray(shares[is_allowed.sum(-1) - 1])
+    return np.where(np.isnan(losses).any(-1), np.nan, np.asarray(shares)[is_allowed.sum(-1) - 1])
 
 
 def top_share(importances: Float[np.ndarray, "*R heads"], share: float = 0.1) -> Float[np.ndarray, "*R"]:

@@ -82,6 +82,8 @@ def blocks(result: SuiteResult) -> tuple[ReportBlock, ...]:
 
 
 def _percent(share: Mapping[str, float]) -> str:
+    if share["low"] is None:  # of a single example
+        return f"{share['value']:.0%}"
     beside = f", ± {share['deviation_of_seeds']:.0%} of one seed" if share.get("deviation_of_seeds") else ""
     return f"{share['value']:.0%} ({share['low']:.0%} to {share['high']:.0%}{beside})"
 
