@@ -96,6 +96,11 @@ class Chip:
     efficiency: Efficiency
     """Fitted by scripts/benchmarks/calibrate_roofline.py, to published runs of the family or to own measurements."""
 
+    @property
+    def devices_per_chip(self) -> int:
+        """jax devices of a chip, the unit of prices: each of the two cores of a v3 chip is a device."""
+        return 2 if self.name == "v3" else 1
+
 
 _TPU_KINDS = {
     "v3": ("TPU v3",),

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +25,12 @@ def write_stacks_on_signal() -> int | None:
     file = os.open(Path(directory) / str(os.getpid()), os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600)
     faulthandler.register(signal.SIGUSR1, file, all_threads=True)
     return file
+
+
+def ignore_requests() -> None:
+    """SIGUSR1 ends no process: outside of a `Stacks`, as while corpora are opened, nothing else would handle it."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
 
 class Stacks:

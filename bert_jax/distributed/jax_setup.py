@@ -13,6 +13,8 @@ from pathlib import Path
 import jax
 from jax.extend import backend
 
+from bert_jax.command.stacks import ignore_requests
+
 ACCELERATORS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd", "/dev/accel0", "/dev/vfio/0")
 """Device files of NVIDIA GPUs (/dev/dxg in Windows' Linux) and AMD GPUs, and of TPUs."""
 CUDA_PLUGINS = ("jax-cuda13-plugin", "jax-cuda12-plugin")
@@ -27,6 +29,7 @@ def prepare_training(compilation_cache: str | None) -> None:
     Args:
       compilation_cache: see `set_compilation_cache`.
     """
+    ignore_requests()
     disable_absent_backends()
     set_compilation_cache(compilation_cache)
     keep_freed_memory()

@@ -4,6 +4,7 @@ the directory of local copies."""
 import contextlib
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from etils import epath
 
 from bert_jax.chips import GIB, Sizes
+from bert_jax.config import Config
 from bert_jax.convert.init_from import check_source
 from bert_jax.data.mixture import common_tokenizer
 from bert_jax.distributed.shared_directory import becomes_visible
@@ -32,8 +34,6 @@ from bert_jax.training.run_directory.checkpoint import (
 from bert_jax.training.run_directory.lost_checkpoints import check_no_lost_checkpoints
 from bert_jax.training.sharding import abstract_mesh
 
-CHECKPOINT_BYTES_PER_PARAMETER = 12
-"""Parameter and two moments, float32."""
 FREE_SPACE_MARGIN = 1.1
 """Less free space than this multiple of the largest need gives a warning."""
 GIVE_WORKDIR = "give --workdir to check it"
@@ -156,11 +156,16 @@ def start(context: CheckContext) -> Iterator[Finding]:
     yield finding("start", f"the run starts from {source}", values)
 
 
+def _checkpoint_bytes(config: Config) -> int:
+    """Size of a checkpoint: parameters, two moments and an average, float32."""
+    arrays = 3 + (config.optimizer.ema_decay is not None)
+    return 4 * arrays * count_parameters(model_spec(config, -1), Sizes()).total
+
+
 def disk(context: CheckContext) -> Iterator[Finding]:
     """Space for the checkpoints that are kept, one that is being written, and one that is kept as known good."""
     config = context.config
-    parameters = count_parameters(model_spec(config, -1), Sizes()).total
-    size = CHECKPOINT_BYTES_PER_PARAMETER * parameters
+    size = _checkpoint_bytes(config)
     keep = config.checkpoint.keep
     if config.checkpoint.keep_every:
         keep += config.total_steps // config.checkpoint.keep_every
@@ -196,16 +201,17 @@ def local_copies(context: CheckContext) -> Iterator[Finding]:
         return
     shape = abstract_mesh(config.mesh, machine.devices, machine.slices).shape
     parts = shape["fsdp"] * shape["tensor"]
-    state = CHECKPOINT_BYTES_PER_PARAMETER * count_parameters(model_spec(config, -1), Sizes()).total
-    size = int(2 * state * min(1.0, machine.devices / machine.hosts / parts))
+    size = int(2 * _checkpoint_bytes(config) * min(1.0, machine.devices / machine.hosts / parts))
     if parts == machine.devices and machine.hosts > 1:
         size *= 2  # and copies of another host, because no other one has its parts
     failed, values = False, {"size": size}
+    of_host = Counter(report["host"] for report in context.reports)  # its processes share the space
     for i, report in enumerate(context.reports):
         error, free = report["local_probe"]["error"], report["local_probe"]["free"]
-        if error or free < size:
+        needed = size * of_host[report["host"]]
+        if error or free < needed:
             failed = True
-            text = error or f"{size / GIB:,.2f} GiB needed, {free / GIB:,.2f} GiB are free"
+            text = error or f"{needed / GIB:,.2f} GiB needed, {free / GIB:,.2f} GiB are free"
             remedy = "choose another --checkpoint.local-directory, or free space there"
             yield finding("local-copies", f"process {i} ({report['host']}): {text}", values, remedy, "error")
     if not failed:

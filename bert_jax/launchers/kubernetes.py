@@ -221,7 +221,7 @@ def check_pretrain_args(words: list[str], directories: list[str]) -> None:
     given = set()
     for word, following in zip(words, [*words[1:], ""], strict=True):
         flag, equals, value = word.partition("=")
-        if flag.startswith("--cluster.") and flag != "--cluster.timeout":
+        if flag in ("--cluster.coordinator", "--cluster.processes", "--cluster.process"):
             raise UserError(f"{short_repr(flag)} is set for each pod: leave it out")
         if flag not in ("--corpus", "--workdir"):
             continue

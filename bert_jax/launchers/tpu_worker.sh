@@ -48,7 +48,10 @@ supervise() {
 
 run() {
     local from code
-    [[ -x $root/.venv/bin/bert-jax ]] || fail "is not set up: bash tpu_pod.sh setup ..."
+    [[ -x $root/.venv/bin/bert-jax ]] || {
+        log "is not set up: bash tpu_pod.sh setup ..."
+        exit 127 # as without this script
+    }
     from=$(stat --format %s "$run_dir/log")
     if flock -n 9; then
         rm -f "$run_dir/code" "$run_dir/stop"

@@ -204,8 +204,8 @@ def _notes(config: Config, topology: Topology, programs: Programs) -> Iterator[s
             f"{one.path} is copied, not split: mesh.{one.axis} {programs.mesh.shape[one.axis]} does not divide its "
             f"dimension {one.dimension}, {one.size:,}; {_size(copies * one.bytes)} with its moments on each device"
         )
-    if topology.devices_per_chip > 1:
-        yield f"a device is one of the {topology.devices_per_chip} cores of a chip and has half of its memory"
+    if topology.chip.devices_per_chip > 1:
+        yield f"a device is one of the {topology.chip.devices_per_chip} cores of a chip and has half of its memory"
     if topology.devices is None:
         yield (
             "the step was lowered for GPUs, not compiled: memory and bytes sent are estimates; the compiler (0.8 GB): "

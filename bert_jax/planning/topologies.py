@@ -67,14 +67,9 @@ class Topology:
     """Devices for which jax compiles; None for GPUs without their compiler."""
 
     @property
-    def devices_per_chip(self) -> int:
-        """Number of jax devices per chip: each of the two cores of a v3 chip is a device."""
-        return 2 if self.chip.name == "v3" else 1
-
-    @property
     def chips(self) -> int:
         """Number of chips, the unit of pricing."""
-        return self.count // self.devices_per_chip
+        return self.count // self.chip.devices_per_chip
 
     def mesh(self, config: MeshConfig) -> Mesh | AbstractMesh:
         """Mesh over these devices.

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+from bert_jax.chips import chip_of
 from bert_jax.report import Note, Table
 from bert_jax.run_report.run_files import RunFiles
 
@@ -10,7 +11,7 @@ from bert_jax.run_report.run_files import RunFiles
 def cost_blocks(runs: Sequence[RunFiles], price: float) -> list[Note | Table]:
     """Hours, chip-hours and cost so far and, as an estimate, to the end.
 
-    A chip is a jax device of the last attempt: on TPU v3 half of a chip, as in `bert-jax plan`.
+    Chips are those of the last attempt; on TPU v3 two jax devices are one, as in `bert-jax plan`.
 
     Args:
       runs: whose times were recorded; others have no row.
@@ -33,9 +34,10 @@ def cost_blocks(runs: Sequence[RunFiles], price: float) -> list[Note | Table]:
 
 
 def _chips(run: RunFiles) -> int:
-    """Devices of the last attempt, 0: unknown."""
+    """Chips of the last attempt, 0: unknown."""
     text = run.environments[-1].get("devices", "") if run.environments else ""
-    return sum(map(int, re.findall(r"([0-9]+) x ", text)))
+    devices = re.findall(r"([0-9]+) x ([^,]+)", text)
+    return sum(int(count) // (chip.devices_per_chip if (chip := chip_of(kind)) else 1) for count, kind in devices)
 
 
 def _hours_spent(run: RunFiles) -> float:

@@ -280,6 +280,7 @@ def _restore_or_init(run: RunContext, checkpoints: Checkpoints) -> tuple[TrainSt
         return state, _continued(run, saved, _read_progress(saved))
     if isinstance(run.initial, Fork):
         saved = run.initial.metadata
+        run.ledger.restore(saved["ledger"], are_lost=False)
         state = checkpoints.restore(run.initial.checkpoint, run.programs.abstract_state(saved["phase"]))
         progress = dataclasses.replace(_read_progress(saved), cursor=run.initial.cursor, metric_lines=0)
         progress = _continued(run, saved, progress)
@@ -330,7 +331,7 @@ def _save(
     run: RunContext, checkpoints: Checkpoints, state: TrainState, progress: Progress, score: Score | None = None
 ) -> None:
     config, step = run.programs.task.config, progress.cursor.step
-    good = recovery.trusted_until_step(step - recovery.undetected_steps(config), config, run.ledger)
+    good = recovery.trusted_until_step(step - recovery.undetected_steps(config), config, run.ledger, checkpoints)
     checkpoints.save(step, state, _metadata(run, progress) | ({} if score is None else {SCORE: score}), good)
 
 

@@ -39,7 +39,8 @@ def record_rollback(cause: RollbackError, config: Config, checkpoints: Checkpoin
             f"{cause.what}: {cause.reason}. The run was rolled back {done} time(s) within {span} steps "
             f"(recovery.max_rollbacks, recovery.rollback_steps): {cause.advice}"
         )
-    good = math.inf if isinstance(cause, ReplicaError) else trusted_until_step(cause.first - 1, config, ledger)
+    is_of_replicas = isinstance(cause, ReplicaError)
+    good = math.inf if is_of_replicas else trusted_until_step(cause.first - 1, config, ledger, checkpoints)
     intact = (metadata for step in checkpoints.steps() if step <= good and (metadata := checkpoints.metadata(step)))
     metadata = next(intact, None)
     entry = ledger.make_decision(EVENT, lambda: _rollback_entry(cause, config, metadata, ledger))
@@ -80,13 +81,15 @@ def undetected_steps(config: Config) -> int:
     return max(config.recovery.max_skipped, IN_A_ROW) - 1
 
 
-def trusted_until_step(step: int, config: Config, ledger: Ledger) -> int:
+def trusted_until_step(step: int, config: Config, ledger: Ledger, checkpoints: Checkpoints) -> int:
     """Checkpoints up to this step are good if the run has done `step` steps without divergence.
 
-    The checkpoint of the last rollback after divergence stays good, and so does the initial state.
+    The checkpoint of the last rollback after divergence stays good, and so does the initial state. With `start.source`
+    that is the oldest checkpoint, of a later step if the run is a fork.
     """
     rollbacks = [entry["to"] for entry in ledger.entries_of(EVENT) if entry["skipped_rows"]]
-    return max([0, step - config.recovery.stable_steps, *rollbacks[-1:]])
+    initial = min(checkpoints.steps(), default=0) if config.start.source is not None else 0
+    return max([initial, step - config.recovery.stable_steps, *rollbacks[-1:]])
 
 
 def apply_rollback(checkpoints: Checkpoints, ledger: Ledger) -> None:

@@ -323,6 +323,21 @@ def test_space_for_local_copies(context, hosts, mesh, states):
         assert found.level == level
 
 
+def test_processes_of_a_host_share_the_space_for_local_copies(context):
+    planned = local(machine(context, devices=16, hosts=2))
+    size = findings_of(planned, "local-copies")[0].values["size"]
+    for hosts, level in ((("a", "b"), "ok"), (("a", "a"), "error")):
+        probe = {"local_probe": {"error": "", "free": 2 * size - 1}}
+        reports = tuple(context.reports[0] | probe | {"host": host} for host in hosts)
+        assert findings_of(of(planned, reports=reports), "local-copies")[0].level == level
+
+
+def test_a_checkpoint_with_an_average_is_a_third_larger(context):
+    plain, averaged = (with_config(context, optimizer={"ema_decay": decay}) for decay in (None, 0.999))
+    sizes = [findings_of(one, "disk")[0].values["checkpoint"] for one in (plain, averaged)]
+    assert 3 * sizes[1] == 4 * sizes[0]
+
+
 def test_a_run_continues_and_another_run_is_refused(context, tiny_config, tiny_run, tmp_path):
     here = of(context, config=tiny_config, workdir=tmp_path / "copy")
     shutil.copytree(tiny_run, here.workdir)

@@ -118,6 +118,11 @@ def expanded(text: str, variables: dict[str, str]) -> str:
     return re.sub(r"\$\$|\$\((\w+)\)", lambda found: variables.get(found[1], found[0]) if found[1] else "$", text)
 
 
+def test_flags_of_a_cluster_that_no_pod_gets_are_passed_on(make_jobset):
+    words = ["--cluster.patience", "600", "--cluster.secret-file", "/data/secret", "--cluster.notices", "gcp"]
+    assert " ".join(words) in " ".join(container_command(make_jobset(*GPU, "--", *MOUNTED, *words), 0))
+
+
 def test_gpu_pods_have_the_flags_of_one_cluster(make_jobset):
     """`bert-jax pretrain` detects each process from the flags of its pod, at the address that JobSet gives pod 0."""
     jobset = make_jobset(*GPU, "--", *MOUNTED, "--phases.0.steps", "7")

@@ -335,6 +335,12 @@ def test_a_config_of_the_clone_is_found(host, tmp_path):
     assert "configs/mine.py is found" in output
 
 
+def test_a_host_that_is_not_set_up_says_so_by_its_code(host, tmp_path):
+    (tmp_path / "bert_jax/.venv/bin/bert-jax").unlink()
+    run = host.start("run", *TRAIN)
+    assert run.wait(20) == 127 and "is not set up: bash tpu_pod.sh setup" in run.stdout.read()
+
+
 def test_a_host_is_set_up_with_the_pinned_versions(host, tmp_path):
     python = tmp_path / "python3"
     python.write_text('#!/bin/sh\necho "$PWD: $*"\n')

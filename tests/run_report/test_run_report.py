@@ -147,6 +147,8 @@ def test_cost_so_far_and_to_the_end(run, tiny_run, capsys):
     assert rows == [("so far", "1", "4", "10.00"), ("to the end, estimated", "1", "4", "10.00")]
     (row,) = (row for block in cost.cost_blocks([run], 2.5) if isinstance(block, Table) for row in block.rows)
     assert row[1] == "so far", "it has ended"
+    for kind, chips in (("TPU v3", 4), ("cpu", 8)):
+        assert cost._chips(dataclasses.replace(run, environments=[{"devices": f"8 x {kind}"}])) == chips
     assert cost.cost_blocks([dataclasses.replace(run, environments=[])], 2.5) == []
     assert report(tiny_run, "--no-samples", "--price-per-chip-hour", "2.5") == 0
     assert "At 2.5 per chip and hour" in capsys.readouterr().out

@@ -159,10 +159,37 @@ def test_a_full_disk_is_a_warning_and_a_deleted_directory_is_made_again(copies, 
         copies.wait()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: no local copy of step 2: [Errno 28] No space left on device (process 0)")
+    assert not [*tmp_path.glob("local/*/*/*")], "nothing half-written stays"
     shutil.rmtree(tmp_path / "local")
     copies.save(6, state_of(6), {})
     copies.wait()
     assert restore(copies)[0]["step"] == 6
+
+
+def test_a_copy_that_another_process_lacks_is_deleted(copies, tmp_path, monkeypatch, capsys):
+    """Else every later step would add one for as long as the other process has no space; the whole one stays."""
+    copies.save(2, state_of(2), {})
+    copies.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(local_copies, "all_gather", lambda name, value: [value, "its disk is full"])
+        for step in (4, 6):
+            copies.save(step, state_of(step), {})
+        copies.wait()
+    assert [path.name[:8] for path in files(tmp_path)] == ["00000002"]
+    assert "its disk is full (process 1)" in capsys.readouterr().err
+
+
+def test_a_copy_that_cannot_be_sent_is_not_used(copies, monkeypatch):
+    class Refused:
+        def send(self, *_):
+            raise ConnectionRefusedError(111, "Connection refused")
+
+    monkeypatch.setattr(copies, "_peers", Refused())
+    monkeypatch.setattr(copies, "_find", lambda name: (local_copies.Path(__file__), None))
+    problem = copies._fetch(["00000002-a"], [[]], {"00000002-a": 0})
+    assert problem == "process 0 cannot send that of process 0 ([Errno 111] Connection refused)"
+    monkeypatch.setattr(copies, "_peers", None)
+    assert copies._fetch(["00000002-a"], [["00000002-a"]], {"00000002-a": 0}) == ""
 
 
 @pytest.mark.parametrize(

@@ -422,6 +422,19 @@ def test_steps_without_detection(plain_config, max_skipped, steps):
     assert recovery.undetected_steps(dataclasses.replace(plain_config, recovery=recovery_config)) == steps
 
 
+def test_the_first_checkpoint_of_a_fork_is_good(config, tmp_path):
+    """As the initial state of any run is; a fork begins at a later step."""
+    ledger, patient = Ledger(tmp_path / "ledger.jsonl"), dataclasses.replace(config.recovery, stable_steps=9)
+    plain = dataclasses.replace(config, recovery=patient)
+    fork = dataclasses.replace(plain, start=StartConfig(source="runs/a@20"))
+    with checkpoint.Checkpoints(checkpoint.checkpoint_directory(tmp_path), keep=9) as checkpoints:
+        for step in (20, 22):
+            cursor = dataclasses.asdict(Cursor(step=step, rows=8 * step))
+            checkpoints.save(step, {"x": jnp.zeros(2)}, {"cursor": cursor})
+        assert [recovery.trusted_until_step(23, one, ledger, checkpoints) for one in (plain, fork)] == [14, 20]
+        assert recovery.record_rollback(DivergenceError(23, 23, "spike"), fork, checkpoints, ledger)[0] == 20
+
+
 def test_a_rollback_of_corrupted_replicas_proves_no_checkpoint(config, tmp_path):
     """It goes to the newest checkpoint, skips no rows, and counts; a later divergence may go back further."""
     ledger = Ledger(tmp_path / "ledger.jsonl")
@@ -436,8 +449,8 @@ def test_a_rollback_of_corrupted_replicas_proves_no_checkpoint(config, tmp_path)
         recovery.apply_rollback(checkpoints, ledger)
         assert checkpoints.steps() == [12, 8, 4]
         assert ledger.entries[-1]["skipped_rows"] is None and Ledger(ledger.path).entries == ledger.entries
-        assert recovery.trusted_until_step(14, config, ledger) == 14 - config.recovery.stable_steps
-        assert recovery.trusted_until_step(6, config, ledger) == 4
+        trusted = [recovery.trusted_until_step(step, config, ledger, checkpoints) for step in (14, 6)]
+        assert trusted == [14 - config.recovery.stable_steps, 4]
         assert recovery.with_skipped_rows(Cursor(), ledger).skipped == ((40, 80),)
         with pytest.raises(DivergedError, match=r"replicas of the parameters differ: a device\. The run was rolled"):
             recovery.record_rollback(error, config, checkpoints, ledger)

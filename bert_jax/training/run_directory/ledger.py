@@ -70,25 +70,27 @@ class Ledger:
         )
         self._file = JsonLines(path, durable=True)
 
-    def restore(self, saved: list[dict[str, Any]]) -> None:
-        """Restore lost decisions from a checkpoint; all processes call this before they continue from it.
+    def restore(self, saved: list[dict[str, Any]], *, are_lost: bool = True) -> None:
+        """Take over the decisions of a checkpoint; all processes call this before they continue from it.
 
         Args:
           saved: the decisions in the checkpoint, which are the first ones of the run.
+          are_lost: whether the run has made them, so that a warning says that they were lost.
         """
         if self.entries[: len(saved)] == saved:
             return
         self._file.close()
-        compute_and_broadcast("the decisions of a checkpoint", lambda: self._rewrite(saved))
+        compute_and_broadcast("the decisions of a checkpoint", lambda: self._rewrite(saved, are_lost))
         self.entries, self._file = list(saved), JsonLines(self.path, durable=True)
 
-    def _rewrite(self, entries: list[dict[str, Any]]) -> None:
+    def _rewrite(self, entries: list[dict[str, Any]], are_lost: bool) -> None:
         write_atomic(self.path, b"".join(json.dumps(entry).encode() + b"\n" for entry in entries))
-        print(
-            f"warning: {self.path} has lost decisions: restored {len(entries)} from the checkpoint; later ones are "
-            "made again",
-            file=sys.stderr,
-        )
+        if are_lost:
+            print(
+                f"warning: {self.path} has lost decisions: restored {len(entries)} from the checkpoint; later ones are "
+                "made again",
+                file=sys.stderr,
+            )
 
     def entries_of(self, event: str) -> list[dict[str, Any]]:
         """The decisions with this event, oldest first."""

@@ -125,8 +125,11 @@ class LocalCopies:
         problems = all_gather("a local copy", problem)
         if not any(problems):
             announce_checkpoint()
-            self._delete_before(step)
-        elif is_first() and not self._warned:
+            # Later ones are of a process that is faster, or of the same run before a restart.
+            self._delete(lambda one: one < step)
+            return
+        self._delete(lambda one: one == step)  # nobody has use of it without the others; the step before it stays
+        if is_first() and not self._warned:
             self._warned = True
             process = next(process for process, text in enumerate(problems) if text)
             print(
@@ -135,11 +138,11 @@ class LocalCopies:
                 file=sys.stderr,
             )
 
-    def _delete_before(self, step: int) -> None:
-        """Delete older copies. Later ones are of a process that is faster, or of the same run before a restart."""
+    def _delete(self, is_discarded: Callable[[int], bool]) -> None:
+        """Delete the copies of some steps, and what was written of them."""
         with contextlib.suppress(OSError):  # a full disk is reported with the next copy
             for file in self._own.iterdir():
-                if (match := NAME.fullmatch(file.name)) and int(match[1]) < step:
+                if (match := NAME.fullmatch(file.name.removesuffix(".partial"))) and is_discarded(int(match[1])):
                     file.unlink(missing_ok=True)
 
     def wait(self) -> None:
@@ -203,7 +206,10 @@ class LocalCopies:
             holders = {name: process for process, (names, _) in reversed([*enumerate(gathered)]) for name in names}
             if not holders.keys() >= set(needed):
                 continue
-            self._fetch(needed, [names for names, _ in gathered], holders)
+            if problem := self._fetch(needed, [names for names, _ in gathered], holders):
+                if is_first():
+                    print(f"warning: the local copy of step {step} is not used: {problem}", file=sys.stderr)
+                continue
             _, arrays = self._find(needed[jax.process_index()])
             return restore_state(arrays, shapes, layout), metadata
         return None
@@ -213,14 +219,15 @@ class LocalCopies:
         found = ((file, _read_intact(file)) for file in self._files() if file.name == name)
         return next((file, content[1]) for file, content in found if content is not None)
 
-    def _fetch(self, needed: Sequence[str], held: Sequence[Sequence[str]], holders: dict[str, int]) -> None:
-        """Send the copies that other disks lack; returns when every process has its copy.
+    def _fetch(self, needed: Sequence[str], held: Sequence[Sequence[str]], holders: dict[str, int]) -> str:
+        """Send the copies that other disks lack; returns when every process has its copy, or why one has not.
 
         Args:
           needed: name of the copy of each process.
           held: names that each process has found on its disk.
           holders: a process that has it, by name.
         """
+        problem = ""
         for process, name in enumerate(needed):
             on_disk = {
                 one
@@ -230,8 +237,11 @@ class LocalCopies:
             }
             if name not in on_disk and holders[name] == jax.process_index():
                 assert self._peers is not None
-                self._peers.send(process, name, [self._find(name)[0].read_bytes()])
-        barrier("all have their copies")
+                try:
+                    self._peers.send(process, name, [self._find(name)[0].read_bytes()])
+                except OSError as error:
+                    problem = f"process {jax.process_index()} cannot send that of process {process} ({error})"
+        return next(filter(None, all_gather("copies that were sent", problem)), "")
 
 
 @contextlib.contextmanager
