@@ -84,8 +84,7 @@ def for_each_input(
       on_result: called with the index of the source and the result.
       workers: processes that read; if there is one input, this process reads it.
       description: for the progress bar.
-      rates: share of each source's documents to sample; a hash of the text decides for each document, or part of a
-        long one. None: all.
+      rates: share of the lines of each source to sample. None: all.
       cleaning: of the text.
 
     Returns:
@@ -139,11 +138,10 @@ class _Reader:
                     continue
                 totals.documents += document.begins
                 text = clean(document.text, self.cleaning)
-                content = text.encode()
-                totals.text_bytes += len(content)
-                if _is_kept(content, rate):
-                    totals.kept_bytes += len(content)
-                    kept.append(text)
+                totals.text_bytes += len(text.encode())
+                if sampled := _sample(text, rate):
+                    totals.kept_bytes += len(sampled.encode())
+                    kept.append(sampled)
             yield kept
             self.progress.add(block.size)
         totals.damaged += record.damaged
@@ -168,7 +166,9 @@ def _read(task: _Task) -> tuple[Totals, Any]:
     return _reader(task)
 
 
-def _is_kept(content: bytes, rate: float) -> bool:
+def _sample(text: str, rate: float) -> str:
+    """About a share of the lines of a text: a document can be a whole source. A hash decides for each line."""
     if rate >= 1:
-        return True
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest()) < rate * 2**64
+        return text
+    hashes = ((line, hashlib.blake2b(line.encode(), digest_size=8).digest()) for line in text.split("\n"))
+    return "\n".join(line for line, digest in hashes if line and int.from_bytes(digest) < rate * 2**64)

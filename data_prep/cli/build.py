@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import tyro
@@ -21,7 +21,7 @@ from bert_jax.field_validation import Count, Interval, check
 from bert_jax.report import text
 from bert_jax.storage.paths import is_remote
 from bert_jax.tokenizers.tokenizer import Tokenizer
-from data_prep import sources
+from data_prep import languages, sources
 from data_prep.build_options import BuildOptions, NearDuplicateOptions
 from data_prep.clean import NORMALIZATIONS, CleaningOptions
 from data_prep.cli.arguments import (
@@ -37,7 +37,9 @@ from data_prep.cli.arguments import (
     parse_sources,
 )
 from data_prep.cli.filter_arguments import parse_masks, read_filters
+from data_prep.filters.chain import Filters
 from data_prep.filters.function import FilterFunction
+from data_prep.sources.base import Source, field_name
 
 _MANY_UNKNOWN = 0.01
 """Share of the bytes of the text."""
@@ -200,6 +202,7 @@ class Build:
             own_validation=own_validation,
         )
         options = self._options(validation_sources=len(read) - len(self.source))
+        _note_languages(read, options.filters)
         evaluation = [sources.parse(spec, self.workers) for spec in self.filters.decontaminate]
         tokenizer = Tokenizer.load(self.tokenizer)
         if tokenizer.note:
@@ -226,7 +229,7 @@ class Build:
             if word in _NOT_IN_COMMAND or value == before.default:
                 continue
             for each in value if flag.is_repeatable else (value,):
-                words += [word] if each is True else [word, str(each)]
+                words += [word] if each is True else [word, *map(str, each if isinstance(each, tuple) else (each,))]
         return shlex.join(words)
 
     def _summarize(self, out: epath.Path, manifest: Mapping[str, Any]) -> None:
@@ -335,3 +338,16 @@ class Build:
         available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
         if megabytes > available:
             raise UserError(f"--memory-mb {megabytes} is more than the {available} MB of this machine: give less")
+
+
+def _note_languages(read: Sequence[Source], filters: Filters) -> None:
+    """Print a note on sources in a language that is not kept: the filter identifies languages, other rules do not."""
+    kept = {code.partition("-")[0] for code in filters.language.keep} if filters.language else set()
+    for source in read if kept else ():
+        fixed = source.language != languages.AUTO and not field_name(source.language)
+        if fixed and source.language.partition("-")[0] not in kept:
+            print(
+                f"note: source {source.spec}: its documents count as {source.language} for all rules but "
+                "--keep-language; add --language auto, or the code of their language",
+                file=sys.stderr,
+            )

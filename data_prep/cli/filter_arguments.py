@@ -27,6 +27,8 @@ def read_filters(given: Sequence[str], keep_language: Sequence[str]) -> Filters:
     """
     families: dict[str, object] = {}
     for one in given:
+        if one == "language" and keep_language:
+            continue  # --keep-language is its only setting without a default
         if one in Filters.families():
             added = {one: Filters.families()[one]()}
         elif epath.Path(one).suffix == ".json":

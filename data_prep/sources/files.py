@@ -53,8 +53,9 @@ def find_files(spec: str, pattern: str | FileSet) -> dict[str, FileVersion]:
         return found
     path = to_path(pattern)
     if not is_remote(path) and path.is_dir():
-        kind = spec.partition(":")[0]
-        raise UserError(f"source {spec}: {path} is a directory; write `{kind}:{path}/*`, or name its files")
+        kind, _, rest = spec.partition(":")
+        end = rest.removeprefix(pattern)  # a field
+        raise UserError(f"source {spec}: {path} is a directory; write `{kind}:{path}/*{end}`, or name its files")
     if not is_remote(path) and os.path.lexists(path):
         raise UserError(f"source {spec}: {path} is not a file, but a device, a pipe, or a link to no file")
     raise UserError(f"source {spec}: no file matches {pattern}")

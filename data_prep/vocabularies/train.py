@@ -102,6 +102,8 @@ def _train_on_counts(
     totals = for_each_input(sources, BoundedWordCounter(words, limit), add, workers, "counting words", rates=rates)
     if sizes is None:
         report(sources, totals)
+    else:
+        _note_empty_samples(sources, totals)
     if strips and marks.deleted > _MANY_DELETED * marks.characters:
         print(
             f"note: stripping accents deletes {marks.deleted / marks.characters:.1%} of the letters and marks of the"
@@ -146,7 +148,7 @@ def _train_on_text(settings: VocabularySettings, sources: Sequence[Source], work
     largest = float((sizes / shares).min())  # with these shares and without repeating text
     limit = min(settings.sample_bytes or SENTENCEPIECE_SAMPLE_BYTES, largest)
     lines: list[str] = []
-    for_each_input(
+    totals = for_each_input(
         sources,
         split_lines,
         lambda _, input_lines: lines.extend(input_lines),
@@ -154,8 +156,15 @@ def _train_on_text(settings: VocabularySettings, sources: Sequence[Source], work
         "sampling text",
         rates=sampling_rates(sizes, shares, limit),
     )
+    _note_empty_samples(sources, totals)
     model_type = settings.kind.removeprefix("sentencepiece-")
     return train_sentencepiece(lines, model_type, settings.vocab_size, settings.lowercase)
+
+
+def _note_empty_samples(sources: Sequence[Source], totals: Sequence[Totals]) -> None:
+    for source, total in zip(sources, totals, strict=True):
+        if not total.kept_bytes:
+            print(f"note: source {source.spec}: no line of it is in the sample; raise --sample-mb", file=sys.stderr)
 
 
 def _print_shares(sources: Sequence[Source], shares: np.ndarray) -> None:
@@ -184,7 +193,7 @@ def _sizes(sources: Sequence[Source], totals: Sequence[Totals]) -> np.ndarray:
 
 
 def sampling_rates(sizes: Sequence[float] | np.ndarray, shares: np.ndarray, limit: float) -> np.ndarray:
-    """Share of each source's documents to sample, for a total size of `limit` with the given shares, float64 [n].
+    """Share of the lines of each source to sample, for a total size of `limit` with the given shares, float64 [n].
 
     If a source has too little text, all of it is used, and its share is smaller.
 

@@ -188,6 +188,7 @@ USER_ERRORS = [
     ([*TOKENIZER, "txt:text.txt"], "unknown kind 'txt', did you mean 'text'?"),
     ([*TOKENIZER, "text:absent/*.txt"], "no file matches absent/*.txt"),
     ([*TOKENIZER, "text:t"], "t is a directory; write `text:t/*`, or name its files"),
+    ([*TOKENIZER, "jsonl:t@text"], "t is a directory; write `jsonl:t/*@text`, or name its files"),
     (["inspect", "absent"], "no such corpus"),
     (["verify", "t"], "not a finished corpus"),
     (["verify", "zz://t"], "zz://t: zz:// is not supported: write gs://BUCKET/... or s3://BUCKET/..."),

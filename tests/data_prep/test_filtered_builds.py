@@ -195,6 +195,17 @@ def test_mistakes(text, flags, message, capsys):
     assert message in error[-1] and not pathlib.Path("c").exists()
 
 
+def test_documents_of_a_language_that_is_not_kept_are_said(text, capsys):
+    """Their language is identified for this filter only; `--filter language` beside it adds nothing."""
+    pytest.importorskip("pycld2")
+    flags = "--source text:text.txt --filter language --keep-language de --workers 1"
+    assert build("c", *flags.split()) == 2, "no document is in German"
+    note = "note: source text:text.txt: its documents count as en for all rules but --keep-language"
+    assert note in capsys.readouterr().err
+    assert build("c", *flags.replace("de", "de --keep-language en").split()) == 0
+    assert note not in capsys.readouterr().err
+
+
 def test_a_language_that_filters_remove_is_said(text, capsys):
     """Chinese has no spaces, so each document is a few words."""
     lines = [

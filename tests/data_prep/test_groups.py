@@ -69,6 +69,8 @@ def test_groups_of_fields(records, bounds, workers):
     assert build("c", "--source", "jsonl:all.jsonl@text", *FIELDS, *bounds, workers=workers) == 0
     verify_corpus("c")
     numbers = [float(one) for one in bounds[1:]]
+    command = " ".join([*bounds[:1], *map(str, numbers)])
+    assert command in pathlib.Path("c/README.md").read_text(), "it can be run again"
     assert group_of_text("c") == {normal(record["text"]): expected_group(record, numbers) for record in records}
     for split in ("train", "validation"):
         corpus = Corpus.open("c", split)

@@ -247,6 +247,22 @@ def test_sampling_exponent_for_text_takes_no_document_twice(exponent, monkeypatc
     assert sizes[1] / sizes[0] == pytest.approx((small / large) ** exponent, rel=0.15)
 
 
+def test_a_sample_of_one_long_document_has_a_part_of_it(monkeypatch, capsys):
+    """A file can be a document, and each language one file."""
+    seen = []
+    real = sentencepiece_training.train_sentencepiece
+    monkeypatch.setattr(
+        sentencepiece_training, "train_sentencepiece", lambda lines, *rest: seen.extend(lines) or real(lines, *rest)
+    )
+    sources = [fake("\n".join(words), spec=spec) for words, spec in zip(LANGUAGES, "az", strict=True)]
+    train(recipe("sentencepiece-bpe", sampling_exponent=0.0), sources, workers=1)
+    sizes = [sum(len(line) for line in seen if line.startswith(letter)) for letter in "az"]
+    assert 0.7 < sizes[0] / sizes[1] < 1.4 and "note" not in capsys.readouterr().err
+    with pytest.raises(UserError, match="no words in the text"):
+        train(recipe("byte-bpe", sample_bytes=1), [fake("a" * 900, spec="one line")], workers=1)
+    assert "note: source one line: no line of it is in the sample; raise --sample-mb" in capsys.readouterr().err
+
+
 def test_a_sample_is_about_as_large_as_asked_and_always_the_same(monkeypatch):
     words = [f"{i:x}g" for i in range(4000)]
     size = sum(map(len, words))
