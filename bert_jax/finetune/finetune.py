@@ -21,7 +21,7 @@ from bert_jax.finetune.options import FinetuneOptions
 from bert_jax.finetune.seed_run import FinetuneRun, SeedResult, SourceEncoder
 from bert_jax.finetune.split_files import hash_files
 from bert_jax.finetune.task_data import TaskData, baseline_score
-from bert_jax.finetune.tasks import check_task, encode_splits, hold_out, open_task, read_splits
+from bert_jax.finetune.tasks import Splits, check_task, encode_splits, hold_out, open_task, read_splits
 from bert_jax.provenance import Code, describe_other_code, make_provenance
 from bert_jax.storage.files import write_atomic
 from bert_jax.storage.paths import StoredPath
@@ -119,9 +119,7 @@ def finetune(
         model = in_order_of_task(encoder.model, data, source, "leave --keep-head out", announce)
         encoder = encoder._replace(model=model)
     programs = {"mesh": make_mesh(mesh), "make_programs": make_programs or share_programs()}
-    splits = None if share is None else read_splits(task, data_directory, options)
-    for seed in range(options.seed, options.seed + options.seeds if splits else 0):
-        hold_out(splits, share, seed)  # its errors, before the first run
+    splits = None if share is None else _splits_with_selection(task, data_directory, options)
 
     def make_run(seed: int) -> FinetuneRun:
         nested = None if share is None else encode_splits(task, hold_out(splits, share, seed), options, encoder)[0]
@@ -133,6 +131,15 @@ def finetune(
     result = FinetuneResult(task, baseline_score(data), tuple(results))
     write_results(workdir, result.to_dict(), data, data_directory)
     return result
+
+
+def _splits_with_selection(task: str, directory: StoredPath, options: FinetuneOptions) -> Splits:
+    """The splits, of which `hold_out` can take a part for each seed; raises its errors before the first run."""
+    assert options.selection_share is not None
+    splits = read_splits(task, directory, options)
+    for seed in range(options.seed, options.seed + options.seeds):
+        hold_out(splits, options.selection_share, seed)
+    return splits
 
 
 def train_runs(
