@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
+from etils import epath
 
 from bert_jax.analysis import item_scores
 from bert_jax.analysis.item_scores import ItemScores
@@ -79,10 +80,10 @@ def model_sha256(model: LoadedModel) -> str:
 
 def data_sha256(data: StoredPath, folders: tuple[str, ...]) -> str:
     """Hex SHA-256 of the files in and below some folders: names and contents; a missing folder counts as empty."""
-    digest = hashlib.sha256()
+    digest, root = hashlib.sha256(), epath.Path(data)
     for folder in folders:
-        files = walk_files(data / folder) if (data / folder).is_dir() else []
-        for name, path in sorted((path.relative_to(data).as_posix(), path) for path in files):
+        files = walk_files(root / folder) if (root / folder).is_dir() else []
+        for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
             digest.update(f"{name}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
 

@@ -131,6 +131,10 @@ def test_a_version_is_of_the_source_of_the_suite(tmp_path):
         result_files.code_version(SUITE) == result_files.code_version(TREES) != result_files.code_version(probes.SUITE)
     )
     (tmp_path / "a.py").write_text("x = 1")
+    nested = tmp_path / "task/data/train.jsonl"
+    nested.parent.mkdir(parents=True)
+    digests = {result_files.data_sha256(tmp_path, ("task",)) for text in "ab" if nested.write_text(text)}
+    assert len(digests) == 2, "files in folders count"
     before = result_files._source_digest(tmp_path)
     result_files._source_digest.cache_clear()
     (tmp_path / "a.py").write_text("x = 2")

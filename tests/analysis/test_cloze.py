@@ -211,6 +211,15 @@ def test_a_model_that_answers_the_misprime(tmp_path):
     assert (primed["answers_the_misprime"], primed["precision_at_1"], primed["facts"]) == (0.5, 0.5, 2)
 
 
+def test_a_fact_whose_word_is_another_token_at_the_beginning(tmp_path, monkeypatch):
+    """In a byte-level vocabulary; candidates are words that follow a space."""
+    real = lama.token_of_word
+    monkeypatch.setattr(lama, "token_of_word", lambda *of, begins_text=False: real(*of) + begins_text)
+    facts = [{"obj_label": "sings", "masked_sentences": [text]} for text in ("is [MASK]", "[MASK] is", "so [MASK]")]
+    found = lama.run(write_facts(tmp_path / "P.jsonl", *facts), None, prefers(sings=3), 0, 0, False)[0]
+    assert (found["facts"], found["skipped"]["other_token_at_the_beginning"]) == (2, 1)
+
+
 def read_agreement(files):
     return verb_agreement.read_items(files)
 

@@ -72,11 +72,12 @@ def test_every_command_with_devices_disables_absent_backends_first(monkeypatch, 
 
 
 PAGE_FAULTS = """
-import resource, sys
+import os, resource, signal, sys
 import numpy as np
 from bert_jax.distributed import jax_setup
 jax_setup.ACCELERATORS = sys.argv[1:]
 jax_setup.prepare_training("none")
+os.kill(os.getpid(), signal.SIGUSR1)  # which asks for stacks, and ends nothing before there are some
 for _ in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     np.empty(2**26, np.uint8).fill(1)
