@@ -6,7 +6,7 @@ Published: nothing for masked language models that is known to us.
 Command: bert-jax ablate muon_mini_2048 --corpus DIR --workdir DIR
 Size: 20.19 million tokens in a run: 77 causal and 231 masked steps of 2,048 rows of 32 tokens; one seed.
 Margin: 0.02 nats, stated before any run.
-Cost: 3 runs, 61 million tokens; an estimate of 1.6 hours a run on one core.
+Cost: 3 runs, 61 million tokens; 1.4 hours a run on one core (measured).
 Rates: the best of `muon_rates_mini` at 256 rows, whose runs had about as many steps (320). The square root of 8 times
 as large ones (You et al.) are near those that did not train there.
 Causal first: a masked model of this size stays at the unigram loss for millions of tokens (`schedules_mini`).
