@@ -92,7 +92,7 @@ def test_a_multiple_choice(tiny_run, tmp_path):
     np.testing.assert_allclose(np.concatenate(alone).reshape(-1, 3), packed, rtol=0, atol=1e-4)
     sums = numbers(tmp_path / "run", "train")
     assert {"task_loss", "task_accuracy"} <= sums[-1].keys()
-    with pytest.raises(UserError, match="--task multiple_choice: the importance of heads and layers needs tasks with"):
+    with pytest.raises(UserError, match="task multiple_choice: the importance of heads and layers needs tasks with"):
         importance_data.open_task(bert_jax.load(tmp_path / "run"), data, "multiple_choice", FinetuneOptions(), 0, None)
     assert convert(tmp_path / "run", tmp_path / "exported", "huggingface").passed
     assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"] == ["BertForMultipleChoice"]
