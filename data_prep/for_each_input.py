@@ -138,9 +138,10 @@ class _Reader:
                     continue
                 totals.documents += document.begins
                 text = clean(document.text, self.cleaning)
-                totals.text_bytes += len(text.encode())
+                size = len(text.encode())
+                totals.text_bytes += size
                 if sampled := _sample(text, rate):
-                    totals.kept_bytes += len(sampled.encode())
+                    totals.kept_bytes += size if sampled is text else len(sampled.encode())
                     kept.append(sampled)
             yield kept
             self.progress.add(block.size)

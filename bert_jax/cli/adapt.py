@@ -73,6 +73,7 @@ class Adapt(Pretrain):
         from bert_jax.convert import adaptation
         from bert_jax.doctor import machine_checks
         from bert_jax.training import pretraining
+        from bert_jax.training.param_paths import params_sha256
 
         given = given_fields(self.words)
         require(
@@ -91,11 +92,12 @@ class Adapt(Pretrain):
         pretraining.check_run(config, parts, self.workdir)  # before minutes of scoring
         scorer = adaptation.Scorer(config, texts)
         initial = scorer.read_initial()
-        adaptation.check_initial(self.workdir, self.model, initial)
+        sha256 = params_sha256(initial.params)
+        adaptation.check_initial(self.workdir, self.model, sha256)
         before = scorer.score_initial(initial)
 
         def announce() -> None:
-            adaptation.write_initial(self.workdir, initial)
+            adaptation.write_initial(self.workdir, sha256)
             self.print_summary(config, parts)
 
         progress = pretraining.pretrain(
@@ -112,7 +114,7 @@ class Adapt(Pretrain):
         if progress.ended:
             after = scorer.score_run(self.workdir)
             values = adaptation.results(config, texts, self.replay, progress, before, after)
-            adaptation.write_results(self.workdir, values, initial)
+            adaptation.write_results(self.workdir, values, sha256)
         return progress
 
     def print_end(self, progress: "loop.Progress") -> None:

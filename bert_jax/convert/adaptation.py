@@ -32,7 +32,6 @@ from bert_jax.storage.paths import StoredPath, to_path
 from bert_jax.training.eval_metrics import BASELINES, mean_difference
 from bert_jax.training.job import has_checkpoint, intact_checkpoint, params_and_phase
 from bert_jax.training.loop import Progress
-from bert_jax.training.param_paths import params_sha256
 from bert_jax.training.pretraining import evaluate_model
 from bert_jax.training.programs import Programs
 from bert_jax.training.run_directory.environment import describe_environment
@@ -320,8 +319,8 @@ def results(
     }
 
 
-def check_initial(directory: StoredPath, source: object, initial: InitialParams) -> None:
-    """Check that a run that has begun, if its file is there, began with these initial parameters.
+def check_initial(directory: StoredPath, source: object, sha256: str) -> None:
+    """Check that a run with a checkpoint began with the initial parameters of this hash, as far as it has recorded it.
 
     Raises:
       UserError: `source` has others now, so its scores would not be those before the run's first step.
@@ -331,22 +330,22 @@ def check_initial(directory: StoredPath, source: object, initial: InitialParams)
         return
     saved = read_json_as(path, _Initial, "remove it")
     require(
-        saved["sha256"] == params_sha256(initial.params),
+        saved["sha256"] == sha256,
         f"{source} has other parameters than those that the run in {directory} began with: restore it, or choose "
         f"another --workdir (to score the run against it anyway, remove {path})",
     )
 
 
-def write_initial(directory: StoredPath, initial: InitialParams) -> None:
+def write_initial(directory: StoredPath, sha256: str) -> None:
     """Write what `check_initial` reads; the first process does, before the first step."""
-    write_atomic(directory / INITIAL_FILE, json.dumps(_Initial(sha256=params_sha256(initial.params))).encode())
+    write_atomic(directory / INITIAL_FILE, json.dumps(_Initial(sha256=sha256)).encode())
 
 
-def write_results(directory: StoredPath, values: dict[str, Any], initial: InitialParams) -> None:
-    """Write results.json with the provenance of the run from its initial parameters; the first process does."""
+def write_results(directory: StoredPath, values: dict[str, Any], sha256: str) -> None:
+    """Write results.json with the provenance of the run and the hash of its initial parameters; process 0 does."""
     if is_first():
         run = read_run(directory)
-        hashes = {INITIAL: params_sha256(initial.params)}
+        hashes = {INITIAL: sha256}
         hashes |= {f"corpus {number}": corpus for number, corpus in enumerate(run["corpora"], 1)}
         made = make_provenance(
             describe_environment(),

@@ -232,7 +232,7 @@ def _directories(workdir: StoredPath, seeds: range) -> dict[int, StoredPath]:
     others.
 
     Raises:
-      UserError: `workdir` is for several seeds, and has more than their runs and results.
+      UserError: `workdir` is for several seeds, and has no run but other files.
     """
     held = read_config(workdir).seed if (workdir / CONFIG).exists() else None
     names = [entry.name for entry in workdir.iterdir()] if workdir.is_dir() else []
